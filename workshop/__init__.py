@@ -1,0 +1,1 @@
+"""The small common package of the multi-GPU training workshop."""

@@ -1,0 +1,17 @@
+"""How a user's mistake is told: one line saying what is wrong, where, and what to do; exit status 2."""
+
+import sys
+from collections.abc import Callable
+
+
+class UserError(ValueError):
+    """A mistake the user can mend; its message is the one line they are shown."""
+
+
+def run_reporting_user_errors(main: Callable[[], None]) -> None:
+    """Call ``main()``; turn a `UserError` into one line on stderr and exit status 2."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
