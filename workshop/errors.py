@@ -15,3 +15,8 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+
+
+def warn(message: str) -> None:
+    """Tell the user, in one line on stderr, of something that works but will disappoint."""
+    print(f"warning: {message}", file=sys.stderr)

@@ -1,0 +1,34 @@
+# Everything runs in .venv, made from nothing by the first target that needs it.
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+export PATH := $(BIN):$(PATH)
+
+.PHONY: setup demo test lint docs clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	touch $@
+
+demo: setup
+	python data/prepare.py mnist --synthetic
+	cd 01_single_gpu && kernprof -l -o demo.lprof train.py --limit_train 30000
+	python -m line_profiler -mt 01_single_gpu/demo.lprof
+
+test: setup
+	python -m pytest
+
+lint: setup
+	ruff check .
+	ruff format --check .
+	shellcheck slurm/*.sh */job.slurm .ci/run
+
+docs: setup
+	python -m cogapp -r -I results README.md */README.md
+
+clean:
+	rm -rf $(VENV) runs *.egg-info */*.lprof */*.log

@@ -1,0 +1,82 @@
+"""The configuration: flags, YAML keys and fields are one; every mistake is told in one line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from workshop.config import TrainConfig, load_config
+from workshop.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    lr_decay: float = 0.7
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_are_those_of_the_dataclass() -> None:
+    assert load_config(Config, []) == Config()
+
+
+def test_flags_win_over_later_files_over_earlier_files(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.yaml", "batch_size: 8\nlr: 1e-2\nepochs: 3\n")
+    second = write(tmp_path / "b.yaml", "batch_size: 16\nlr_decay: 0.5\n")
+    config = load_config(Config, ["--epochs", "5", "--config", first, "--config", second])
+    assert (config.batch_size, config.lr, config.epochs, config.lr_decay) == (16, 0.01, 5, 0.5)
+
+
+def test_data_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
+    assert load_config(Config, []).data_dir == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batchsize", "3"], "unknown flag --batchsize; did you mean batch_size?"),
+        (["--zzz=1"], "unknown flag --zzz; known are: "),
+        (["--batch_size", "many"], "--batch_size takes int, got 'many'"),
+        (["--batch_size", "1.5"], "--batch_size takes int, got '1.5'"),
+        (["--dataset", "imagenet"], "--dataset takes one of 'mnist'"),
+        (["--resume", "perhaps"], "--resume takes bool, got 'perhaps'"),
+        (["--batch_size", "0"], "--batch_size must be at least 1, got 0"),
+        (["--num_workers", "-1"], "--num_workers must be 0 (load in the training process) or more, got -1"),
+        (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+        (["--limit_train", "0"], "--limit_train must be at least 1, got 0"),
+        (["--lr", "0"], "--lr must be above 0, got 0.0"),
+        (["--batch_size"], "expected one argument"),
+        (["--config"], "expected one argument"),
+        (["stray"], "unrecognized arguments: stray"),
+        (["--config", "nowhere.yaml"], "cannot read the config file nowhere.yaml: No such file or directory"),
+    ],
+)
+def test_wrong_flags(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config(Config, arguments)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batch_sise: 3\n", "{file}: unknown key 'batch_sise'; did you mean batch_size?"),
+        ("batch_size: many\n", "--batch_size takes int, got 'many' (in {file})"),
+        ("- a\n- b\n", "{file} must hold lines of the form 'key: value', found a list"),
+        ("a: [\n", "{file} is not valid YAML"),
+    ],
+)
+def test_wrong_yaml_names_the_file(tmp_path: Path, text: str, message: str) -> None:
+    file = write(tmp_path / "run.yaml", text)
+    with pytest.raises(UserError) as error:
+        load_config(Config, ["--config", file])
+    assert message.format(file=file) in str(error.value)
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parent.parent / "configs").glob("*.yaml")), ids=lambda f: f.name)
+def test_every_shipped_config_loads(file: Path) -> None:
+    load_config(Config, ["--config", str(file)])

@@ -1,0 +1,49 @@
+"""The order of the samples: which of them make up each batch of an epoch, on each rank."""
+
+from collections.abc import Iterator
+
+import torch
+
+from workshop.distributed import Ranks
+
+
+class EpochOrder:
+    """Sample indices of one epoch, batch by batch; also a ``batch_sampler`` for a PyTorch ``DataLoader``.
+
+    All ranks shuffle alike, cut the epoch into global batches and take every ``world_size``-th sample of each. So the
+    same samples meet in a step however many ranks share it, and nothing is padded or repeated. A last global batch
+    with fewer samples than ranks sits out in training, where all ranks must take the same steps; in validation only
+    the ranks it is enough for take that step.
+    """
+
+    def __init__(self, samples: int, batch_size: int, ranks: Ranks, seed: int, shuffle: bool) -> None:
+        self.samples = samples
+        self.global_batch_size = batch_size * ranks.world_size
+        self.ranks = ranks
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next; every epoch has its own."""
+        self.epoch = epoch
+
+    def order(self) -> torch.Tensor:
+        """Return the indices of all samples, (samples,) int64, in this epoch's order."""
+        if not self.shuffle:
+            return torch.arange(self.samples)
+        generator = torch.Generator().manual_seed((self.seed << 32) + self.epoch)
+        return torch.randperm(self.samples, generator=generator)
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Yield this rank's indices, (batch_size,) int64, for each step; the last batch may be smaller."""
+        for global_batch in self.order().split(self.global_batch_size)[: len(self)]:
+            yield global_batch[self.ranks.rank :: self.ranks.world_size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (batch.tolist() for batch in self.batches())
+
+    def __len__(self) -> int:
+        full, rest = divmod(self.samples, self.global_batch_size)
+        enough = self.ranks.world_size if self.shuffle else self.ranks.rank + 1
+        return full + (rest >= enough)

@@ -1,0 +1,40 @@
+"""Time spent waiting for data and time spent on everything else, step by step."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+Batch = TypeVar("Batch")
+
+
+class TimedLoader(Generic[Batch]):
+    """Iterate over a loader and keep the load time and the compute time of the last ``window`` steps.
+
+    Nothing here waits for the device: on an accelerator the compute time of one step is the time to *launch* it. The
+    loop catches up with the device where it reads a value from it, so the mean over all steps since the last such read
+    is true; with ``window`` equal to the log interval, that is what the log shows.
+    """
+
+    def __init__(self, loader: Iterable[Batch], window: int) -> None:
+        self.loader = loader
+        self.step = 0
+        self._load = deque[float](maxlen=window)
+        self._compute = deque[float](maxlen=window)
+        self._step_started = 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        asked = time.perf_counter()
+        for batch in self.loader:
+            self.step += 1
+            self._step_started = time.perf_counter()
+            self._load.append(self._step_started - asked)
+            self._compute.append(0.0)
+            yield batch
+            asked = time.perf_counter()
+            self._compute[-1] = asked - self._step_started
+
+    def means(self) -> tuple[float, float]:
+        """Return the moving averages (load, compute) in seconds a step; the step under way counts up to now."""
+        self._compute[-1] = time.perf_counter() - self._step_started
+        return sum(self._load) / len(self._load), sum(self._compute) / len(self._compute)

@@ -1,0 +1,175 @@
+"""The record of a run: its folder, log lines, TensorBoard curves, summary.json and checkpoint."""
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from workshop.checkpoint import Stateful, load_checkpoint, save_checkpoint
+from workshop.config import TrainConfig
+from workshop.distributed import Ranks
+from workshop.errors import UserError
+from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
+from workshop.loaders import Loader
+from workshop.paths import default_runs_dir
+from workshop.profiling.timed import TimedLoader
+
+LESSON = Path(sys.argv[0]).resolve().parent.name
+
+
+def run_directory(config: TrainConfig) -> Path:
+    """Return ``--run_dir``, else lesson and run name under the runs folder.
+
+    A job that Slurm requeues must find its checkpoint again, so the run name is the job id, never a date; outside
+    Slurm it is the name of the data set.
+    """
+    return config.run_dir or default_runs_dir() / LESSON / os.environ.get("SLURM_JOB_ID", config.dataset)
+
+
+class Run:
+    """Everything one run writes down.
+
+    Used as a context manager, so that the curves are complete on disk when the run ends. Without ``--resume true`` it
+    replaces the record of an earlier run in the same folder.
+
+    Raises:
+        UserError: the run folder cannot be written.
+    """
+
+    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.directory = run_directory(config)
+        self.epochs: list[dict[str, Any]] = []
+        self.steps = 0
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if not config.resume:
+                for pattern in ("events.out.tfevents.*", "summary.json", "checkpoint.pt"):
+                    for file in self.directory.glob(pattern):
+                        file.unlink()
+            self.board = SummaryWriter(self.directory)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"cannot write into {self.directory}: {reason}; choose another --run_dir") from None
+
+    def __enter__(self) -> "Run":
+        self.log(f"writing to {self.directory}, computing on {self.ranks.device}")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.board.close()
+
+    def resume(self, **parts: Stateful) -> int:
+        """Return the epoch to begin with, counted from 1; with ``--resume true``, load the checkpoint into ``parts``.
+
+        Raises:
+            UserError: the checkpoint is damaged or holds other parts.
+        """
+        if self.config.resume and self.checkpoint.exists():
+            load_checkpoint(self.checkpoint, self.ranks.device, **parts, run=self)
+            self.log(f"resumed from {self.checkpoint} after epoch {len(self.epochs)}")
+        return len(self.epochs) + 1
+
+    def save(self, **parts: Stateful) -> None:
+        """Write checkpoint.pt, from which `resume` goes on with the next epoch."""
+        save_checkpoint(self.checkpoint, **parts, run=self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run must know of the epochs before it."""
+        return {"epochs": self.epochs, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.epochs, self.steps = state["epochs"], state["steps"]
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint of this run."""
+        return self.directory / "checkpoint.pt"
+
+    def watch(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Iterate over one epoch of training batches, timing them; with a progress bar if this is a terminal."""
+        self._loader = loader
+        self._timed = TimedLoader(loader, window=self.config.log_interval)
+        return iter(tqdm(self._timed, total=len(loader), unit="batch", leave=False, disable=None))
+
+    def log(self, line: str) -> None:
+        """Print one line without disturbing the progress bar."""
+        tqdm.write(line)
+
+    def log_step(self, epoch: int, loss: float) -> None:
+        """Log the loss of the step under way, the throughput, and the moving averages of load and compute time."""
+        load, compute = self._timed.means()
+        samples_per_second = self._loader.sampler.global_batch_size / (load + compute)
+        step, steps = self._timed.step, len(self._loader)
+        self.log(
+            f"epoch {epoch}  step {step:{len(str(steps))}}/{steps}  loss {loss:.4f}  "
+            f"{samples_per_second:,.0f} samples/s  load {1000 * load:.2f} ms  compute {1000 * compute:.2f} ms"
+        )
+        steps_done = self.steps + step
+        self.board.add_scalar("train/loss", loss, steps_done)
+        self.board.add_scalar("train/samples_per_second", samples_per_second, steps_done)
+        self.board.add_scalar("train/load_seconds", load, steps_done)
+        self.board.add_scalar("train/compute_seconds", compute, steps_done)
+
+    def log_epoch(
+        self, epoch: int, seconds: float, lr: float, train_loss: float, val_loss: float, val_accuracy: float | None
+    ) -> None:
+        """Log a finished epoch and write summary.json.
+
+        Args:
+            epoch: counted from 1.
+            seconds: duration of its training part.
+            lr: learning rate it was trained with.
+            train_loss: mean over its training samples.
+            val_loss: mean over the validation samples.
+            val_accuracy: share of them classified right; None where there are no classes.
+        """
+        samples_per_second = self._loader.sampler.samples / seconds
+        self.steps += len(self._loader)
+        self.epochs.append(
+            {
+                "epoch": epoch,
+                "train_loss": train_loss,
+                "val_loss": val_loss,
+                "val_accuracy": val_accuracy,
+                "seconds": seconds,
+                "samples_per_second": samples_per_second,
+            }
+        )
+        accuracy = "" if val_accuracy is None else f"  accuracy {val_accuracy:.2%}"
+        self.log(
+            f"epoch {epoch}  train loss {train_loss:.4f}  val loss {val_loss:.4f}{accuracy}"
+            f"  {seconds:.1f} s  {samples_per_second:,.0f} samples/s"
+        )
+        self.board.add_scalar("epoch/train_loss", train_loss, epoch)
+        self.board.add_scalar("epoch/val_loss", val_loss, epoch)
+        self.board.add_scalar("epoch/lr", lr, epoch)
+        if val_accuracy is not None:
+            self.board.add_scalar("epoch/val_accuracy", val_accuracy, epoch)
+        self._write_summary()
+
+    def _write_summary(self) -> None:
+        summary = {
+            "lesson": LESSON,
+            "config": dataclasses.asdict(self.config),
+            "command": shlex.join(["python", *sys.argv]),
+            "hardware": describe_hardware(self.ranks.device),
+            "versions": describe_versions(),
+            "world_size": self.ranks.world_size,
+            "global_batch_size": self._loader.sampler.global_batch_size,
+            "epochs": self.epochs,
+            "peak_memory_bytes": peak_memory_bytes(self.ranks.device),
+        }
+        temporary = self.directory / "summary.tmp"
+        temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n")
+        temporary.replace(self.directory / "summary.json")
