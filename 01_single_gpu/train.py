@@ -52,9 +52,9 @@ def train_one_epoch(
         loss = F.cross_entropy(scores, labels)
         loss.backward()
         optimizer.step()
-        loss_sum += loss.detach() * len(labels)  # stays on the device: reading it here would wait for every step
+        loss_sum += loss.detach() * len(labels)  # stays on the device
         if step % config.log_interval == 0:
-            run.log_step(epoch, loss.item())  # .item() waits until the device has caught up
+            run.log_step(epoch, loss.item())  # .item() waits for the device
     return loss_sum.item() / loader.sampler.samples
 
 

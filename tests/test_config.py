@@ -77,6 +77,8 @@ def test_wrong_yaml_names_the_file(tmp_path: Path, text: str, message: str) -> N
     assert message.format(file=file) in str(error.value)
 
 
-@pytest.mark.parametrize("file", sorted((Path(__file__).parent.parent / "configs").glob("*.yaml")), ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parent.parent / "configs").glob("*.yaml")), ids=lambda f: f.name
+)
 def test_every_shipped_config_loads(file: Path) -> None:
     load_config(Config, ["--config", str(file)])

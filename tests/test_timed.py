@@ -1,39 +1,51 @@
-"""Load and compute time are told apart, over a window of steps."""
+"""Load and compute time are told apart, over a window of steps; told by a clock that only the test moves."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from workshop.profiling import timed
 from workshop.profiling.timed import TimedLoader
 
 
-class SlowLoader:
-    def __init__(self, seconds: list[float]) -> None:
-        self.seconds = seconds
+class Clock:
+    now = 100.0
 
-    def __iter__(self) -> Iterator[int]:
-        for step, seconds in enumerate(self.seconds):
-            time.sleep(seconds)
-            yield step
+    def perf_counter(self) -> float:
+        return self.now
 
 
-def test_load_and_compute_are_told_apart() -> None:
-    timed = TimedLoader(SlowLoader([0.03] * 4), window=4)
-    for _ in timed:
-        time.sleep(0.01)
-        load, compute = timed.means()
-        assert load >= 0.03
-        assert 0.01 <= compute < load
-    assert timed.step == 4
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(timed, "time", clock)
+    return clock
 
 
-def test_only_the_window_counts() -> None:
-    timed = TimedLoader(SlowLoader([0.2, 0.0, 0.0]), window=2)
-    for _ in timed:
-        pass
-    load, _ = timed.means()
-    assert load < 0.1
+def slow_loader(clock: Clock, seconds: list[float]) -> Iterator[int]:
+    for step, duration in enumerate(seconds):
+        clock.now += duration
+        yield step
+
+
+def test_load_and_compute_are_told_apart_over_the_window(clock: Clock) -> None:
+    loader = TimedLoader(slow_loader(clock, [8.0, 2.0, 4.0]), window=2)
+    means = []
+    for step in loader:
+        clock.now += [10.0, 20.0, 40.0][step]
+        means.append(loader.means())
+    assert means == [(8.0, 10.0), (5.0, 15.0), (3.0, 30.0)]
+    assert loader.step == 3
+
+
+def test_time_after_the_means_were_read_still_counts(clock: Clock) -> None:
+    loader = TimedLoader(slow_loader(clock, [1.0, 1.0]), window=5)
+    for _ in loader:
+        clock.now += 2.0
+        loader.means()
+        clock.now += 2.0
+    assert loader.means()[0] == 1.0
+    assert loader._compute[0] == 4.0
 
 
 def test_same_batches() -> None:

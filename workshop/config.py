@@ -75,10 +75,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {alike[0]}?" if alike else f"known are: {', '.join(known)}"
 
 
-def load_config(config_class: type[C], arguments: list[str]) -> C:
+def load_config(config_class: type[C], arguments: list[str], description: str | None = None) -> C:
     """Build the configuration from ``[--config FILE ...] [--KEY VALUE ...]``.
 
-    Later files win over earlier ones, and flags win over files wherever they stand on the line.
+    Later files win over earlier ones, and flags win over files wherever they stand on the line. ``--help`` shows the
+    ``description``.
 
     Raises:
         UserError: an unknown key or flag, a value of the wrong type or range, or a file that cannot be read.
@@ -99,7 +100,7 @@ def load_config(config_class: type[C], arguments: list[str]) -> C:
         if flag.startswith("--") and name not in known | {"help", "print_config"}:
             raise UserError(f"unknown flag --{name}; {nearest(name, known)}")
 
-    parser = jsonargparse.ArgumentParser(exit_on_error=False, description=sys.modules["__main__"].__doc__)
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description)
     parser.add_argument("--config", action="config", help="YAML file of flags; may be given more than once")
     parser.add_class_arguments(config_class)
     files = [part for file in found.config for part in ("--config", file)]
@@ -113,7 +114,8 @@ def load_config(config_class: type[C], arguments: list[str]) -> C:
 
 def run_with_config(main: Callable[[C], None], config_class: type[C]) -> None:
     """Run a lesson's ``main`` with the configuration of the command line; tell a user's mistake in one line."""
-    run_reporting_user_errors(lambda: main(load_config(config_class, sys.argv[1:])))
+    description = main.__globals__["__doc__"]
+    run_reporting_user_errors(lambda: main(load_config(config_class, sys.argv[1:], description)))
 
 
 def _keys(file: str) -> set[str]:

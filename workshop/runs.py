@@ -22,7 +22,10 @@ from workshop.loaders import Loader
 from workshop.paths import default_runs_dir
 from workshop.profiling.timed import TimedLoader
 
-LESSON = Path(sys.argv[0]).resolve().parent.name
+
+def lesson_name() -> str:
+    """Return the name of the folder whose script is running."""
+    return Path(sys.argv[0]).resolve().parent.name
 
 
 def run_directory(config: TrainConfig) -> Path:
@@ -31,7 +34,7 @@ def run_directory(config: TrainConfig) -> Path:
     A job that Slurm requeues must find its checkpoint again, so the run name is the job id, never a date; outside
     Slurm it is the name of the data set.
     """
-    return config.run_dir or default_runs_dir() / LESSON / os.environ.get("SLURM_JOB_ID", config.dataset)
+    return config.run_dir or default_runs_dir() / lesson_name() / os.environ.get("SLURM_JOB_ID", config.dataset)
 
 
 class Run:
@@ -160,7 +163,7 @@ class Run:
 
     def _write_summary(self) -> None:
         summary = {
-            "lesson": LESSON,
+            "lesson": lesson_name(),
             "config": dataclasses.asdict(self.config),
             "command": shlex.join(["python", *sys.argv]),
             "hardware": describe_hardware(self.ranks.device),

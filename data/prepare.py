@@ -1,0 +1,64 @@
+"""Bring a data set to this computer: download it, or draw a stand-in that needs no network.
+
+Safe to interrupt and to run again: a data set is there whole or not at all, one that is there is left alone, and data
+that this script did not put there are never overwritten.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from workshop.config import nearest
+from workshop.datasets import DATASETS, default_data_dir
+from workshop.errors import UserError, run_reporting_user_errors
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line, as the other scripts do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UserError` in place of printing the usage."""
+        raise UserError(f"{message} (see --help)")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line; `UserError` if it makes no sense."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("name", metavar="NAME", help=f"the data set: {', '.join(DATASETS)}")
+    parser.add_argument("--synthetic", action="store_true", help="draw stand-in data, in the real data's file format")
+    parser.add_argument(
+        "--data_dir",
+        type=Path,
+        default=default_data_dir(),
+        metavar="DIR",
+        help="folder for all data sets (default: $WORKSHOP_DATA, else data/ of the repository; now %(default)s)",
+    )
+    drawn = parser.add_argument_group("with --synthetic", "what is not given is as in data drawn there before, else:")
+    drawn.add_argument("--train_samples", type=int, metavar="N", help="to draw (as many as the real data have)")
+    drawn.add_argument("--val_samples", type=int, metavar="N", help="to draw (as many as the real data have)")
+    drawn.add_argument("--seed", type=int, metavar="S", help="the same seed draws the same data (0)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the command line."""
+    arguments = parse_arguments()
+    if arguments.name not in DATASETS:
+        raise UserError(f"no data set {arguments.name!r}; {nearest(arguments.name, DATASETS)}")
+    dataset = DATASETS[arguments.name]
+    drawn = {key: getattr(arguments, key) for key in ("train_samples", "val_samples", "seed")}
+    if arguments.synthetic:
+        dataset.generate(arguments.data_dir, **drawn)
+        return
+    for key, value in drawn.items():
+        if value is not None:
+            raise UserError(f"--{key} needs --synthetic: real data are downloaded as they are")
+    dataset.download(arguments.data_dir)
+
+
+if __name__ == "__main__":
+    try:
+        run_reporting_user_errors(main)
+    except KeyboardInterrupt:
+        sys.exit("interrupted; run the same command again")

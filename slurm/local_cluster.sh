@@ -1,0 +1,178 @@
+#!/bin/bash
+# A real Slurm on this machine alone, from the distribution's packages: 2 nodes with 2 pretend GPUs each.
+#
+#   slurm/local_cluster.sh up       start it, and print the line that points sbatch, srun and squeue at it
+#   slurm/local_cluster.sh status   its nodes and jobs; exit status 1 when it is down
+#   slurm/local_cluster.sh down     cancel its jobs, stop it, leave nothing behind
+#
+# It needs no root. Keys, sockets, logs and settings live in one folder of its own (WORKSHOP_SLURM_DIR), its ports
+# are not Slurm's usual ones, and it reads nothing under /etc/slurm: a Slurm that is already here stays as it is.
+set -euo pipefail
+umask 077 # the folder holds the key that lets a process run jobs as this user
+
+PATH=$PATH:/usr/sbin:/sbin # where the daemons are; an ordinary user's PATH may lack it
+state=$(realpath -m -- "${WORKSHOP_SLURM_DIR:-/tmp/workshop-slurm-$UID}")
+user=$(id -un)
+# As node names these addresses resolve everywhere, so a job can use one as MASTER_ADDR, and nothing goes in /etc/hosts.
+nodes=(127.0.0.1 127.0.0.2)
+
+fail() { # STATUS MESSAGE
+    echo "local_cluster.sh: $2" >&2
+    exit "$1"
+}
+
+wait_for() { # SECONDS COMMAND...: until the command succeeds
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        ((SECONDS < end)) || return 1
+        sleep 0.2
+    done
+}
+
+is_ours() { [[ -O $state ]] && grep -qs '^ClusterName=workshop$' "$state/slurm.conf"; }
+
+daemons() { # their process ids; a stale pid file may name a stranger, so the command line must mention our folder
+    local file pid
+    for file in "$state"/*.pid; do
+        if pid=$(cat "$file" 2>/dev/null) && grep -qsF -- "$state/" "/proc/$pid/cmdline"; then
+            echo "$pid"
+        fi
+    done
+}
+
+all_alive() { [[ $(daemons | wc -l) -eq 4 ]]; } # munged, slurmctld and two slurmd
+all_dead() { [[ -z $(daemons) ]]; }
+all_idle() { [[ $(sinfo --noheader --Node --format=%T 2>&1 | grep -cx idle) -eq 2 ]]; }
+no_jobs() { [[ -z $(squeue --noheader 2>&1) ]]; }
+
+free_ports() { # the first of three neighbouring ports that nobody answers on; other users may have a cluster too
+    local first port
+    for first in {17817..18817..10}; do
+        for port in "$first" $((first + 1)) $((first + 2)); do
+            if (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then continue 2; fi
+        done
+        echo "$first"
+        return
+    done
+    fail 1 "no three free ports between 17817 and 18817"
+}
+
+write_settings() { # PORT
+    cat >"$state/slurm.conf" <<EOF_CONF
+ClusterName=workshop
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort=$1
+SlurmUser=$user
+SlurmdUser=$user
+StateSaveLocation=$state/slurmctld
+SlurmdSpoolDir=$state/slurmd-%n
+SlurmctldPidFile=$state/slurmctld.pid
+SlurmdPidFile=$state/slurmd-%n.pid
+SlurmctldLogFile=$state/slurmctld.log
+SlurmdLogFile=$state/slurmd-%n.log
+MailProg=/bin/true
+MpiDefault=none
+# cred_expire is also how long a requeued job waits before it starts again: 120 seconds unless told
+AuthType=auth/munge
+AuthInfo=socket=$state/munge.socket,cred_expire=10
+# no cgroups, which would need root
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+# believe the CPUs and memory declared below, which a small laptop does not have
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=1024
+# look for work every second or two, not every minute
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+JobRequeue=1
+KillWait=10
+ReturnToService=2
+GresTypes=gpu
+TaskProlog=$state/task_prolog.sh
+NodeName=${nodes[0]} NodeAddr=127.0.0.1 Port=$(($1 + 1)) CPUs=8 RealMemory=65536 Gres=gpu:2
+NodeName=${nodes[1]} NodeAddr=127.0.0.1 Port=$(($1 + 2)) CPUs=8 RealMemory=65536 Gres=gpu:2
+PartitionName=workshop Nodes=ALL Default=YES
+EOF_CONF
+    # Slurm wants a character device per GPU, any will do
+    cat >"$state/gres.conf" <<EOF_CONF
+AutoDetect=off
+Name=gpu File=/dev/null
+Name=gpu File=/dev/zero
+EOF_CONF
+    # Slurm numbers them 0 and 1. Real GPUs of those numbers must stay out of sight, or some ranks would find one and
+    # others not; no machine has a GPU 100.
+    cat >"$state/task_prolog.sh" <<'EOF_PROLOG'
+#!/bin/sh
+echo "export CUDA_VISIBLE_DEVICES=$(echo "$CUDA_VISIBLE_DEVICES" | sed 's/[0-9]/10&/g')"
+EOF_PROLOG
+    chmod +x "$state/task_prolog.sh"
+}
+
+up() {
+    local command name port
+    for command in munged slurmctld slurmd sbatch; do
+        command -v "$command" >/dev/null ||
+            fail 2 "$command is missing; install it with: apt-get install slurmctld slurmd slurm-client munge"
+    done
+    [[ $state =~ ^[A-Za-z0-9/._-]+$ ]] || fail 2 "slurm.conf cannot hold this path, set WORKSHOP_SLURM_DIR: $state"
+    if is_ours && all_alive; then
+        say_up
+        return
+    fi
+    port=$(free_ports)
+    down >/dev/null # what a crash or a reboot left
+    rmdir "$state" 2>/dev/null || true
+    mkdir -- "$state" 2>/dev/null || fail 2 "cannot make this folder (in use?), set WORKSHOP_SLURM_DIR: $state"
+
+    # From here on, whatever goes wrong (Ctrl-C too): say why, and take everything away again.
+    trap 'tail -n 5 "$state"/*.log >&2 2>/dev/null || true; down >/dev/null; fail 1 "Slurm did not start"' EXIT
+    write_settings "$port"
+    head -c 128 /dev/urandom >"$state/munge.key"
+    # --force: munged wants a folder that everyone may enter; this one is private on purpose
+    munged --force --key-file="$state/munge.key" --socket="$state/munge.socket" --seed-file="$state/munge.seed" \
+        --pid-file="$state/munged.pid" --log-file="$state/munged.log"
+    slurmctld -f "$SLURM_CONF"
+    for name in "${nodes[@]}"; do slurmd -f "$SLURM_CONF" -N "$name"; done
+    wait_for 30 all_idle
+    trap - EXIT
+    say_up
+}
+
+say_up() {
+    if [[ $configured != "$SLURM_CONF" && -e $configured ]]; then
+        echo "The Slurm of $configured stays as it is, and stays the one in use where the line below is not typed."
+    fi
+    echo "The local Slurm is up: 2 nodes with 2 pretend GPUs each. In each shell that uses it:"
+    echo "export SLURM_CONF=$SLURM_CONF"
+}
+
+status() {
+    if ! is_ours || ! all_alive; then
+        echo "The local Slurm is down."
+        return 1
+    fi
+    sinfo --Node --format="%10N %10T %10G %4c %m"
+    squeue
+    echo "export SLURM_CONF=$SLURM_CONF"
+}
+
+down() {
+    if is_ours; then
+        if ! all_dead && scancel --user="$user"; then
+            wait_for 60 no_jobs || true
+        fi
+        daemons | xargs -r kill
+        wait_for 10 all_dead || daemons | xargs -r kill -9
+        rm -rf -- "$state"
+    fi
+    echo "The local Slurm is down."
+}
+
+configured=${SLURM_CONF:-/etc/slurm/slurm.conf}
+export SLURM_CONF=$state/slurm.conf # for this script's own sinfo, squeue and scancel
+case $#${1-} in
+    1up | 1status | 1down) "$1" ;;
+    *) fail 2 "usage: slurm/local_cluster.sh up|status|down" ;;
+esac

@@ -1,0 +1,68 @@
+"""What the tests share: a small generated data set, and a way to run a lesson as its user would."""
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# The tests are a user outside any job, whatever they themselves run in.
+for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"))]:
+    del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with 2,000 + 500 generated digits."""
+    folder = tmp_path_factory.mktemp("data")
+    command = [sys.executable, "data/prepare.py", "mnist", "--synthetic", "--data_dir", str(folder)]
+    subprocess.run([*command, "--train_samples", "2000", "--val_samples", "500"], cwd=REPOSITORY, check=True)
+    return folder
+
+
+@pytest.fixture
+def user_environment(data_dir: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a user whose data and runs lie in temporary folders."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "WORKSHOP_DATA": str(data_dir), "WORKSHOP_RUNS": str(tmp_path / "runs")}
+
+
+@dataclass
+class Result:
+    """What a user sees of a run."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+Script = Callable[..., Result]
+
+
+@pytest.fixture
+def run_script(
+    user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> Script:
+    """Runs a script of the repository from its own folder; in this process, as importing torch anew takes seconds."""
+
+    def run(script: str, *arguments: object, **environment: str) -> Result:
+        with monkeypatch.context() as patch:
+            for name, value in (user_environment | environment).items():
+                patch.setenv(name, value)
+            patch.chdir((REPOSITORY / script).parent)
+            patch.setattr(sys, "argv", [Path(script).name, *map(str, arguments)])
+            capfd.readouterr()
+            try:
+                runpy.run_path(Path(script).name, run_name="__main__")
+                status = 0
+            except SystemExit as stop:
+                status = int(stop.code or 0)
+            return Result(status, *capfd.readouterr())
+
+    return run

@@ -1,0 +1,106 @@
+"""Every command of the READMEs runs as it stands, every link leads somewhere, every figure is the one on record."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+READMES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("*/README.md"))]
+NOT_RUN_HERE = {
+    "make test": "is what runs this test",
+    "git clone": "needs the network",
+    "conda ": "needs conda; test_environment.py checks the file",
+    "python data/prepare.py mnist\n": "needs the network; test_data_mnist.py downloads from a local server",
+    "tensorboard ": "serves until stopped; test_tensorboard_serves starts it",
+}
+
+
+def tokens(readme: Path) -> list[Token]:
+    return MarkdownIt().parse(readme.read_text())
+
+
+def script_of(readme: Path) -> str:
+    """All bash blocks of a README as one script that stops at the first failure and says where it is."""
+    lines = ["set -euo pipefail"]
+    for token in tokens(readme):
+        if token.type != "fence" or token.info.strip() != "bash":
+            continue
+        line = token.map[0] + 1
+        for command in token.content.replace("\\\n", "").splitlines(keepends=True):
+            if not any(command.startswith(prefix) for prefix in NOT_RUN_HERE):
+                lines += [f"echo '### {readme.parent.name}/{readme.name}:{line}:' {command.strip()!r}", command.strip()]
+    last_job = "$(ls -t *.lprof | head -n 1 | cut -d. -f1)"
+    return "\n".join(lines).replace("<jobid>", last_job)
+
+
+def copy_of_repository(folder: Path) -> Path:
+    """A copy as a fresh clone would be, with the environment that runs the tests as its .venv."""
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in files.stdout.splitlines():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / name, folder / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+def name_of(readme: Path) -> str:
+    return str(readme.relative_to(REPOSITORY))
+
+
+@pytest.mark.parametrize("readme", READMES, ids=name_of)
+def test_commands_run_as_they_stand(
+    readme: Path, tmp_path: Path, user_environment: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    script = script_of(readme)
+    environment = user_environment
+    if re.search(r"^(sbatch|squeue|scancel|srun)\b", script, re.MULTILINE):
+        environment |= request.getfixturevalue("slurm").environment | {"SBATCH_WAIT": "1"}
+    copy = copy_of_repository(tmp_path / "workshop")
+    environment |= {"PYTHONPATH": str(copy)}
+    folder = copy / readme.parent.relative_to(REPOSITORY)
+    result = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
+    logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in folder.glob("*.log"))
+    assert result.returncode == 0, f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}{logs}"
+
+
+@pytest.mark.parametrize("readme", READMES, ids=name_of)
+def test_links_lead_somewhere(readme: Path) -> None:
+    for token in tokens(readme):
+        for child in token.children or []:
+            target = child.attrGet("href") or child.attrGet("src")
+            if target and not re.match(r"\w+:", str(target)):
+                path, _, anchor = str(target).partition("#")
+                file = readme.parent / path if path else readme
+                assert file.exists(), f"{name_of(readme)} links to {target}"
+                assert not anchor or anchor in anchors(file), f"{name_of(readme)} links to {target}"
+
+
+def anchors(readme: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    found = tokens(readme)
+    headings = [found[i + 1].content for i, token in enumerate(found) if token.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_lesson_has_its_three_files() -> None:
+    for lesson in REPOSITORY.glob("0*_*"):
+        assert {"README.md", "train.py", "job.slurm"} <= {file.name for file in lesson.iterdir()}
+
+
+@pytest.mark.parametrize("readme", READMES, ids=name_of)
+def test_figures_are_those_on_record(readme: Path) -> None:
+    check = [sys.executable, "-m", "cogapp", "--check", "-I", "results", str(readme)]
+    result = subprocess.run(check, cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.returncode == 0, f"run `make docs`: {result.stdout}{result.stderr}"
