@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: setup
 	python data/prepare.py mnist --synthetic
-	cd 01_single_gpu && kernprof -l -o demo.lprof train.py --limit_train 30000
+	cd 01_single_gpu && kernprof -l -o demo.lprof train.py --limit_train 16000
 	python -m line_profiler -mt 01_single_gpu/demo.lprof
 
 test: setup

@@ -15,7 +15,8 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
 def test_every_dependency_has_a_tested_version() -> None:
-    requirements = PROJECT["dependencies"] + sum(PROJECT["optional-dependencies"].values(), [])
+    extras = PROJECT["optional-dependencies"].values()
+    requirements = [*PROJECT["dependencies"], *(requirement for extra in extras for requirement in extra)]
     pinned = {name_of(line) for line in (REPOSITORY / "constraints.txt").read_text().splitlines() if "==" in line}
     assert {name_of(requirement) for requirement in requirements} <= pinned
 
