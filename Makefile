@@ -16,8 +16,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: setup
 	python data/prepare.py mnist --synthetic
-	cd 01_single_gpu && kernprof -l -o demo.lprof train.py --limit_train 16000
-	python -m line_profiler -mt 01_single_gpu/demo.lprof
+	cd 01_single_gpu && kernprof -l -o demo.lprof train.py --limit_train 16000 --run_dir ../runs/demo
+	cd 01_single_gpu && python -m line_profiler -mt demo.lprof
+	@grep accuracy runs/demo/summary.json
 
 test: setup
 	python -m pytest

@@ -131,8 +131,8 @@ up() {
     write_settings "$port"
     head -c 128 /dev/urandom >"$state/munge.key"
     # --force: munged wants a folder that everyone may enter; this one is private on purpose
-    munged --force --key-file="$state/munge.key" --socket="$state/munge.socket" --seed-file="$state/munge.seed" \
-        --pid-file="$state/munged.pid" --log-file="$state/munged.log"
+    munged --force --origin=127.0.0.1 --key-file="$state/munge.key" --socket="$state/munge.socket" \
+        --seed-file="$state/munge.seed" --pid-file="$state/munged.pid" --log-file="$state/munged.log"
     slurmctld -f "$SLURM_CONF"
     for name in "${nodes[@]}"; do slurmd -f "$SLURM_CONF" -N "$name"; done
     wait_for 30 all_idle

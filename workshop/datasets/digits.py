@@ -7,6 +7,7 @@ written with a thin or a broad pen. The typefaces ship inside matplotlib.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import matplotlib
@@ -75,6 +76,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@cache
 def _draw_glyphs() -> torch.Tensor:
     """Draw each digit in each typeface with each pen: ink in 0..1, (10, typefaces * pens, 56, 56) float32."""
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
