@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from workshop.config import nearest
-from workshop.datasets import DATASETS, default_data_dir
+from workshop.datasets import DATASETS, default_data_dir, shards
 from workshop.errors import UserError, run_reporting_user_errors
 
 
@@ -34,6 +34,9 @@ def parse_arguments() -> argparse.Namespace:
         metavar="DIR",
         help="folder for all data sets (default: $WORKSHOP_DATA, else data/ of the repository; now %(default)s)",
     )
+    parser.add_argument(
+        "--shards", action="store_true", help="also pack the samples into tar files for --loader shards"
+    )
     drawn = parser.add_argument_group("with --synthetic", "what is not given is as in data drawn there before, else:")
     drawn.add_argument("--train_samples", type=int, metavar="N", help="to draw (as many as the real data have)")
     drawn.add_argument("--val_samples", type=int, metavar="N", help="to draw (as many as the real data have)")
@@ -50,11 +53,13 @@ def main() -> None:
     drawn = {key: getattr(arguments, key) for key in ("train_samples", "val_samples", "seed")}
     if arguments.synthetic:
         dataset.generate(arguments.data_dir, **drawn)
-        return
-    for key, value in drawn.items():
-        if value is not None:
-            raise UserError(f"--{key} needs --synthetic: real data are downloaded as they are")
-    dataset.download(arguments.data_dir)
+    else:
+        for key, value in drawn.items():
+            if value is not None:
+                raise UserError(f"--{key} needs --synthetic: real data are downloaded as they are")
+        dataset.download(arguments.data_dir)
+    if arguments.shards or shards.folder_of(arguments.name, arguments.data_dir).exists():
+        shards.pack(arguments.name, arguments.data_dir)
 
 
 if __name__ == "__main__":

@@ -31,12 +31,20 @@ class TrainConfig:
     """folder for this run's record (default: lesson and run name under $WORKSHOP_RUNS, else runs/ of the repository)"""
     model: str = "mnist_cnn"
     """model to train"""
-    loader: Literal["map"] = "map"
+    loader: Literal["map", "shards", "memory", "device", "dali"] = "map"
     """how samples reach the training loop"""
     batch_size: int = 64
     """samples per step and process"""
     num_workers: int = 1
-    """processes that prepare batches; 0 loads in the training process itself"""
+    """processes (with dali: threads) that prepare batches; 0 loads in the training process itself"""
+    prefetch_factor: int = 2
+    """batches that each worker prepares ahead"""
+    persistent_workers: bool = True
+    """keep the workers from one epoch to the next"""
+    pin_memory: bool = True
+    """put batches into memory that the GPU can copy from directly; without a GPU this changes nothing"""
+    non_blocking: bool = True
+    """let copies to the GPU overlap with the work after them"""
     epochs: int = 1
     """passes over the training data"""
     lr: float = 1e-3
@@ -55,7 +63,7 @@ class TrainConfig:
     """go on from the checkpoint in the run folder, if there is one"""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "log_interval", "limit_train", "limit_val"):
+        for name in ("batch_size", "epochs", "log_interval", "prefetch_factor", "limit_train", "limit_val"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name} must be at least 1, got {value}")

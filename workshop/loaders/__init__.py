@@ -5,12 +5,16 @@ from typing import Protocol
 
 import torch
 
-from workshop import datasets
 from workshop.config import TrainConfig
+from workshop.datasets import DATASETS
+from workshop.datasets import shards as packed
 from workshop.distributed import Ranks, available_cpus
 from workshop.errors import UserError, warn
+from workshop.loaders.device import DeviceLoader
 from workshop.loaders.map import MapLoader
+from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder
+from workshop.loaders.transform import BatchTransform
 
 
 class Loader(Protocol):
@@ -26,10 +30,10 @@ def build_loaders(config: TrainConfig, ranks: Ranks) -> tuple[Loader, Loader]:
     """Build the training and the validation loader of ``config.dataset`` on the rung ``config.loader``.
 
     Raises:
-        UserError: the data set is missing or damaged, or smaller than one global batch.
+        UserError: the data set is missing or damaged, or smaller than one global batch; or the rung lacks a library,
+            its shards or the memory it needs.
     """
-    dataset = datasets.DATASETS[config.dataset]
-    dataset.check(config.data_dir)
+    DATASETS[config.dataset].check(config.data_dir)
     if ranks.is_main and config.num_workers > available_cpus():
         warn(f"--num_workers {config.num_workers} is more than the {available_cpus()} CPUs this process may use")
     train = _build_loader(config, ranks, "train", config.limit_train)
@@ -43,7 +47,41 @@ def build_loaders(config: TrainConfig, ranks: Ranks) -> tuple[Loader, Loader]:
 
 
 def _build_loader(config: TrainConfig, ranks: Ranks, split: str, limit: int | None) -> Loader:
-    dataset = datasets.DATASETS[config.dataset].dataset(config.data_dir, split)
-    samples = min(limit or len(dataset), len(dataset))
-    sampler = EpochOrder(samples, config.batch_size, ranks, config.seed, shuffle=split == "train")
-    return MapLoader(dataset, sampler, config.num_workers, pin_memory=ranks.device.type == "cuda")
+    dataset = DATASETS[config.dataset]
+    training = split == "train"
+    pin_memory = config.pin_memory and ranks.device.type == "cuda"
+
+    def order_of(samples: int, order: type[EpochOrder] = EpochOrder) -> EpochOrder:
+        return order(min(limit or samples, samples), config.batch_size, ranks, config.seed, shuffle=training)
+
+    def transform_of(samples: int) -> BatchTransform:
+        return BatchTransform(dataset.MEAN, dataset.STD, dataset.AUGMENT and training, samples, config.seed)
+
+    if config.loader == "map":
+        samples = dataset.dataset(config.data_dir, split)
+        return MapLoader(
+            samples,
+            order_of(len(samples)),
+            config.num_workers,
+            pin_memory,
+            config.persistent_workers,
+            config.prefetch_factor,
+        )
+    if config.loader == "shards":
+        from workshop.loaders.shards import ShardLoader, ShardOrder  # needs WebDataset
+
+        count = packed.check(config.dataset, config.data_dir)[split]
+        paths = packed.shard_paths(config.dataset, config.data_dir, split)
+        return ShardLoader(paths, order_of(count, ShardOrder), transform_of(count), config.num_workers, pin_memory)
+
+    images, targets = dataset.arrays(config.data_dir, split)
+    images, targets = images[:limit], targets[:limit]
+    order, transform = order_of(len(images)), transform_of(len(images))
+    if config.loader == "memory":
+        return MemoryLoader(images, targets, order, transform, pin_memory)
+    if config.loader == "device":
+        return DeviceLoader(images, targets, order, transform, ranks.device)
+    assert config.loader == "dali", config.loader
+    from workshop.loaders.dali import DaliLoader  # needs DALI
+
+    return DaliLoader(images, targets, order, transform, config.num_workers, ranks.device)

@@ -1,6 +1,7 @@
 """Rung ``map``: a map-style data set, one sample at a time, put together by DataLoader worker processes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -11,14 +12,23 @@ from workshop.loaders.order import EpochOrder
 class MapLoader:
     """Batches (inputs, targets) in CPU memory, from a data set that returns one sample by its index."""
 
-    def __init__(self, dataset: Dataset, sampler: EpochOrder, num_workers: int, pin_memory: bool) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        sampler: EpochOrder,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        persistent_workers: bool = False,
+        prefetch_factor: int = 2,
+    ) -> None:
         self.sampler = sampler
         self.loader = DataLoader(
-            dataset,
-            batch_sampler=sampler,
+            SeededSamples(dataset, sampler.seed),
+            batch_sampler=SeededOrder(sampler),
             num_workers=num_workers,
-            persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
+            persistent_workers=persistent_workers and num_workers > 0,
+            prefetch_factor=prefetch_factor if num_workers > 0 else None,
         )
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -26,3 +36,36 @@ class MapLoader:
 
     def __len__(self) -> int:
         return len(self.sampler)
+
+
+class SeededOrder:
+    """The batches of an `EpochOrder` with the epoch told along: workers live on and would not hear of it otherwise."""
+
+    def __init__(self, sampler: EpochOrder) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for batch in self.sampler:
+            yield [(self.sampler.epoch, index) for index in batch]
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+class SeededSamples(Dataset):
+    """The samples of a data set, with random transforms that follow from seed, epoch and index alone.
+
+    So it does not matter which rank or worker prepares a sample, and a resumed run sees what it would have seen.
+    """
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitem__(self, epoch_and_index: tuple[int, int]) -> Any:  # noqa: ANN401
+        epoch, index = epoch_and_index
+        state = torch.get_rng_state()  # in the training process it is what dropout draws from
+        torch.default_generator.manual_seed(hash((self.seed, epoch, index)))
+        sample = self.dataset[index]
+        torch.set_rng_state(state)
+        return sample

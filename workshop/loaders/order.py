@@ -23,6 +23,8 @@ class EpochOrder:
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0
+        self.max_steps: int | None = None
+        """end every epoch after so many steps: for measurements that need not go on for a whole one"""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next; every epoch has its own."""
@@ -46,4 +48,5 @@ class EpochOrder:
     def __len__(self) -> int:
         full, rest = divmod(self.samples, self.global_batch_size)
         enough = self.ranks.world_size if self.shuffle else self.ranks.rank + 1
-        return full + (rest >= enough)
+        steps = full + (rest >= enough)
+        return steps if self.max_steps is None else min(steps, self.max_steps)

@@ -1,0 +1,87 @@
+"""Any data set of images again, as tar files to be read from front to back: the WebDataset format.
+
+``data_dir/shards/<name>/<split>-<shard>.tar`` holds for each sample ``<index>.npy``, the image (C, H, W) uint8, and
+``<index>.cls``, its class. Sample i is in shard i % SHARDS, so that any first n samples are spread evenly.
+"""
+
+import json
+import zlib
+from pathlib import Path
+
+from workshop.datasets import DATASETS
+from workshop.datasets.files import fill_folder, prepare_command, read_origin, synced
+from workshop.errors import UserError
+
+SHARDS = 32
+SIZES_FILE = "SIZES.json"
+
+
+def folder_of(name: str, data_dir: Path) -> Path:
+    """Return the folder that the shards of data set ``name`` are in."""
+    return Path(data_dir) / "shards" / name
+
+
+def shard_path(folder: Path, split: str, shard: int) -> Path:
+    """Return the path of one shard of a split."""
+    return folder / f"{split}-{shard:03d}.tar"
+
+
+def shard_paths(name: str, data_dir: Path, split: str) -> list[str]:
+    """Return the paths of all shards of a split, by number."""
+    return [str(shard_path(folder_of(name, data_dir), split, shard)) for shard in range(SHARDS)]
+
+
+def pack(name: str, data_dir: Path) -> None:
+    """Pack data set ``name`` into shards, unless these very samples are packed there already.
+
+    Raises:
+        UserError: the data set is missing or damaged, or the shards cannot be written.
+    """
+    try:
+        import webdataset as wds
+    except ImportError:
+        raise UserError("--shards needs WebDataset: pip install webdataset") from None
+    splits = {split: DATASETS[name].arrays(data_dir, split) for split in ("train", "val")}
+    origin = {"origin": "packed", "shards": SHARDS}
+    for split, (images, targets) in splits.items():
+        origin[f"{split}_samples"] = len(images)
+        origin[f"{split}_checksum"] = zlib.crc32(targets.numpy(), zlib.crc32(images.numpy()))
+
+    def write(folder: Path) -> None:
+        for split, (images, targets) in splits.items():
+            for shard in range(SHARDS):
+                with synced(shard_path(folder, split, shard)) as file, wds.TarWriter(file, mtime=0) as tar:
+                    for i in range(shard, len(images), SHARDS):
+                        tar.write({"__key__": f"{i:08d}", "npy": images[i].numpy(), "cls": int(targets[i])})
+        sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.tar"))}
+        with synced(folder / SIZES_FILE) as file:
+            file.write(json.dumps(sizes, indent=2).encode())
+
+    fill_folder(folder_of(name, data_dir), origin, _check_folder, write)
+
+
+def check(name: str, data_dir: Path) -> dict[str, int]:
+    """Check that all shards are there and whole; return the number of samples in each split.
+
+    Raises:
+        UserError: they are not; names the file and the command that packs them.
+    """
+    folder = folder_of(name, data_dir)
+    try:
+        _check_folder(folder)
+    except UserError as error:
+        raise UserError(f"{error}; to pack the shards run `{prepare_command(name, data_dir, '--shards')}`") from None
+    origin = read_origin(folder)
+    return {split: origin[f"{split}_samples"] for split in ("train", "val")}
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        sizes = json.loads((folder / SIZES_FILE).read_text())
+    except (OSError, ValueError):
+        raise UserError(f"no shards in {folder}") from None
+    for name, size in sizes.items():
+        path = folder / name
+        found = path.stat().st_size if path.exists() else 0
+        if found != size:
+            raise UserError(f"{path} is cut short or missing: expected {size} bytes, found {found}")

@@ -1,0 +1,93 @@
+"""Rung ``dali``: NVIDIA DALI's own threads augment and normalise; on a GPU if there is one, else on the CPU."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from workshop.errors import UserError
+from workshop.loaders.order import EpochOrder
+from workshop.loaders.transform import PADDING, BatchTransform
+
+try:
+    from nvidia.dali import Pipeline, fn, pipeline_def, types
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+except ImportError:
+    raise UserError("--loader dali needs NVIDIA DALI (Linux only): pip install nvidia-dali-cuda120") from None
+
+
+class DaliLoader:
+    """Batches (inputs, targets) from a DALI pipeline, in GPU memory where there is a GPU.
+
+    The pipeline is fed bytes in the sampler's order and told how to flip and shift each image, so its batches are
+    those of the other rungs.
+    """
+
+    def __init__(
+        self,
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        sampler: EpochOrder,
+        transform: BatchTransform,
+        num_threads: int,
+        device: torch.device,
+    ) -> None:
+        self.images = images.permute(0, 2, 3, 1).contiguous()  # DALI wants the channels last
+        self.targets = targets
+        self.sampler = sampler
+        self.transform = transform
+        on_gpu = device.type == "cuda"
+        self.pipeline = _pipeline(
+            self._batches_of_bytes,
+            image_size=list(images.shape[-2:]),
+            mean=(255 * transform.mean).flatten().tolist(),
+            std=(255 * transform.std).flatten().tolist(),
+            on_gpu=on_gpu,
+            batch_size=sampler.global_batch_size // sampler.ranks.world_size,
+            num_threads=max(num_threads, 1),
+            device_id=(device.index or 0) if on_gpu else None,
+        )
+        self._iterator: DALIGenericIterator | None = None
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        self.transform.set_epoch(self.sampler.epoch)
+        if self._iterator is None:  # not earlier: it reads ahead, and must know the epoch by then
+            self._iterator = DALIGenericIterator(
+                self.pipeline,
+                ["inputs", "targets"],
+                last_batch_policy=LastBatchPolicy.PARTIAL,
+                prepare_first_batch=False,
+            )
+        else:
+            for _ in self._iterator:  # what an epoch that was broken off has left
+                pass
+            self._iterator.reset()
+        for (batch,) in self._iterator:
+            yield batch["inputs"], batch["targets"]
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def _batches_of_bytes(self) -> Iterator[tuple[np.ndarray, ...]]:
+        for indices in self.sampler.batches():
+            flips = self.transform.flips[indices] & self.transform.augment
+            starts = (self.transform.shifts[indices] - PADDING) * self.transform.augment
+            arrays = self.images[indices], starts.int(), flips.int(), self.targets[indices]
+            yield tuple(array.numpy() for array in arrays)
+
+
+@pipeline_def
+def _pipeline(
+    source: object, image_size: list[int], mean: list[float], std: list[float], on_gpu: bool
+) -> tuple[Pipeline, Pipeline]:
+    images, starts, flips, targets = fn.external_source(
+        source=source, num_outputs=4, batch=True, cycle="raise", layout=["HWC", "", "", ""]
+    )
+    if on_gpu:
+        images, targets = images.gpu(), targets.gpu()
+    images = fn.slice(
+        images, start=starts, shape=image_size, axis_names="HW", out_of_bounds_policy="pad", fill_values=0
+    )
+    images = fn.crop_mirror_normalize(images, mirror=flips, mean=mean, std=std, output_layout="CHW", dtype=types.FLOAT)
+    return images, targets

@@ -1,0 +1,113 @@
+"""Rung ``shards``: tar files read from front to back with WebDataset, instead of single samples at random."""
+
+import random
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from workshop.datasets.shards import SHARDS
+from workshop.errors import UserError
+from workshop.loaders.order import EpochOrder
+from workshop.loaders.transform import BatchTransform
+
+try:
+    import webdataset as wds
+except ImportError:
+    raise UserError("--loader shards needs WebDataset: pip install webdataset") from None
+
+SHUFFLE_BUFFER = 2000
+"""samples a worker holds back and draws from: enough to mix what lies side by side in a shard"""
+
+
+class ShardOrder(EpochOrder):
+    """Which shards a rank reads in an epoch, and how many batches they give.
+
+    Shards are dealt to the ranks anew in every epoch. Where that leaves some ranks with a sample more than others, the
+    steps are those of the rank with the fewest, so that in training all take as many.
+    """
+
+    def shards(self, rank: int) -> list[int]:
+        """Return the numbers of the shards that ``rank`` reads, in the order it reads them."""
+        order = list(range(SHARDS))
+        if self.shuffle:
+            random.Random((self.seed << 32) + self.epoch).shuffle(order)
+        return order[rank :: self.ranks.world_size]
+
+    def __len__(self) -> int:
+        batch_size = self.global_batch_size // self.ranks.world_size
+        ranks = range(self.ranks.world_size) if self.shuffle else [self.ranks.rank]
+        samples = [sum(len(range(shard, self.samples, SHARDS)) for shard in self.shards(rank)) for rank in ranks]
+        steps = -(-min(samples) // batch_size)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+
+class ShardLoader:
+    """Batches (inputs, targets) in CPU memory, from WebDataset shards read by worker processes.
+
+    Raises:
+        UserError: the shards cannot be dealt out evenly to the ranks.
+    """
+
+    def __init__(
+        self, paths: list[str], sampler: ShardOrder, transform: BatchTransform, num_workers: int, pin_memory: bool
+    ) -> None:
+        if SHARDS % sampler.ranks.world_size:
+            raise UserError(
+                f"--loader shards deals out {SHARDS} shards, which {sampler.ranks.world_size} ranks cannot share"
+            )
+        self.paths = paths
+        self.sampler = sampler
+        self.transform = transform
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        self.transform.set_epoch(self.sampler.epoch)
+        batch_size = self.sampler.global_batch_size // self.sampler.ranks.world_size
+        chunks = wds.WebLoader(
+            self._pipeline(batch_size), batch_size=None, num_workers=self.num_workers, pin_memory=self.pin_memory
+        )
+        for _, (indices, images, targets) in zip(range(len(self)), rebatch(chunks, batch_size), strict=False):
+            yield self.transform(images, indices), targets
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def _pipeline(self, batch_size: int) -> wds.DataPipeline:
+        sampler = self.sampler
+        paths = [self.paths[shard] for shard in sampler.shards(sampler.ranks.rank)]
+        shuffle = [wds.shuffle(SHUFFLE_BUFFER, rng=random.Random((sampler.seed << 32) + sampler.epoch))]
+        return wds.DataPipeline(
+            wds.SimpleShardList(paths),
+            wds.split_by_worker,
+            wds.tarfile_to_samples(),
+            wds.select(partial(_is_among_first, sampler.samples)),
+            *(shuffle if sampler.shuffle else []),
+            wds.decode(),
+            wds.map(_index_image_target),
+            wds.batched(batch_size, collation_fn=default_collate),
+        )
+
+
+def rebatch(chunks: Iterable[list[torch.Tensor]], batch_size: int) -> Iterator[list[torch.Tensor]]:
+    """Join chunks of any length, as the workers end with, into batches of ``batch_size``; the last may be smaller."""
+    rest: list[torch.Tensor] | None = None
+    for chunk in chunks:
+        rest = chunk if rest is None else [torch.cat(pair) for pair in zip(rest, chunk, strict=True)]
+        while len(rest[0]) >= batch_size:
+            yield [part[:batch_size] for part in rest]
+            rest = [part[batch_size:] for part in rest]
+    if rest is not None and len(rest[0]):
+        yield rest
+
+
+# Functions with a name, not lambdas: worker processes that are not forked get them by name.
+def _is_among_first(samples: int, sample: dict[str, Any]) -> bool:
+    return int(sample["__key__"]) < samples
+
+
+def _index_image_target(sample: dict[str, Any]) -> tuple[int, torch.Tensor, int]:
+    return int(sample["__key__"]), torch.from_numpy(sample["npy"]), sample["cls"]
