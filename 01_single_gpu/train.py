@@ -45,8 +45,8 @@ def train_one_epoch(
     model.train()
     loss_sum = torch.zeros((), device=device)
     for step, (images, labels) in enumerate(run.watch(loader), start=1):
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+        images = images.to(device, non_blocking=config.non_blocking)
+        labels = labels.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
         scores = model(images)
         loss = F.cross_entropy(scores, labels)
@@ -59,14 +59,14 @@ def train_one_epoch(
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, loader: Loader, device: torch.device) -> tuple[float, float]:
+def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> tuple[float, float]:
     """Return the mean loss and the share of right answers over the validation samples."""
     model.eval()
     loss_sum = torch.zeros((), device=device)
     correct = torch.zeros((), device=device)
     for images, labels in loader:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+        images = images.to(device, non_blocking=config.non_blocking)
+        labels = labels.to(device, non_blocking=config.non_blocking)
         scores = model(images)
         loss_sum += F.cross_entropy(scores, labels, reduction="sum")
         correct += (scores.argmax(dim=1) == labels).sum()
@@ -84,13 +84,18 @@ def main(config: Config) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=config.lr_decay)
 
     with Run(config, ranks) as run:
+        if config.benchmark:
+            run.benchmark(
+                train_loader, lambda loader: train_one_epoch(config, 0, model, loader, optimizer, device, run)
+            )
+            return
         first_epoch = run.resume(model=model, optimizer=optimizer, scheduler=scheduler)
         for epoch in range(first_epoch, config.epochs + 1):
             train_loader.sampler.set_epoch(epoch)  # a new order of the samples
             started = time.perf_counter()
             train_loss = train_one_epoch(config, epoch, model, train_loader, optimizer, device, run)
             seconds = time.perf_counter() - started
-            val_loss, val_accuracy = evaluate(model, val_loader, device)
+            val_loss, val_accuracy = evaluate(config, model, val_loader, device)
             run.log_epoch(epoch, seconds, scheduler.get_last_lr()[0], train_loss, val_loss, val_accuracy)
             scheduler.step()
             run.save(model=model, optimizer=optimizer, scheduler=scheduler)

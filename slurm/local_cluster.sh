@@ -32,13 +32,14 @@ wait_for() { # SECONDS COMMAND...: until the command succeeds
 
 is_ours() { [[ -O $state ]] && grep -qs '^ClusterName=workshop$' "$state/slurm.conf"; }
 
-daemons() { # their process ids; a stale pid file may name a stranger, so the command line must mention our folder
-    local file pid
-    for file in "$state"/*.pid; do
-        if pid=$(cat "$file" 2>/dev/null) && grep -qsF -- "$state/" "/proc/$pid/cmdline"; then
-            echo "$pid"
-        fi
-    done
+alive() { # NAME: print its process id; a stale pid file may name a stranger, so look for our folder in its command line
+    local pid
+    pid=$(cat "$state/$1.pid" 2>/dev/null) && grep -qsF -- "$state/" "/proc/$pid/cmdline" && echo "$pid"
+}
+
+daemons() {
+    local name
+    for name in munged slurmctld "${nodes[@]/#/slurmd-}"; do alive "$name" || true; done
 }
 
 all_alive() { [[ $(daemons | wc -l) -eq 4 ]]; } # munged, slurmctld and two slurmd
@@ -76,7 +77,7 @@ MpiDefault=none
 # cred_expire is also how long a requeued job waits before it starts again: 120 seconds unless told
 AuthType=auth/munge
 AuthInfo=socket=$state/munge.socket,cred_expire=10
-# no cgroups, which would need root
+# no cgroups, which need root
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 # believe the CPUs and memory declared below, which a small laptop does not have
@@ -84,8 +85,12 @@ SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=1024
-# look for work every second or two, not every minute
+# look for jobs to start every 2 seconds, not every minute
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+# sbatch --wait looks every 2 seconds if its own settings forget finished jobs this soon, else after 2, 10, 42, 74...
+MinJobAge=4
+# the controller's settings differ from these on purpose, see below
+DebugFlags=NO_CONF_HASH
 JobRequeue=1
 KillWait=10
 ReturnToService=2
@@ -95,12 +100,16 @@ NodeName=${nodes[0]} NodeAddr=127.0.0.1 Port=$(($1 + 1)) CPUs=8 RealMemory=65536
 NodeName=${nodes[1]} NodeAddr=127.0.0.1 Port=$(($1 + 2)) CPUs=8 RealMemory=65536 Gres=gpu:2
 PartitionName=workshop Nodes=ALL Default=YES
 EOF_CONF
-    # Slurm wants a character device per GPU, any will do
+    # How long finished jobs stay in scontrol is the controller's setting: 10 minutes.
+    sed 's/^MinJobAge=.*/MinJobAge=600/' "$state/slurm.conf" >"$state/slurmctld.conf"
+
+    # Slurm wants a character device for each GPU; any will do, and these two are everywhere.
     cat >"$state/gres.conf" <<EOF_CONF
 AutoDetect=off
 Name=gpu File=/dev/null
 Name=gpu File=/dev/zero
 EOF_CONF
+
     # Slurm numbers them 0 and 1. Real GPUs of those numbers must stay out of sight, or some ranks would find one and
     # others not; no machine has a GPU 100.
     cat >"$state/task_prolog.sh" <<'EOF_PROLOG'
@@ -133,18 +142,18 @@ up() {
     # --force: munged wants a folder that everyone may enter; this one is private on purpose
     munged --force --origin=127.0.0.1 --key-file="$state/munge.key" --socket="$state/munge.socket" \
         --seed-file="$state/munge.seed" --pid-file="$state/munged.pid" --log-file="$state/munged.log"
-    slurmctld -f "$SLURM_CONF"
+    slurmctld -f "$state/slurmctld.conf"
     for name in "${nodes[@]}"; do slurmd -f "$SLURM_CONF" -N "$name"; done
     wait_for 30 all_idle
     trap - EXIT
     say_up
 }
 
-say_up() {
+say_up() { # on standard output the line to type and nothing else, so that eval "$(slurm/local_cluster.sh up)" works too
     if [[ $configured != "$SLURM_CONF" && -e $configured ]]; then
-        echo "The Slurm of $configured stays as it is, and stays the one in use where the line below is not typed."
+        echo "The Slurm of $configured is left alone: it stays the one in use wherever the line below is not typed." >&2
     fi
-    echo "The local Slurm is up: 2 nodes with 2 pretend GPUs each. In each shell that uses it:"
+    echo "The local Slurm is up, 2 nodes with 2 pretend GPUs each. Type this in each shell that is to use it:" >&2
     echo "export SLURM_CONF=$SLURM_CONF"
 }
 
@@ -160,7 +169,8 @@ status() {
 
 down() {
     if is_ours; then
-        if ! all_dead && scancel --user="$user"; then
+        if alive slurmctld >/dev/null; then
+            scancel --user="$user" || true
             wait_for 60 no_jobs || true
         fi
         daemons | xargs -r kill

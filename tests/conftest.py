@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from slurm_cluster import slurm as slurm
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from conftest import REPOSITORY
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-READMES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("*/README.md"))]
+READMES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("[!.]*/README.md"))]
 NOT_RUN_HERE = {
     "make test": "is what runs this test",
     "git clone": "needs the network",
@@ -65,10 +66,10 @@ def test_commands_run_as_they_stand(
 ) -> None:
     script = script_of(readme)
     environment = user_environment
-    if re.search(r"^(sbatch|squeue|scancel|srun)\b", script, re.MULTILINE):
+    if re.search(r"^(sbatch|srun|\S*local_cluster.sh)\b", script, re.MULTILINE):
         environment |= request.getfixturevalue("slurm").environment | {"SBATCH_WAIT": "1"}
     copy = copy_of_repository(tmp_path / "workshop")
-    environment |= {"PYTHONPATH": str(copy)}
+    environment |= {"PYTHONPATH": str(copy), "WORKSHOP_SLURM_DIR": tempfile.mkdtemp(prefix="slurm-") + "/state"}
     folder = copy / readme.parent.relative_to(REPOSITORY)
     result = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
     logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in folder.glob("*.log"))

@@ -23,7 +23,7 @@ jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 class TrainConfig:
     """The flags that every lesson understands."""
 
-    dataset: Literal["mnist"] = "mnist"
+    dataset: Literal["mnist", "cifar10"] = "mnist"
     """data set to train on"""
     data_dir: Path = field(default_factory=default_data_dir)
     """folder that holds the data sets (default: $WORKSHOP_DATA, else data/ of the repository)"""
@@ -61,6 +61,8 @@ class TrainConfig:
     """validate on this many samples only"""
     resume: bool = False
     """go on from the checkpoint in the run folder, if there is one"""
+    benchmark: bool = False
+    """instead of training, measure how fast loading and training are, alone and together"""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "log_interval", "prefetch_factor", "limit_train", "limit_val"):

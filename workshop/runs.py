@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from workshop.errors import UserError
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
 from workshop.loaders import Loader
 from workshop.paths import default_runs_dir
+from workshop.profiling.throughput import benchmark
 from workshop.profiling.timed import TimedLoader
 
 
@@ -53,6 +54,7 @@ class Run:
         self.directory = run_directory(config)
         self.epochs: list[dict[str, Any]] = []
         self.steps = 0
+        self.quiet = False
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             if not config.resume:
@@ -103,7 +105,14 @@ class Run:
         """Iterate over one epoch of training batches, timing them; with a progress bar if this is a terminal."""
         self._loader = loader
         self._timed = TimedLoader(loader, window=self.config.log_interval)
-        return iter(tqdm(self._timed, total=len(loader), unit="batch", leave=False, disable=None))
+        hidden = True if self.quiet else None  # None: hidden where there is no terminal
+        return iter(tqdm(self._timed, total=len(loader), unit="batch", leave=False, disable=hidden))
+
+    def benchmark(self, loader: Loader, train: Callable[[Loader], object]) -> None:
+        """Measure how fast loading and training are, alone and together; ``train`` trains on the loader it is given."""
+        self.quiet = True
+        benchmark(loader, train, self.config.loader, self.directory)
+        self.quiet = False
 
     def log(self, line: str) -> None:
         """Print one line without disturbing the progress bar."""
@@ -111,6 +120,8 @@ class Run:
 
     def log_step(self, epoch: int, loss: float) -> None:
         """Log the loss of the step under way, the throughput, and the moving averages of load and compute time."""
+        if self.quiet:
+            return
         load, compute = self._timed.means()
         samples_per_second = self._loader.sampler.global_batch_size / (load + compute)
         step, steps = self._timed.step, len(self._loader)

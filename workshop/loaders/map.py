@@ -29,6 +29,7 @@ class MapLoader:
             pin_memory=pin_memory,
             persistent_workers=persistent_workers and num_workers > 0,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
+            generator=torch.Generator(),  # else it draws the workers' seeds from what dropout draws from
         )
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,0 +1,24 @@
+#!/bin/bash
+# Sourced first by every job.slurm: the site's environment, the threads that Slurm granted, and a record of both.
+
+# exit, not return: a job that starts in the wrong folder must not go on to srun.
+if [[ ! -f train.py || ! -f ../slurm/site.sh ]]; then
+    echo "setup.sh: $PWD is not a lesson's folder; submit from one: cd 01_single_gpu && sbatch job.slurm" >&2
+    exit 2
+fi
+# shellcheck source=/dev/null
+source ../slurm/site.sh
+if ! command -v python >/dev/null; then
+    echo "setup.sh: no python on $HOSTNAME; say in slurm/site.sh how to get one" >&2
+    exit 2
+fi
+
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1} # else every rank starts a thread per core of the node
+if [[ -n ${SLURM_CPUS_PER_TASK-} ]]; then
+    export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # since Slurm 22.05 srun no longer takes this over from sbatch
+fi
+export PYTHONUNBUFFERED=1 # the log shows each line when it is printed, and the last ones if the job is killed
+
+echo "job ${SLURM_JOB_ID:-none}, restart ${SLURM_RESTART_COUNT:-0}, on ${SLURM_JOB_NODELIST:-$HOSTNAME}:" \
+    "${SLURM_NTASKS:-1} task(s), $OMP_NUM_THREADS CPU(s) per task, ${SLURM_GPUS_ON_NODE:-0} GPU(s) per node"
+echo "$(command -v python), $(python --version 2>&1)"

@@ -1,0 +1,36 @@
+#!/bin/bash
+# The one file a site edits. Source it once per login, in bash or zsh, before sbatch:    source slurm/site.sh
+# Every job sources it again on its node, through setup.sh.
+
+# 1. What sbatch must be told here. It reads each option from a variable of the shell it is typed in, and such a
+#    variable wins over the #SBATCH line of a job file. (salloc reads SALLOC_*, and srun outside a job SLURM_*.)
+#
+# export SBATCH_ACCOUNT=my_project
+# export SBATCH_PARTITION=gpu
+# export SBATCH_QOS=short
+# export SBATCH_RESERVATION=workshop
+# export SBATCH_CONSTRAINT=a100
+
+# 2. Where Python is. Keep one of the three.
+#
+# (a) Modules and a conda environment called workshop. conda activate is a function of interactive shells, which a job
+#     is not, so conda.sh has to define it first.
+#
+# module purge                # not where Slurm itself is a module: it would take sbatch and srun away
+# module load anaconda3
+# source "$(conda info --base)/etc/profile.d/conda.sh"
+# conda activate workshop
+#
+# (b) Modules and a virtual environment: first the modules that it was made with, then the environment. If a job says
+#     "module: command not found", source what defines it first: often /etc/profile.d/modules.sh or lmod.sh.
+#
+# module load python/3.11
+# source ~/envs/workshop/bin/activate
+#
+# (c) As shipped: the .venv that make puts beside this folder. Without one, the python found first is taken as right.
+venv=$(dirname -- "${BASH_SOURCE[0]:-$0}")/../.venv # zsh has no BASH_SOURCE and keeps the name in $0
+if [ -f "$venv/bin/activate" ]; then
+    # shellcheck source=/dev/null
+    source "$venv/bin/activate"
+fi
+unset venv

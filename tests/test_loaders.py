@@ -1,0 +1,202 @@
+"""The rungs of the data ladder: the same samples, the same normalisation, every one of them once per epoch."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Script
+
+from workshop.config import TrainConfig
+from workshop.datasets import DATASETS, shards
+from workshop.distributed import Ranks
+from workshop.errors import UserError
+from workshop.loaders import Loader, build_loaders, device
+from workshop.loaders.dali import DaliLoader
+from workshop.loaders.device import DeviceLoader
+from workshop.loaders.map import MapLoader
+from workshop.loaders.memory import MemoryLoader
+from workshop.loaders.order import EpochOrder
+from workshop.loaders.transform import PADDING, BatchTransform, flip_and_crop
+
+CPU = torch.device("cpu")
+RUNGS = ["map", "shards", "memory", "device", "dali"]
+
+
+@pytest.fixture(scope="module")
+def packed_data(data_dir: Path) -> Path:
+    shards.pack("mnist", data_dir)
+    return data_dir
+
+
+def loaders(data_dir: Path, rung: str, ranks: Ranks | None = None, **flags: object) -> tuple[Loader, Loader]:
+    config = TrainConfig(data_dir=data_dir, loader=rung, **flags)
+    return build_loaders(config, ranks or Ranks(device=CPU))
+
+
+def epoch_of(loader: Loader, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    loader.sampler.set_epoch(epoch)
+    batches = list(loader)
+    assert len(batches) == len(loader)
+    assert all(len(targets) == 64 for _, targets in batches[:-1])
+    return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
+
+
+def sorted_samples(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The samples in an order that depends on nothing but themselves."""
+    rows = torch.cat([targets[:, None].float(), inputs.flatten(1).mul(1000).round()], dim=1)
+    return torch.unique(rows, dim=0)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_sample_once_per_epoch_in_a_new_order(packed_data: Path, rung: str, num_workers: int) -> None:
+    images, labels = DATASETS["mnist"].arrays(packed_data, "train")
+    expected = (images / 255 - 0.1307) / 0.3081
+    train, val = loaders(packed_data, rung, num_workers=num_workers)
+    first, first_labels = epoch_of(train, 1)
+    second, _ = epoch_of(train, 2)
+    again, _ = epoch_of(train, 1)
+    assert first.dtype == torch.float32
+    assert torch.equal(sorted_samples(first, first_labels), sorted_samples(expected, labels))
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+    val_inputs, val_labels = epoch_of(val, 0)
+    val_images, expected_labels = DATASETS["mnist"].arrays(packed_data, "val")
+    val_expected = (val_images / 255 - 0.1307) / 0.3081
+    assert torch.equal(sorted_samples(val_inputs, val_labels), sorted_samples(val_expected, expected_labels))
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_ranks_share_an_epoch(packed_data: Path, rung: str) -> None:
+    images, labels = DATASETS["mnist"].arrays(packed_data, "train")
+    parts = []
+    for rank in range(2):
+        train, _ = loaders(packed_data, rung, Ranks(rank=rank, world_size=2, device=CPU), num_workers=0)
+        train.sampler.set_epoch(3)
+        batches = list(train)
+        parts += batches
+        assert len(batches) == len(train) == -(-len(images) // 128)
+    inputs, targets = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    expected = sorted_samples((images / 255 - 0.1307) / 0.3081, labels)
+    assert torch.equal(sorted_samples(inputs, targets), expected)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_limits_take_the_first_samples(packed_data: Path, rung: str) -> None:
+    train, val = loaders(packed_data, rung, limit_train=100, limit_val=50, num_workers=0)
+    _, labels = DATASETS["mnist"].arrays(packed_data, "train")
+    assert torch.equal(epoch_of(train, 1)[1].sort().values, labels[:100].sort().values)
+    assert len(epoch_of(val, 1)[1]) == 50
+
+
+def colour_loaders() -> dict[str, Loader]:
+    """Every rung that augments whole batches, over the same random pictures."""
+    images = torch.randint(0, 256, (500, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(500)
+
+    def parts() -> tuple[EpochOrder, BatchTransform]:
+        order = EpochOrder(500, 64, Ranks(device=CPU), seed=1, shuffle=True)
+        return order, BatchTransform((0.5, 0.4, 0.3), (0.2, 0.25, 0.3), augment=True, samples=500, seed=1)
+
+    return {
+        "memory": MemoryLoader(images, targets, *parts(), pin_memory=False),
+        "device": DeviceLoader(images, targets, *parts(), CPU),
+        "dali": DaliLoader(images, targets, *parts(), num_threads=1, device=CPU),
+    }
+
+
+def test_rungs_augment_alike() -> None:
+    for epoch in (1, 2):
+        memory, on_device, dali = (epoch_of(loader, epoch) for loader in colour_loaders().values())
+        for inputs, targets in (on_device, dali):
+            assert torch.equal(targets, memory[1])
+            torch.testing.assert_close(inputs, memory[0], atol=1e-5, rtol=0)
+
+
+def test_an_epoch_that_is_broken_off_leaves_nothing_behind() -> None:
+    for loader, fresh in zip(colour_loaders().values(), colour_loaders().values(), strict=True):
+        next(iter(loader))
+        assert torch.equal(epoch_of(loader, 2)[0], epoch_of(fresh, 2)[0])
+
+
+def test_flip_and_crop() -> None:
+    images = torch.arange(2 * 3 * 8 * 8).view(2, 3, 8, 8)
+    centre = torch.full((2, 2), PADDING)
+    flips = torch.tensor([False, True])
+    kept, mirrored = flip_and_crop(images, flips, centre)
+    assert torch.equal(kept, images[0])
+    assert torch.equal(mirrored, images[1].flip(-1))
+    shifted, _ = flip_and_crop(images, flips, torch.tensor([[PADDING + 1, 0], [0, 0]]))
+    assert torch.equal(shifted[:, :-1, PADDING:], images[0, :, 1:, :-PADDING])
+    assert shifted[:, -1].eq(0).all()
+    assert shifted[:, :, :PADDING].eq(0).all()
+
+
+class RandomSamples(torch.utils.data.Dataset):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(1), index
+
+    def __len__(self) -> int:
+        return 20
+
+
+def test_random_transforms_of_map_follow_from_the_sample_alone() -> None:
+    seen = {}
+    for ranks, workers in ((1, 0), (1, 2), (2, 1)):
+        drawn = {}
+        for rank in range(ranks):
+            order = EpochOrder(20, 4, Ranks(rank=rank, world_size=ranks, device=CPU), seed=1, shuffle=True)
+            state = torch.get_rng_state()
+            loader = MapLoader(RandomSamples(), order, num_workers=workers)
+            order.set_epoch(1)
+            for values, indices in loader:
+                drawn |= dict(zip(indices.tolist(), values.flatten().tolist(), strict=True))
+            if workers == 0:
+                assert torch.equal(state, torch.get_rng_state())
+        seen[ranks, workers] = drawn
+    assert seen[1, 0] == seen[1, 2] == seen[2, 1]
+    assert len(set(seen[1, 0].values())) == 20
+
+
+def test_shards_missing_or_cut_short(tmp_path: Path, packed_data: Path, run_script: Script) -> None:
+    DATASETS["mnist"].generate(tmp_path, 200, 100, 0)
+    result = run_script("01_single_gpu/train.py", "--loader", "shards", "--data_dir", tmp_path)
+    assert (result.status, len(result.stderr.splitlines())) == (2, 1)
+    assert "no shards in" in result.stderr
+    assert "python data/prepare.py mnist --shards" in result.stderr
+    shards.pack("mnist", tmp_path)
+    path = shards.shard_path(shards.folder_of("mnist", tmp_path), "train", 3)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match=f"{path} is cut short or missing: expected"):
+        shards.check("mnist", tmp_path)
+
+
+def test_new_data_are_packed_anew(tmp_path: Path, run_script: Script) -> None:
+    command = ("data/prepare.py", "mnist", "--synthetic", "--val_samples", "50", "--data_dir", tmp_path)
+    assert run_script(*command, "--train_samples", "100", "--shards").status == 0
+    assert shards.check("mnist", tmp_path) == {"train": 100, "val": 50}
+    assert run_script(*command, "--train_samples", "120").status == 0
+    assert shards.check("mnist", tmp_path) == {"train": 120, "val": 50}
+
+
+def test_device_too_small(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "free_bytes", lambda _: 1_000_000)
+    with pytest.raises(UserError, match=r"--loader device needs 0.02 GB on cpu, but 0.00 GB are free"):
+        loaders(data_dir, "device")
+
+
+@pytest.mark.parametrize(
+    ("rung", "module", "advice"),
+    [
+        ("dali", "nvidia.dali", "pip install nvidia-dali-cuda120"),
+        ("shards", "webdataset", "pip install webdataset"),
+    ],
+)
+def test_missing_library(
+    packed_data: Path, rung: str, module: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, f"workshop.loaders.{rung}", raising=False)
+    with pytest.raises(UserError, match=advice):
+        loaders(packed_data, rung)

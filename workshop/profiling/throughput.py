@@ -1,0 +1,137 @@
+"""What bounds a run: the loader alone (IO), the training alone (SYNTHETIC), and both together (FULL).
+
+The three quantities are those of the benchy tool (https://github.com/romerojosh/benchy). Here all are measured alike:
+every trial starts a fresh iterator, lasts about as long, and rounds that warm up do not count.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from workshop.loaders import Loader
+
+TRIALS = 3
+TRIAL_SECONDS = 3.0
+GOOD_OVERLAP = 0.9
+
+NEXT_STEP = {
+    "map": "more --num_workers if there are CPUs left, else --loader memory",
+    "shards": "more --num_workers if there are CPUs left, else --loader memory",
+    "memory": "--loader device",
+    "device": "a larger --batch_size",
+    "dali": "more --num_workers if there are CPUs left, else --loader device",
+}
+"""what to try when loading is too slow, by rung"""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Samples per second over all ranks: mean and standard deviation of several trials."""
+
+    mean: float
+    std: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:,.0f} +/- {self.std:,.0f}"
+
+
+class OneBatch:
+    """A loader that gives one batch over and over, wherever the real loader left it: training at its fastest."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.sampler = loader.sampler
+        self.batch = next(iter(loader))
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for _ in range(len(self)):
+            yield self.batch
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+def benchmark(loader: Loader, train: Callable[[Loader], object], loader_name: str, folder: Path) -> None:
+    """Measure IO, SYNTHETIC and FULL, print them with a verdict, and write them to ``folder/throughput.json``.
+
+    Args:
+        loader: the training loader.
+        train: trains on all batches of the loader it is given, as an epoch does.
+        loader_name: the rung of the data ladder, for the verdict.
+        folder: the run's folder.
+    """
+    measured = {
+        "IO": measure(loader, _read_all),
+        "SYNTHETIC": measure(OneBatch(loader), train),
+        "FULL": measure(loader, train),
+    }
+    found = verdict(measured["IO"].mean, measured["SYNTHETIC"].mean, measured["FULL"].mean, loader_name)
+    print(f"\n{'':10} {'samples/s':>20}")
+    for name, throughput in measured.items():
+        print(f"{name:10} {throughput!s:>20}")
+    print(f"\n{found}")
+    record = {name: asdict(throughput) for name, throughput in measured.items()} | {"verdict": found}
+    (folder / "throughput.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def measure(loader: Loader, work: Callable[[Loader], object]) -> Throughput:
+    """Time ``work`` on the loader: several trials of about `TRIAL_SECONDS`, each part of an epoch or whole ones."""
+    steps = 10
+    while (seconds := _seconds(loader, work, steps)) < TRIAL_SECONDS / 3:
+        steps *= 2  # the first rounds also warm up: workers start, memory is allocated, kernels are chosen
+    steps = max(10, round(steps * TRIAL_SECONDS / seconds))
+    rates = [_samples(loader, steps) / _seconds(loader, work, steps) for _ in range(TRIALS)]
+    return Throughput(statistics.mean(rates), statistics.stdev(rates))
+
+
+def _parts(loader: Loader, steps: int) -> list[int]:
+    """Cut ``steps`` into epochs: a part of one, or as many whole ones as come closest."""
+    loader.sampler.max_steps = None
+    return [steps] if steps < len(loader) else [len(loader)] * round(steps / len(loader))
+
+
+def _samples(loader: Loader, steps: int) -> int:
+    sampler = loader.sampler
+    return sum(min(part * sampler.global_batch_size, sampler.samples) for part in _parts(loader, steps))
+
+
+def _seconds(loader: Loader, work: Callable[[Loader], object], steps: int) -> float:
+    parts = _parts(loader, steps)
+    started = time.perf_counter()
+    for part in parts:
+        loader.sampler.set_epoch(loader.sampler.epoch + 1)
+        loader.sampler.max_steps = part
+        work(loader)
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    seconds = time.perf_counter() - started
+    loader.sampler.max_steps = None
+    return seconds
+
+
+def _read_all(loader: Loader) -> None:
+    for _ in loader:
+        pass
+
+
+def verdict(io: float, synthetic: float, full: float, loader: str) -> str:
+    """Say what bounds a run of these samples per second, by how much, and which flag to try next."""
+    slower = min(io, synthetic)
+    if full < GOOD_OVERLAP * slower:
+        return (
+            f"Poor overlap: together they give {full:,.0f} samples/s, {full / slower:.0%} of the slower part alone. "
+            f"Loading and training wait for each other or share the CPUs: try {NEXT_STEP[loader]}."
+        )
+    if io < synthetic:
+        return (
+            f"Data-bound: training could take {synthetic / io:.1f} times what the loader gives. "
+            f"Try {NEXT_STEP[loader]}."
+        )
+    return (
+        f"Compute-bound: the loader could give {io / synthetic:.1f} times what training takes. Faster loading will "
+        "not help; try --batch_size, then what lessons 03 and 04 teach."
+    )
