@@ -1,0 +1,95 @@
+"""How fast do data move on this machine, and how long would a petabyte take?
+
+    python bandwidth.py                        # the disk that holds the data sets, memory, accelerator
+    python bandwidth.py --folder $TMPDIR       # another disk
+
+You should see each way that data take to the place where they are computed with, and that they differ by orders of
+magnitude: training can be no faster than the slowest of them allows. GB are 1e9 bytes, a PB is 1e15; which bytes are
+counted is said for each row. Disk figures are cold: this machine's copy of the file in memory is dropped first (what
+lies further down, a controller or a file server, may still have one).
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+
+from workshop.distributed import pick_device
+from workshop.errors import run_reporting_user_errors
+from workshop.experiments.bandwidth import Bandwidth, MiB, check_folder, measure_device, measure_disk, measure_memory
+from workshop.experiments.flags import Parser, make_output_folder, true_or_false
+from workshop.experiments.tables import format_table
+from workshop.hardware import describe_hardware, describe_versions
+from workshop.paths import default_data_dir, default_runs_dir
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line.
+
+    Raises:
+        UserError: it makes no sense.
+    """
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=default_data_dir(),
+        metavar="DIR",
+        help="a folder on the disk to measure (default: that of the data sets, %(default)s)",
+    )
+    parser.add_argument(
+        "--quick", type=true_or_false, default=False, metavar="{true,false}", help="a quarter of the bytes"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=default_runs_dir() / "01_single_gpu" / "bandwidth",
+        metavar="DIR",
+        help="folder for bandwidth.json (default: %(default)s)",
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure every path, print the table and write the record."""
+    arguments = parse_arguments()
+    size = 256 * MiB if arguments.quick else 1024 * MiB
+    disk_seconds, copy_seconds = (1.5, 0.3) if arguments.quick else (5.0, 1.0)
+    check_folder(arguments.folder, needed=size)
+    make_output_folder(arguments.out)
+    device = pick_device()
+
+    rows = [
+        *measure_disk(arguments.folder, size, disk_seconds),
+        *measure_memory(size, copy_seconds),
+        *measure_device(device, size, copy_seconds),
+    ]
+    header = ("from, to", "GB/s", "hours per PB", "bytes counted", "note")
+    print(format_table(header, [cells(row) for row in rows], left=(0, 3, 4)))
+
+    record = {
+        "date": date.today().isoformat(),
+        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "hardware": describe_hardware(device),
+        "versions": describe_versions(),
+        "rows": [
+            asdict(row) | {"gb_per_second": row.gb_per_second, "hours_per_petabyte": row.hours_per_petabyte}
+            for row in rows
+        ],
+    }
+    file = arguments.out / "bandwidth.json"
+    file.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"\nwritten: {file}")
+
+
+def cells(row: Bandwidth) -> tuple[str, ...]:
+    """Return a row of the table as text."""
+    if row.gb_per_second is None:
+        return row.path, "-", "-", "-", row.note
+    return row.path, f"{row.gb_per_second:.3f}", f"{row.hours_per_petabyte:,.1f}", row.counted, row.note
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)
