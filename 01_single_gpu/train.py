@@ -20,7 +20,7 @@ from workshop.distributed import Ranks
 from workshop.loaders import Loader, build_loaders
 from workshop.models import build_model
 from workshop.optimizers import build_optimizer
-from workshop.profiling import profile
+from workshop.profiling import annotate, profile
 from workshop.runs import Run
 
 
@@ -53,11 +53,13 @@ def train_one_epoch(
         images = images.to(device, non_blocking=config.non_blocking)
         labels = labels.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        with annotate("forward"), torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
             scores = model(images)
             loss = F.cross_entropy(scores, labels)
-        loss.backward()
-        optimizer.step()
+        with annotate("backward"):
+            loss.backward()
+        with annotate("optimizer"):
+            optimizer.step()
         loss_sum += loss.detach() * len(labels)  # stays on the device
         if step % config.log_interval == 0:
             run.log_step(epoch, loss.item())  # .item() waits for the device

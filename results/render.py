@@ -54,6 +54,68 @@ def baseline_epoch() -> str:
     )
 
 
+def ladder() -> str:
+    """Render the throughputs of the data ladder and their verdicts."""
+    rungs = load("ladder")["rungs"]
+    kinds = ("IO", "SYNTHETIC", "FULL")
+    rows = [
+        (f"`{name}`", *(f"{rung[kind]['mean']:,.0f} ± {rung[kind]['std']:,.0f}" for kind in kinds))
+        for name, rung in rungs.items()
+    ]
+    verdicts = [f"- `{name}`: {rung['verdict']}" for name, rung in rungs.items()]
+    memory = rungs["memory"]
+    gain = (
+        f"`memory` loads {memory['IO']['mean'] / rungs['map']['IO']['mean']:.0f} times as fast as `map` with one "
+        f"worker, and trains at {memory['FULL']['mean'] / memory['SYNTHETIC']['mean']:.0%} of its SYNTHETIC speed."
+    )
+    unit = "In samples/s, mean ± standard deviation of three trials."
+    return "\n".join([table(["`--loader`", *kinds], rows), "", unit, source(load("ladder")), "", *verdicts, "", gain])
+
+
+def fast() -> str:
+    """Render the seconds to 98 % accuracy of the baseline and of the fast configuration."""
+    record = load("fast")
+    names = {"baseline": "`mnist.yaml`", "fast": "`mnist.yaml`, then `mnist_fast.yaml`"}
+    rows = [
+        (
+            names[key],
+            ", ".join(f"{run['seconds']:.1f}" for run in runs),
+            f"{min(run['val_accuracy'] for run in runs):.2%}",
+        )
+        for key, runs in record["runs"].items()
+    ]
+    header = ["`--config`", f"training seconds to {record['target']:.0%}", "lowest accuracy"]
+    gain = f"{record['speedup']:.1f} times as fast, by the medians of three runs each, taken in turn."
+    return "\n".join([table(header, rows), "", gain, source(record)])
+
+
+def bandwidth() -> str:
+    """Render this machine's row of the bandwidth table."""
+    record = load("bandwidth")
+    rows = []
+    for row in record["rows"]:
+        speed = row.get("gb_per_second")
+        figures = (f"{speed:,.2f}", f"{row['hours_per_petabyte']:,.0f}") if speed else ("not measured", "")
+        rows.append((row["path"], row["counted"], *figures))
+    return "\n".join([table(["path", "bytes counted", "GB/s", "hours per PB"], rows), "", source(record)])
+
+
+def sequential_reads() -> str:
+    """Render what shards gain over single files on this machine's disk."""
+    record = load("sequential_reads")
+    rows = [(row["read"], f"{row['files']:,}", f"{row['samples'] / row['seconds']:,.0f}") for row in record["rows"]]
+    gain = f"The shards give the same samples {record['ratio']:.0f} times as fast."
+    return "\n".join([table(["read", "files", "samples/s"], rows), "", gain, source(record)])
+
+
+def cpu_or_gpu() -> str:
+    """Render the plot of cpu_or_gpu.py and the conclusions drawn from its figures."""
+    record = load("cpu_or_gpu")
+    conclusions = [f"- **{name}**: {text}" for name, text in record["conclusions"].items()]
+    plot = f"![Time by size, one line per library and number of threads](../results/{MACHINE}_cpu_or_gpu.png)"
+    return "\n".join([plot, "", *conclusions, "", source(record)])
+
+
 def workers() -> str:
     """Render the throughput of lesson 01 by the number of worker processes."""
     record = load("workers")

@@ -1,9 +1,12 @@
 """The configuration: flags, YAML keys and fields are one; every mistake is told in one line."""
 
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
+from conftest import REPOSITORY
 
 from workshop.config import TrainConfig, load_config
 from workshop.errors import UserError
@@ -77,8 +80,9 @@ def test_wrong_yaml_names_the_file(tmp_path: Path, text: str, message: str) -> N
     assert message.format(file=file) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "file", sorted((Path(__file__).parent.parent / "configs").glob("*.yaml")), ids=lambda f: f.name
-)
-def test_every_shipped_config_loads(file: Path) -> None:
-    load_config(Config, ["--config", str(file)])
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda file: file.name)
+def test_every_key_of_a_shipped_config_arrives(file: Path) -> None:
+    lesson = runpy.run_path(str(REPOSITORY / "01_single_gpu" / "train.py"))
+    config = load_config(lesson["Config"], ["--config", str(file)])
+    for key, value in yaml.safe_load(file.read_text()).items():
+        assert getattr(config, key) == value

@@ -63,6 +63,10 @@ class TrainConfig:
     """go on from the checkpoint in the run folder, if there is one"""
     benchmark: bool = False
     """instead of training, measure how fast loading and training are, alone and together"""
+    trace: bool = False
+    """record a few training steps, operator by operator, into the run folder; show which operators take most time"""
+    monitor: bool = False
+    """watch CPUs, memory and GPU: curves in TensorBoard, mean and max in summary.json"""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "log_interval", "prefetch_factor", "limit_train", "limit_val"):

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from workshop.errors import UserError
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
 from workshop.loaders import Loader
 from workshop.paths import default_runs_dir
+from workshop.profiling.monitor import Monitor
 from workshop.profiling.throughput import benchmark
 from workshop.profiling.timed import TimedLoader
+from workshop.profiling.trace import Trace
 
 
 def lesson_name() -> str:
@@ -58,19 +61,36 @@ class Run:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             if not config.resume:
-                for pattern in ("events.out.tfevents.*", "summary.json", "checkpoint.pt"):
+                for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "summary.json", "checkpoint.pt"):
                     for file in self.directory.glob(pattern):
                         file.unlink()
             self.board = SummaryWriter(self.directory)
         except OSError as error:
             reason = error.strerror or error
             raise UserError(f"cannot write into {self.directory}: {reason}; choose another --run_dir") from None
+        self.trace = Trace(
+            self.directory,
+            ranks.device,
+            enabled=config.trace and not config.benchmark,
+            name=f"rank{ranks.rank}",
+            log=self.log,
+        )
+        self.monitor = Monitor(ranks.device, self._record_sample) if config.monitor else None
+        self._instruments = ExitStack()
 
     def __enter__(self) -> "Run":
         self.log(f"writing to {self.directory}, computing on {self.ranks.device}")
+        self._instruments.enter_context(self.trace)
+        if self.monitor:
+            self._instruments.enter_context(self.monitor)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._instruments.close()  # first: the monitor writes to the board
+        if self.monitor:
+            self.log(self.monitor.table())
+            if self.epochs:
+                self._write_summary()  # once more, with the last sample
         self.board.close()
 
     def resume(self, **parts: Stateful) -> int:
@@ -106,7 +126,8 @@ class Run:
         self._loader = loader
         self._timed = TimedLoader(loader, window=self.config.log_interval)
         hidden = True if self.quiet else None  # None: hidden where there is no terminal
-        return iter(tqdm(self._timed, total=len(loader), unit="batch", leave=False, disable=hidden))
+        batches = tqdm(self._timed, total=len(loader), unit="batch", leave=False, disable=hidden)
+        return self.trace.watch(batches, steps=len(loader))
 
     def benchmark(self, loader: Loader, train: Callable[[Loader], object]) -> None:
         """Measure how fast loading and training are, alone and together; ``train`` trains on the loader it is given."""
@@ -172,6 +193,9 @@ class Run:
             self.board.add_scalar("epoch/val_accuracy", val_accuracy, epoch)
         self._write_summary()
 
+    def _record_sample(self, name: str, value: float, seconds: float) -> None:
+        self.board.add_scalar(f"monitor/{name}", value, round(seconds))
+
     def _write_summary(self) -> None:
         summary = {
             "lesson": lesson_name(),
@@ -183,6 +207,7 @@ class Run:
             "global_batch_size": self._loader.sampler.global_batch_size,
             "epochs": self.epochs,
             "peak_memory_bytes": peak_memory_bytes(self.ranks.device),
+            "monitor": self.monitor and self.monitor.summary(),
         }
         temporary = self.directory / "summary.tmp"
         temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n")

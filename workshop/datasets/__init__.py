@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch.utils.data import Dataset
 
-from workshop.datasets import mnist
+from workshop.datasets import cifar10, mnist
 from workshop.paths import default_data_dir
 
 __all__ = ["DATASETS", "DataSet", "default_data_dir"]
@@ -24,6 +24,8 @@ class DataSet(Protocol):
     """of the training pixels of each channel, on a scale where white is 1"""
     STD: tuple[float, ...]
     """likewise"""
+    AUGMENT: bool
+    """whether training images are flipped and shifted at random"""
 
     def check(self, data_dir: Path) -> None:
         """Raise `UserError`, saying which command mends it, unless all files are there and sound; takes moments."""
@@ -43,4 +45,4 @@ class DataSet(Protocol):
         """Draw stand-in data, in the files of the real ones; None: as in those drawn there before, else the usual."""
 
 
-DATASETS: dict[str, DataSet] = {module.NAME: module for module in (mnist,)}
+DATASETS: dict[str, DataSet] = {module.NAME: module for module in (mnist, cifar10)}

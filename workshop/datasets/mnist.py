@@ -26,6 +26,7 @@ SAMPLE_SHAPE = (1, 28, 28)
 MEAN = (0.1307,)
 STD = (0.3081,)
 AUGMENT = False
+AUGMENT = False
 
 FILE_PREFIX = {"train": "train", "val": "t10k"}
 IMAGES_MAGIC, LABELS_MAGIC = 0x00000803, 0x00000801  # unsigned bytes, in 3 dimensions and in 1

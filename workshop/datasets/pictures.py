@@ -4,20 +4,22 @@ One object of random colour, size, place and direction lies on a blotched, shade
 nor any single pixel tell which object it is, only its outline does, and its mirror image is the same object.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from workshop.datasets.drawing import one_thread
+
 VERSION = 1
 """Counted up whenever the same seed no longer draws the same pictures."""
 
 SIZE = 32  # pixels along one side of a picture
 BATCH = 1000
-TURN = 2 * torch.pi  # radians
+TURN = 2 * math.pi  # radians
 
 
 def draw_pictures(samples: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -32,7 +34,7 @@ def draw_pictures(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     pictures = torch.empty(samples, 3, SIZE, SIZE, dtype=torch.uint8)
     labels = torch.empty(samples, dtype=torch.int64)
     generator = torch.Generator().manual_seed(seed)
-    with _one_thread(), tqdm(total=samples, unit="picture", disable=None, leave=False) as progress:
+    with one_thread(), tqdm(total=samples, unit="picture", disable=None, leave=False) as progress:
         for start in range(0, samples, BATCH):
             wanted = slice(start, min(start + BATCH, samples))
             drawn_pictures, drawn_labels = _draw_batch(generator)
@@ -40,17 +42,6 @@ def draw_pictures(samples: int, seed: int) -> tuple[Tensor, Tensor]:
             labels[wanted] = drawn_labels[: wanted.stop - start]
             progress.update(wanted.stop - start)
     return pictures, labels
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep every sum in one order, so that rounding is the same however many threads the caller uses."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 # Each object by how far a point lies outside of it (inside: below 0). The object fills about the circle of radius 1
@@ -90,10 +81,9 @@ def _star(x: Tensor, y: Tensor) -> Tensor:
     # Folded along its lines of symmetry, a star of five points has one straight edge, from tip to notch.
     direction = (torch.atan2(y, x).remainder(TURN / 5) - TURN / 10).abs()
     radius = torch.hypot(x, y)
-    x, y = radius * direction.cos(), radius * direction.sin()  # the notch lies at direction 0, the tip at TURN / 10
-    notch, tip = torch.tensor([0.42, 0.0]), torch.polar(torch.tensor(1.05), torch.tensor(TURN / 10))
-    along = torch.stack([tip.real, tip.imag]) - notch
-    return ((x - notch[0]) * along[1] - y * along[0]) / along.norm()
+    x, y = radius * direction.cos(), radius * direction.sin()
+    right, up = 1.05 * math.cos(TURN / 10) - 0.42, 1.05 * math.sin(TURN / 10)  # from the notch at (0.42, 0) to the tip
+    return ((x - 0.42) * up - y * right) / math.hypot(right, up)
 
 
 def _arrow(x: Tensor, y: Tensor) -> Tensor:
@@ -113,8 +103,8 @@ def _stripes(x: Tensor, y: Tensor) -> Tensor:
 
 def _checker(x: Tensor, y: Tensor) -> Tensor:
     across, along = _wave(x, 0.55), _wave(y, 0.55)
-    one_of_both = torch.maximum(torch.minimum(across, along), -torch.maximum(across, along))
-    return torch.maximum(-one_of_both, _box(x, y, 0.825, 0.825))
+    both_or_neither = torch.minimum(torch.maximum(across, along), -torch.minimum(across, along))
+    return torch.maximum(both_or_neither, _box(x, y, 0.825, 0.825))
 
 
 OBJECTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -142,7 +132,7 @@ def _draw_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     picture = ground[:, :, None, None] * _shade(generator, 0.4) + _blotches(generator)
     picture = torch.lerp(picture, colour, ink)
     noise = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator)
-    picture += noise * _rand(generator, 1, low=0.0, high=0.08)[:, :, None, None]
+    picture += noise * _rand(generator, 1, low=0.0, high=0.1)[:, :, None, None]
     return (picture.clamp(0, 1) * 255).round().to(torch.uint8), labels
 
 
@@ -153,9 +143,9 @@ def _rand(generator: torch.Generator, columns: int, low: float, high: float) -> 
 
 def _ink(labels: Tensor, generator: torch.Generator) -> Tensor:
     """Draw one object in each picture; return how much of each pixel it covers, 0..1: (BATCH, 32, 32)."""
-    radius = _rand(generator, 1, low=9, high=14)[:, :, None]  # pixels
-    right, down = _rand(generator, 2, low=-3, high=3).T[:, :, None, None]
-    turn = _rand(generator, 1, low=-TURN / 16, high=TURN / 16)[:, :, None]
+    radius = _rand(generator, 1, low=8, high=13)[:, :, None]  # pixels
+    right, down = _rand(generator, 2, low=-4, high=4).T[:, :, None, None]
+    turn = _rand(generator, 1, low=0, high=TURN)[:, :, None]
     pixel = torch.arange(SIZE) + 0.5 - SIZE / 2
     across, along = pixel - right, pixel[:, None] - down
     x = (turn.cos() * across + turn.sin() * along) / radius

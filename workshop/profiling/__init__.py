@@ -2,4 +2,6 @@
 
 from line_profiler import profile
 
-__all__ = ["profile"]
+from workshop.profiling.annotate import annotate
+
+__all__ = ["annotate", "profile"]

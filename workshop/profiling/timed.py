@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
+from workshop.profiling.annotate import annotated
+
 Batch = TypeVar("Batch")
 
 
@@ -25,7 +27,7 @@ class TimedLoader(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         asked = time.perf_counter()
-        for batch in self.loader:
+        for batch in annotated("data", self.loader):
             self.step += 1
             self._step_started = time.perf_counter()
             self._load.append(self._step_started - asked)

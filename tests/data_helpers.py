@@ -1,0 +1,93 @@
+"""What the tests of data sets share: generated digits, prepare.py as a user runs it, and a web server to download from.
+
+`from data_helpers import copy as copy` makes `copy`, for one, a fixture of that test module.
+"""
+
+import runpy
+import shutil
+import sys
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from conftest import REPOSITORY
+
+from workshop.datasets import mnist
+
+PREPARE = REPOSITORY / "data" / "prepare.py"
+NAMES = [f"{prefix}-{kind}-ubyte" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 + 100 generated digits of seed 7; not to be changed."""
+    folder = tmp_path_factory.mktemp("generated")
+    mnist.generate(folder, 300, 100, seed=7)
+    return folder
+
+
+@pytest.fixture
+def copy(generated: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(generated, tmp_path / "copy"))
+
+
+@pytest.fixture
+def prepare(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+    """Run prepare.py with these arguments: exit status, stdout, stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["prepare.py", *map(str, arguments)])
+        capfd.readouterr()
+        status = 0
+        try:
+            runpy.run_path(str(PREPARE), run_name="__main__")
+        except SystemExit as stop:
+            status = stop.code
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def raw(data_dir: Path) -> Path:
+    return data_dir / "MNIST" / "raw"
+
+
+def contents(data_dir: Path) -> dict[str, bytes]:
+    return {name: (raw(data_dir) / name).read_bytes() for name in NAMES}
+
+
+def assert_one_line(stderr: str) -> None:
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
+    assert "Traceback" not in stderr
+
+
+class Mirror:
+    """A web server on this machine; ``pages`` maps a path to its body, or to None for "not found"."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, bytes | None] = {}
+        self.cut = 0  # bytes withheld from the end of each page
+        self.asked: list[str] = []
+        mirror = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                mirror.asked.append(self.path)
+                page = mirror.pages.get(self.path)
+                self.send_response(404 if page is None else 200)
+                self.send_header("Content-Length", str(len(page or b"")))
+                self.end_headers()
+                self.wfile.write((page or b"")[: len(page or b"") - mirror.cut])
+
+            def log_message(self, *arguments: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}/"
+        Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()

@@ -1,0 +1,216 @@
+"""A trace holds the steps it should, with named ranges, whatever becomes of the epoch; without one nobody pays."""
+
+import gzip
+import importlib
+import json
+import runpy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from workshop.errors import UserError
+from workshop.profiling import trace as trace_module
+from workshop.profiling.annotate import annotate, annotated
+from workshop.profiling.trace import Trace, top_operators
+
+# Not by "from workshop.profiling import annotate": that may be the function.
+annotate_module = importlib.import_module("workshop.profiling.annotate")
+CPU = torch.device("cpu")
+RANGES = ("data", "forward", "backward", "optimizer")
+
+
+def train(trace: Trace, steps: int, each_step: Callable[[int], None] = lambda step: None) -> None:
+    """Train a tiny model for one epoch, named as the lessons name it."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = annotated("data", [torch.randn(8, 4) for _ in range(steps)])
+    for step, images in enumerate(trace.watch(batches, steps), start=1):
+        optimizer.zero_grad()
+        with annotate("forward"):
+            loss = model(images).square().mean()
+        with annotate("backward"):
+            loss.backward()
+        with annotate("optimizer"):
+            optimizer.step()
+        each_step(step)
+
+
+def ranges_in(file: Path) -> Counter[str]:
+    with gzip.open(file, "rt") as lines:
+        events = json.load(lines)["traceEvents"]
+    return Counter(event["name"].partition("#")[0] for event in events if event.get("cat") == "user_annotation")
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "last", "planned"),
+    [
+        (30, 13, 18, ""),
+        (18, 13, 18, ""),
+        (10, 5, 10, ""),
+        (5, 3, 5, " (6 were planned)"),
+        (3, 3, 3, " (6 were planned)"),
+    ],
+)
+def test_a_bounded_number_of_steps_is_recorded(tmp_path: Path, steps: int, first: int, last: int, planned: str) -> None:
+    told: list[str] = []
+    trace = Trace(tmp_path / "run", CPU, log=told.append)
+    train(trace, steps)
+    ranges = ranges_in(tmp_path / "run" / "rank0.pt.trace.json.gz")
+    recorded = last - first + 1
+    assert {name: ranges[name] for name in RANGES} == dict.fromkeys(RANGES, recorded)
+    assert ranges["ProfilerStep"] == recorded
+    assert told[0].startswith(f"traced steps {first} to {last}{planned}: {trace.file}")
+    heading, *rows = told[1].splitlines()
+    assert heading.startswith("CPU time by operator")
+    assert 5 < len(rows) <= 12
+    assert any(row.startswith("aten::") for row in rows)
+    assert "ProfilerStep" not in told[1]
+    assert max(map(len, rows)) < 80
+
+
+def test_only_the_first_epoch_is_traced(tmp_path: Path) -> None:
+    told: list[str] = []
+    trace = Trace(tmp_path, CPU, log=told.append)
+    train(trace, 10)
+    trace.file.unlink()
+    train(trace, 10)
+    assert not trace.file.exists()
+    assert len(told) == 2
+
+
+def test_an_epoch_of_warm_up_alone_is_not_traced(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    train(Trace(tmp_path, CPU), 2)
+    assert not list(tmp_path.iterdir())
+    assert capsys.readouterr().out == "no trace: the epoch has 2 step(s), and the first 2 are to warm up\n"
+
+
+def test_a_disabled_trace_does_nothing(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "run", CPU, enabled=False)
+    with trace:
+        assert list(trace.watch([3, 1, 2], 3)) == [3, 1, 2]
+    assert not (tmp_path / "run").exists()
+
+
+def fail_in(failing_step: int) -> Callable[[int], None]:
+    def fail(step: int) -> None:
+        if step == failing_step:
+            raise ValueError("diverged")
+
+    return fail
+
+
+def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(ValueError, match="diverged"), Trace(tmp_path, CPU, log=told.append) as trace:
+        train(trace, 10, fail_in(7))
+    assert ranges_in(trace.file)["optimizer"] == 3
+    assert told[0].startswith("traced steps 5 to 7 (6 were planned)")
+    assert annotate("forward") is annotate("backward")  # off again
+
+
+def test_an_error_before_the_recording_leaves_no_trace(tmp_path: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(ValueError, match="diverged"), Trace(tmp_path, CPU, log=told.append) as trace:
+        train(trace, 30, fail_in(12))
+    assert not list(tmp_path.iterdir())
+    assert told == ["no trace: training ended in step 12, tracing was to start with step 13"]
+
+
+def test_a_full_disk_costs_the_trace_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def export(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(profile, "export_chrome_trace", export)
+    steps: list[int] = []
+    train(Trace(tmp_path, CPU), 10, steps.append)
+    assert steps[-1] == 10
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning == "warning: the trace is lost: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize("folder", ["/proc/nowhere", __file__])
+def test_a_folder_that_cannot_be_written_is_told_at_once(folder: str) -> None:
+    with pytest.raises(UserError, match=f"cannot write a trace into {folder}: .*--run_dir"):
+        Trace(Path(folder), CPU)
+
+
+def test_nothing_is_marked_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(annotate_module, "_marker", None)  # should the tests run under Nsight Systems
+    assert isinstance(annotate("forward"), nullcontext)
+    assert annotate("forward") is annotate("backward")
+    with profile(activities=[ProfilerActivity.CPU]) as profiler, annotate("forward"):
+        torch.ones(2).sum()
+    assert "aten::sum" in {event.name for event in profiler.events()}
+    assert "forward" not in {event.name for event in profiler.events()}
+
+
+def test_each_wait_is_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise RuntimeError("worker died")
+
+    marked: list[str] = []
+    monkeypatch.setattr(annotate_module, "_marker", lambda name: nullcontext(marked.append(name)))
+    assert list(annotated("data", [3, 1, 2])) == [3, 1, 2]
+    assert marked == ["data"] * 4  # the last one finds that there are no more
+    with pytest.raises(RuntimeError, match="worker died"):
+        list(annotated("data", broken()))
+
+
+def test_under_nsys_the_ranges_are_nvtx_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: calls.append(f"push {name}"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
+    started_under_nsys = runpy.run_path(annotate_module.__file__)
+    with started_under_nsys["annotate"]("forward"):
+        calls.append("inside")
+    assert calls == ["push forward", "inside", "pop"]
+
+
+def test_under_nsys_the_window_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(f"wait for {device}"))
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(trace_module, "profile", None)  # would take CUPTI from Nsight Systems
+    told: list[str] = []
+    train(Trace(tmp_path, torch.device("cuda:1"), log=told.append), 10, lambda step: calls.append(f"step {step}"))
+    window = [f"step {step}" for step in range(5, 11)]
+    before = [f"step {step}" for step in range(1, 5)]
+    assert calls == [*before, "wait for cuda:1", "start", *window, "wait for cuda:1", "stop"]
+    assert told == ["leaving steps 5 to 10 to Nsight Systems"]
+    assert not list(tmp_path.iterdir())
+
+
+def profiler_of(*events: tuple[str, DeviceType, float]) -> SimpleNamespace:
+    averages = [
+        SimpleNamespace(key=key, device_type=device_type, self_device_time_total=microseconds, count=4)
+        for key, device_type, microseconds in events
+    ]
+    return SimpleNamespace(key_averages=lambda: averages)
+
+
+def test_on_cuda_the_table_shows_the_time_of_the_kernels() -> None:
+    profiler = profiler_of(
+        ("aten::add", DeviceType.CPU, 1000.0), ("aten::mm", DeviceType.CPU, 3000.0), ("sgemm", DeviceType.CUDA, 3000.0)
+    )
+    _, first, second = top_operators(profiler, torch.device("cuda"), steps=2).splitlines()
+    assert first.split() == ["aten::mm", "2.0", "1.50", "75.0%"]
+    assert second.split() == ["aten::add", "2.0", "0.50", "25.0%"]
+
+
+def test_a_trace_without_kernels_is_told() -> None:
+    profiler = profiler_of(("aten::mm", DeviceType.CPU, 0.0))
+    assert "no GPU time" in top_operators(profiler, torch.device("cuda"), steps=2)

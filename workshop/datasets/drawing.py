@@ -1,0 +1,41 @@
+"""What the data sets that are drawn by the computer share: how much to draw, and how to draw the same each time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from workshop.datasets.files import read_origin
+from workshop.errors import UserError
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep every sum in one order, so that rounding is the same however many threads the caller uses."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def complete_recipe(folder: Path, usual: dict[str, int], asked: dict[str, int | None]) -> dict[str, int]:
+    """Return what to draw: what is asked for, for the rest as in the data drawn in ``folder`` before, else as usual.
+
+    Args:
+        folder: Where the drawn files go.
+        usual: The values for ``seed``, ``train_samples`` and ``val_samples``.
+        asked: The same keys; None where nothing is asked for.
+
+    Raises:
+        UserError: fewer than one sample, or a seed outside 0..2^32-1.
+    """
+    before = usual | (read_origin(folder) or {})
+    recipe = {key: before[key] if value is None else value for key, value in asked.items()}
+    if min(recipe["train_samples"], recipe["val_samples"]) < 1:
+        raise UserError("--train_samples and --val_samples must be at least 1")
+    if not 0 <= recipe["seed"] < 2**32:
+        raise UserError(f"--seed {recipe['seed']} must be in 0..{2**32 - 1}")
+    return recipe

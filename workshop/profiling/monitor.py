@@ -1,0 +1,188 @@
+"""How busy the machine is while it trains, for ``--monitor true``: a thread that looks once a second.
+
+What it finds is a hint, not a measurement: utilization says that something ran, not that it ran well.
+"""
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import torch
+
+from workshop.distributed import available_cpus
+from workshop.errors import warn
+from workshop.profiling.nvml import Gpu
+
+# The CPU time of a process is counted in ticks of 10 ms, and GPM counters need 100 ms between two samples.
+SHORTEST_INTERVAL = 0.1
+PATIENCE = 5.0  # seconds; a GPU that has failed may leave a call to NVML without an answer
+
+Record = Callable[[str, float, float], None]
+
+
+@dataclass
+class Statistics:
+    """Mean and largest of the values added, without keeping them."""
+
+    count: int = 0
+    sum: float = 0.0
+    max: float = -math.inf
+
+    def add(self, value: float) -> None:
+        """Take one more value into account."""
+        self.count += 1
+        self.sum += value
+        self.max = max(self.max, value)
+
+
+class ProcessTree:
+    """What this process and those it has started (loader workers) take of the machine.
+
+    - ``cpu_percent``: CPU time since the `read` before, as a share of that of the CPUs this process may use
+    - ``rss_bytes``: their resident memory; pages that processes share, as those of a dataset loaded before the workers
+      were started, count once for each
+    - ``system_memory_bytes``: memory in use on the whole machine, by everyone
+    """
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._cpus = available_cpus()
+        self._time, self._cpu_seconds = time.perf_counter(), self._read_processes()[0]
+
+    def read(self) -> dict[str, float]:
+        """Return the present value of every quantity."""
+        now, (cpu_seconds, rss) = time.perf_counter(), self._read_processes()
+        elapsed, used = now - self._time, cpu_seconds - self._cpu_seconds
+        # A process that ends just while it is looked at may count twice or not at all: no less than nothing, then, and
+        # no more than the machine can do.
+        used = min(max(0.0, used), elapsed * (psutil.cpu_count() or 1))
+        self._time, self._cpu_seconds = now, cpu_seconds
+        memory = psutil.virtual_memory()
+        return {
+            "cpu_percent": 100 * used / (elapsed * self._cpus),
+            "rss_bytes": float(rss),
+            "system_memory_bytes": float(memory.total - memory.available),
+        }
+
+    def _read_processes(self) -> tuple[float, int]:
+        """Return the CPU seconds that the processes have used since their start, and their resident bytes."""
+        cpu_seconds, rss = 0.0, 0
+        for process in [*self._process.children(recursive=True), self._process]:
+            try:
+                times = process.cpu_times()
+                rss += process.memory_info().rss
+            except psutil.Error:  # it has just ended
+                continue
+            # Where a process has ended, what it used goes over to its parent's children_user and children_system.
+            cpu_seconds += times.user + times.system + times.children_user + times.children_system
+        return cpu_seconds, rss
+
+
+class Monitor:
+    """Samples CPUs, memory and GPU in a thread of its own while its context lasts.
+
+    It never fails a run: what goes wrong here ends the monitoring with one warning, and the summary says so.
+    A run shorter than the interval gets one sample, at its end.
+
+    Args:
+        device: the device that trains; on an NVIDIA GPU its counters are read too.
+        record: is called, from the thread, with the name of a quantity (which ends in its unit), its value, and the
+            seconds since the start.
+        interval: seconds between samples, 0.1 or more.
+    """
+
+    def __init__(self, device: torch.device, record: Record | None = None, interval: float = 1.0) -> None:
+        self.device = device
+        self.record = record or (lambda name, value, seconds: None)
+        self.interval = max(interval, SHORTEST_INTERVAL)
+        self._samples = 0
+        self._statistics: dict[str, Statistics] = {}
+        self._left_out: dict[str, str] = {}
+        self._failure: str | None = None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._started = time.perf_counter()
+        try:
+            self._processes = ProcessTree()
+            # Asked for here, as "the current device" means another one in another thread.
+            self._uuid = str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else None
+            self._thread.start()
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread.ident:
+            self._thread.join(PATIENCE)
+        if self._thread.is_alive():
+            self._fail(f"no answer for {PATIENCE:.0f} s")
+
+    def summary(self) -> dict[str, Any]:
+        """Return the samples so far: their number, mean and max of each quantity, what is left out, what failed."""
+        with self._lock:
+            return {
+                "interval_seconds": self.interval,
+                "samples": self._samples,
+                "quantities": {name: {"mean": s.sum / s.count, "max": s.max} for name, s in self._statistics.items()},
+                "left_out": dict(self._left_out),
+                "failure": self._failure,
+            }
+
+    def table(self) -> str:
+        """Return mean and max of each quantity, for the terminal."""
+        summary = self.summary()
+        lines = [f"{'monitor, ' + str(summary['samples']) + ' samples':32} {'mean':>18} {'max':>18}"]
+        for name, value in summary["quantities"].items():
+            lines.append(f"{name:32} {value['mean']:18,.1f} {value['max']:18,.1f}")
+        return "\n".join(lines)
+
+    def _watch(self) -> None:
+        gpu = None
+        try:
+            gpu = self._open_gpu()
+            stopping = False
+            while not stopping:
+                looked = time.perf_counter()
+                stopping = self._stop.wait(self.interval)
+                time.sleep(max(0.0, looked + SHORTEST_INTERVAL - time.perf_counter()))
+                self._sample(gpu)
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}")
+        finally:
+            if gpu:
+                with contextlib.suppress(Exception):
+                    gpu.close()
+
+    def _open_gpu(self) -> Gpu | None:
+        try:
+            return Gpu(self._uuid) if self._uuid else None
+        except Exception as error:  # no NVML, or too old for this: the CPUs can be watched all the same
+            self._left_out["gpu"] = str(error)
+            return None
+
+    def _sample(self, gpu: Gpu | None) -> None:
+        values = self._processes.read() | (gpu.read() if gpu else {})
+        seconds = time.perf_counter() - self._started
+        with self._lock:
+            self._samples += 1
+            self._left_out |= gpu.left_out if gpu else {}
+            for name, value in values.items():
+                self._statistics.setdefault(name, Statistics()).add(value)
+        for name, value in values.items():
+            self.record(name, value, seconds)
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        warn(f"monitoring has ended, training goes on: {reason}")

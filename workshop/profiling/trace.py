@@ -1,0 +1,196 @@
+"""A trace: a few training steps on a time line, operator by operator, for ``--trace true``.
+
+It is recorded by ``torch.profiler`` into a Chrome trace, which https://ui.perfetto.dev opens as it is, compressed. The
+name ends in ``.pt.trace.json.gz`` because TensorBoard's PyTorch profiler plugin looks for that; the plugin itself has
+been abandoned and was removed from its repository in 2026 (https://github.com/pytorch/kineto/pull/1284).
+
+Under Nsight Systems the same steps are recorded by that tool instead, if it was asked to wait for them:
+
+    nsys profile --trace=cuda,nvtx --capture-range=cudaProfilerApi --capture-range-end=stop -o train \\
+        python train.py --trace true
+
+Both read the GPU's activity through CUPTI, which serves one of them at a time.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from workshop.errors import UserError, warn
+from workshop.profiling.annotate import marked_by, under_nsys
+
+Batch = TypeVar("Batch")
+
+
+class Trace:
+    """Traces some steps of the first epoch it watches; whatever follows passes through untouched.
+
+    The first ``skip`` steps are not typical: batches are waiting, libraries choose their algorithms, memory is
+    allocated; an epoch too short for all is granted fewer. In the next ``warmup`` steps the profiler runs but what it
+    sees is thrown away, as starting it costs time of its own. The next ``active`` steps are recorded. The traced steps
+    are slower than others, so a run with a trace is no measurement.
+
+    As a context manager it makes sure that a trace under way when an error passes is written all the same.
+
+    Args:
+        folder: where the trace is written; made if it is not there.
+        device: the device that trains.
+        enabled: with False it does nothing.
+        skip: steps to leave out, fewer in a short epoch.
+        warmup: steps for the profiler to get going, at least 1.
+        active: steps to record.
+        name: what the file is called before the ``.pt.trace.json.gz``; ranks in one folder need different ones.
+        log: is given the lines for the user.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        *,
+        enabled: bool = True,
+        skip: int = 10,
+        warmup: int = 2,
+        active: int = 6,
+        name: str = "rank0",
+        log: Callable[[str], None] = print,
+    ) -> None:
+        self.file = folder / f"{name}.pt.trace.json.gz"
+        self.device = device
+        self.skip, self.warmup, self.active = skip, warmup, active
+        self.log = log
+        self._pending = enabled
+        self._step = 0
+        self._stop = ExitStack()
+        if enabled and device.type != "cuda":  # without a GPU, all the profiler's log has to say is that there is none
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+        if enabled:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=folder).close()
+            except OSError as error:
+                reason = error.strerror or error
+                raise UserError(f"cannot write a trace into {folder}: {reason}; choose another --run_dir") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def watch(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
+        """Iterate over one epoch of ``steps`` batches; fetching a batch and what is done with it make one step."""
+        return self._traced(batches, steps) if self._pending else iter(batches)
+
+    def close(self) -> None:
+        """End a trace under way and write it."""
+        try:
+            self._stop.close()
+        except (OSError, RuntimeError) as error:  # the disk is full, or the device has failed
+            warn(f"the trace is lost: {error}")
+
+    def _traced(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
+        self._pending = False
+        if steps <= self.warmup:
+            self.log(f"no trace: the epoch has {steps} step(s), and the first {self.warmup} are to warm up")
+            yield from batches
+            return
+        skip = max(0, min(self.skip, steps - self.warmup - self.active))
+        self._first = skip + self.warmup + 1
+        self._last = min(skip + self.warmup + self.active, steps)
+        with self:
+            recorder = self._start(skip)
+            for self._step, batch in enumerate(batches, start=1):
+                yield batch
+                if self._step < self._last:
+                    recorder.step()
+                else:
+                    self.close()
+
+    def _start(self, skip: int) -> "profile | _NsysWindow":
+        self._stop.callback(self._tell_if_nothing)
+        on_cuda = self.device.type == "cuda"
+        if on_cuda and under_nsys():  # which has the ranges marked from the start
+            self.log(f"leaving steps {self._first} to {self._last} to Nsight Systems")
+            recorder = _NsysWindow(self._first, self.device)
+        else:
+            recorder = profile(
+                activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_cuda else [ProfilerActivity.CPU],
+                schedule=schedule(skip_first=skip, wait=0, warmup=self.warmup, active=self.active, repeat=1),
+                on_trace_ready=self._write,
+            )
+            self._stop.enter_context(marked_by(record_function))
+        recorder.start()
+        self._stop.callback(recorder.stop)
+        return recorder
+
+    def _write(self, profiler: profile) -> None:
+        profiler.export_chrome_trace(str(self.file))
+        steps = self._step - self._first + 1
+        planned = "" if steps == self.active else f" ({self.active} were planned)"
+        self.log(f"traced steps {self._first} to {self._step}{planned}: {self.file}, for https://ui.perfetto.dev")
+        self.log(top_operators(profiler, self.device, steps))
+
+    def _tell_if_nothing(self) -> None:
+        if self._step < self._first:
+            self.log(f"no trace: training ended in step {self._step}, tracing was to start with step {self._first}")
+
+
+class _NsysWindow:
+    """Tells Nsight Systems which steps to record; driven like ``torch.profiler.profile``.
+
+    The device works behind the CPU's back, so both ends wait for it: the window is to hold the work of its own steps,
+    all of it and no other.
+    """
+
+    def __init__(self, first: int, device: torch.device) -> None:
+        self.steps_before = first - 1
+        self.device = device
+
+    def start(self) -> None:
+        self.done = 0
+
+    def step(self) -> None:
+        self.done += 1
+        if self.done == self.steps_before:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.profiler.start()
+
+    def stop(self) -> None:
+        if self.done >= self.steps_before:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.profiler.stop()
+
+
+def top_operators(profiler: profile, device: torch.device, steps: int, rows: int = 12) -> str:
+    """Return a table of the operators and ranges that took most of the traced ``steps``.
+
+    Time is self time, without that of the operators called in turn: on CUDA that of the kernels an operator launched,
+    elsewhere that on the CPU. So each microsecond counts once, and the shares are those of the whole.
+    """
+    where, clock = ("GPU", "self_device_time_total") if device.type == "cuda" else ("CPU", "self_cpu_time_total")
+    operators = [
+        (getattr(event, clock), event.count, event.key)
+        for event in profiler.key_averages()
+        if event.device_type == torch.autograd.DeviceType.CPU and not event.key.startswith("ProfilerStep")
+    ]
+    total = sum(microseconds for microseconds, _, _ in operators)
+    if not total:
+        return f"the trace has no {where} time: this PyTorch cannot record it here"
+    lines = [f"{f'{where} time by operator':40}  calls/step  ms/step   share"]
+    for microseconds, count, name in sorted(operators, reverse=True)[:rows]:
+        milliseconds = microseconds / 1000 / steps
+        lines.append(f"{name[:40]:40}  {count / steps:10.1f}  {milliseconds:7.2f}  {microseconds / total:6.1%}")
+    return "\n".join(lines)
