@@ -5,8 +5,7 @@ written with a thin or a broad pen. The typefaces ship inside matplotlib.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
+
+from workshop.datasets.drawing import one_thread
 
 VERSION = 1
 """Counted up whenever the same seed no longer draws the same images."""
@@ -54,7 +55,7 @@ def draw_digits(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     images = torch.empty(samples, SIZE, SIZE, dtype=torch.uint8)
     labels = torch.empty(samples, dtype=torch.uint8)
     generator = torch.Generator().manual_seed(seed)
-    with _one_thread(), tqdm(total=samples, unit="digit", disable=None, leave=False) as progress:
+    with one_thread(), tqdm(total=samples, unit="digit", disable=None, leave=False) as progress:
         glyphs = _draw_glyphs()
         for start in range(0, samples, BATCH):
             wanted = slice(start, min(start + BATCH, samples))
@@ -63,17 +64,6 @@ def draw_digits(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
             labels[wanted] = drawn_labels[: wanted.stop - start]
             progress.update(wanted.stop - start)
     return images, labels
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep sums in one order, so that rounding is the same however many threads the caller uses."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @cache

@@ -18,6 +18,7 @@ from torchvision.datasets import MNIST
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from workshop.datasets import digits, files
+from workshop.datasets.drawing import complete_recipe
 from workshop.errors import UserError
 
 NAME = "mnist"
@@ -112,13 +113,9 @@ def generate(
             `files.fill_folder`).
     """
     folder = _raw_folder(data_dir)
+    usual = {"seed": 0, "train_samples": 60_000, "val_samples": 10_000}
     asked = {"seed": seed, "train_samples": train_samples, "val_samples": val_samples}
-    usual = {"seed": 0, "train_samples": 60_000, "val_samples": 10_000} | (files.read_origin(folder) or {})
-    recipe = {key: usual[key] if value is None else value for key, value in asked.items()}
-    if min(recipe["train_samples"], recipe["val_samples"]) < 1:
-        raise UserError("--train_samples and --val_samples must be at least 1")
-    if not 0 <= recipe["seed"] < 2**32:
-        raise UserError(f"--seed {recipe['seed']} must be in 0..{2**32 - 1}")
+    recipe = complete_recipe(folder, usual, asked)
 
     def write(folder: Path) -> None:
         _write_split(folder, "train", *digits.draw_digits(recipe["train_samples"], 2 * recipe["seed"]))
