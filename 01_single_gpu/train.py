@@ -17,6 +17,7 @@ from torch import nn
 
 from workshop.config import TrainConfig, run_with_config
 from workshop.distributed import Ranks
+from workshop.hardware import keep_freed_memory
 from workshop.loaders import Loader, build_loaders
 from workshop.models import build_model
 from workshop.optimizers import build_optimizer
@@ -32,6 +33,8 @@ class Config(TrainConfig):
     """factor on the learning rate after each epoch"""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: compute in half as many bits where that is safe, as torch.autocast knows"""
+    keep_memory: bool = False
+    """on a CPU under Linux: keep freed memory for the next step instead of giving it back to the system"""
     channels_last: bool = False
     """keep the channels of a pixel side by side in memory, as fast convolutions want them"""
 
@@ -87,6 +90,8 @@ def main(config: Config) -> None:
     ranks = Ranks()
     device = ranks.device
     torch.manual_seed(config.seed)
+    if config.keep_memory:
+        keep_freed_memory()
     train_loader, val_loader = build_loaders(config, ranks)
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     model = build_model(config).to(device, memory_format=memory_format)

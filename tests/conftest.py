@@ -2,7 +2,6 @@
 
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from slurm_cluster import slurm as slurm
+
+from workshop.datasets import DATASETS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -20,10 +21,10 @@ for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with 2,000 + 500 generated digits."""
+    """A data folder with 2,000 + 500 generated samples of each data set."""
     folder = tmp_path_factory.mktemp("data")
-    command = [sys.executable, "data/prepare.py", "mnist", "--synthetic", "--data_dir", str(folder)]
-    subprocess.run([*command, "--train_samples", "2000", "--val_samples", "500"], cwd=REPOSITORY, check=True)
+    for dataset in DATASETS.values():
+        dataset.generate(folder, train_samples=2000, val_samples=500)
     return folder
 
 

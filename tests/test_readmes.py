@@ -1,10 +1,15 @@
 """Every command of the READMEs runs as it stands, every link leads somewhere, every figure is the one on record."""
 
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -35,7 +40,8 @@ def script_of(readme: Path) -> str:
         line = token.map[0] + 1
         for command in token.content.replace("\\\n", "").splitlines(keepends=True):
             if not any(command.startswith(prefix) for prefix in NOT_RUN_HERE):
-                lines += [f"echo '### {readme.parent.name}/{readme.name}:{line}:' {command.strip()!r}", command.strip()]
+                where = f"### {readme.parent.name}/{readme.name}:{line}: {command.strip()}"
+                lines += [f"echo {shlex.quote(where)}", command.strip()]
     last_job = "$(ls -t *.lprof | head -n 1 | cut -d. -f1)"
     return "\n".join(lines).replace("<jobid>", last_job)
 
@@ -93,6 +99,28 @@ def anchors(readme: Path) -> set[str]:
     found = tokens(readme)
     headings = [found[i + 1].content for i, token in enumerate(found) if token.type == "heading_open"]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_tensorboard_serves(user_environment: dict[str, str], tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path), "--port", str(port)]
+    with subprocess.Popen(
+        command, env=user_environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            for _ in range(300):
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+                        assert b"TensorBoard" in answer.read()
+                        return
+                except urllib.error.URLError:
+                    assert server.poll() is None, "tensorboard has ended"
+                    time.sleep(0.1)
+            pytest.fail("no answer from tensorboard")
+        finally:
+            server.terminate()
 
 
 def test_every_lesson_has_its_three_files() -> None:

@@ -12,7 +12,6 @@ from conftest import Script
 from workshop.distributed import Ranks
 from workshop.loaders import Loader
 from workshop.loaders.order import EpochOrder
-from workshop.profiling import throughput
 from workshop.profiling.throughput import benchmark, verdict
 
 SLOW, FAST = 0.004, 0.0002
@@ -32,17 +31,12 @@ class SlowLoader:
         return len(self.sampler)
 
 
-@pytest.fixture(autouse=True)
-def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throughput, "TRIAL_SECONDS", 0.15)
-
-
 def measured(folder: Path, load: float, train: float, samples: int = 800) -> dict:
     def slow_model(loader: Loader) -> None:
         for _ in loader:
             time.sleep(train)
 
-    benchmark(SlowLoader(load, samples), slow_model, "map", folder)
+    benchmark(SlowLoader(load, samples), slow_model, "map", folder, seconds=0.15)
     return json.loads((folder / "throughput.json").read_text())
 
 

@@ -51,6 +51,8 @@ class TrainConfig:
     """learning rate"""
     optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = "adam"
     """optimizer"""
+    fused: bool = False
+    """let the optimizer update all weights in one kernel; adadelta cannot"""
     seed: int = 1
     """seed of weights, sample order and augmentation"""
     log_interval: int = 100
@@ -63,6 +65,8 @@ class TrainConfig:
     """go on from the checkpoint in the run folder, if there is one"""
     benchmark: bool = False
     """instead of training, measure how fast loading and training are, alone and together"""
+    benchmark_seconds: float = 1.0
+    """length of each of its trials"""
     trace: bool = False
     """record a few training steps, operator by operator, into the run folder; show which operators take most time"""
     monitor: bool = False
@@ -75,6 +79,10 @@ class TrainConfig:
                 raise UserError(f"--{name} must be at least 1, got {value}")
         if self.num_workers < 0:
             raise UserError(f"--num_workers must be 0 (load in the training process) or more, got {self.num_workers}")
+        if self.fused and self.optimizer == "adadelta":
+            raise UserError("--fused true: PyTorch has no fused adadelta; choose another --optimizer, or --fused false")
+        if not self.benchmark_seconds > 0:
+            raise UserError(f"--benchmark_seconds must be above 0, got {self.benchmark_seconds}")
         if not self.lr > 0:
             raise UserError(f"--lr must be above 0, got {self.lr}")
 

@@ -132,7 +132,7 @@ class Run:
     def benchmark(self, loader: Loader, train: Callable[[Loader], object]) -> None:
         """Measure how fast loading and training are, alone and together; ``train`` trains on the loader it is given."""
         self.quiet = True
-        benchmark(loader, train, self.config.loader, self.directory)
+        benchmark(loader, train, self.config.loader, self.directory, self.config.benchmark_seconds)
         self.quiet = False
 
     def log(self, line: str) -> None:

@@ -16,7 +16,6 @@ import torch
 from workshop.loaders import Loader
 
 TRIALS = 3
-TRIAL_SECONDS = 3.0
 GOOD_OVERLAP = 0.9
 
 NEXT_STEP = {
@@ -55,7 +54,9 @@ class OneBatch:
         return len(self.sampler)
 
 
-def benchmark(loader: Loader, train: Callable[[Loader], object], loader_name: str, folder: Path) -> None:
+def benchmark(
+    loader: Loader, train: Callable[[Loader], object], loader_name: str, folder: Path, seconds: float
+) -> None:
     """Measure IO, SYNTHETIC and FULL, print them with a verdict, and write them to ``folder/throughput.json``.
 
     Args:
@@ -63,11 +64,12 @@ def benchmark(loader: Loader, train: Callable[[Loader], object], loader_name: st
         train: trains on all batches of the loader it is given, as an epoch does.
         loader_name: the rung of the data ladder, for the verdict.
         folder: the run's folder.
+        seconds: length of a trial.
     """
     measured = {
-        "IO": measure(loader, _read_all),
-        "SYNTHETIC": measure(OneBatch(loader), train),
-        "FULL": measure(loader, train),
+        "IO": measure(loader, _read_all, seconds),
+        "SYNTHETIC": measure(OneBatch(loader), train, seconds),
+        "FULL": measure(loader, train, seconds),
     }
     found = verdict(measured["IO"].mean, measured["SYNTHETIC"].mean, measured["FULL"].mean, loader_name)
     print(f"\n{'':10} {'samples/s':>20}")
@@ -78,12 +80,13 @@ def benchmark(loader: Loader, train: Callable[[Loader], object], loader_name: st
     (folder / "throughput.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
-def measure(loader: Loader, work: Callable[[Loader], object]) -> Throughput:
-    """Time ``work`` on the loader: several trials of about `TRIAL_SECONDS`, each part of an epoch or whole ones."""
+def measure(loader: Loader, work: Callable[[Loader], object], seconds: float) -> Throughput:
+    """Time ``work`` on the loader: several trials of about ``seconds``, each part of an epoch or whole ones."""
     steps = 10
-    while (seconds := _seconds(loader, work, steps)) < TRIAL_SECONDS / 3:
-        steps *= 2  # the first rounds also warm up: workers start, memory is allocated, kernels are chosen
-    steps = max(10, round(steps * TRIAL_SECONDS / seconds))
+    _seconds(loader, work, steps)  # warms up: workers start, memory is allocated, kernels are chosen
+    while (taken := _seconds(loader, work, steps)) < seconds / 3:
+        steps *= 2
+    steps = max(10, round(steps * seconds / taken))
     rates = [_samples(loader, steps) / _seconds(loader, work, steps) for _ in range(TRIALS)]
     return Throughput(statistics.mean(rates), statistics.stdev(rates))
 
