@@ -7,19 +7,11 @@ that this script did not put there are never overwritten.
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from workshop.config import nearest
 from workshop.datasets import DATASETS, default_data_dir, shards
 from workshop.errors import UserError, run_reporting_user_errors
-
-
-class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line, as the other scripts do."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise `UserError` in place of printing the usage."""
-        raise UserError(f"{message} (see --help)")
+from workshop.experiments.flags import Parser
 
 
 def parse_arguments() -> argparse.Namespace:

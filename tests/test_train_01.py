@@ -1,5 +1,6 @@
 """Lesson 01 as its user runs it: learns, records, repeats, resumes, is profiled; mistakes are told in one line."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from conftest import REPOSITORY, Script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 LESSON = REPOSITORY / "01_single_gpu"
+RANGES = ("data", "forward", "backward", "optimizer")
 SHORT = ["--limit_train", "640", "--limit_val", "100", "--log_interval", "5"]
 
 
@@ -86,6 +88,33 @@ def test_a_new_run_replaces_the_record_of_the_old_one(train: Script, tmp_path: P
     assert len(list((tmp_path / "run").glob("events.*"))) == 1
 
 
+def test_trace_and_monitor(train: Script, tmp_path: Path) -> None:
+    result = train(*SHORT, "--limit_train", 1920, "--trace", "true", "--monitor", "true", "--run_dir", tmp_path)
+    assert result.status == 0, result.stderr
+    assert "CPU time by operator" in result.stdout
+    with gzip.open(tmp_path / "rank0.pt.trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    steps = {name: sum(event.get("name") == name for event in events) for name in RANGES}
+    assert all(count >= 6 for count in steps.values()), steps
+    quantities = summary_of(tmp_path)["monitor"]["quantities"]
+    assert quantities["rss_bytes"]["max"] > 1e8
+    assert quantities["cpu_percent"]["max"] > 0
+    assert "monitor/cpu_percent" in EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+
+
+def test_the_fast_configuration_learns_as_well(train: Script, tmp_path: Path) -> None:
+    configs = ["--config", "../configs/mnist.yaml", "--config", "../configs/mnist_fast.yaml"]
+    assert train(*configs, "--run_dir", tmp_path).status == 0
+    assert summary_of(tmp_path)["epochs"][0]["val_accuracy"] > 0.7
+
+
+def test_cifar10(train: Script, tmp_path: Path) -> None:
+    flags = ["--config", "../configs/cifar10.yaml", "--loader", "memory", "--epochs", 8, "--run_dir", tmp_path]
+    assert train(*flags).status == 0
+    epochs = summary_of(tmp_path)["epochs"]
+    assert epochs[-1]["val_accuracy"] > max(0.15, epochs[0]["val_accuracy"])
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adadelta"])
 def test_every_optimizer_learns(train: Script, tmp_path: Path, optimizer: str) -> None:
     lr = {"sgd": 0.01, "adamw": 1e-3, "adadelta": 1.0}[optimizer]
@@ -134,6 +163,9 @@ def test_plain_runs_pay_nothing_for_the_profiler() -> None:
         (["--batch_size", "2001"], "only 2000 are there to train on"),
         (["--num_workers", "-1"], "--num_workers must be 0"),
         (["--model", "mnist_cmn"], "did you mean mnist_cnn?"),
+        (["--fused", "true", "--optimizer", "adadelta"], "PyTorch has no fused adadelta"),
+        (["--loader", "tape"], "--loader takes one of 'map', 'shards', 'memory', 'device', 'dali', got 'tape'"),
+        (["--trace", "true", "--run_dir", "/proc/nowhere"], "cannot write into /proc/nowhere"),
         (["--run_dir", "/proc/nowhere"], "cannot write into /proc/nowhere"),
         (["--run_dir", "train.py"], "cannot write into train.py"),
         (["--config", "nowhere.yaml"], "cannot read the config file nowhere.yaml"),
