@@ -62,7 +62,7 @@ def baseline() -> dict[str, Any]:
             "hits": hits,
             "seconds": time * stats.unit,
             "percent": 100 * time / total,
-            "text": linecache.getline(file, line).rstrip(),
+            "text": linecache.getline(str(LESSON_01 / file), line).rstrip(),
         }
         for line, hits, time in timings
     ]
@@ -100,9 +100,11 @@ def fast() -> dict[str, Any]:
 
 
 def cpu_or_gpu() -> dict[str, Any]:
-    """All experiments of cpu_or_gpu.py at full size; also draws the plot of the lesson."""
+    """All experiments of cpu_or_gpu.py, as the lesson runs them; also draws its plot."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "cpu_or_gpu.py", "--all", "--out", folder], cwd=LESSON_01, check=True)
+        subprocess.run(
+            [sys.executable, "cpu_or_gpu.py", "--all", "--quick", "true", "--out", folder], cwd=LESSON_01, check=True
+        )
         shutil.copy(Path(folder) / "cpu_or_gpu.png", RESULTS / f"{machine_name()}_cpu_or_gpu.png")
         return json.loads((Path(folder) / "cpu_or_gpu.json").read_text())
 
@@ -143,12 +145,11 @@ def main() -> None:
     for name in arguments.experiments or EXPERIMENTS:
         figures = EXPERIMENTS[name]()
         record = json.loads(file.read_text()) if file.exists() else {}
-        record[name] = {
+        record[name] = figures | {
             "date": date.today().isoformat(),
             "command": f"python results/measure.py {name}",
             "hardware": describe_hardware(pick_device()),
             "versions": describe_versions(),
-            **figures,
         }
         file.write_text(json.dumps(record, indent=2) + "\n")
         print(f"{name}: written to {file.relative_to(REPOSITORY)}")

@@ -44,8 +44,8 @@ def run_directory(config: TrainConfig) -> Path:
 class Run:
     """Everything one run writes down.
 
-    Used as a context manager, so that the curves are complete on disk when the run ends. Without ``--resume true`` it
-    replaces the record of an earlier run in the same folder.
+    Used as a context manager, so that the curves are complete on disk when the run ends. Training without ``--resume
+    true`` replaces the record of an earlier run in the same folder.
 
     Raises:
         UserError: the run folder cannot be written.
@@ -60,7 +60,7 @@ class Run:
         self.quiet = False
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            if not config.resume:
+            if not (config.resume or config.benchmark):
                 for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "summary.json", "checkpoint.pt"):
                     for file in self.directory.glob(pattern):
                         file.unlink()

@@ -66,11 +66,14 @@ def benchmark(
         folder: the run's folder.
         seconds: length of a trial.
     """
-    measured = {
-        "IO": measure(loader, _read_all, seconds),
-        "SYNTHETIC": measure(OneBatch(loader), train, seconds),
-        "FULL": measure(loader, train, seconds),
-    }
+    one_batch = OneBatch(loader)
+    works = {"IO": (loader, _read_all), "SYNTHETIC": (one_batch, train), "FULL": (loader, train)}
+    steps = {name: _steps_in(*work, seconds) for name, work in works.items()}
+    rates: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(TRIALS):  # in turn, so that a machine that changes its pace does so to all three
+        for name, work in works.items():
+            rates[name].append(_samples(work[0], steps[name]) / _seconds(*work, steps[name]))
+    measured = {name: Throughput(statistics.mean(found), statistics.stdev(found)) for name, found in rates.items()}
     found = verdict(measured["IO"].mean, measured["SYNTHETIC"].mean, measured["FULL"].mean, loader_name)
     print(f"\n{'':10} {'samples/s':>20}")
     for name, throughput in measured.items():
@@ -80,15 +83,13 @@ def benchmark(
     (folder / "throughput.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
-def measure(loader: Loader, work: Callable[[Loader], object], seconds: float) -> Throughput:
-    """Time ``work`` on the loader: several trials of about ``seconds``, each part of an epoch or whole ones."""
+def _steps_in(loader: Loader, work: Callable[[Loader], object], seconds: float) -> int:
+    """Return how many steps ``work`` takes in about ``seconds``; warms up on the way."""
     steps = 10
-    _seconds(loader, work, steps)  # warms up: workers start, memory is allocated, kernels are chosen
+    _seconds(loader, work, steps)  # workers start, memory is allocated, kernels are chosen
     while (taken := _seconds(loader, work, steps)) < seconds / 3:
         steps *= 2
-    steps = max(10, round(steps * seconds / taken))
-    rates = [_samples(loader, steps) / _seconds(loader, work, steps) for _ in range(TRIALS)]
-    return Throughput(statistics.mean(rates), statistics.stdev(rates))
+    return max(10, round(steps * seconds / taken))
 
 
 def _parts(loader: Loader, steps: int) -> list[int]:
