@@ -185,7 +185,7 @@ def test_silent_mirror_is_given_up(mirrors: tuple, tmp_path: Path, monkeypatch: 
         (["mnsit"], "no data set 'mnsit'; did you mean mnist?"),
         ([], "NAME"),
         (["mnist", "--synth"], "--synth"),
-        (["mnist", "--seed", "one"], "argument --seed: invalid int value: 'one'"),
+        (["mnist", "--seed", "one"], "--seed: invalid int value: 'one'"),
         (["mnist", "--seed", "1"], "--seed needs --synthetic"),
         (["mnist", "--synthetic", "--seed", "-1"], "--seed -1 must be in 0..4294967295"),
         (["mnist", "--synthetic", "--val_samples", "0"], "--train_samples and --val_samples must be at least 1"),
