@@ -7,13 +7,17 @@ from collections.abc import Callable
 class UserError(ValueError):
     """A mistake the user can mend; its message is the one line they are shown."""
 
+    told = False
+    """whether another rank, which has met the same mistake, shows it"""
+
 
 def run_reporting_user_errors(main: Callable[[], None]) -> None:
     """Call ``main()``; turn a `UserError` into one line on stderr and exit status 2."""
     try:
         main()
     except UserError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        if not error.told:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 
 
