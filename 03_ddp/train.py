@@ -46,7 +46,7 @@ def lr_factor(config: Config, global_batch_size: int, step: int, steps: int) -> 
     """Return what to multiply --lr by in ``step`` of ``steps``, counted from 0: it rises, then falls as a cosine."""
     ratio = global_batch_size / config.base_batch_size
     scale = {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[config.lr_scaling]
-    warmup = round(config.warmup * steps)
+    warmup = int(config.warmup * steps)
     if step < warmup:
         return scale * (step + 1) / warmup
     return scale * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))

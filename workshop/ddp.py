@@ -44,6 +44,8 @@ class DDPConfig(TrainConfig):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UserError(f"--{name} must be above 0, got {value}")
+        if self.static_graph and not self.sync_gradients:
+            raise UserError("--static_graph true has DDP learn the graph while it communicates: --sync_gradients true")
         if not 0 <= self.warmup < 1:
             raise UserError(f"--warmup is a share of all steps, from 0 to below 1, got {self.warmup}")
 

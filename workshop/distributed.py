@@ -74,11 +74,13 @@ def process_group() -> Iterator[Ranks]:
         raise UserError(f"rank {rank} of {world_size} came, but cannot reach the others: {reason}") from None
     try:
         yield Ranks(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
-    except UserError as error:
-        error.told = world_size > 1 and _told_by_another(str(error), rank, store)
+    except BaseException as error:
+        if isinstance(error, UserError) and world_size > 1:
+            error.told = _told_by_another(str(error), rank, store)
+        if device.type == "cpu":  # over NCCL, parting could wait for ranks that wait for this one
+            dist.destroy_process_group()
         raise
-    finally:
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 def launched_as() -> tuple[int, int, int]:
@@ -96,6 +98,11 @@ def launched_as() -> tuple[int, int, int]:
     if tasks > 1:
         raise UserError(f"this job has {tasks} tasks, but only one was started: write srun before it in the job")
     return 0, 0, 1
+
+
+def first_on_node() -> bool:
+    """Whether this process is the first of those on its node, as far as torchrun or srun tell."""
+    return (os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0") == "0"
 
 
 def slowest(seconds: float, device: torch.device) -> float:
