@@ -5,6 +5,7 @@ A process learns its rank from whoever started it: torchrun, srun, or nobody, an
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,18 +149,39 @@ def _meet(rank: int, world_size: int) -> dist.Store:
             raise error
     address, port = where["MASTER_ADDR"], where["MASTER_PORT"]
     patience = timedelta(seconds=float(os.environ.get("WORKSHOP_RENDEZVOUS_SECONDS", 120)))
+    keys = [f"world size of rank {other}" for other in range(world_size)]
     try:
-        store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=patience))
+        with _silent_stderr():
+            store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=patience))
+            store.set(keys[rank], str(world_size))
+            store.wait(keys, patience)
+            told = [int(size) for size in store.multi_get(keys)]
     except dist.DistError as error:
         if "EADDRINUSE" in str(error):
             raise UserError(f"port {port} is in use on this machine; export another MASTER_PORT") from None
         raise UserError(
-            f"rank {rank} of {world_size} waited {patience.seconds} s at {address}:{port}, but not all came: start "
+            f"rank {rank} of {world_size} waited up to {patience.seconds} s at {address}:{port}, but not all came: start "
             "as many processes as the world size says, and see that all nodes can reach that address"
         ) from None
     except ValueError as error:
         raise UserError(f"MASTER_ADDR={address} MASTER_PORT={port} is no place to meet: {error}") from None
+    if set(told) != {world_size}:
+        raise UserError(f"the ranks disagree on how many they are, {min(told)} or {max(told)}: check WORLD_SIZE")
     return store
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Keep torch's C++ side, which logs stack traces of errors that it raises as well, from writing to stderr."""
+    sys.stderr.flush()
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
 
 
 def _told_by_another(message: str, rank: int, store: dist.Store) -> bool:
