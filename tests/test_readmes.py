@@ -42,7 +42,7 @@ def script_of(readme: Path) -> str:
             if not any(command.startswith(prefix) for prefix in NOT_RUN_HERE):
                 where = f"### {readme.parent.name}/{readme.name}:{line}: {command.strip()}"
                 lines += [f"echo {shlex.quote(where)}", command.strip()]
-    last_job = "$(ls -t *.lprof | head -n 1 | cut -d. -f1)"
+    last_job = "$(ls -t *.lprof | head -n 1 | cut -d. -f1 | cut -d_ -f1)"
     return "\n".join(lines).replace("<jobid>", last_job)
 
 

@@ -160,8 +160,8 @@ def _meet(rank: int, world_size: int) -> dist.Store:
         if "EADDRINUSE" in str(error):
             raise UserError(f"port {port} is in use on this machine; export another MASTER_PORT") from None
         raise UserError(
-            f"rank {rank} of {world_size} waited up to {patience.seconds} s at {address}:{port}, but not all came: start "
-            "as many processes as the world size says, and see that all nodes can reach that address"
+            f"rank {rank} of {world_size} waited up to {patience.seconds} s at {address}:{port}, but not all came: "
+            "start as many processes as the world size says, and see that all nodes can reach that address"
         ) from None
     except ValueError as error:
         raise UserError(f"MASTER_ADDR={address} MASTER_PORT={port} is no place to meet: {error}") from None
