@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from workshop.errors import UserError
+from workshop.errors import UserError, leave_with_status_2_when_told_to_end
 
 
 def pick_device() -> torch.device:
@@ -77,6 +77,7 @@ def process_group() -> Iterator[Ranks]:
         yield Ranks(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
     except BaseException as error:
         if isinstance(error, UserError) and world_size > 1:
+            leave_with_status_2_when_told_to_end()
             error.told = _told_by_another(str(error), rank, store)
         if device.type == "cpu":  # over NCCL, parting could wait for ranks that wait for this one
             dist.destroy_process_group()
@@ -95,7 +96,7 @@ def launched_as() -> tuple[int, int, int]:
         return int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), int(env["WORLD_SIZE"])
     if _in_srun():
         return int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), int(env["SLURM_STEP_NUM_TASKS"])
-    tasks = int(env.get("SLURM_NTASKS", 1))
+    tasks = max(int(env.get("SLURM_NTASKS", 1)), int(env.get("SLURM_NNODES", 1)))  # -N alone sets no tasks
     if tasks > 1:
         raise UserError(f"this job has {tasks} tasks, but only one was started: write srun before it in the job")
     return 0, 0, 1
