@@ -28,7 +28,7 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
 
 
 def leave_with_status_2_when_told_to_end() -> None:
-    """Make SIGTERM end this process with status 2: of several ranks with one mistake, srun ends those that leave last."""
+    """Make SIGTERM end this process with status 2: of ranks with the same mistake, srun ends those that leave last."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(2))
 
 
