@@ -26,7 +26,7 @@ test: setup
 lint: setup
 	ruff check .
 	ruff format --check .
-	shellcheck slurm/*.sh */job.slurm .ci/run
+	shellcheck slurm/*.sh */*.slurm .ci/run
 
 docs: setup
 	python -m cogapp -r -I results README.md */README.md

@@ -1,5 +1,6 @@
-"""Turn the figures on record into the tables of the READMEs; cog calls these functions (`make docs`)."""
+"""Turn figures on record and differences between scripts into parts of the READMEs; cog calls this (`make docs`)."""
 
+import difflib
 import json
 import statistics
 from collections.abc import Sequence
@@ -121,6 +122,29 @@ def cpu_or_gpu() -> str:
     conclusions = [f"- **{name}**: {text}" for name, text in record["conclusions"].items()]
     plot = f"![Time by size, one line per library and number of threads](../results/{MACHINE}_cpu_or_gpu.png)"
     return "\n".join([plot, "", *conclusions, "", source(record)])
+
+
+def hunks(lesson: str) -> list[str]:
+    """Return what differs between the scripts of lesson 01 and another, without the docstrings at their heads."""
+    first, other = (
+        (Path(__file__).parent.parent / name / "train.py").read_text().split('"""', 2)[2].splitlines()
+        for name in ("01_single_gpu", lesson)
+    )
+    found = []
+    for line in list(difflib.unified_diff(first, other, lineterm="", n=1))[2:]:
+        if line.startswith("@@"):
+            found.append([])
+        else:
+            found[-1].append(line)
+    return ["\n".join(["```diff", *hunk, "```"]) for hunk in found]
+
+
+def hunk(lesson: str, text: str) -> str:
+    """Return those hunks of the difference that hold ``text``."""
+    chosen = [hunk for hunk in hunks(lesson) if text in hunk]
+    if not chosen:
+        raise ValueError(f"no hunk of {lesson} holds {text!r}")
+    return "\n\n".join(chosen)
 
 
 def workers() -> str:

@@ -1,6 +1,7 @@
 """Every command of the READMEs runs as it stands, every link leads somewhere, every figure is the one on record."""
 
 import re
+import runpy
 import shlex
 import shutil
 import socket
@@ -42,7 +43,7 @@ def script_of(readme: Path) -> str:
             if not any(command.startswith(prefix) for prefix in NOT_RUN_HERE):
                 where = f"### {readme.parent.name}/{readme.name}:{line}: {command.strip()}"
                 lines += [f"echo {shlex.quote(where)}", command.strip()]
-    last_job = "$(ls -t *.lprof | head -n 1 | cut -d. -f1)"
+    last_job = "$(ls -t *.lprof | head -n 1 | cut -d. -f1 | cut -d_ -f1)"
     return "\n".join(lines).replace("<jobid>", last_job)
 
 
@@ -126,6 +127,13 @@ def test_tensorboard_serves(user_environment: dict[str, str], tmp_path: Path) ->
 def test_every_lesson_has_its_three_files() -> None:
     for lesson in REPOSITORY.glob("0*_*"):
         assert {"README.md", "train.py", "job.slurm"} <= {file.name for file in lesson.iterdir()}
+
+
+@pytest.mark.parametrize("lesson", ["02_dataparallel", "03_ddp"])
+def test_a_readme_shows_all_that_changed(lesson: str) -> None:
+    hunks = runpy.run_path(str(REPOSITORY / "results" / "render.py"))["hunks"](lesson)
+    readme = (REPOSITORY / lesson / "README.md").read_text()
+    assert [hunk for hunk in hunks if readme.count(hunk) != 1] == []
 
 
 @pytest.mark.parametrize("readme", READMES, ids=name_of)

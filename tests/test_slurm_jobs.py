@@ -1,10 +1,12 @@
 """The lessons as jobs of a real Slurm."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import REPOSITORY
 from slurm_cluster import SlurmCluster
 
@@ -32,3 +34,61 @@ def test_lesson_01_job(slurm: SlurmCluster, user_environment: dict[str, str], tm
     finally:
         log.unlink(missing_ok=True)
         profile.unlink(missing_ok=True)
+
+
+def submit_and_wait(
+    slurm: SlurmCluster, environment: dict[str, str], lesson: Path, *arguments: str
+) -> tuple[int, int, str]:
+    """Run ``sbatch arguments`` in a lesson's folder; return its status, the job id, and the log. Files are removed."""
+    environment = environment | slurm.environment | {"SBATCH_WAIT": "1"}
+    command = ["sbatch", "--parsable", *arguments]
+    result = subprocess.run(command, cwd=lesson, env=environment, capture_output=True, text=True, timeout=300)
+    job = int(result.stdout)
+    log = (lesson / f"{job}.log").read_text()
+    for pattern in (f"{job}.log", f"{job}_*.lprof"):
+        for file in lesson.glob(pattern):
+            log += f"\n{file.name}"
+            file.unlink()
+    return result.returncode, job, log
+
+
+SHORT = ["--limit_train", "640", "--limit_val", "101", "--loader", "memory"]
+
+
+@pytest.mark.parametrize("script", ["job.slurm", "torchrun.slurm"])
+def test_lesson_03_job_on_two_nodes(
+    slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path, script: str
+) -> None:
+    status, job, log = submit_and_wait(slurm, user_environment, REPOSITORY / "03_ddp", "-N", "2", script, *SHORT)
+    assert status == 0, log
+    (summary,) = (tmp_path / "runs" / "03_ddp").glob("*/summary.json")
+    record = json.loads(summary.read_text())
+    assert summary.parent.name == str(job)
+    assert (record["world_size"], record["global_batch_size"]) == (4, 256)
+    assert record["hardware"]["threads"] == 2
+    assert log.count("epoch 1  train loss") == 1
+    profiles = re.findall(r"^\d+_rank\d\.lprof$", log, re.MULTILINE)
+    assert len(profiles) == (4 if script == "job.slurm" else 0)
+
+
+def test_a_mistake_ends_all_ranks_of_a_job(slurm: SlurmCluster, user_environment: dict[str, str]) -> None:
+    lesson = REPOSITORY / "03_ddp"
+    status, _, log = submit_and_wait(slurm, user_environment, lesson, "job.slurm", "--global_batch_size", "65")
+    assert status == 2, log
+    assert log.count("error: --global_batch_size 65 cannot be shared evenly by 2 ranks") == 1
+
+
+def test_two_nodes_without_srun(slurm: SlurmCluster, user_environment: dict[str, str]) -> None:
+    lesson = REPOSITORY / "03_ddp"
+    wrap = ["-N", "2", "--output=%j.log", f"--wrap={sys.executable} train.py"]
+    status, _, log = submit_and_wait(slurm, user_environment, lesson, *wrap)
+    assert status == 2, log
+    assert "error: this job has 2 tasks, but only one was started: write srun before it in the job" in log
+
+
+def test_lesson_02_job(slurm: SlurmCluster, user_environment: dict[str, str]) -> None:
+    lesson = REPOSITORY / "02_dataparallel"
+    status, job, log = submit_and_wait(slurm, user_environment, lesson, "--cpus-per-task=1", "job.slurm", *SHORT)
+    assert status == 0, log
+    assert "DataParallel does nothing here: it found 0 GPU(s)" in log
+    assert f"{job}_1.lprof" in log

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 import jsonargparse
 import yaml
 
+from workshop.distributed import first_on_node
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.paths import default_data_dir
 
@@ -136,8 +137,16 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
 
 def run_with_config(main: Callable[[C], None], config_class: type[C]) -> None:
     """Run a lesson's ``main`` with the configuration of the command line; tell a user's mistake in one line."""
-    description = main.__globals__["__doc__"]
-    run_reporting_user_errors(lambda: main(load_config(config_class, sys.argv[1:], description)))
+
+    def parse_and_run() -> None:
+        try:
+            config = load_config(config_class, sys.argv[1:], description=main.__globals__["__doc__"])
+        except UserError as error:
+            error.told = not first_on_node()  # the others here were given the same flags
+            raise
+        main(config)
+
+    run_reporting_user_errors(parse_and_run)
 
 
 def _keys(file: str) -> set[str]:

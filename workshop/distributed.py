@@ -1,9 +1,21 @@
-"""Who am I: the rank of this process among all, the device it computes on and the CPUs it may use."""
+"""Who am I: the rank of this process among all, the device it computes on, the CPUs it may use; and meeting the others.
+
+A process learns its rank from whoever started it: torchrun, srun, or nobody, and then it is the only one. With that,
+`process_group` has all ranks meet at MASTER_ADDR:MASTER_PORT, where rank 0 listens.
+"""
 
 import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
+
+from workshop.errors import UserError, leave_with_status_2_when_told_to_end
 
 
 def pick_device() -> torch.device:
@@ -33,3 +45,152 @@ class Ranks:
     def is_main(self) -> bool:
         """Whether this is the process that writes logs and files."""
         return self.rank == 0
+
+
+@contextmanager
+def process_group() -> Iterator[Ranks]:
+    """Join the other ranks, over NCCL on CUDA and over gloo on CPUs, and leave them at the end.
+
+    A rank that does not come is waited for 120 seconds, or ``$WORKSHOP_RENDEZVOUS_SECONDS``.
+
+    Raises:
+        UserError: the ranks do not know where to meet, cannot meet there, or not all of them come; or there are fewer
+            GPUs than ranks.
+    """
+    rank, local_rank, world_size = launched_as()
+    device = _own_device(local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store = _meet(rank, world_size)
+    try:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            device_id=device if device.type == "cuda" else None,  # connects now, not in the first step
+        )
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise UserError(f"rank {rank} of {world_size} came, but cannot reach the others: {reason}") from None
+    try:
+        yield Ranks(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
+    except BaseException as error:
+        if isinstance(error, UserError) and world_size > 1:
+            leave_with_status_2_when_told_to_end()
+            error.told = _told_by_another(str(error), rank, store)
+        if device.type == "cpu":  # over NCCL, parting could wait for ranks that wait for this one
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def launched_as() -> tuple[int, int, int]:
+    """Return (rank, local rank, world size) as torchrun or srun set them; (0, 0, 1) if neither started this process.
+
+    Raises:
+        UserError: this is a job of several tasks, but not srun started this process, so the others are missing.
+    """
+    env = os.environ
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), int(env["WORLD_SIZE"])
+    if _in_srun():
+        return int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), int(env["SLURM_STEP_NUM_TASKS"])
+    tasks = max(int(env.get("SLURM_NTASKS", 1)), int(env.get("SLURM_NNODES", 1)))  # -N alone sets no tasks
+    if tasks > 1:
+        raise UserError(f"this job has {tasks} tasks, but only one was started: write srun before it in the job")
+    return 0, 0, 1
+
+
+def first_on_node() -> bool:
+    """Whether this process is the first of those on its node, as far as torchrun or srun tell."""
+    return (os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0") == "0"
+
+
+def slowest(seconds: float, device: torch.device) -> float:
+    """Return the longest of all ranks' times, on all ranks; without a process group, return ``seconds``."""
+    if not dist.is_initialized():
+        return seconds
+    longest = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return longest.item()
+
+
+def _in_srun() -> bool:
+    """Whether srun started this process; the batch script and interactive shells are steps too, of special numbers."""
+    return int(os.environ.get("SLURM_STEP_ID", 2**32 - 5)) < 2**32 - 16
+
+
+def _own_device(local_rank: int) -> torch.device:
+    """Return this rank's own GPU, else the CPU (of accelerators, only CUDA's, or ROCm's, have collectives here)."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    index = 0 if gpus == 1 and _in_srun() else local_rank  # Slurm may show each task its own GPU only, as number 0
+    if index >= gpus:
+        raise UserError(
+            f"local rank {local_rank} finds no GPU of its own on {os.uname().nodename}, which shows {gpus}: start one "
+            "rank per GPU, or train on CPUs with CUDA_VISIBLE_DEVICES= in the environment"
+        )
+    return torch.device("cuda", index)
+
+
+def _meet(rank: int, world_size: int) -> dist.Store:
+    """Return the store through which the ranks find each other, once all of them have come to it."""
+    where = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
+    if world_size == 1 and not all(where.values()):
+        return dist.HashStore()  # nobody to meet
+    for name, value in where.items():
+        if not value:
+            error = UserError(
+                f"{name} is not set, so {world_size} ranks do not know where to meet: start them with torchrun, "
+                "or export it as 03_ddp/job.slurm does"
+            )
+            error.told = rank > 0  # all ranks see this
+            raise error
+    address, port = where["MASTER_ADDR"], where["MASTER_PORT"]
+    patience = timedelta(seconds=float(os.environ.get("WORKSHOP_RENDEZVOUS_SECONDS", 120)))
+    keys = [f"world size of rank {other}" for other in range(world_size)]
+    try:
+        with _silent_stderr():
+            store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=patience))
+            store.set(keys[rank], str(world_size))
+            store.wait(keys, patience)
+            told = [int(size) for size in store.multi_get(keys)]
+    except dist.DistError as error:
+        if "EADDRINUSE" in str(error):
+            raise UserError(f"port {port} is in use on this machine; export another MASTER_PORT") from None
+        raise UserError(
+            f"rank {rank} of {world_size} waited up to {patience.seconds} s at {address}:{port}, but not all came: "
+            "start as many processes as the world size says, and see that all nodes can reach that address"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"MASTER_ADDR={address} MASTER_PORT={port} is no place to meet: {error}") from None
+    if set(told) != {world_size}:
+        raise UserError(f"the ranks disagree on how many they are, {min(told)} or {max(told)}: check WORLD_SIZE")
+    return store
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Keep torch's C++ side, which logs stack traces of errors that it raises as well, from writing to stderr."""
+    sys.stderr.flush()
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
+
+
+def _told_by_another(message: str, rank: int, store: dist.Store) -> bool:
+    """Whether another rank tells the user of the same mistake; when in doubt, not."""
+    try:
+        first = store.add(f"told/{message}", 1) == 1
+        if rank == 0:
+            time.sleep(1)  # the store goes with rank 0: leave the others time to ask
+    except RuntimeError:
+        return False
+    return not first

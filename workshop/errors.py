@@ -1,11 +1,17 @@
 """How a user's mistake is told: one line saying what is wrong, where, and what to do; exit status 2."""
 
+import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 
 
 class UserError(ValueError):
     """A mistake the user can mend; its message is the one line they are shown."""
+
+    told = False
+    """whether another rank, which has met the same mistake, shows it"""
 
 
 def run_reporting_user_errors(main: Callable[[], None]) -> None:
@@ -13,8 +19,17 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        if error.told:
+            leave_with_status_2_when_told_to_end()
+            time.sleep(3)  # else the launcher, seeing this rank gone, could end the one that tells before it does
+        else:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+
+
+def leave_with_status_2_when_told_to_end() -> None:
+    """Make SIGTERM end this process with status 2: of ranks with the same mistake, srun ends those that leave last."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(2))
 
 
 def warn(message: str) -> None:

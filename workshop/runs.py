@@ -41,8 +41,18 @@ def run_directory(config: TrainConfig) -> Path:
     return config.run_dir or default_runs_dir() / lesson_name() / os.environ.get("SLURM_JOB_ID", config.dataset)
 
 
+class _NoBoard:
+    """Stands in for the TensorBoard writer on ranks that record nothing."""
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Run:
-    """Everything one run writes down.
+    """Everything one run writes down; of several ranks only the main one does, the others are silent.
 
     Used as a context manager, so that the curves are complete on disk when the run ends. Training without ``--resume
     true`` replaces the record of an earlier run in the same folder.
@@ -57,14 +67,10 @@ class Run:
         self.directory = run_directory(config)
         self.epochs: list[dict[str, Any]] = []
         self.steps = 0
-        self.quiet = False
+        self.notes: dict[str, Any] = {}
+        self.quiet = not ranks.is_main
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            if not (config.resume or config.benchmark):
-                for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "summary.json", "checkpoint.pt"):
-                    for file in self.directory.glob(pattern):
-                        file.unlink()
-            self.board = SummaryWriter(self.directory)
+            self.board = self._open_board() if ranks.is_main else _NoBoard()
         except OSError as error:
             reason = error.strerror or error
             raise UserError(f"cannot write into {self.directory}: {reason}; choose another --run_dir") from None
@@ -75,8 +81,16 @@ class Run:
             name=f"rank{ranks.rank}",
             log=self.log,
         )
-        self.monitor = Monitor(ranks.device, self._record_sample) if config.monitor else None
+        self.monitor = Monitor(ranks.device, self._record_sample) if config.monitor and ranks.is_main else None
         self._instruments = ExitStack()
+
+    def _open_board(self) -> SummaryWriter:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not (self.config.resume or self.config.benchmark):
+            for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "summary.json", "checkpoint.pt"):
+                for file in self.directory.glob(pattern):
+                    file.unlink()
+        return SummaryWriter(self.directory)
 
     def __enter__(self) -> "Run":
         self.log(f"writing to {self.directory}, computing on {self.ranks.device}")
@@ -106,7 +120,8 @@ class Run:
 
     def save(self, **parts: Stateful) -> None:
         """Write checkpoint.pt, from which `resume` goes on with the next epoch."""
-        save_checkpoint(self.checkpoint, **parts, run=self)
+        if self.ranks.is_main:
+            save_checkpoint(self.checkpoint, **parts, run=self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run must know of the epochs before it."""
@@ -133,11 +148,18 @@ class Run:
         """Measure how fast loading and training are, alone and together; ``train`` trains on the loader it is given."""
         self.quiet = True
         benchmark(loader, train, self.config.loader, self.directory, self.config.benchmark_seconds)
-        self.quiet = False
+        self.quiet = not self.ranks.is_main
 
     def log(self, line: str) -> None:
         """Print one line without disturbing the progress bar."""
-        tqdm.write(line)
+        if self.ranks.is_main:
+            tqdm.write(line)
+
+    def note(self, line: str, **facts: object) -> None:
+        """Put ``facts`` into summary.json, and print ``line``, which tells them, if they are new."""
+        if facts.items() - self.notes.items():
+            self.log(line)
+        self.notes |= facts
 
     def log_step(self, epoch: int, loss: float) -> None:
         """Log the loss of the step under way, the throughput, and the moving averages of load and compute time."""
@@ -197,6 +219,8 @@ class Run:
         self.board.add_scalar(f"monitor/{name}", value, round(seconds))
 
     def _write_summary(self) -> None:
+        if not self.ranks.is_main:
+            return
         summary = {
             "lesson": lesson_name(),
             "config": dataclasses.asdict(self.config),
@@ -206,6 +230,7 @@ class Run:
             "world_size": self.ranks.world_size,
             "global_batch_size": self._loader.sampler.global_batch_size,
             "epochs": self.epochs,
+            **self.notes,
             "peak_memory_bytes": peak_memory_bytes(self.ranks.device),
             "monitor": self.monitor and self.monitor.summary(),
         }

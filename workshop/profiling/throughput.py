@@ -1,7 +1,8 @@
 """What bounds a run: the loader alone (IO), the training alone (SYNTHETIC), and both together (FULL).
 
 The three quantities are those of the benchy tool (https://github.com/romerojosh/benchy). Here all are measured alike:
-every trial starts a fresh iterator, lasts about as long, and rounds that warm up do not count.
+every trial starts a fresh iterator, lasts about as long, and rounds that warm up do not count. With several ranks the
+slowest one's time counts.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from workshop.distributed import slowest
 from workshop.loaders import Loader
 
 TRIALS = 3
@@ -74,6 +76,8 @@ def benchmark(
         for name, work in works.items():
             rates[name].append(_samples(work[0], steps[name]) / _seconds(*work, steps[name]))
     measured = {name: Throughput(statistics.mean(found), statistics.stdev(found)) for name, found in rates.items()}
+    if not loader.sampler.ranks.is_main:
+        return
     found = verdict(measured["IO"].mean, measured["SYNTHETIC"].mean, measured["FULL"].mean, loader_name)
     print(f"\n{'':10} {'samples/s':>20}")
     for name, throughput in measured.items():
@@ -114,7 +118,7 @@ def _seconds(loader: Loader, work: Callable[[Loader], object], steps: int) -> fl
         torch.accelerator.synchronize()
     seconds = time.perf_counter() - started
     loader.sampler.max_steps = None
-    return seconds
+    return slowest(seconds, loader.sampler.ranks.device)  # with ranks that agree on it, all take as many steps
 
 
 def _read_all(loader: Loader) -> None:

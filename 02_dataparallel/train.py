@@ -1,0 +1,122 @@
+"""Lesson 02: lesson 01 on all GPUs of one machine, with one process and nn.DataParallel.
+
+    python train.py              # trains
+    kernprof -lv train.py        # trains, then shows the time spent on each line of train_one_epoch
+
+You should see the losses of lesson 01. With one GPU or none, a line says that DataParallel does nothing there.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from workshop.config import TrainConfig, run_with_config
+from workshop.distributed import Ranks
+from workshop.hardware import keep_freed_memory
+from workshop.loaders import Loader, build_loaders
+from workshop.models import build_model
+from workshop.optimizers import build_optimizer
+from workshop.profiling import annotate, profile
+from workshop.runs import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    """The flags of this lesson, on top of those all lessons share."""
+
+    lr_decay: float = 0.7
+    """factor on the learning rate after each epoch"""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: compute in half as many bits where that is safe, as torch.autocast knows"""
+    keep_memory: bool = False
+    """on a CPU under Linux: keep freed memory for the next step instead of giving it back to the system"""
+    channels_last: bool = False
+    """keep the channels of a pixel side by side in memory, as fast convolutions want them"""
+
+
+@profile
+def train_one_epoch(
+    config: Config,
+    epoch: int,
+    model: nn.Module,
+    loader: Loader,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    run: Run,
+) -> float:
+    """Show every training sample to the model once; return the mean loss."""
+    model.train()
+    loss_sum = torch.zeros((), device=device)
+    for step, (images, labels) in enumerate(run.watch(loader), start=1):
+        images = images.to(device, non_blocking=config.non_blocking)
+        labels = labels.to(device, non_blocking=config.non_blocking)
+        optimizer.zero_grad()
+        with annotate("forward"), torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+            scores = model(images)
+            loss = F.cross_entropy(scores, labels)
+        with annotate("backward"):
+            loss.backward()
+        with annotate("optimizer"):
+            optimizer.step()
+        loss_sum += loss.detach() * len(labels)  # stays on the device
+        if step % config.log_interval == 0:
+            run.log_step(epoch, loss.item())  # .item() waits for the device
+    return loss_sum.item() / loader.sampler.samples
+
+
+@torch.inference_mode()
+def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> tuple[float, float]:
+    """Return the mean loss and the share of right answers over the validation samples."""
+    model.eval()
+    loss_sum = torch.zeros((), device=device)
+    correct = torch.zeros((), device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=config.non_blocking)
+        labels = labels.to(device, non_blocking=config.non_blocking)
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+            scores = model(images)
+            loss_sum += F.cross_entropy(scores, labels, reduction="sum")
+        correct += (scores.argmax(dim=1) == labels).sum()
+    return loss_sum.item() / loader.sampler.samples, correct.item() / loader.sampler.samples
+
+
+def main(config: Config) -> None:
+    """Train for ``config.epochs`` epochs, validating and saving a checkpoint after each."""
+    ranks = Ranks()
+    device = ranks.device
+    torch.manual_seed(config.seed)
+    if config.keep_memory:
+        keep_freed_memory()
+    train_loader, val_loader = build_loaders(config, ranks)
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    model = build_model(config).to(device, memory_format=memory_format)
+    replicas = nn.DataParallel(model)  # each step: copies the model to all GPUs, cuts the batch, collects the scores
+    if len(replicas.device_ids) < 2:
+        print(f"DataParallel does nothing here: it found {len(replicas.device_ids)} GPU(s); training on one device")
+    optimizer = build_optimizer(config, model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=config.lr_decay)
+
+    with Run(config, ranks) as run:
+        if config.benchmark:
+            run.benchmark(
+                train_loader, lambda loader: train_one_epoch(config, 0, replicas, loader, optimizer, device, run)
+            )
+            return
+        first_epoch = run.resume(model=model, optimizer=optimizer, scheduler=scheduler)
+        for epoch in range(first_epoch, config.epochs + 1):
+            train_loader.sampler.set_epoch(epoch)  # a new order of the samples
+            started = time.perf_counter()
+            train_loss = train_one_epoch(config, epoch, replicas, train_loader, optimizer, device, run)
+            seconds = time.perf_counter() - started
+            val_loss, val_accuracy = evaluate(config, model, val_loader, device)
+            run.log_epoch(epoch, seconds, scheduler.get_last_lr()[0], train_loss, val_loss, val_accuracy)
+            scheduler.step()
+            run.save(model=model, optimizer=optimizer, scheduler=scheduler)
+
+
+if __name__ == "__main__":
+    run_with_config(main, Config)

@@ -1,0 +1,49 @@
+"""Starts several ranks of a script on this machine, as a launcher would, and collects what each of them says."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import Result
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start_ranks(
+    count: int,
+    *command: object,
+    cwd: Path,
+    environment: dict[str, str] | None = None,
+    announced: int | None = None,
+) -> list[Result]:
+    """Run ``python command`` as that many ranks, one thread each; return what each did.
+
+    With ``announced`` they are told of another number.
+    """
+    world_size = announced or count
+    common = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": 1}
+    processes = []
+    for rank in range(count):
+        variables = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        process = subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            cwd=cwd,
+            env=(environment or dict(os.environ)) | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+    try:
+        outputs = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [Result(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]

@@ -1,0 +1,177 @@
+"""Lesson 03 as its user runs it: one rank or many learn the same; mistakes are told in one line and end all ranks."""
+
+import difflib
+import json
+import math
+import runpy
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, Script
+from ranks import free_port, start_ranks
+
+LESSON = REPOSITORY / "03_ddp"
+SHORT = ["--limit_train", 320, "--limit_val", 101, "--loader", "memory", "--num_workers", 0]
+CIFAR = ["--config", "../configs/cifar10.yaml", *SHORT, "--epochs", 2, "--batch_size", 32]  # its model has no dropout
+
+
+@pytest.fixture
+def train(run_script: Script) -> Script:
+    return partial(run_script, "03_ddp/train.py")
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def code_of(lesson: str) -> list[str]:
+    """The lines of a lesson's script that are neither blank nor in its docstring."""
+    _, _, code = (REPOSITORY / lesson / "train.py").read_text().split('"""', 2)
+    return [line for line in code.splitlines() if line]
+
+
+@pytest.mark.parametrize(("lesson", "limit"), [("02_dataparallel", 6), ("03_ddp", 40)])
+def test_a_lesson_differs_from_the_first_by_few_lines(lesson: str, limit: int) -> None:
+    changes = difflib.SequenceMatcher(None, code_of("01_single_gpu"), code_of(lesson), autojunk=False).get_opcodes()
+    assert sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in changes if kind != "equal") <= limit
+
+
+def test_two_ranks_learn_what_one_does(train: Script, user_environment: dict[str, str], tmp_path: Path) -> None:
+    assert train(*CIFAR, "--global_batch_size", 64, "--run_dir", tmp_path / "one").status == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    flags = [*CIFAR, "--log_interval", 5, "--trace", "true", "--run_dir", tmp_path / "two"]
+    result = subprocess.run(
+        list(map(str, [*command, "train.py", *flags])),
+        cwd=LESSON,
+        env=user_environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    one, two = summary_of(tmp_path / "one"), summary_of(tmp_path / "two")
+    assert (one["world_size"], two["world_size"]) == (1, 2)
+    assert one["global_batch_size"] == two["global_batch_size"] == 64
+    assert len(two["epochs"]) == 2
+    for a, b in zip(one["epochs"], two["epochs"], strict=True):
+        assert b["train_loss"] == pytest.approx(a["train_loss"], rel=1e-4)
+        assert b["val_loss"] == pytest.approx(a["val_loss"], rel=1e-3)
+    assert one["all_reduce_bytes_per_step"] == two["all_reduce_bytes_per_step"] == 4 * 62006
+    assert result.stdout.count("all-reduce(s) per step, 0.25 MB") == 1
+    assert result.stdout.count("epoch 1  train loss") == 1
+    assert result.stdout.count("step 5/5") == 2  # once in each epoch
+    names = sorted(file.name for file in (tmp_path / "two").iterdir() if not file.name.startswith("events."))
+    assert [name for name in names if "trace" in name] == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
+    assert len(list((tmp_path / "two").glob("events.*"))) == 1
+
+
+def test_ranks_agree_on_the_steps_of_a_benchmark(user_environment: dict[str, str], tmp_path: Path) -> None:
+    flags = [*SHORT, "--benchmark", "true", "--batch_size", 8, "--benchmark_seconds", 0.1, "--run_dir", tmp_path]
+    main, other = start_ranks(2, "train.py", *flags, cwd=LESSON, environment=user_environment)
+    assert (main.status, other.status) == (0, 0), main.stderr
+    assert "SYNTHETIC" in main.stdout
+    assert other.stdout == ""
+    assert json.loads((tmp_path / "throughput.json").read_text())["FULL"]["mean"] > 0
+
+
+def test_without_communication_and_with_one_rank(train: Script, tmp_path: Path) -> None:
+    result = train(*SHORT, "--sync_gradients", "false", "--run_dir", tmp_path)
+    assert result.status == 0, result.stderr
+    assert "0 all-reduce(s) per step" in result.stdout
+    assert summary_of(tmp_path)["all_reduces_per_step"] == 0
+
+
+def test_resume_goes_on_with_the_schedule(train: Script, tmp_path: Path) -> None:
+    for more in (["--epochs", 1], ["--epochs", 2, "--resume", "true"]):
+        assert train(*SHORT, *more, "--run_dir", tmp_path).status == 0
+    epochs = summary_of(tmp_path)["epochs"]
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2]
+    assert epochs[1]["val_loss"] < epochs[0]["val_loss"]
+
+
+def test_learning_rate() -> None:
+    lesson = runpy.run_path(str(LESSON / "train.py"), run_name="lesson")
+    config, factor = lesson["Config"], lesson["lr_factor"]
+
+    def factors(batch: int = 64, **flags: object) -> list[float]:
+        return [factor(config(**flags), batch, step, 100) for step in range(101)]
+
+    plain = factors()
+    assert plain[:10] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert (plain[10], plain[55], plain[100]) == pytest.approx((1, 0.5, 0))
+    assert factors(warmup=0.0)[0] == 1
+    assert factors(batch=512) == plain
+    assert factors(batch=512, lr_scaling="linear") == pytest.approx([8 * value for value in plain])
+    assert factors(batch=512, lr_scaling="sqrt") == pytest.approx([math.sqrt(8) * value for value in plain])
+    assert factors(batch=512, lr_scaling="linear", base_batch_size=512) == pytest.approx(plain)
+    assert factor(config(warmup=0.99), 64, 1, 1) == pytest.approx(0)  # after the only step
+
+
+@pytest.fixture
+def port_in_use() -> str:
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.listen()
+        yield str(holder.getsockname()[1])
+
+
+TWO_RANKS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+MEETING = {"MASTER_ADDR": "127.0.0.1", "WORKSHOP_RENDEZVOUS_SECONDS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "message"),
+    [
+        ([], TWO_RANKS, "MASTER_ADDR is not set, so 2 ranks do not know where to meet"),
+        ([], TWO_RANKS | {"MASTER_ADDR": "127.0.0.1"}, "MASTER_PORT is not set, so 2 ranks do not know"),
+        ([], TWO_RANKS | MEETING | {"MASTER_PORT": "many"}, "MASTER_PORT=many is no place to meet"),
+        ([], TWO_RANKS | MEETING | {"MASTER_PORT": "{free}"}, "rank 0 of 2 waited up to 2 s at 127.0.0.1:"),
+        (
+            [],
+            TWO_RANKS | MEETING | {"MASTER_PORT": "{free}", "RANK": "1"},
+            "rank 1 of 2 waited up to 2 s at 127.0.0.1:",
+        ),
+        ([], TWO_RANKS | MEETING | {"MASTER_PORT": "{used}"}, "is in use on this machine; export another MASTER_PORT"),
+        ([], {"SLURM_NTASKS": "4"}, "this job has 4 tasks, but only one was started"),
+        (["--global_batch_size", 0], {}, "--global_batch_size must be above 0, got 0"),
+        (["--warmup", 1], {}, "--warmup is a share of all steps, from 0 to below 1, got 1"),
+        (["--lr_scaling", "cubic"], {}, "--lr_scaling takes one of 'none', 'sqrt', 'linear', got 'cubic'"),
+        (["--static_graph", "true", "--sync_gradients", "false"], {}, "--sync_gradients true"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    train: Script, port_in_use: str, flags: list, environment: dict[str, str], message: str
+) -> None:
+    ports = {"free": free_port(), "used": port_in_use}
+    result = train(*flags, **{name: value.format(**ports) for name, value in environment.items()})
+    assert result.status == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--global_batch_size", 65], "65 cannot be shared evenly by 2 ranks; 64 or 66 could"),
+        (["--warmap", 0.2], "did you mean warmup?"),
+    ],
+)
+def test_a_mistake_of_all_ranks_is_told_once(user_environment: dict[str, str], flags: list, message: str) -> None:
+    results = start_ranks(2, "train.py", *flags, cwd=LESSON, environment=user_environment)
+    assert [result.status for result in results] == [2, 2]
+    (line,) = "".join(result.stderr for result in results).splitlines()
+    assert message in line
+
+
+def test_a_rank_that_stops_does_not_leave_the_others_waiting(user_environment: dict[str, str]) -> None:
+    """A third rank is announced and never comes: both that did give up, each in one line."""
+    environment = user_environment | {"WORKSHOP_RENDEZVOUS_SECONDS": "2"}
+    results = start_ranks(2, "train.py", *SHORT, cwd=LESSON, environment=environment, announced=3)
+    assert [result.status for result in results] == [2, 2]
+    for rank, result in enumerate(results):
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"error: rank {rank} of 3 ")
