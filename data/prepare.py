@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from workshop.config import nearest
-from workshop.datasets import DATASETS, default_data_dir, shards
+from workshop.datasets import DATASETS, DataSet, default_data_dir, shards
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.experiments.flags import Parser
 
@@ -36,6 +36,15 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def is_there(dataset: DataSet, data_dir: Path) -> bool:
+    """Return whether the data set's files are there and sound, wherever they come from."""
+    try:
+        dataset.check(data_dir)
+    except UserError:
+        return False
+    return True
+
+
 def main() -> None:
     """Run the command line."""
     arguments = parse_arguments()
@@ -45,7 +54,7 @@ def main() -> None:
     drawn = {key: getattr(arguments, key) for key in ("train_samples", "val_samples", "seed")}
     if arguments.synthetic:
         dataset.generate(arguments.data_dir, **drawn)
-    else:
+    elif not (arguments.shards and is_there(dataset, arguments.data_dir)):  # to pack, whatever is there will do
         for key, value in drawn.items():
             if value is not None:
                 raise UserError(f"--{key} needs --synthetic: real data are downloaded as they are")

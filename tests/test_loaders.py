@@ -164,7 +164,7 @@ def test_shards_missing_or_cut_short(tmp_path: Path, packed_data: Path, run_scri
     result = run_script("01_single_gpu/train.py", "--loader", "shards", "--data_dir", tmp_path)
     assert (result.status, len(result.stderr.splitlines())) == (2, 1)
     assert "no shards in" in result.stderr
-    assert "python data/prepare.py mnist --shards" in result.stderr
+    assert "python ../data/prepare.py mnist --shards" in result.stderr
     shards.pack("mnist", tmp_path)
     path = shards.shard_path(shards.folder_of("mnist", tmp_path), "train", 3)
     path.write_bytes(path.read_bytes()[:-100])

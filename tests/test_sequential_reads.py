@@ -26,4 +26,4 @@ def test_reads_the_same_samples_both_ways(run_script: Script, tmp_path: Path) ->
 def test_without_shards_it_says_how_to_get_them(run_script: Script, tmp_path: Path) -> None:
     result = run_script("01_single_gpu/sequential_reads.py", "--data_dir", tmp_path, "--out", tmp_path / "out")
     assert (result.status, len(result.stderr.splitlines())) == (2, 1)
-    assert "python data/prepare.py mnist --shards" in result.stderr
+    assert "python ../data/prepare.py mnist --shards" in result.stderr

@@ -87,7 +87,7 @@ class Run:
     def _open_board(self) -> SummaryWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         if not (self.config.resume or self.config.benchmark):
-            for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "summary.json", "checkpoint.pt"):
+            for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "*.json", "checkpoint.pt"):
                 for file in self.directory.glob(pattern):
                     file.unlink()
         return SummaryWriter(self.directory)

@@ -15,17 +15,18 @@ from torchvision.datasets.utils import check_integrity
 from tqdm import tqdm
 
 from workshop.errors import UserError
-from workshop.paths import default_data_dir
+from workshop.paths import REPOSITORY, default_data_dir
 
 ORIGIN_FILE = "ORIGIN.json"
 TIMEOUT_SECONDS = 20  # without a sign of life from a mirror
 
 
 def prepare_command(name: str, data_dir: Path, *options: str) -> str:
-    """Return the command line that brings data set ``name`` into ``data_dir``."""
+    """Return the command line, to be typed in the present folder, that brings data set ``name`` into ``data_dir``."""
+    script = os.path.relpath(REPOSITORY / "data" / "prepare.py")
     data_dir = Path(data_dir).resolve()
     elsewhere = [] if data_dir == default_data_dir().resolve() else ["--data_dir", str(data_dir)]
-    return shlex.join(["python", "data/prepare.py", name, *options, *elsewhere])
+    return shlex.join(["python", script, name, *options, *elsewhere])
 
 
 def read_origin(folder: Path) -> dict[str, Any] | None:
