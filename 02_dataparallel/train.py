@@ -41,7 +41,6 @@ class Config(TrainConfig):
 @profile
 def train_one_epoch(
     config: Config,
-    epoch: int,
     model: nn.Module,
     loader: Loader,
     optimizer: torch.optim.Optimizer,
@@ -50,8 +49,8 @@ def train_one_epoch(
 ) -> float:
     """Show every training sample to the model once; return the mean loss."""
     model.train()
-    loss_sum = torch.zeros((), device=device)
-    for step, (images, labels) in enumerate(run.watch(loader), start=1):
+    loss_sum = run.loss_sum()  # zero, unless the run was stopped in the middle of this epoch and goes on there
+    for images, labels in run.watch(loader):
         images = images.to(device, non_blocking=config.non_blocking)
         labels = labels.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
@@ -63,8 +62,7 @@ def train_one_epoch(
         with annotate("optimizer"):
             optimizer.step()
         loss_sum += loss.detach() * len(labels)  # stays on the device
-        if step % config.log_interval == 0:
-            run.log_step(epoch, loss.item())  # .item() waits for the device
+        run.end_step(loss)  # logs it now and then, which waits for the device
     return loss_sum.item() / loader.sampler.samples
 
 
@@ -103,19 +101,19 @@ def main(config: Config) -> None:
     with Run(config, ranks) as run:
         if config.benchmark:
             run.benchmark(
-                train_loader, lambda loader: train_one_epoch(config, 0, replicas, loader, optimizer, device, run)
+                train_loader, lambda loader: train_one_epoch(config, replicas, loader, optimizer, device, run)
             )
             return
         first_epoch = run.resume(model=model, optimizer=optimizer, scheduler=scheduler)
         for epoch in range(first_epoch, config.epochs + 1):
             train_loader.sampler.set_epoch(epoch)  # a new order of the samples
             started = time.perf_counter()
-            train_loss = train_one_epoch(config, epoch, replicas, train_loader, optimizer, device, run)
+            train_loss = train_one_epoch(config, replicas, train_loader, optimizer, device, run)
             seconds = time.perf_counter() - started
             val_loss, val_accuracy = evaluate(config, model, val_loader, device)
             run.log_epoch(epoch, seconds, scheduler.get_last_lr()[0], train_loss, val_loss, val_accuracy)
             scheduler.step()
-            run.save(model=model, optimizer=optimizer, scheduler=scheduler)
+            run.save()
 
 
 if __name__ == "__main__":

@@ -55,7 +55,6 @@ def lr_factor(config: Config, global_batch_size: int, step: int, steps: int) -> 
 @profile
 def train_one_epoch(
     config: Config,
-    epoch: int,
     model: nn.Module,
     loader: Loader,
     optimizer: torch.optim.Optimizer,
@@ -65,8 +64,8 @@ def train_one_epoch(
 ) -> float:
     """Show every training sample to the model once; return the mean loss."""
     model.train()
-    loss_sum = torch.zeros((), device=device)
-    for step, (images, labels) in enumerate(run.watch(loader), start=1):
+    loss_sum = run.loss_sum()  # zero, unless the run was stopped in the middle of this epoch and goes on there
+    for images, labels in run.watch(loader):
         images = images.to(device, non_blocking=config.non_blocking)
         labels = labels.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
@@ -79,8 +78,7 @@ def train_one_epoch(
             optimizer.step()
             scheduler.step()
         loss_sum += loss.detach() * len(labels)  # stays on the device
-        if step % config.log_interval == 0:
-            run.log_step(epoch, loss.item())  # .item() waits for the device
+        run.end_step(loss)  # logs it now and then, which waits for the device
     dist.all_reduce(loss_sum)  # the sum over all ranks
     return loss_sum.item() / loader.sampler.samples
 
@@ -129,19 +127,19 @@ def train(config: Config, ranks: Ranks) -> None:
         if config.benchmark:
             run.benchmark(
                 train_loader,
-                lambda loader: train_one_epoch(config, 0, ddp_model, loader, optimizer, scheduler, device, run),
+                lambda loader: train_one_epoch(config, ddp_model, loader, optimizer, scheduler, device, run),
             )
             return
         first_epoch = run.resume(model=model, optimizer=optimizer, scheduler=scheduler)
         for epoch in range(first_epoch, config.epochs + 1):
             train_loader.sampler.set_epoch(epoch)  # a new order of the samples
             started = time.perf_counter()
-            train_loss = train_one_epoch(config, epoch, ddp_model, train_loader, optimizer, scheduler, device, run)
+            train_loss = train_one_epoch(config, ddp_model, train_loader, optimizer, scheduler, device, run)
             seconds = time.perf_counter() - started
             run.note(str(all_reduces), **all_reduces.per_step())
             val_loss, val_accuracy = evaluate(config, model, val_loader, device)
             run.log_epoch(epoch, seconds, scheduler.get_last_lr()[0], train_loss, val_loss, val_accuracy)
-            run.save(model=model, optimizer=optimizer, scheduler=scheduler)
+            run.save()
 
 
 if __name__ == "__main__":

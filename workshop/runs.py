@@ -67,6 +67,9 @@ class Run:
         self.directory = run_directory(config)
         self.epochs: list[dict[str, Any]] = []
         self.steps = 0
+        self.step = 0
+        """steps taken in the epoch under way"""
+        self._parts: dict[str, Stateful] = {}
         self.notes: dict[str, Any] = {}
         self.quiet = not ranks.is_main
         try:
@@ -110,18 +113,21 @@ class Run:
     def resume(self, **parts: Stateful) -> int:
         """Return the epoch to begin with, counted from 1; with ``--resume true``, load the checkpoint into ``parts``.
 
+        From then on `save` saves these parts.
+
         Raises:
             UserError: the checkpoint is damaged or holds other parts.
         """
+        self._parts = parts | {"run": self}
         if self.config.resume and self.checkpoint.exists():
-            load_checkpoint(self.checkpoint, self.ranks.device, **parts, run=self)
+            load_checkpoint(self.checkpoint, self.ranks.device, **self._parts)
             self.log(f"resumed from {self.checkpoint} after epoch {len(self.epochs)}")
         return len(self.epochs) + 1
 
-    def save(self, **parts: Stateful) -> None:
+    def save(self) -> None:
         """Write checkpoint.pt, from which `resume` goes on with the next epoch."""
         if self.ranks.is_main:
-            save_checkpoint(self.checkpoint, **parts, run=self)
+            save_checkpoint(self.checkpoint, **self._parts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run must know of the epochs before it."""
@@ -136,8 +142,19 @@ class Run:
         """The checkpoint of this run."""
         return self.directory / "checkpoint.pt"
 
+    def loss_sum(self) -> torch.Tensor:
+        """Return the tensor () to which an epoch adds up its losses."""
+        return torch.zeros((), device=self.ranks.device)
+
+    def end_step(self, loss: torch.Tensor) -> None:
+        """Count a training step; log it every ``--log_interval`` steps."""
+        self.step += 1
+        if self.step % self.config.log_interval == 0 and not self.quiet:
+            self._log_step(loss.item())
+
     def watch(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Iterate over one epoch of training batches, timing them; with a progress bar if this is a terminal."""
+        self.step = 0
         self._loader = loader
         self._timed = TimedLoader(loader, window=self.config.log_interval)
         hidden = True if self.quiet else None  # None: hidden where there is no terminal
@@ -161,15 +178,13 @@ class Run:
             self.log(line)
         self.notes |= facts
 
-    def log_step(self, epoch: int, loss: float) -> None:
+    def _log_step(self, loss: float) -> None:
         """Log the loss of the step under way, the throughput, and the moving averages of load and compute time."""
-        if self.quiet:
-            return
         load, compute = self._timed.means()
         samples_per_second = self._loader.sampler.global_batch_size / (load + compute)
-        step, steps = self._timed.step, len(self._loader)
+        step, steps = self.step, len(self._loader)
         self.log(
-            f"epoch {epoch}  step {step:{len(str(steps))}}/{steps}  loss {loss:.4f}  "
+            f"epoch {len(self.epochs) + 1}  step {step:{len(str(steps))}}/{steps}  loss {loss:.4f}  "
             f"{samples_per_second:,.0f} samples/s  load {1000 * load:.2f} ms  compute {1000 * compute:.2f} ms"
         )
         steps_done = self.steps + step
