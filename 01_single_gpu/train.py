@@ -98,7 +98,10 @@ def main(config: Config) -> None:
 
     with Run(config, ranks) as run:
         if config.benchmark:
-            run.benchmark(train_loader, lambda loader: train_one_epoch(config, model, loader, optimizer, device, run))
+            run.benchmark(
+                train_loader,
+                lambda loader: train_one_epoch(config, model, loader, optimizer, device, run),
+            )
             return
         first_epoch = run.resume(model=model, optimizer=optimizer, scheduler=scheduler)
         for epoch in range(first_epoch, config.epochs + 1):

@@ -101,7 +101,8 @@ def main(config: Config) -> None:
     with Run(config, ranks) as run:
         if config.benchmark:
             run.benchmark(
-                train_loader, lambda loader: train_one_epoch(config, replicas, loader, optimizer, device, run)
+                train_loader,
+                lambda loader: train_one_epoch(config, replicas, loader, optimizer, device, run),
             )
             return
         first_epoch = run.resume(model=model, optimizer=optimizer, scheduler=scheduler)
