@@ -41,10 +41,17 @@ def test_data_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.parametrize(
+    "arguments", [["--trace"], ["--trace", "--epochs", "2"], ["--trace", "true"], ["--trace=true"]]
+)
+def test_a_switch_needs_no_value(arguments: list[str]) -> None:
+    assert load_config(Config, arguments).trace
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--batchsize", "3"], "unknown flag --batchsize; did you mean batch_size?"),
-        (["--zzz=1"], "unknown flag --zzz; known are: "),
+        (["--batchsize", "3"], "unknown flag --batchsize; did you mean --batch_size?"),
+        (["--zzz=1"], "unknown flag --zzz; known are: --batch_size"),
         (["--batch_size", "many"], "--batch_size takes int, got 'many'"),
         (["--batch_size", "1.5"], "--batch_size takes int, got '1.5'"),
         (["--dataset", "imagenet"], "--dataset takes one of 'mnist'"),
@@ -54,8 +61,8 @@ def test_data_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_p
         (["--epochs", "0"], "--epochs must be at least 1, got 0"),
         (["--limit_train", "0"], "--limit_train must be at least 1, got 0"),
         (["--lr", "0"], "--lr must be above 0, got 0.0"),
-        (["--batch_size"], "expected one argument"),
-        (["--config"], "expected one argument"),
+        (["--batch_size"], "--batch_size needs a value"),
+        (["--config"], "--config needs a value"),
         (["stray"], "unrecognized arguments: stray"),
         (["--config", "nowhere.yaml"], "cannot read the config file nowhere.yaml: No such file or directory"),
     ],

@@ -157,7 +157,7 @@ def test_a_mistake_is_one_line_and_status_2(
     ("flags", "message"),
     [
         (["--global_batch_size", 65], "65 cannot be shared evenly by 2 ranks; 64 or 66 could"),
-        (["--warmap", 0.2], "did you mean warmup?"),
+        (["--warmap", 0.2], "did you mean --warmup?"),
     ],
 )
 def test_a_mistake_of_all_ranks_is_told_once(user_environment: dict[str, str], flags: list, message: str) -> None:

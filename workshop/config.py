@@ -5,8 +5,9 @@ import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -101,8 +102,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def load_config(config_class: type[C], arguments: list[str], description: str | None = None) -> C:
     """Build the configuration from ``[--config FILE ...] [--KEY VALUE ...]``.
 
-    Later files win over earlier ones, and flags win over files wherever they stand on the line. ``--help`` shows the
-    ``description``.
+    Later files win over earlier ones, and flags win over files wherever they stand on the line. ``--trace`` alone means
+    ``--trace true``. ``--help`` shows the ``description``.
 
     Raises:
         UserError: an unknown key or flag, a value of the wrong type or range, or a file that cannot be read.
@@ -112,7 +113,7 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     try:
         found, flags = files_parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        raise UserError(str(error)) from None
+        raise UserError(_explain(str(error), {})) from None
     known = {f.name for f in dataclasses.fields(config_class)}
     keys_of = {file: _keys(file) for file in found.config}
     for file, keys in keys_of.items():
@@ -121,7 +122,9 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     for flag in flags:
         name = flag.removeprefix("--").partition("=")[0]
         if flag.startswith("--") and name not in known | {"help", "print_config"}:
-            raise UserError(f"unknown flag --{name}; {nearest(name, known)}")
+            raise UserError(f"unknown flag --{name}; {nearest(f'--{name}', (f'--{key}' for key in known))}")
+    switches = {f"--{f.name}" for f in dataclasses.fields(config_class) if f.type is bool}
+    flags = list(_with_true_after(switches, flags))
 
     parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description)
     parser.add_argument("--config", action="config", help="YAML file of flags; may be given more than once")
@@ -149,6 +152,13 @@ def run_with_config(main: Callable[[C], None], config_class: type[C]) -> None:
     run_reporting_user_errors(parse_and_run)
 
 
+def _with_true_after(switches: set[str], flags: list[str]) -> Iterator[str]:
+    for flag, following in pairwise([*flags, "--"]):
+        yield flag
+        if flag in switches and following.startswith("--"):
+            yield "true"
+
+
 def _keys(file: str) -> set[str]:
     try:
         content = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
@@ -165,7 +175,7 @@ def _explain(message: str, keys_of: dict[str, set[str]]) -> str:
     """Say in the user's words what the parser found wrong, and in which file if it was in one."""
     wrong = re.search(r'key "(\w+)":\s*Expected an? (.*)\. Got value: (.*)', message, re.DOTALL)
     if not wrong:
-        return message
+        return re.sub(r"argument (--\w+): expected one argument", r"\1 needs a value", message)
     key, expected, value = wrong.groups()
     expected = re.sub(r"<class '(\w+)'>", r"\1", expected)
     expected = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", expected)
