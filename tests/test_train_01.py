@@ -158,7 +158,7 @@ def test_plain_runs_pay_nothing_for_the_profiler() -> None:
     ("flags", "message"),
     [
         (["--data_dir", "nowhere"], "python ../data/prepare.py mnist --synthetic"),
-        (["--batch_sise", "3"], "unknown flag --batch_sise; did you mean batch_size?"),
+        (["--batch_sise", "3"], "unknown flag --batch_sise; did you mean --batch_size?"),
         (["--batch_size", "many"], "--batch_size takes int, got 'many'"),
         (["--batch_size", "2001"], "only 2000 are there to train on"),
         (["--num_workers", "-1"], "--num_workers must be 0"),
