@@ -1,0 +1,127 @@
+"""What several runs on the same data say when they are laid side by side: how low each gets, and what it costs."""
+
+import json
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from workshop.errors import UserError
+from workshop.experiments.tables import format_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One training run, epoch by epoch."""
+
+    name: str
+    """of its overlay and its folder"""
+    global_batch_size: int
+    world_size: int
+    seed: int
+    peak_lr: float
+    """the largest learning rate of its schedule"""
+    epochs: int
+    steps: list[int]
+    """(epochs,) training steps done by the end of each epoch"""
+    seconds: list[float]
+    """(epochs,) seconds of training by then, without validation"""
+    val_loss: list[float]
+    """(epochs,)"""
+
+    def first_at(self, target: float) -> int | None:
+        """Return the index of the first epoch whose validation loss is ``target`` or lower; None if there is none."""
+        return next((index for index, loss in enumerate(self.val_loss) if loss <= target), None)
+
+
+def read_curve(folder: Path) -> Curve:
+    """Read the run whose record lies in ``folder``; it has the folder's name.
+
+    Raises:
+        UserError: there is no such run, or it stopped early.
+    """
+    file = folder / "summary.json"
+    try:
+        summary = json.loads(file.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}; train first, without --train false") from None
+    return curve_of(folder.name, summary)
+
+
+def curve_of(name: str, summary: dict[str, Any]) -> Curve:
+    """Return the curve of a run from its ``summary.json``.
+
+    Raises:
+        UserError: the run stopped before its last epoch, so its learning rate never came down.
+    """
+    config, epochs = summary["config"], summary["epochs"]
+    if len(epochs) < config["epochs"]:
+        raise UserError(f"{name} stopped after {len(epochs)} of {config['epochs']} epochs; train it to the end")
+    batch = summary["global_batch_size"]
+    ratio = batch / config["base_batch_size"]
+    samples = round(epochs[0]["samples_per_second"] * epochs[0]["seconds"])
+    return Curve(
+        name=name,
+        global_batch_size=batch,
+        world_size=summary["world_size"],
+        seed=config["seed"],
+        peak_lr=config["lr"] * {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[config["lr_scaling"]],
+        epochs=len(epochs),
+        steps=[epoch["epoch"] * math.ceil(samples / batch) for epoch in epochs],
+        seconds=list(accumulate(epoch["seconds"] for epoch in epochs)),
+        val_loss=[epoch["val_loss"] for epoch in epochs],
+    )
+
+
+def target_of(curves: list[Curve]) -> float:
+    """Return the validation loss to reach: the one that the first run, the baseline, ends at."""
+    return curves[0].val_loss[-1]
+
+
+def curves_table(curves: list[Curve]) -> str:
+    """Return the runs as a table; its last columns are the time-to-solution, in steps and in seconds of training."""
+    target = target_of(curves)
+    header = ["run", "batch", "peak lr", "epochs", "steps", "final loss", "best", "seconds", f"steps to {target:.3f}"]
+    rows = []
+    for curve in curves:
+        reached = curve.first_at(target)
+        there = (
+            ("never", "never") if reached is None else (f"{curve.steps[reached]:,}", f"{curve.seconds[reached]:.1f}")
+        )
+        rows.append(
+            [
+                curve.name,
+                str(curve.global_batch_size),
+                f"{curve.peak_lr:.2g}",
+                str(curve.epochs),
+                f"{curve.steps[-1]:,}",
+                f"{curve.val_loss[-1]:.3f}",
+                f"{min(curve.val_loss):.3f}",
+                f"{curve.seconds[-1]:.1f}",
+                *there,
+            ]
+        )
+    return format_table([*header, "seconds"], rows)
+
+
+def conclude(curves: list[Curve]) -> list[str]:
+    """Return what became of each run but the first, measured by the first: one sentence each."""
+    baseline = curves[0]
+    return [_compare(curve, baseline) for curve in curves[1:]]
+
+
+def _compare(curve: Curve, baseline: Curve) -> str:
+    target, final = target_of([baseline]), curve.val_loss[-1]
+    if final <= target:
+        result = f"ends at a validation loss of {final:.3f}, as low as {baseline.name} ({target:.3f}) or lower"
+    else:
+        result = f"ends at a validation loss of {final:.3f}, above {baseline.name}'s {target:.3f}"
+    reached = curve.first_at(target)
+    if reached is None:
+        return f"{curve.name} {result}, which it never reaches"
+    return (
+        f"{curve.name} {result}, and reaches that after {curve.steps[reached]:,} steps "
+        f"({baseline.name}: {baseline.steps[-1]:,}) and {curve.seconds[reached]:.1f} s of training "
+        f"({baseline.name}: {baseline.seconds[-1]:.1f} s)"
+    )
