@@ -5,8 +5,8 @@
     python convergence.py --ranks 2                    # each run on two ranks of this machine
     python convergence.py --train false                # reads the runs that are there: table and plot
 
-You should see that eight times the batch, with all else as it was, learns much less in the same number of epochs; that a
-larger learning rate makes up for some of it, and a longer schedule for the rest. The overlays are in configs/; name
+You should see that eight times the batch, with all else as it was, learns much less in the same number of epochs; that
+a larger learning rate makes up for some of it, and a longer schedule for the rest. The overlays are in configs/; name
 your own with --overlay. All flags of train.py are understood too, and win over the overlays.
 """
 
@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 
 from workshop.errors import UserError, run_reporting_user_errors
-from workshop.experiments.convergence import conclude, curves_table, read_curve
+from workshop.experiments.convergence import conclude, curves_table, read_curve, target_of
 from workshop.experiments.convergence_plot import plot
 from workshop.experiments.flags import Parser, make_output_folder, true_or_false
 from workshop.paths import REPOSITORY, default_runs_dir
@@ -67,7 +67,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
         type=Path,
         default=default_runs_dir() / "03_ddp" / "convergence",
         metavar="DIR",
-        help="the runs go into folders in here, convergence.json and convergence.png beside them (default: %(default)s)",
+        help="folder for the runs, convergence.json and convergence.png (default: %(default)s)",
     )
     arguments, train_flags = parser.parse_known_args()
     arguments.config = arguments.config or COMMON
@@ -106,6 +106,7 @@ def main() -> None:
 
     folders = [arguments.out / overlay.stem for overlay in arguments.overlay]
     curves = [read_curve(folder) for folder in folders]
+    target = target_of(curves)
     print(f"\n{curves_table(curves)}\n")
     for conclusion in conclude(curves):
         print(f"=> {conclusion}")
@@ -117,7 +118,8 @@ def main() -> None:
         "hardware": summary["hardware"],
         "versions": summary["versions"],
         "conclusions": conclude(curves),
-        "curves": [asdict(curve) for curve in curves],
+        "target_val_loss": target,
+        "curves": [asdict(curve) | {"epoch_at_target": curve.epoch_at(target)} for curve in curves],
     }
     json_file, plot_file = arguments.out / "convergence.json", arguments.out / "convergence.png"
     json_file.write_text(json.dumps(record, indent=2) + "\n")

@@ -157,3 +157,42 @@ def workers() -> str:
         for r in rows
     ]
     return "\n".join([table(["`--num_workers`", "samples/s", "against 0"], cells), "", source(record)])
+
+
+def convergence() -> str:
+    """Render the plot of the convergence study, its runs side by side, and what follows from them."""
+    record = load("convergence")
+    first, *others = record["studies"]
+    rows = []
+    for number, curve in enumerate(first["curves"]):
+        epoch = curve["epoch_at_target"]
+        there = (f"{curve['steps'][epoch - 1]:,}", f"{curve['seconds'][epoch - 1]:.1f}") if epoch else ("never", "")
+        seeds = (study["curves"][number]["val_loss"][-1] for study in others)
+        rows.append(
+            (
+                f"`{curve['name']}`",
+                f"{curve['peak_lr']:.2g}",
+                str(curve["epochs"]),
+                f"{curve['steps'][-1]:,}",
+                f"**{curve['val_loss'][-1]:.3f}**",
+                ", ".join(f"{loss:.3f}" for loss in seeds),
+                f"{curve['seconds'][-1]:.1f}",
+                *there,
+            )
+        )
+    header = ["overlay", "peak lr", "epochs", "steps", "final loss", "with other seeds", "seconds"]
+    plot = f"![Validation loss by epoch, by seconds and by step](../results/{MACHINE}_convergence.png)"
+    cells = table([*header, f"steps to {first['target_val_loss']:.3f}", "seconds to it"], rows)
+    conclusions = [f"- {text}." for text in first["conclusions"]]
+    return "\n".join([plot, "", cells, "", source(record), "", *conclusions, "", _verdict(record["studies"])])
+
+
+def _verdict(studies: list[dict[str, Any]]) -> str:
+    """Say whether the last run, the fix, ends as low as the first, the baseline, with every seed."""
+    finals = [[curve["val_loss"][-1] for curve in study["curves"]] for study in studies]
+    mended = sum(losses[-1] <= losses[0] for losses in finals)
+    worse = sum(losses[1] > losses[0] for losses in finals)
+    return (
+        f"With {worse} of {len(finals)} seeds the naive large batch ends higher than the small one. "
+        f"With {mended} of {len(finals)} the larger rate and the longer schedule together end as low or lower."
+    )

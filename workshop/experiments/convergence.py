@@ -30,9 +30,9 @@ class Curve:
     val_loss: list[float]
     """(epochs,)"""
 
-    def first_at(self, target: float) -> int | None:
-        """Return the index of the first epoch whose validation loss is ``target`` or lower; None if there is none."""
-        return next((index for index, loss in enumerate(self.val_loss) if loss <= target), None)
+    def epoch_at(self, target: float) -> int | None:
+        """Return the first epoch, counted from 1, whose validation loss is ``target`` or lower; None if there is none."""
+        return next((epoch for epoch, loss in enumerate(self.val_loss, start=1) if loss <= target), None)
 
 
 def read_curve(folder: Path) -> Curve:
@@ -82,13 +82,11 @@ def target_of(curves: list[Curve]) -> float:
 def curves_table(curves: list[Curve]) -> str:
     """Return the runs as a table; its last columns are the time-to-solution, in steps and in seconds of training."""
     target = target_of(curves)
-    header = ["run", "batch", "peak lr", "epochs", "steps", "final loss", "best", "seconds", f"steps to {target:.3f}"]
+    header = ["run", "batch", "peak lr", "epochs", "steps", "final loss", "best loss", "seconds"]
     rows = []
     for curve in curves:
-        reached = curve.first_at(target)
-        there = (
-            ("never", "never") if reached is None else (f"{curve.steps[reached]:,}", f"{curve.seconds[reached]:.1f}")
-        )
+        epoch = curve.epoch_at(target)
+        there = (f"{curve.steps[epoch - 1]:,}", f"{curve.seconds[epoch - 1]:.1f}") if epoch else ("never", "")
         rows.append(
             [
                 curve.name,
@@ -102,7 +100,7 @@ def curves_table(curves: list[Curve]) -> str:
                 *there,
             ]
         )
-    return format_table([*header, "seconds"], rows)
+    return format_table([*header, f"steps to {target:.3f}", "seconds to it"], rows)
 
 
 def conclude(curves: list[Curve]) -> list[str]:
@@ -117,11 +115,11 @@ def _compare(curve: Curve, baseline: Curve) -> str:
         result = f"ends at a validation loss of {final:.3f}, as low as {baseline.name} ({target:.3f}) or lower"
     else:
         result = f"ends at a validation loss of {final:.3f}, above {baseline.name}'s {target:.3f}"
-    reached = curve.first_at(target)
-    if reached is None:
+    epoch = curve.epoch_at(target)
+    if epoch is None:
         return f"{curve.name} {result}, which it never reaches"
     return (
-        f"{curve.name} {result}, and reaches that after {curve.steps[reached]:,} steps "
-        f"({baseline.name}: {baseline.steps[-1]:,}) and {curve.seconds[reached]:.1f} s of training "
+        f"{curve.name} {result}, and reaches that after {curve.steps[epoch - 1]:,} steps "
+        f"({baseline.name}: {baseline.steps[-1]:,}) and {curve.seconds[epoch - 1]:.1f} s of training "
         f"({baseline.name}: {baseline.seconds[-1]:.1f} s)"
     )

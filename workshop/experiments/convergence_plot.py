@@ -25,10 +25,9 @@ def plot(curves: Sequence[Curve], file: Path) -> None:
         for number, curve in enumerate(curves):
             colour, x = COLOURS[number % len(COLOURS)], x_of(curve)
             axis.plot(x, curve.val_loss, color=colour, marker=".", label=curve.name)
-            reached = curve.first_at(target)
-            if reached is not None:
+            if epoch := curve.epoch_at(target):
                 ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.8}
-                axis.plot(x[reached], curve.val_loss[reached], color=colour, **ring)
+                axis.plot(x[epoch - 1], curve.val_loss[epoch - 1], color=colour, **ring)
         axis.set_title(title, fontsize=11)
         axis.set_xlabel(label)
         axis.set_xlim(left=0)
