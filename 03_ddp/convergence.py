@@ -1,7 +1,7 @@
 """Does a large batch still learn as well? The same data, once per overlay, and their loss curves side by side.
 
     python convergence.py --limit_train 4000           # under a minute on two CPUs, to see how it works
-    python convergence.py                              # the study: 10,000 pictures, two minutes
+    python convergence.py                              # the study: 10,000 pictures, one or two minutes
     python convergence.py --ranks 2                    # each run on two ranks of this machine
     python convergence.py --train false                # reads the runs that are there: table and plot
 
@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 
 from workshop.errors import UserError, run_reporting_user_errors
-from workshop.experiments.convergence import conclude, curves_table, read_curve, target_of
+from workshop.experiments.convergence import conclude, curves_table, read_curves, target_of
 from workshop.experiments.convergence_plot import plot
 from workshop.experiments.flags import Parser, make_output_folder, true_or_false
 from workshop.paths import REPOSITORY, default_runs_dir
@@ -105,7 +105,7 @@ def main() -> None:
             train(overlay, arguments, train_flags)
 
     folders = [arguments.out / overlay.stem for overlay in arguments.overlay]
-    curves = [read_curve(folder) for folder in folders]
+    curves = read_curves(folders)
     target = target_of(curves)
     print(f"\n{curves_table(curves)}\n")
     for conclusion in conclude(curves):

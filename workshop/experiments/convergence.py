@@ -31,22 +31,30 @@ class Curve:
     """(epochs,)"""
 
     def epoch_at(self, target: float) -> int | None:
-        """Return the first epoch, counted from 1, whose validation loss is ``target`` or lower; None if there is none."""
+        """Return the first epoch, counted from 1, whose validation loss is at most ``target``; None if none is."""
         return next((epoch for epoch, loss in enumerate(self.val_loss, start=1) if loss <= target), None)
 
 
-def read_curve(folder: Path) -> Curve:
-    """Read the run whose record lies in ``folder``; it has the folder's name.
+def read_curves(folders: list[Path]) -> list[Curve]:
+    """Read the runs whose records lie in ``folders``; they have the folders' names.
 
     Raises:
-        UserError: there is no such run, or it stopped early.
+        UserError: one of them is missing or stopped early, or they cannot be compared, as they had not the same data.
     """
-    file = folder / "summary.json"
+    summaries = [_read_summary(folder / "summary.json") for folder in folders]
+    for key in ("dataset", "limit_train", "limit_val"):
+        values = {folder.name: summary["config"][key] for folder, summary in zip(folders, summaries, strict=True)}
+        if len(set(values.values())) > 1:
+            differ = ", ".join(f"{name}: {value}" for name, value in values.items())
+            raise UserError(f"these runs cannot be compared, --{key} differs ({differ}); train them with the same")
+    return [curve_of(folder.name, summary) for folder, summary in zip(folders, summaries, strict=True)]
+
+
+def _read_summary(file: Path) -> dict[str, Any]:
     try:
-        summary = json.loads(file.read_text())
+        return json.loads(file.read_text())
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}; train first, without --train false") from None
-    return curve_of(folder.name, summary)
 
 
 def curve_of(name: str, summary: dict[str, Any]) -> Curve:
