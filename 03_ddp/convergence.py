@@ -6,8 +6,8 @@
     python convergence.py --train false                # reads the runs that are there: table and plot
 
 You should see that eight times the batch, with all else as it was, learns much less in the same number of epochs; that
-a larger learning rate makes up for some of it, and a longer schedule for the rest. The overlays are in configs/; name
-your own with --overlay. All flags of train.py are understood too, and win over the overlays.
+a larger learning rate alone does not mend it, and together with a longer schedule does. The overlays are in configs/;
+name your own with --overlay. All flags of train.py are understood too, and win over the overlays.
 """
 
 import argparse

@@ -188,11 +188,13 @@ def convergence() -> str:
 
 
 def _verdict(studies: list[dict[str, Any]]) -> str:
-    """Say whether the last run, the fix, ends as low as the first, the baseline, with every seed."""
+    """Say with how many seeds the naive batch ends higher than the small one, and with how many each remedy helps."""
     finals = [[curve["val_loss"][-1] for curve in study["curves"]] for study in studies]
-    mended = sum(losses[-1] <= losses[0] for losses in finals)
-    worse = sum(losses[1] > losses[0] for losses in finals)
+    worse = sum(naive > small for small, naive, _, _ in finals)
+    helped = sum(scaled < naive for _, naive, scaled, _ in finals)
+    mended = sum(both <= small for small, _, _, both in finals)
     return (
-        f"With {worse} of {len(finals)} seeds the naive large batch ends higher than the small one. "
-        f"With {mended} of {len(finals)} the larger rate and the longer schedule together end as low or lower."
+        f"The naive large batch ends higher than the small one with {worse} of {len(finals)} seeds. The larger rate "
+        f"alone gets lower than the naive run with {helped}. Together with the longer schedule it gets as low as the "
+        f"small batch, or lower, with {mended} of {len(finals)}."
     )

@@ -237,7 +237,11 @@ def test_the_verdict_is_that_of_the_figures() -> None:
     def study(*finals: float) -> dict:
         return {"curves": [{"val_loss": [3.0, final]} for final in finals]}
 
-    assert verdict([study(1, 2, 1.5, 0.9), study(1, 2, 1.5, 1)]).startswith("With 2 of 2 seeds the naive")
-    assert "With 2 of 2 the larger rate" in verdict([study(1, 2, 1.5, 0.9), study(1, 2, 1.5, 1)])
-    assert "With 1 of 2 seeds the naive" in verdict([study(1, 2, 1.5, 1.1), study(1, 0.9, 1.5, 1.1)])
-    assert "With 0 of 2 the larger rate" in verdict([study(1, 2, 1.5, 1.1), study(1, 0.9, 1.5, 1.1)])
+    mended = verdict([study(1, 2, 1.5, 0.9), study(1, 2, 2.5, 1)])
+    assert "ends higher than the small one with 2 of 2 seeds" in mended
+    assert "lower than the naive run with 1." in mended
+    assert mended.endswith("or lower, with 2 of 2.")
+    broken = verdict([study(1, 2, 2.5, 1.1), study(1, 0.9, 1.5, 1.1)])
+    assert "ends higher than the small one with 1 of 2 seeds" in broken
+    assert "lower than the naive run with 0." in broken
+    assert broken.endswith("or lower, with 0 of 2.")
