@@ -119,9 +119,28 @@ def sequential_reads() -> dict[str, Any]:
     return run("sequential_reads.py", "--out", record="sequential_reads.json")
 
 
+def convergence() -> dict[str, Any]:
+    """Lesson 03's batch of 64 against 512, with three seeds; the plot and the example logs are those of the first."""
+    records = []
+    for seed in (1, 2, 3):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "convergence.py", "--seed", str(seed), "--out", folder]
+            subprocess.run(command, cwd=REPOSITORY / "03_ddp", check=True)
+            records.append(json.loads((Path(folder) / "convergence.json").read_text()))
+            if seed == 1:
+                shutil.copy(Path(folder) / "convergence.png", RESULTS / f"{machine_name()}_convergence.png")
+                for events in Path(folder).glob("*/events.out.tfevents.*"):
+                    example = RESULTS / "example_logs" / events.parent.name / "events.out.tfevents.0.example"
+                    example.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(events, example)  # its own name would tell the name of this machine
+    return {
+        "studies": [{key: record[key] for key in ("target_val_loss", "conclusions", "curves")} for record in records]
+    }
+
+
 EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     experiment.__name__: experiment
-    for experiment in (baseline, workers, ladder, fast, cpu_or_gpu, bandwidth, sequential_reads)
+    for experiment in (baseline, workers, ladder, fast, cpu_or_gpu, bandwidth, sequential_reads, convergence)
 }
 
 

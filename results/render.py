@@ -157,3 +157,44 @@ def workers() -> str:
         for r in rows
     ]
     return "\n".join([table(["`--num_workers`", "samples/s", "against 0"], cells), "", source(record)])
+
+
+def convergence() -> str:
+    """Render the plot of the convergence study, its runs side by side, and what follows from them."""
+    record = load("convergence")
+    first, *others = record["studies"]
+    rows = []
+    for number, curve in enumerate(first["curves"]):
+        epoch = curve["epoch_at_target"]
+        there = (f"{curve['steps'][epoch - 1]:,}", f"{curve['seconds'][epoch - 1]:.1f}") if epoch else ("never", "")
+        seeds = (study["curves"][number]["val_loss"][-1] for study in others)
+        rows.append(
+            (
+                f"`{curve['name']}`",
+                f"{curve['peak_lr']:.2g}",
+                str(curve["epochs"]),
+                f"{curve['steps'][-1]:,}",
+                f"**{curve['val_loss'][-1]:.3f}**",
+                ", ".join(f"{loss:.3f}" for loss in seeds),
+                f"{curve['seconds'][-1]:.1f}",
+                *there,
+            )
+        )
+    header = ["overlay", "peak lr", "epochs", "steps", "final loss", "with other seeds", "seconds"]
+    plot = f"![Validation loss by epoch, by seconds and by step](../results/{MACHINE}_convergence.png)"
+    cells = table([*header, f"steps to {first['target_val_loss']:.3f}", "seconds to it"], rows)
+    conclusions = [f"- {text}." for text in first["conclusions"]]
+    return "\n".join([plot, "", cells, "", source(record), "", *conclusions, "", _verdict(record["studies"])])
+
+
+def _verdict(studies: list[dict[str, Any]]) -> str:
+    """Say with how many seeds the naive batch ends higher than the small one, and with how many each remedy helps."""
+    finals = [[curve["val_loss"][-1] for curve in study["curves"]] for study in studies]
+    worse = sum(naive > small for small, naive, _, _ in finals)
+    helped = sum(scaled < naive for _, naive, scaled, _ in finals)
+    mended = sum(both <= small for small, _, _, both in finals)
+    return (
+        f"The naive large batch ends higher than the small one with {worse} of {len(finals)} seeds. The larger rate "
+        f"alone gets lower than the naive run with {helped}. Together with the longer schedule it gets as low as the "
+        f"small batch, or lower, with {mended} of {len(finals)}."
+    )
