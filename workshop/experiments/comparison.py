@@ -1,4 +1,4 @@
-"""The same work by one device, by DataParallel and by DistributedDataParallel: what `02_dataparallel/compare.py` runs."""
+"""The same work by one device, DataParallel and DistributedDataParallel: who competes, and the table of results."""
 
 import statistics
 from dataclasses import dataclass, field

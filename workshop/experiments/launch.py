@@ -97,7 +97,11 @@ def check_flags(lesson: Path, flags: list[str]) -> Any:  # noqa: ANN401
 
 def reason(stderr: str) -> str:
     """Return the line that says why a launch failed: a user's mistake, else an exception, else the last; or nothing."""
-    for pattern in (r"^error: (.*)", r"^(?:\[rank\d+\]: *)?((?:[\w.]+\.)?\w*(?:Error|Exception)\b.*)", r"(.*\S.*)\s*\Z"):
+    for pattern in (
+        r"^error: (.*)",
+        r"^(?:\[rank\d+\]: *)?((?:[\w.]+\.)?\w*(?:Error|Exception)\b.*)",
+        r"(.*\S.*)\s*\Z",
+    ):
         if found := re.search(pattern, stderr, re.MULTILINE):
             return found.group(1)
     return ""
