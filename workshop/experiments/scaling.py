@@ -106,7 +106,7 @@ def verdict(found: list[dict[str, Any]]) -> str:
     matrix = "" if last["matrix_ceiling"] is None else f"; matrix products alone, {last['matrix_ceiling']:.0%}"
     name = f"{last['scaling'].capitalize()} scaling, 1 to {last['ranks']} ranks"
     return (
-        f"{name}: {last['speedup']:.2f} times the samples/s of one, {last['efficiency']:.0%} of ideal. Ranks that "
-        f"never talk reach {last['machine_ceiling']:.0%} of ideal here{matrix}. With communication, the same ranks train at "
-        f"{last['with_communication']:.2f} of their speed without."
+        f"{name}: {last['speedup']:.2f} times the samples/s of one, {last['efficiency']:.0%} of ideal. "
+        f"Ranks that never talk reach {last['machine_ceiling']:.0%} of ideal here{matrix}. "
+        f"With communication, the same ranks train at {last['with_communication']:.2f} of their speed without."
     )

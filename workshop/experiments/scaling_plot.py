@@ -34,7 +34,9 @@ def _draw_throughput(axis: Axes, rows: list[dict[str, Any]]) -> None:
     ranks = [row["ranks"] for row in rows]
     for kind, colour in LINES.items():
         means = [row[kind]["mean"] for row in rows]
-        axis.errorbar(ranks, means, [row[kind]["std"] for row in rows], color=colour, marker="o", label=kind, capsize=3)
+        # SYNTHETIC is drawn wide, because FULL often lies on it.
+        style = {"linewidth": 5, "markersize": 11, "alpha": 0.5} if kind == "SYNTHETIC" else {"markersize": 5}
+        axis.errorbar(ranks, means, [row[kind]["std"] for row in rows], fmt="o-", color=colour, label=kind, **style)
         axis.plot(ranks, [means[0] * count for count in ranks], ":", color=colour)
     axis.plot([], [], ":", color="black", label="ideal: ranks times one rank")
     axis.set(title="Throughput", ylabel="samples/s", yscale="log")
@@ -74,7 +76,8 @@ def _draw_overhead(axis: Axes, rows: list[dict[str, Any]]) -> None:
 
 
 def _ranks_axis(axis: Axes, ranks: list[int]) -> None:
-    axis.set(xlabel="ranks", xscale="log", xlim=(ranks[0] / 1.25, ranks[-1] * 1.25))
+    margin = 1.15 * (ranks[-1] / ranks[0]) ** 0.07
+    axis.set(xlabel="ranks", xscale="log", xlim=(ranks[0] / margin, ranks[-1] * margin))
     axis.xaxis.set_major_locator(FixedLocator(ranks))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:g}"))
     axis.xaxis.set_minor_locator(FixedLocator([]))
