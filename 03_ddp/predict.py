@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from workshop.errors import UserError, run_reporting_user_errors
+from workshop.experiments import prediction
 from workshop.experiments.allreduce_plot import plot_prediction
-from workshop.experiments.alpha_beta import Network, Step
+from workshop.experiments.alpha_beta import Network
 from workshop.experiments.flags import Parser, make_output_folder
-from workshop.experiments.prediction import GPUS_PUBLISHED, PUBLISHED, against_measured, against_published, curve
 from workshop.experiments.tables import format_seconds, format_table
 from workshop.paths import default_runs_dir
 
@@ -35,11 +35,11 @@ def parse_arguments() -> argparse.Namespace:
     def number(flag: str, default: float, text: str) -> None:
         parser.add_argument(flag, type=float, default=default, help=f"{text} (default: %(default)s)")
 
-    number("--samples_per_second", 540, "of one GPU that trains alone")
-    number("--parameters", 117e6, "of the model; their gradients have 4 bytes each")
-    number("--buckets", 8, "all-reduces per step")
-    number("--gb_per_second", 25, "into the network from a node: two NICs of 100 Gb/s")
-    number("--alpha_us", 6, "microseconds per message")
+    number("--samples_per_second", prediction.SAMPLES_PER_SECOND, "of one GPU that trains alone")
+    number("--parameters", prediction.PARAMETERS, "of the model; their gradients have 4 bytes each")
+    number("--buckets", prediction.BUCKETS, "all-reduces per step")
+    number("--gb_per_second", prediction.GB_PER_SECOND, "from a node into the network")
+    number("--alpha_us", prediction.ALPHA_US, "microseconds per message")
     parser.add_argument("--max_ranks", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--allreduce", type=Path, metavar="FILE", help="allreduce.json of this machine")
     parser.add_argument("--scaling", type=Path, metavar="FILE", help="scaling.json of this machine")
@@ -76,40 +76,29 @@ def read(file: Path) -> dict[str, Any]:
 def predict_published(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print and plot the prediction for the published study; return it."""
     network = Network(arguments.alpha_us * 1e-6, 1e-9 / arguments.gb_per_second)
-    buckets, nbytes = int(arguments.buckets), 4 * arguments.parameters
-    steps = {p.batch_size: Step(p.batch_size / arguments.samples_per_second, nbytes, buckets) for p in PUBLISHED}
+    steps = prediction.published_steps(arguments.samples_per_second, arguments.parameters, int(arguments.buckets))
     counts = [2**i for i in range(1, arguments.max_ranks.bit_length())]
-    curves = {f"batch {batch}": curve(step, network, counts) for batch, step in steps.items()}
+    curves = {f"batch {batch}": prediction.curve(step, network, counts) for batch, step in steps.items()}
     header = ["ranks", *(f"{name}: {bound}" for name in curves for bound in ("none", "hidden"))]
     cells = [[f"{n:,}", *(f"{value:.0%}" for found in curves.values() for value in found[n])] for n in counts]
     print("Predicted weak-scaling efficiency, with none of the communication hidden, and with all that can be\n")
     print(format_table(header, cells, left=()))
 
-    rows = against_published(steps, network)
-    print(f"\nBeside the published figures, {GPUS_PUBLISHED} GPUs; calibrated: the bandwidth that fits the first row\n")
-    header = ["overlap", "batch", "published", "predicted", "off by", "calibrated", "off by", "at GB/s"]
-    print(format_table(header, [cells_of(row) for row in rows]))
-    points = [(f"batch {p.batch_size}", GPUS_PUBLISHED, p.efficiency) for p in PUBLISHED]
+    rows = prediction.against_published(steps, network)
+    print(f"\nBeside the published figures, {prediction.GPUS_PUBLISHED} GPUs; off by: percentage points\n")
+    print(format_table(prediction.published_header(), [prediction.published_cells(row) for row in rows]))
+    print("\ncalibrated: at the bandwidth that fits batch 64, so that batch 128 is the test")
+    points = [(f"batch {p.batch_size}", prediction.GPUS_PUBLISHED, p.efficiency) for p in prediction.PUBLISHED]
     plot_prediction(curves, points, arguments.out / "predict.png")
     assumed = {name: getattr(arguments, name) for name in ("samples_per_second", "parameters", "buckets")}
     assumed |= {"gb_per_second": arguments.gb_per_second, "alpha_us": arguments.alpha_us}
     return {"assumed": assumed, "curves": curves, "published": rows}
 
 
-def cells_of(row: dict[str, Any]) -> list[str]:
-    """Return a row of the comparison with the published study as text."""
-    found = [row["overlap"], str(row["batch_size"]), f"{row['published']:.0%}", f"{row['predicted']:.0%}"]
-    found.append(f"{100 * row['off_by']:+.0f} points")
-    if row["calibrated"] is None:
-        return [*found, "-", "-", "-"]
-    calibrated = [f"{row['calibrated']:.0%}", f"{100 * row['calibrated_off_by']:+.0f} points"]
-    return [*found, *calibrated, f"{row['calibrated_gb_per_second']:.1f}"]
-
-
 def predict_measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the prediction for this machine's own study beside what was measured; return it."""
     allreduce, scaling = read(arguments.allreduce), read(arguments.scaling)
-    rows = against_measured(scaling, allreduce)
+    rows = prediction.against_measured(scaling, allreduce)
     cells = [
         [
             str(row["ranks"]),

@@ -21,6 +21,18 @@ PUBLISHED = (Published(64, 0.78, 0.25), Published(128, 0.89, 0.12))
 """3D U-Net on Perlmutter, 4 A100 per node; source: https://github.com/NERSC/sc22-dl-tutorial, README, section "Weak and
 Strong Throughput Scaling" """
 
+SAMPLES_PER_SECOND = 540
+"""of one of these GPUs that trains alone with batch 64 and all optimizations; same source"""
+PARAMETERS = 117e6
+"""of that U-Net, counted from its layers (networks/UNet.py there)"""
+BUCKETS = 8
+"""NCCL calls per step; same source"""
+GB_PER_SECOND = 25
+"""out of a node: two Slingshot-10 NICs of 100 Gb/s, in the first phase of the machine (NERSC's page on its interconnect
+at that time); the runs are of November 2021. A peak: what NCCL got of it is not known."""
+ALPHA_US = 6
+"""mean over a ring of 32 nodes with 4 GPUs, of the 3.4 us (NVLink) and 14 us (network) in NCCL's src/graph/tuning.cc"""
+
 OVERLAPS = {"nothing hidden": False, "all hidden that can be": True}
 
 
@@ -30,6 +42,16 @@ def curve(step: Step, network: Network, counts: list[int]) -> dict[int, tuple[fl
         ranks: tuple(weak_efficiency(step, network, ranks, overlap) for overlap in OVERLAPS.values())
         for ranks in counts
     }
+
+
+def published_steps(
+    samples_per_second: float = SAMPLES_PER_SECOND, parameters: float = PARAMETERS, buckets: int = BUCKETS
+) -> dict[int, Step]:
+    """Return the training steps of the published study by batch size; gradients have 4 bytes per parameter.
+
+    A GPU is taken to be as fast with 128 samples per step as with 64: that is not published.
+    """
+    return {p.batch_size: Step(p.batch_size / samples_per_second, 4 * parameters, buckets) for p in PUBLISHED}
 
 
 def against_published(steps: dict[int, Step], network: Network) -> list[dict[str, Any]]:
@@ -57,12 +79,32 @@ def against_published(steps: dict[int, Step], network: Network) -> list[dict[str
                     "published": published.efficiency,
                     "predicted": predicted,
                     "off_by": predicted - published.efficiency,
+                    "published_overhead": published.communication_overhead,
+                    "predicted_overhead": 1 - predicted,
                     "calibrated_gb_per_second": 1e-9 / beta if beta else None,
                     "calibrated": calibrated,
                     "calibrated_off_by": calibrated - published.efficiency if calibrated else None,
                 }
             )
     return found
+
+
+def published_header() -> list[str]:
+    """Return the heads of the columns of `published_cells`."""
+    return [
+        *("overlap", "batch", "published", "predicted", "off by"),
+        *("overhead published", "predicted", "calibrated", "off by", "at GB/s"),
+    ]
+
+
+def published_cells(row: dict[str, Any]) -> list[str]:
+    """Return a row of `against_published` as text; differences are in percentage points."""
+    found = [row["overlap"], str(row["batch_size"]), f"{row['published']:.0%}", f"{row['predicted']:.0%}"]
+    found += [f"{100 * row['off_by']:+.0f}", f"{row['published_overhead']:.0%}", f"{row['predicted_overhead']:.0%}"]
+    if row["calibrated"] is None:
+        return [*found, "-", "-", "-"]
+    calibrated = [f"{row['calibrated']:.0%}", f"{100 * row['calibrated_off_by']:+.0f}"]
+    return [*found, *calibrated, f"{row['calibrated_gb_per_second']:.1f}"]
 
 
 def against_measured(scaling: dict[str, Any], allreduce: dict[str, Any]) -> list[dict[str, Any]]:
