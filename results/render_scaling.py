@@ -1,4 +1,4 @@
-"""Turn the figures of the comparison, the scaling study and the all-reduce into parts of the READMEs; cog calls this."""
+"""Turn the figures of comparison, scaling study and all-reduce into parts of the READMEs; cog calls this."""
 
 from typing import Any
 
