@@ -12,6 +12,7 @@ train.py.
 import argparse
 import itertools
 import json
+import statistics
 import sys
 from datetime import date
 from pathlib import Path
@@ -22,7 +23,17 @@ from workshop.distributed import available_cpus, pick_device
 from workshop.errors import UserError, run_reporting_user_errors, warn
 from workshop.experiments import launch
 from workshop.experiments.flags import Parser, make_output_folder, true_or_false
-from workshop.experiments.scaling import KINDS, Setting, Trials, rows, scaling_table, settings, verdict
+from workshop.experiments.scaling import (
+    KINDS,
+    Setting,
+    Trials,
+    joined,
+    powers_of_two,
+    rows,
+    scaling_table,
+    settings,
+    verdict,
+)
 from workshop.experiments.scaling_plot import plot
 from workshop.experiments.timing import cpu_share
 from workshop.hardware import describe_hardware, describe_versions
@@ -43,7 +54,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
         "--max_ranks", type=int, help="stop at so many ranks (default: GPUs, else CPUs; tasks of a job)"
     )
     parser.add_argument("--threads_per_rank", type=int, help="CPU threads (default: 1; with GPUs, an equal share)")
-    parser.add_argument("--batch_size", type=int, default=64, help="weak scaling: samples per rank (default: 64)")
+    parser.add_argument("--batch_size", type=int, help="weak scaling: samples per rank (default: 64; quick, 8)")
     parser.add_argument(
         "--global_batch_size", type=int, help="strong scaling: samples over all ranks (default: that of --batch_size)"
     )
@@ -56,7 +67,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
         type=true_or_false,
         default=False,
         metavar="{true,false}",
-        help="only to see it work: weak scaling alone, short trials, no matrix products",
+        help="only to see it work: weak scaling alone, small batches, short trials, no matrix products",
     )
     parser.add_argument(
         "--out",
@@ -82,18 +93,26 @@ def fill_in_defaults(arguments: argparse.Namespace) -> None:
     share = max(1, available_cpus() // (1 if launch.in_slurm() else arguments.max_ranks))
     arguments.threads_per_rank = arguments.threads_per_rank or (share if gpus else 1)
     arguments.seconds = arguments.seconds or (0.1 if arguments.quick else 1.0)
+    arguments.batch_size = arguments.batch_size or (8 if arguments.quick else 64)
     arguments.global_batch_size = arguments.global_batch_size or arguments.batch_size
 
 
-def measure(setting: Setting, arguments: argparse.Namespace, train_flags: list[str]) -> Trials:
-    """Measure one number of ranks: the training with and without communication, and matrix products."""
+def measure_training(setting: Setting, arguments: argparse.Namespace, train_flags: list[str]) -> Trials:
+    """Return the trials of IO, SYNTHETIC, FULL and COMPUTE, in samples/s."""
     flags = [*train_flags, "--batch_size", setting.batch_size, "--benchmark_seconds", arguments.seconds]
-    threads = arguments.threads_per_rank
-    found = launch.benchmark(launch.launcher(setting.ranks), LESSON, flags, arguments.out, threads)
-    if arguments.quick:
-        return found
-    products = ["-m", "workshop.experiments.matrix_products", "--seconds", arguments.seconds, "--out"]
-    return found | launch.measure(launch.launcher(setting.ranks), products, LESSON, arguments.out, threads)
+    start = launch.launcher(setting.ranks)
+    found = launch.benchmark(start, LESSON, flags, arguments.out, arguments.threads_per_rank)
+    speed = ", ".join(f"{kind} {statistics.mean(found[kind]):,.0f}" for kind in KINDS)
+    print(f"{setting.ranks} rank(s), batch {setting.batch_size} each: {speed} samples/s", flush=True)
+    return found
+
+
+def measure_products(ranks: int, arguments: argparse.Namespace) -> Trials:
+    """Return the trials of MATRIX, in matrix products per second."""
+    script = ["-m", "workshop.experiments.matrix_products", "--seconds", arguments.seconds, "--out"]
+    found = launch.measure(launch.launcher(ranks), script, LESSON, arguments.out, arguments.threads_per_rank)
+    print(f"{ranks} rank(s): {statistics.mean(found['MATRIX']):,.0f} matrix products/s", flush=True)
+    return found
 
 
 def main() -> None:
@@ -107,15 +126,17 @@ def main() -> None:
     studies = settings(arguments.max_ranks, arguments.batch_size, arguments.global_batch_size)
     if arguments.quick:
         del studies["strong"]
-    measured: dict[Setting, Trials] = {}
+    measured: dict[Setting, Trials] = {setting: {} for setting in itertools.chain(*studies.values())}
+    products: dict[int, Trials] = {} if arguments.quick else {ranks: {} for ranks in powers_of_two(arguments.max_ranks)}
     shares = [cpu_share()]
-    for number in range(1, arguments.rounds + 1):
-        for setting in dict.fromkeys(itertools.chain(*studies.values())):
-            trials = measure(setting, arguments, train_flags)
-            measured[setting] = {kind: measured.get(setting, {}).get(kind, []) + trials[kind] for kind in trials}
-            speed = ", ".join(f"{kind} {sum(trials[kind]) / len(trials[kind]):,.0f}" for kind in KINDS)
+    for _ in range(arguments.rounds):
+        for setting in measured:
+            measured[setting] = joined(measured[setting], measure_training(setting, arguments, train_flags))
             shares.append(cpu_share())
-            print(f"round {number}: {setting.ranks} rank(s), batch {setting.batch_size} each: {speed}", flush=True)
+        for ranks in products:
+            products[ranks] = joined(products[ranks], measure_products(ranks, arguments))
+    for setting in measured:
+        measured[setting] |= products.get(setting.ranks, {})
 
     if min(shares) < 0.8:
         warn(f"at times only {min(shares):.0%} of the CPUs were free: others compute here too, so trust no ratio")

@@ -141,6 +141,7 @@ def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, 
     assert result.status == 0, result.stderr
     launches = [start for start, script, _ in started if script == "train.py"]
     assert launches == 2 * ["--nproc-per-node=1", "--nproc-per-node=2", "--nproc-per-node=2"]
+    assert len(started) - len(launches) == 2 * 2  # matrix products: once a round for each number of ranks
     assert {threads for _, _, threads in started} == {1}
     record = json.loads((tmp_path / "scaling.json").read_text())
     assert [(row["scaling"], row["ranks"], row["batch_size"]) for row in record["rows"]] == [

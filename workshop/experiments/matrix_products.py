@@ -17,7 +17,8 @@ from workshop.distributed import Ranks, process_group, slowest
 from workshop.errors import run_reporting_user_errors
 from workshop.experiments.flags import Parser
 
-SIZE = 512
+CPU_SIZE, ACCELERATOR_SIZE = 512, 4096
+"""rows and columns: large enough to keep the device busy"""
 TRIALS = 3
 
 
@@ -30,7 +31,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def seconds_for(products: int, matrix: torch.Tensor, ranks: Ranks) -> float:
-    """Return how long the slowest rank takes for that many products of a (SIZE, SIZE) matrix with itself."""
+    """Return how long the slowest rank takes for that many products of a square matrix with itself."""
     dist.barrier()
     started = time.perf_counter()
     for _ in range(products):
@@ -44,7 +45,8 @@ def main() -> None:
     """Measure several trials; rank 0 writes the products per second of all ranks together."""
     arguments = parse_arguments()
     with process_group() as ranks:
-        matrix = torch.rand(SIZE, SIZE, device=ranks.device)
+        size = CPU_SIZE if ranks.device.type == "cpu" else ACCELERATOR_SIZE
+        matrix = torch.rand(size, size, device=ranks.device)
         products = 10
         while (taken := seconds_for(products, matrix, ranks)) < arguments.seconds / 3:
             products *= 2

@@ -40,6 +40,11 @@ def settings(max_ranks: int, batch_size: int, global_batch_size: int) -> dict[st
     return {"weak": weak, "strong": strong}
 
 
+def joined(earlier: Trials, later: Trials) -> Trials:
+    """Return the trials of two rounds together."""
+    return {kind: earlier.get(kind, []) + trials for kind, trials in later.items()}
+
+
 def rows(scaling: str, study: Sequence[Setting], measured: dict[Setting, Trials]) -> list[dict[str, Any]]:
     """Return a row for each number of ranks, with what follows from comparing it with the first, which is one rank.
 
