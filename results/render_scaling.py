@@ -46,7 +46,7 @@ def scaling() -> str:
             str(row["ranks"]),
             str(row["batch_size"]),
             *(mean_std(row[kind]) for kind in kinds),
-            *(f"{row[name]:.0%}" for name in ratios),
+            *("" if row[name] is None else f"{row[name]:.0%}" for name in ratios),
         )
         for row in record["rows"]
     ]

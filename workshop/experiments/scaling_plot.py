@@ -68,7 +68,8 @@ def _draw_overhead(axis: Axes, rows: list[dict[str, Any]]) -> None:
     overhead = [row["communication_overhead"] for row in rows]
     axis.plot(ranks, overhead, "o-", color="tab:red")
     for count, value in zip(ranks, overhead, strict=True):
-        axis.annotate(f"{value:.1%}", (count, value), (0, 8), textcoords="offset points", ha="center")
+        label = axis.annotate(f"{value:.1%}", (count, value), (0, 9), textcoords="offset points", ha="center")
+        label.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})  # the line may pass here
     axis.axhline(0, color="black", linewidth=1)
     axis.set(title="Communication overhead", ylabel="share of the step's time (SYNTHETIC)")
     axis.set_ylim(min(-0.02, 1.3 * min(overhead)), max(0.1, 1.3 * max(overhead)))
