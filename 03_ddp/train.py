@@ -128,6 +128,7 @@ def train(config: Config, ranks: Ranks) -> None:
             run.benchmark(
                 train_loader,
                 lambda loader: train_one_epoch(config, ddp_model, loader, optimizer, scheduler, device, run),
+                ddp_model.no_sync,  # measures the same without communication too
             )
             return
         first_epoch = run.resume(model=model, optimizer=optimizer, scheduler=scheduler)

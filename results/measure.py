@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import line_profiler
+import torch
 
 from workshop.distributed import available_cpus, pick_device
 from workshop.hardware import describe_hardware, describe_versions
@@ -119,6 +120,35 @@ def sequential_reads() -> dict[str, Any]:
     return run("sequential_reads.py", "--out", record="sequential_reads.json")
 
 
+def study(script: str, *flags: object, launcher: tuple[str, ...] = (sys.executable,)) -> dict[str, Any]:
+    """Run a script of a lesson, such as "03_ddp/scaling.py"; return its record, and keep its plot if it draws one."""
+    name = Path(script).stem
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*launcher, Path(script).name, *map(str, flags), "--out", folder]
+        print("$", *words, flush=True)
+        subprocess.run(words, cwd=(REPOSITORY / script).parent, check=True)
+        if (plot := Path(folder) / f"{name}.png").exists():
+            shutil.copy(plot, RESULTS / f"{machine_name()}_{name}.png")
+        return json.loads((Path(folder) / f"{name}.json").read_text())
+
+
+def compare() -> dict[str, Any]:
+    """One device, DataParallel and DDP on the same work."""
+    return study("02_dataparallel/compare.py", "--rounds", 3, "--seconds", 2)
+
+
+def scaling() -> dict[str, Any]:
+    """Weak and strong scaling over the ranks of this machine."""
+    return study("03_ddp/scaling.py", "--rounds", 3, "--seconds", 2)
+
+
+def allreduce() -> dict[str, Any]:
+    """All-reduce by message size, over a rank per GPU, else two ranks of one thread (what torchrun sets)."""
+    ranks = torch.cuda.device_count() or 2
+    launcher = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}")
+    return study("03_ddp/allreduce.py", "--seconds", 0.5, launcher=launcher)
+
+
 def convergence() -> dict[str, Any]:
     """Lesson 03's batch of 64 against 512, with three seeds; the plot and the example logs are those of the first."""
     records = []
@@ -140,7 +170,19 @@ def convergence() -> dict[str, Any]:
 
 EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     experiment.__name__: experiment
-    for experiment in (baseline, workers, ladder, fast, cpu_or_gpu, bandwidth, sequential_reads, convergence)
+    for experiment in (
+        baseline,
+        workers,
+        ladder,
+        fast,
+        cpu_or_gpu,
+        bandwidth,
+        sequential_reads,
+        compare,
+        scaling,
+        allreduce,
+        convergence,
+    )
 }
 
 

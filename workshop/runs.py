@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +161,18 @@ class Run:
         batches = tqdm(self._timed, total=len(loader), unit="batch", leave=False, disable=hidden)
         return self.trace.watch(batches, steps=len(loader))
 
-    def benchmark(self, loader: Loader, train: Callable[[Loader], object]) -> None:
-        """Measure how fast loading and training are, alone and together; ``train`` trains on the loader it is given."""
+    def benchmark(
+        self,
+        loader: Loader,
+        train: Callable[[Loader], object],
+        no_sync: Callable[[], AbstractContextManager] | None = None,
+    ) -> None:
+        """Measure how fast loading and training are, alone and together; ``train`` trains on the loader it is given.
+
+        With ``no_sync`` also how fast training is without communication: in a context that this function makes.
+        """
         self.quiet = True
-        benchmark(loader, train, self.config.loader, self.directory, self.config.benchmark_seconds)
+        benchmark(loader, train, self.config.loader, self.directory, self.config.benchmark_seconds, no_sync)
         self.quiet = not self.ranks.is_main
 
     def log(self, line: str) -> None:

@@ -1,1 +1,1 @@
-"""What the small measuring scripts of lesson 01 share: flags, timing, backends, tables and the crossover plot."""
+"""What the measuring scripts of the lessons share: flags, launches, timing, backends, models, tables and plots."""

@@ -2,15 +2,17 @@
 
 The three quantities are those of the benchy tool (https://github.com/romerojosh/benchy). Here all are measured alike:
 every trial starts a fresh iterator, lasts about as long, and rounds that warm up do not count. With several ranks the
-slowest one's time counts.
+slowest one's time counts, and a fourth quantity is measured: the training without communication (COMPUTE).
 """
 
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,10 +34,23 @@ NEXT_STEP = {
 
 @dataclass(frozen=True)
 class Throughput:
-    """Samples per second over all ranks: mean and standard deviation of several trials."""
+    """Samples per second over all ranks in each of several trials."""
 
-    mean: float
-    std: float
+    trials: list[float]
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return statistics.mean(self.trials)
+
+    @property
+    def std(self) -> float:
+        """Their standard deviation."""
+        return statistics.stdev(self.trials)
+
+    def record(self) -> dict[str, Any]:
+        """Return all of it, for a JSON file."""
+        return {"mean": self.mean, "std": self.std, "trials": self.trials}
 
     def __str__(self) -> str:
         return f"{self.mean:,.0f} +/- {self.std:,.0f}"
@@ -57,9 +72,17 @@ class OneBatch:
 
 
 def benchmark(
-    loader: Loader, train: Callable[[Loader], object], loader_name: str, folder: Path, seconds: float
+    loader: Loader,
+    train: Callable[[Loader], object],
+    loader_name: str,
+    folder: Path,
+    seconds: float,
+    no_sync: Callable[[], AbstractContextManager] | None = None,
 ) -> None:
     """Measure IO, SYNTHETIC and FULL, print them with a verdict, and write them to ``folder/throughput.json``.
+
+    With ``no_sync`` also COMPUTE, which is SYNTHETIC without communication. Trials of all are taken in turn, so the
+    first of one and the first of another were measured at nearly the same time and may be compared as a pair.
 
     Args:
         loader: the training loader.
@@ -67,15 +90,23 @@ def benchmark(
         loader_name: the rung of the data ladder, for the verdict.
         folder: the run's folder.
         seconds: length of a trial.
+        no_sync: makes a context in which ``train`` does not communicate.
     """
+
+    def train_alone(batches: Loader) -> None:
+        with no_sync():
+            train(batches)
+
     one_batch = OneBatch(loader)
     works = {"IO": (loader, _read_all), "SYNTHETIC": (one_batch, train), "FULL": (loader, train)}
+    if no_sync:
+        works["COMPUTE"] = (one_batch, train_alone)
     steps = {name: _steps_in(*work, seconds) for name, work in works.items()}
     rates: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(TRIALS):  # in turn, so that a machine that changes its pace does so to all three
+    for _ in range(TRIALS):  # in turn, so that a machine that changes its pace does so to all
         for name, work in works.items():
             rates[name].append(_samples(work[0], steps[name]) / _seconds(*work, steps[name]))
-    measured = {name: Throughput(statistics.mean(found), statistics.stdev(found)) for name, found in rates.items()}
+    measured = {name: Throughput(found) for name, found in rates.items()}
     if not loader.sampler.ranks.is_main:
         return
     found = verdict(measured["IO"].mean, measured["SYNTHETIC"].mean, measured["FULL"].mean, loader_name)
@@ -83,7 +114,7 @@ def benchmark(
     for name, throughput in measured.items():
         print(f"{name:10} {throughput!s:>20}")
     print(f"\n{found}")
-    record = {name: asdict(throughput) for name, throughput in measured.items()} | {"verdict": found}
+    record = {name: throughput.record() for name, throughput in measured.items()} | {"verdict": found}
     (folder / "throughput.json").write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -1,0 +1,102 @@
+"""Turn the figures of comparison, scaling study and all-reduce into parts of the READMEs; cog calls this."""
+
+from typing import Any
+
+from render import MACHINE, load, source, table
+
+from workshop.experiments import prediction
+from workshop.experiments.alpha_beta import Network
+
+
+def not_measured(experiment: str) -> str:
+    """Say that a record is missing, and how to get it."""
+    return f"*Not measured yet: `python results/measure.py {experiment}`.*"
+
+
+def mean_std(throughput: dict[str, Any]) -> str:
+    """Return samples/s with their standard deviation."""
+    return f"{throughput['mean']:,.0f} ± {throughput['std']:,.0f}"
+
+
+def compare() -> str:
+    """Render lesson 02's comparison of one device, DataParallel and DDP."""
+    record = load("compare")
+    if not record:
+        return not_measured("compare")
+    rows = []
+    for row in record["rows"]:
+        cells = [row.get("reason", ""), "", "", ""]
+        if "reason" not in row:
+            cells = [c for k in ("SYNTHETIC", "FULL") for c in (mean_std(row[k]), f"{row[k]['ratio']:.2f}x")]
+        rows.append((row["name"], *cells))
+    unit = f"In samples/s, mean ± standard deviation; {record['global_batch_size']} samples per step over all devices."
+    return "\n".join([table(["", "SYNTHETIC", "ratio", "FULL", "ratio"], rows), "", unit, source(record)])
+
+
+def scaling() -> str:
+    """Render table, plot and verdicts of the scaling study."""
+    record = load("scaling")
+    if not record:
+        return not_measured("scaling")
+    kinds = ("IO", "SYNTHETIC", "FULL", "COMPUTE")
+    ratios = ("efficiency", "machine_ceiling", "matrix_ceiling", "against_ceiling", "communication_overhead")
+    rows = [
+        (
+            row["scaling"],
+            str(row["ranks"]),
+            str(row["batch_size"]),
+            *(mean_std(row[kind]) for kind in kinds),
+            *("" if row[name] is None else f"{row[name]:.0%}" for name in ratios),
+        )
+        for row in record["rows"]
+    ]
+    shown = ("efficiency", "ceiling", "matrix products", "of the ceiling", "communication overhead")
+    threads = f"{record['threads_per_rank']} thread(s) per rank; samples/s, mean ± standard deviation."
+    plot = f"![Throughput, efficiency and communication overhead by ranks](../results/{MACHINE}_scaling.png)"
+    verdicts = [f"- {text}" for text in record["verdicts"].values()]
+    lines = [table(["scaling", "ranks", "batch per rank", *kinds, *shown], rows), "", threads, source(record), ""]
+    return "\n".join([*lines, *verdicts, "", plot])
+
+
+def allreduce() -> str:
+    """Render the fitted latency and bandwidth of the all-reduce, and its plot."""
+    record = load("allreduce")
+    if not record:
+        return not_measured("allreduce")
+    rows = [
+        (f"{row['bytes'] / 1024:,.0f}", f"{1e3 * row['seconds']:.3f}", f"{row['bus_gb_per_second']:.3f}")
+        for row in record["rows"]
+    ]
+    beta = f"{1e-9 / record['beta']:.2f} GB/s" if record["beta"] else "no limit in sight"
+    fitted = (
+        f"{record['world_size']} ranks over {record['backend']}; fitted: {1e6 * record['alpha']:,.0f} µs per message "
+        f"(alpha) and {beta} (1 / beta)."
+    )
+    plot = f"![Time and bus bandwidth of an all-reduce by message size](../results/{MACHINE}_allreduce.png)"
+    return "\n".join([table(["KiB", "ms", "bus GB/s"], rows), "", fitted, source(record), "", plot])
+
+
+def predicted_here() -> str:
+    """Render what the alpha-beta model says of this machine's weak scaling beside what was measured."""
+    scaling, allreduce = load("scaling"), load("allreduce")
+    if not (scaling and allreduce):
+        return not_measured("scaling allreduce")
+    found = prediction.against_measured(scaling, allreduce)
+    rows = [
+        (
+            str(row["ranks"]),
+            f"{1e3 * row['compute_seconds']:.1f}",
+            f"{1e3 * row['all_reduce_seconds']:.1f}",
+            *(f"{row[name]:.1%}" for name in (*prediction.OVERLAPS, "measured")),
+        )
+        for row in found
+    ]
+    return table(["ranks", "step alone, ms", "all-reduce, ms", *prediction.OVERLAPS, "measured"], rows)
+
+
+def published() -> str:
+    """Render the prediction for the published 128-GPU study beside its figures."""
+    network = Network(prediction.ALPHA_US * 1e-6, 1e-9 / prediction.GB_PER_SECOND)
+    rows = prediction.against_published(prediction.published_steps(), network)
+    lines = table(prediction.published_header(), [prediction.published_cells(row) for row in rows])
+    return f'{lines}\n\n"Off by" is in percentage points. Computed by `python predict.py`.'

@@ -1,0 +1,142 @@
+"""The all-reduce benchmark, the alpha-beta model that is fitted to it, and what that predicts."""
+
+import json
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, Script
+from ranks import start_ranks
+
+from workshop.experiments.alpha_beta import Network, Step, beta_for, bus_bandwidth_factor, fit, weak_efficiency
+from workshop.experiments.prediction import against_measured, against_published, published_steps
+
+NETWORK = Network(alpha=50e-6, beta=1 / 2e9)
+STEP = Step(compute_seconds=0.1, gradient_bytes=4e7, buckets=4)
+RANKS = [2**i for i in range(11)]
+
+
+def test_an_all_reduce_takes_what_the_formula_says() -> None:
+    assert NETWORK.all_reduce_seconds(1e6, 2) == pytest.approx(2 * 50e-6 + 1e6 / 2e9)
+    assert NETWORK.all_reduce_seconds(1e6, 4) == pytest.approx(6 * 50e-6 + 1.5 * 1e6 / 2e9)
+    assert NETWORK.all_reduce_seconds(1e6, 1) == 0
+    assert (bus_bandwidth_factor(2), bus_bandwidth_factor(4)) == (1, 1.5)
+
+
+def test_the_fit_finds_the_network_that_was_measured() -> None:
+    sizes = [4096 * 4**i for i in range(8)]
+    exact = [(size, ranks, NETWORK.all_reduce_seconds(size, ranks)) for size in sizes for ranks in (2, 8)]
+    found = fit(exact)
+    assert (found.alpha, found.beta) == (pytest.approx(NETWORK.alpha), pytest.approx(NETWORK.beta))
+    noisy = fit([(size, ranks, seconds * (1.1 if size % 5 else 0.9)) for size, ranks, seconds in exact])
+    assert (noisy.alpha, noisy.beta) == (pytest.approx(NETWORK.alpha, rel=0.15), pytest.approx(NETWORK.beta, rel=0.15))
+
+
+def test_the_fit_has_no_negative_cost() -> None:
+    assert fit([(1e3, 2, 1e-9), (1e6, 2, 1e-3)]).alpha == 0
+    assert fit([(1e3, 2, 2e-3), (1e6, 2, 1e-3)]).beta == 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_efficiency_falls_with_ranks_from_one(overlap: bool) -> None:
+    found = [weak_efficiency(STEP, NETWORK, ranks, overlap) for ranks in RANKS]
+    assert found[0] == 1
+    assert all(0 < later < earlier for earlier, later in pairwise(found))
+    assert all(weak_efficiency(STEP, Network(0, 0), ranks, overlap) == pytest.approx(1) for ranks in RANKS)
+
+
+def test_what_can_hide_and_what_cannot() -> None:
+    for ranks in RANKS[1:]:
+        bucket = NETWORK.all_reduce_seconds(STEP.gradient_bytes / 4, ranks)
+        none, full = (STEP.compute_seconds / weak_efficiency(STEP, NETWORK, ranks, o) for o in (False, True))
+        assert none == pytest.approx(0.1 + 4 * bucket)
+        assert 0.1 + bucket <= full + 1e-12
+        assert full < none
+    fast = Network(0, 1e-12)
+    assert 0.1 / weak_efficiency(STEP, fast, 2, True) == pytest.approx(0.1 + fast.all_reduce_seconds(1e7, 2))
+    one_bucket = Step(0.1, 4e7, buckets=1)
+    assert weak_efficiency(one_bucket, NETWORK, 8, True) == weak_efficiency(one_bucket, NETWORK, 8, False)
+
+
+def test_more_work_per_step_scales_better() -> None:
+    twice = Step(2 * STEP.compute_seconds, STEP.gradient_bytes, STEP.buckets)
+    for overlap in (True, False):
+        assert weak_efficiency(twice, NETWORK, 64, overlap) > weak_efficiency(STEP, NETWORK, 64, overlap)
+
+
+def test_the_bandwidth_for_an_efficiency() -> None:
+    for overlap in (True, False):
+        beta = beta_for(0.8, STEP, 1e-6, 16, overlap)
+        assert weak_efficiency(STEP, Network(1e-6, beta), 16, overlap) == pytest.approx(0.8)
+    assert beta_for(0.99, STEP, alpha=1, ranks=16, overlap=False) == 0
+
+
+def test_the_published_study_is_set_beside_the_prediction() -> None:
+    found = against_published(published_steps(), Network(0, 1 / 25e9))
+    none_64, none_128, full_64, full_128 = found
+    assert none_64["predicted"] == pytest.approx(118.5 / (118.5 + 37.1), abs=0.001)
+    assert none_64["off_by"] == pytest.approx(none_64["predicted"] - 0.78)
+    assert (none_64["calibrated"], full_64["calibrated"]) == (pytest.approx(0.78), pytest.approx(0.78))
+    assert none_64["predicted"] < none_128["predicted"] < full_128["predicted"]
+    assert none_128["published"] == 0.89
+    out_of_reach = against_published(published_steps(), Network(1, 1e-9))
+    assert {row["calibrated"] for row in out_of_reach} == {None}
+
+
+def test_the_measured_study_is_set_beside_the_prediction() -> None:
+    row = {"scaling": "weak", "ranks": 2, "batch_size": 50, "COMPUTE": {"mean": 1000}, "with_communication": 0.9}
+    others = [row | {"scaling": "strong"}, row | {"ranks": 1}]
+    (found,) = against_measured({"rows": [*others, row], "gradient_bytes": 1e7}, {"alpha": 1e-4, "beta": 1e-9})
+    assert found["compute_seconds"] == pytest.approx(0.1)
+    assert found["nothing hidden"] == pytest.approx(0.1 / (0.1 + 2 * 2e-4 + 0.01))
+    assert found["nothing hidden"] < found["all hidden that can be"] < 1
+    assert found["measured"] == 0.9
+
+
+def test_two_ranks_measure_together(user_environment: dict[str, str], tmp_path: Path) -> None:
+    flags = ["--max_mib", 0.0625, "--seconds", 0.005, "--out", tmp_path]
+    lesson = REPOSITORY / "03_ddp"
+    main, other = start_ranks(2, "allreduce.py", *flags, cwd=lesson, environment=user_environment)
+    assert (main.status, other.status) == (0, 0), main.stderr
+    assert other.stdout == ""
+    assert "all-reduce over 2 ranks, gloo" in main.stdout
+    record = json.loads((tmp_path / "allreduce.json").read_text())
+    assert [row["bytes"] for row in record["rows"]] == [4096, 16384, 65536]
+    for row in record["rows"]:
+        assert row["algorithm_gb_per_second"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
+        assert row["bus_gb_per_second"] == row["algorithm_gb_per_second"]  # with two ranks the factor is 1
+    assert record["alpha"] >= 0
+    assert (tmp_path / "allreduce.png").stat().st_size > 10_000
+
+
+def test_predict_prints_and_plots(run_script: Script, tmp_path: Path) -> None:
+    result = run_script("03_ddp/predict.py", "--out", tmp_path)
+    assert result.status == 0, result.stderr
+    assert "nothing hidden             64        78%" in result.stdout
+    assert (tmp_path / "predict.png").stat().st_size > 10_000
+    record = json.loads((tmp_path / "predict.json").read_text())
+    assert list(record["curves"]["batch 64"]) == [str(ranks) for ranks in RANKS[1:]]
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "message"),
+    [
+        ("allreduce", [], "one rank has nobody to talk to: torchrun --nproc-per-node 2 allreduce.py"),
+        ("allreduce", ["--max_mib", 0.001], "--max_mib at least four times that size"),
+        ("allreduce", ["--seconds", 0], "--seconds must be above 0, got 0"),
+        ("allreduce", ["--second", 1], "did you mean seconds?"),
+        ("predict", ["--gb_per_second", 0], "--gb_per_second must be above 0, got 0"),
+        ("predict", ["--scaling", "x.json"], "give both --allreduce FILE and --scaling FILE"),
+        ("predict", ["--scaling", "x.json", "--allreduce", "y.json"], "cannot read y.json: No such file"),
+        ("predict", ["--max_ranks", 1], "--max_ranks 2 or more"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    run_script: Script, tmp_path: Path, script: str, flags: list, message: str
+) -> None:
+    result = partial(run_script, f"03_ddp/{script}.py", "--out", tmp_path)(*flags)
+    assert result.status == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line

@@ -1,0 +1,198 @@
+"""The scaling study: which runs it takes, what it makes of their figures, and how it tells mistakes."""
+
+import json
+import runpy
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY, Script
+from matplotlib.image import imread
+from test_throughput import FAST, SLOW, SlowLoader
+
+from workshop.experiments import launch
+from workshop.experiments.scaling import Setting, rows, scaling_table, settings, verdict
+from workshop.experiments.scaling_plot import plot
+from workshop.profiling.throughput import benchmark
+
+ONE, TWO, FOUR = Setting(1, 64), Setting(2, 64), Setting(4, 64)
+MEASURED = {
+    ONE: {"IO": [1000, 1000], "SYNTHETIC": [100, 100], "FULL": [90, 110], "COMPUTE": [100, 100], "MATRIX": [10, 10]},
+    TWO: {"IO": [2000, 2000], "SYNTHETIC": [144, 76], "FULL": [150, 154], "COMPUTE": [160, 80], "MATRIX": [18, 18]},
+    FOUR: {"IO": [4000, 4000], "SYNTHETIC": [270, 90], "FULL": [250, 270], "COMPUTE": [300, 300], "MATRIX": [32, 32]},
+}
+
+
+@pytest.fixture
+def scale(run_script: Script) -> Script:
+    return partial(run_script, "03_ddp/scaling.py")
+
+
+def test_settings_keep_what_each_scaling_keeps() -> None:
+    found = settings(max_ranks=9, batch_size=64, global_batch_size=96)
+    assert [(s.ranks, s.batch_size) for s in found["weak"]] == [(1, 64), (2, 64), (4, 64), (8, 64)]
+    assert [(s.ranks, s.batch_size) for s in found["strong"]] == [(1, 96), (2, 48), (4, 24), (8, 12)]
+    assert [s.ranks for s in settings(8, 64, global_batch_size=6)["strong"]] == [1, 2]
+    shared = settings(1, 64, 64)
+    assert shared["weak"] == shared["strong"]
+
+
+def test_ratios_against_one_rank_and_against_the_ceiling() -> None:
+    one, two, _ = rows("weak", [ONE, TWO, FOUR], MEASURED)
+    for name in ("speedup", "efficiency", "machine_ceiling", "matrix_ceiling", "against_ceiling"):
+        assert one[name] == 1
+    assert two["speedup"] == pytest.approx(1.52)
+    assert two["efficiency"] == pytest.approx(0.76)
+    assert two["machine_ceiling"] == pytest.approx(0.6)
+    assert two["matrix_ceiling"] == pytest.approx(0.9)
+    assert two["against_ceiling"] == pytest.approx(0.76 / 0.6)
+    # In pairs: a pace that halves from one trial to the next cancels out; by means it would be 110 of 120.
+    assert two["with_communication"] == pytest.approx((144 / 160 + 76 / 80) / 2)
+    assert two["communication_overhead"] == pytest.approx(1 - two["with_communication"])
+
+
+def test_the_verdict_says_it_in_words() -> None:
+    found = rows("weak", [ONE, TWO], MEASURED)
+    assert verdict(found) == (
+        "Weak scaling, 1 to 2 ranks: 1.52 times the samples/s of one, 76% of ideal. "
+        "Ranks that never talk reach 60% of ideal here; matrix products alone, 90%. "
+        "With communication, the same ranks train at 0.93 of their speed without."
+    )
+    assert "only one rank" in verdict(found[:1])
+    assert scaling_table(found).splitlines()[2].split()[:3] == ["weak", "2", "64"]
+
+
+@pytest.mark.parametrize("matrix", [True, False])
+def test_the_plot_shows_every_line(tmp_path: Path, matrix: bool) -> None:
+    measured = {s: {k: v for k, v in t.items() if matrix or k != "MATRIX"} for s, t in MEASURED.items()}
+    found = [row for kind in ("weak", "strong") for row in rows(kind, [ONE, TWO, FOUR], measured)]
+    plot(found, tmp_path / "plot.png")
+    picture = imread(tmp_path / "plot.png")
+    colours = {tuple(pixel) for pixel in (picture[::2, ::2, :3].reshape(-1, 3) * 255).round().astype(int).tolist()}
+    for red_green_blue in ((31, 119, 180), (44, 160, 44), (214, 39, 40), (128, 128, 128)):
+        assert red_green_blue in colours
+    assert ((140, 86, 75) in colours) == matrix
+
+
+def test_compute_is_measured_without_communication(tmp_path: Path) -> None:
+    """Training that is slow only while it communicates is fast in the row COMPUTE, and only there."""
+    pace = [SLOW]
+
+    @contextmanager
+    def no_sync() -> Iterator[None]:
+        pace.append(FAST)
+        yield
+        pace.pop()
+
+    def train(loader: SlowLoader) -> None:
+        for _ in loader:
+            time.sleep(pace[-1])
+
+    benchmark(SlowLoader(FAST), train, "map", tmp_path, seconds=0.1, no_sync=no_sync)
+    record = json.loads((tmp_path / "throughput.json").read_text())
+    assert record["COMPUTE"]["mean"] > 3 * record["SYNTHETIC"]["mean"]
+    assert len(record["COMPUTE"]["trials"]) == len(record["SYNTHETIC"]["trials"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        (
+            "W1 noise\nerror: --lr must be above 0, got 0\nTraceback (most recent call last):\nX: y\n",
+            "--lr must be above 0",
+        ),
+        ("Traceback:\n[rank1]: RuntimeError: boom\n[rank1]: more\nE1 failed\n", "RuntimeError: boom"),
+        ("torch.distributed.DistNetworkError: port in use\n", "torch.distributed.DistNetworkError: port in use"),
+        ("srun: something\nsrun: the last word\n\n", "srun: the last word"),
+        ("", ""),
+    ],
+)
+def test_the_reason_of_a_failed_launch_is_one_line(stderr: str, expected: str) -> None:
+    assert launch.reason(stderr).startswith(expected)
+    assert "\n" not in launch.reason(stderr)
+
+
+def test_slurm_starts_as_few_nodes_as_hold_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert launch.launcher(2)[2:5] == ["--nodes=1", "--ntasks=2", "--ntasks-per-node=2"]
+    assert launch.launcher(8)[2:5] == ["--nodes=2", "--ntasks=8", "--ntasks-per-node=4"]
+
+
+def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, scale: Script, tmp_path: Path) -> None:
+    """The whole command, with launches that answer at once."""
+    started = []
+
+    def answer(start: list[str], script: list, folder: Path, out: Path, threads: int) -> dict:
+        started.append((next(word for word in start if "nproc" in word), script[0], threads))
+        ranks = int(started[-1][0].split("=")[1])
+        if script[0] == "-m":
+            return {"MATRIX": [10.0 * ranks] * 3}
+        return {kind: {"trials": [100.0 * ranks] * 3} for kind in ("IO", "SYNTHETIC", "FULL", "COMPUTE")}
+
+    monkeypatch.setattr(launch, "measure", answer)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    result = scale("--max_ranks", 2, "--rounds", 2, "--out", tmp_path)
+    assert result.status == 0, result.stderr
+    launches = [start for start, script, _ in started if script == "train.py"]
+    assert launches == 2 * ["--nproc-per-node=1", "--nproc-per-node=2", "--nproc-per-node=2"]
+    assert len(started) - len(launches) == 2 * 2  # matrix products: once a round for each number of ranks
+    assert {threads for _, _, threads in started} == {1}
+    record = json.loads((tmp_path / "scaling.json").read_text())
+    assert [(row["scaling"], row["ranks"], row["batch_size"]) for row in record["rows"]] == [
+        ("weak", 1, 64),
+        ("weak", 2, 64),
+        ("strong", 1, 64),
+        ("strong", 2, 32),
+    ]
+    assert [row["efficiency"] for row in record["rows"]] == [1, 1, 1, 1]
+    assert len(record["rows"][0]["FULL"]["trials"]) == 6
+    assert record["gradient_bytes"] == 4 * 1199882
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max_ranks", 0], "--max_ranks must be above 0, got 0"),
+        (["--seconds", "soon"], "--seconds: invalid float value: 'soon'"),
+        (["--quick", "maybe"], "takes true or false, got 'maybe'"),
+        (["--loadr", "map"], "unknown flag --loadr; did you mean loader?"),
+        (["--sync_gradients", "false"], "--sync_gradients is set by this script itself"),
+        (["--out", "/dev/null/x"], "cannot write to /dev/null/x"),
+        (["--max_ranks", 1, "--data_dir", "/nowhere"], "to bring MNIST run"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(scale: Script, tmp_path: Path, flags: list, message: str) -> None:
+    result = scale("--out", tmp_path, *flags)
+    assert result.status == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_figures_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "results"))
+    page = runpy.run_path(str(REPOSITORY / "results" / "render_scaling.py"))
+    found = rows("weak", [ONE, TWO], MEASURED)
+    about = {"date": "today", "command": "this", "hardware": {"cpus_available": 2, "cpu": "X"}}
+    about["versions"] = {"torch": "1", "python": "3"}
+    records = {
+        "scaling": about
+        | {"rows": found, "threads_per_rank": 1, "verdicts": {"weak": "So it is."}, "gradient_bytes": 8},
+        "allreduce": about
+        | {"world_size": 2, "backend": "gloo", "alpha": 0.02, "beta": 1e-9}
+        | {"rows": [{"bytes": 4096, "seconds": 0.001, "bus_gb_per_second": 0.004}]},
+    }
+    page["scaling"].__globals__["load"] = records.get  # all functions look their records up through it
+    assert "| weak | 2 | 64 | 2,000 ± 0 |" in page["scaling"]()
+    assert "- So it is." in page["scaling"]()
+    assert "| 4 | 1.000 | 0.004 |" in page["allreduce"]()
+    step, talk = 128 / 120, 0.04 + 8e-9
+    assert f"| {step / (step + talk + 0.04):.1%} |" in page["predicted_here"]()
+    assert "python results/measure.py compare" in page["compare"]()
