@@ -92,7 +92,7 @@ def build_volume_loader(
     box = nbody.box(config.data_dir, split)
     if config.crop_size > box.cells:
         raise UserError(
-            f"--crop_size {config.crop_size} is more than the {box.cells} cells along an edge of {box.path}"
+            f"--crop_size {config.crop_size} is larger than the box in {box.path}, which has {box.cells} cells a side"
         )
     training = split == "train"
     samples = config.train_crops if training else config.val_crops
