@@ -114,12 +114,7 @@ def build_volume_loader(
     if config.loader == "shards":
         raise UserError("--loader shards has no volumes; --loader map, memory, device or dali has")
     device = ranks.device if config.loader == "device" else torch.device("cpu")
-    needed, free = 4 * sum(nbody.CHANNELS.values()) * box.cells**3, free_bytes(device)
-    if needed > free:
-        raise UserError(
-            f"--loader {config.loader} needs {needed / 1e9:.2f} GB on {device}, but {free / 1e9:.2f} GB are free; "
-            "use --loader map"
-        )
+    _check_room(config.loader, box, device)
     boxes = nbody.arrays(config.data_dir, split)
     if config.loader == "dali":
         from workshop.loaders.volume_dali import VolumeDaliLoader  # needs DALI
@@ -127,3 +122,14 @@ def build_volume_loader(
         return VolumeDaliLoader(boxes, crops, order, box.periodic, config.num_workers, ranks.device)
     boxes = tuple(field.to(device) for field in boxes)
     return VolumeLoader(boxes, crops, order, pin_memory and config.loader == "memory")
+
+
+def _check_room(loader: str, box: nbody.Box, device: torch.device) -> None:
+    """Raise `UserError` unless both fields of the box fit into the memory that is free on ``device``."""
+    needed, free = 4 * sum(nbody.CHANNELS.values()) * box.cells**3, free_bytes(device)
+    if needed > free:
+        other = "memory" if loader == "device" else "map"
+        raise UserError(
+            f"--loader {loader} needs {needed / 1e9:.2f} GB on {device} for {box.path}, but {free / 1e9:.2f} GB are "
+            f"free; use --loader {other}"
+        )
