@@ -5,6 +5,7 @@ from itertools import permutations, product
 import torch
 
 from workshop.datasets.nbody import VELOCITY
+from workshop.loaders.order import epoch_generator
 
 _ALL = list(product(permutations(range(3)), product((False, True), repeat=3)))
 AXES = torch.tensor([axes for axes, _ in _ALL])
@@ -30,7 +31,7 @@ class Crops:
 
     def of_epoch(self, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the corners, (samples, 3) int64, and the symmetries, (samples,) int64: rows of `AXES` and `FLIPS`."""
-        generator = torch.Generator().manual_seed((self.seed << 32) + (0 if self.fixed else epoch))
+        generator = epoch_generator(self.seed, 0 if self.fixed else epoch)
         corners = torch.randint(self.corners, (self.samples, 3), generator=generator)
         symmetries = torch.randint(len(AXES), (self.samples,), generator=generator)
         return corners, torch.zeros_like(symmetries) if self.fixed else symmetries
