@@ -112,7 +112,7 @@ def test_velocities_turn_with_the_volume() -> None:
     torch.testing.assert_close(divergence(turned[:, 1:4]), turned[:, 0])
     torch.testing.assert_close(helicity(turned[:, 1:4]), hands * turned[:, 4])
     # As if the components were three densities: each is moved to its place, and still points where it did.
-    moved = torch.cat([cut(component[None], corners, ALL, 8) for component in velocity], dim=1)
+    moved = torch.stack([cut(component.expand(4, 8, 8, 8), corners, ALL, 8)[:, 0] for component in velocity], dim=1)
     wrong = (divergence(moved) - turned[:, 0]).abs().mean((1, 2, 3)) > 0.1 * turned[:, 0].abs().mean()
     assert wrong.tolist() == [False] + [True] * 47
     wrong = (helicity(moved) - hands * turned[:, 4]).abs().mean((1, 2, 3)) > 0.1 * turned[:, 4].abs().mean()
