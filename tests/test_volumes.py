@@ -1,6 +1,7 @@
 """Cubes cut from boxes: turned with their velocities, alike on all rungs, and others on each rank."""
 
 import os
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -209,6 +210,14 @@ def test_values_that_are_no_numbers_are_told(rung: str, tmp_path: Path) -> None:
         file["Nbody"][0, 0, 0, 0] = float("nan")
     with pytest.raises(UserError, match=r"train\.h5: 1 of the 16384 values of Nbody are not finite numbers"):
         loaders(tmp_path, rung)
+
+
+def test_missing_library(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    for module in ("dali", "volume_dali"):
+        monkeypatch.delitem(sys.modules, f"workshop.loaders.{module}", raising=False)
+    with pytest.raises(UserError, match="--loader dali needs NVIDIA DALI"):
+        loaders(data_dir, "dali")
 
 
 def test_mistakes(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
