@@ -8,7 +8,7 @@ import json
 import zlib
 from pathlib import Path
 
-from workshop.datasets import DATASETS
+from workshop.datasets import IMAGES
 from workshop.datasets.files import fill_folder, prepare_command, read_origin, synced
 from workshop.errors import UserError
 
@@ -41,7 +41,7 @@ def pack(name: str, data_dir: Path) -> None:
         import webdataset as wds
     except ImportError:
         raise UserError("--shards needs WebDataset: pip install webdataset") from None
-    splits = {split: DATASETS[name].arrays(data_dir, split) for split in ("train", "val")}
+    splits = {split: IMAGES[name].arrays(data_dir, split) for split in ("train", "val")}
     origin = {"origin": "packed", "shards": SHARDS}
     for split, (images, targets) in splits.items():
         origin[f"{split}_samples"] = len(images)
