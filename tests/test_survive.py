@@ -1,27 +1,43 @@
 """Runs that survive: they go on bit for bit where they were, from the last good checkpoint, whatever ended them."""
 
 import json
+import math
 import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Result, Script
+from conftest import REPOSITORY, Result, Script
 
+from workshop.datasets import shards
 from workshop.resumable import Resumable
 
-SHORT = ["--limit_train", 320, "--limit_val", 64, "--batch_size", 32, "--epochs", 2]  # 10 steps an epoch
+SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 8, "--epochs", 2]  # 10 steps an epoch
 MEMORY = [*SHORT, "--loader", "memory"]
 
 
+@pytest.fixture(scope="module")
+def packed_data(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data set with its shards."""
+    folder = tmp_path_factory.mktemp("packed")
+    shutil.copytree(data_dir / "MNIST", folder / "MNIST")
+    shards.pack("mnist", folder)
+    return folder
+
+
 @pytest.fixture
-def train(run_script: Script) -> Script:
-    return partial(run_script, "01_single_gpu/train.py")
+def train(run_script: Script, packed_data: Path) -> Iterator[Script]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # these batches are too small for more
+    yield partial(run_script, "01_single_gpu/train.py", WORKSHOP_DATA=str(packed_data))
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -103,3 +119,96 @@ def test_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
     assert re.search(r"epoch 2  step  5/10 .*\n.*epoch 2  step 10/10", resumed.stdout)
     assert_equal(state_of(tmp_path / "parts"), state_of(tmp_path / "whole"))
     assert results_of(tmp_path / "parts") == results_of(tmp_path / "whole")
+
+
+def test_a_checkpoint_holds_all_that_the_run_is_made_of(train: Script, tmp_path: Path) -> None:
+    assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
+    state = state_of(tmp_path)
+    assert state.keys() == {"model", "optimizer", "scheduler", "run"}
+    assert (len(state["run"]["epochs"]), state["run"]["step"]) == (2, 0)
+    assert state["run"]["ranks"][0]["random"].keys() == {"torch", "python", "numpy"}
+    before = state_of(tmp_path, "checkpoint.previous.pt")
+    assert (len(before["run"]["epochs"]), before["run"]["step"]) == (1, 8)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def flip_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut_short(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, cut_short])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(train: Script, tmp_path: Path, damage: Callable) -> None:
+    assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
+    whole = state_of(tmp_path)
+    damage(tmp_path / "checkpoint.pt")
+    resumed = train(*MEMORY, "--resume", "true", "--run_dir", tmp_path)
+    assert resumed.status == 0, resumed.stderr
+    (line,) = [line for line in resumed.stdout.splitlines() if line.startswith("resumed")]
+    assert f"resumed from {tmp_path}/checkpoint.previous.pt, as {tmp_path}/checkpoint.pt is damaged" in line
+    assert line.endswith("after step 8 of epoch 2")
+    assert_equal(state_of(tmp_path), whole)
+
+    damage(tmp_path / "checkpoint.pt")
+    (tmp_path / "checkpoint.previous.pt").write_bytes(b"half a checkp")
+    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
+    assert f"{tmp_path}/checkpoint.pt is damaged" in line and "no earlier one is good" in line
+
+
+def test_a_checkpoint_of_another_run_is_refused(train: Script, at_step: Callable, tmp_path: Path) -> None:
+    at_step(14, tell(signal.SIGUSR1))
+    assert train(*MEMORY, "--run_dir", tmp_path, WORKSHOP_REQUEUE_FILE=str(tmp_path / "requeue")).status == 0
+    assert (tmp_path / "requeue").exists()
+    for flags, difference in (
+        (["--model", "small_cnn"], "model is mnist_cnn there and small_cnn here"),
+        (["--dataset", "cifar10"], "dataset is mnist there and cifar10 here"),
+        (["--optimizer", "sgd"], "optimizer is Adam there and SGD here"),
+        (["--batch_size", 16], "global_batch_size is 8 there and 16 here"),
+        (["--loader", "shards"], "loader is memory there and shards of 1 worker(s) here, and it was saved in the mid"),
+    ):
+        line = one_line(train(*MEMORY, *flags, "--resume", "true", "--run_dir", tmp_path))
+        assert f"{tmp_path}/checkpoint.pt is of another run: {difference}" in line
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoint(
+    train: Script, at_step: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil() -> None:
+        monkeypatch.setattr(torch.Tensor, "detach", lambda loss: loss.new_tensor(math.nan))
+
+    at_step(13, spoil)  # so the loss of the step after it
+    line = one_line(train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path))
+    assert "the loss is not finite in step 4 of epoch 2 on rank 0" in line
+    assert f"the last good checkpoint is {tmp_path}/checkpoint.pt" in line
+    assert (len(state_of(tmp_path)["run"]["epochs"]), state_of(tmp_path)["run"]["step"]) == (1, 0)
+
+
+def test_weights_that_are_not_finite_are_not_saved(train: Script, tmp_path: Path) -> None:
+    flags = ["--optimizer", "sgd", "--lr", 1e38, "--save_interval", 1]
+    line = one_line(train(*MEMORY, *flags, "--run_dir", tmp_path))
+    assert "is not finite" in line and "Try a lower --lr" in line
+    for file in tmp_path.glob("checkpoint*"):
+        assert all(tensor.isfinite().all() for tensor in state_of(tmp_path, file.name)["model"].values())
+
+
+def test_a_disk_that_is_full_is_one_line(train: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    line = one_line(train(*MEMORY, "--run_dir", tmp_path))
+    assert f"cannot write {tmp_path}/checkpoint.pt: No space left on device" in line
+
+
+def test_killed_fifty_times_around_its_saves(tmp_path: Path) -> None:
+    script = REPOSITORY / "tests" / "killed_often.py"
+    output = subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True, text=True).stdout
+    found = json.loads(output)
+    assert found["statuses"] == [-signal.SIGKILL] * 50 + [0, 0]
+    assert max(found["lost"]) <= 3  # the save interval
+    assert found["equal"]
