@@ -65,7 +65,7 @@ def train(folder: Path, progress: mmap.mmap) -> None:
 
 
 def live(folder: Path, kill_after: int | None, seconds: float) -> tuple[int, int, int]:
-    """Train in a child, killed ``seconds`` after it has taken ``kill_after`` steps; return its status, and its progress.
+    """Train in a child, killed ``seconds`` after it has taken ``kill_after`` steps; return its status and progress.
 
     The progress is the number of steps it began after, and of those it has surely taken.
     """

@@ -97,10 +97,9 @@ def process_group() -> Iterator[Ranks]:
 
 def _tell_who_is_gone(error: BaseException, heartbeats: Heartbeats) -> None:
     """If ``error`` comes from another rank's death, end with one line on that; else let the others know of it."""
-    if any(sign in str(error) for sign in ("gloo", "NCCL", "Connection", "connection")):
-        if gone := heartbeats.who_is_gone():
-            print(f"error: {gone}; this ends rank {heartbeats.rank}", file=sys.stderr, flush=True)
-            os._exit(1)
+    others = any(sign in str(error) for sign in ("gloo", "NCCL", "Connection", "connection"))
+    if others and (gone := heartbeats.who_is_gone()):
+        heartbeats.end_process(gone)
     heartbeats.blame(error)
 
 

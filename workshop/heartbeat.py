@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -74,6 +75,18 @@ class Heartbeats:
         self._verdict.wait(SILENCE_AFTER_FAILURE + 5 * PERIOD)
         return self._gone
 
+    def end_process(self, gone: str) -> NoReturn:
+        """End this process with status 1, whatever its main thread waits for; one of the ranks says why."""
+        try:
+            first = self._main_store.add(f"told: {gone}", 1) == 1
+        except RuntimeError:
+            first = True
+        if first:
+            print(f"error: {gone}; this ends all ranks", file=sys.stderr, flush=True)
+        if self.rank == 0:
+            time.sleep(2 * PERIOD)  # the store goes with rank 0: leave the others time to look
+        os._exit(1)
+
     def _watch(self) -> None:
         beats = 0
         while not self._ended.wait(PERIOD):
@@ -87,8 +100,7 @@ class Heartbeats:
                 self._verdict.set()
                 if self._main_asks:
                     return
-                print(f"error: {self._gone}; this ends rank {self.rank}", file=sys.stderr, flush=True)
-                os._exit(1)  # the main thread may be waiting for a collective that never ends
+                self.end_process(self._gone)
 
     def _look(self) -> str:
         if self._store.check(["gone"]):
