@@ -160,18 +160,21 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(train: Script, tmp_pat
     assert f"{tmp_path}/checkpoint.pt is damaged" in line and "no earlier one is good" in line
 
 
-def test_a_checkpoint_of_another_run_is_refused(train: Script, at_step: Callable, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_refused(
+    train: Script, at_step: Callable, data_dir: Path, tmp_path: Path
+) -> None:
     at_step(14, tell(signal.SIGUSR1))
     assert train(*MEMORY, "--run_dir", tmp_path, WORKSHOP_REQUEUE_FILE=str(tmp_path / "requeue")).status == 0
     assert (tmp_path / "requeue").exists()
     for flags, difference in (
-        (["--model", "small_cnn"], "model is mnist_cnn there and small_cnn here"),
-        (["--dataset", "cifar10"], "dataset is mnist there and cifar10 here"),
+        (["--model", "cifar_cnn", "--dataset", "cifar10"], "model is mnist_cnn there and cifar_cnn here"),
+        (["--limit_train", 40], "limit_train is 80 there and 40 here"),
         (["--optimizer", "sgd"], "optimizer is Adam there and SGD here"),
         (["--batch_size", 16], "global_batch_size is 8 there and 16 here"),
         (["--loader", "shards"], "loader is memory there and shards of 1 worker(s) here, and it was saved in the mid"),
     ):
-        line = one_line(train(*MEMORY, *flags, "--resume", "true", "--run_dir", tmp_path))
+        data = ["--data_dir", data_dir] if "cifar10" in flags else []
+        line = one_line(train(*MEMORY, *flags, *data, "--resume", "true", "--run_dir", tmp_path))
         assert f"{tmp_path}/checkpoint.pt is of another run: {difference}" in line
 
 
