@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import os
 import re
 import shutil
@@ -57,8 +58,14 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable:
     return plan
 
 
-def tell(number: int) -> Callable[[], None]:
-    return lambda: os.kill(os.getpid(), number)
+def tell(number: int) -> Callable[[], object]:
+    """Sends a signal to all processes of the run, those that load data included, as Slurm does."""
+
+    def kill() -> None:
+        workers = [process.pid for process in multiprocessing.active_children()]
+        subprocess.run(["kill", f"-{int(number)}", *map(str, workers), str(os.getpid())], check=True)
+
+    return kill
 
 
 def state_of(folder: Path, name: str = "checkpoint.pt") -> dict:
