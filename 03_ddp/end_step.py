@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from workshop.config import run_with_config
 from workshop.ddp import DDPConfig, share_batch
 from workshop.distributed import process_group, slowest
+from workshop.errors import UserError
 from workshop.loaders import build_loaders
 from workshop.models import build_model
 from workshop.optimizers import build_optimizer
@@ -26,7 +27,7 @@ class Config(DDPConfig):
 
     log_interval: int = 1_000_000
     """steps between two log lines"""
-    block: int = 20
+    block: int = 10
     """steps that are timed together, with ``end_step`` or without"""
 
 
@@ -55,12 +56,14 @@ def main(config: Config) -> None:
                         torch.cuda.synchronize()
                     blocks[surviving].append(slowest(time.perf_counter() - started, ranks.device) / config.block)
                     started = time.perf_counter()
-            # The first blocks warm up; pairs of neighbours cancel what else the machine does.
-            pairs = list(zip(blocks[True], blocks[False], strict=False))[2:]
-            cost = statistics.median(one / other for one, other in pairs)
+            pairs = list(zip(blocks[True], blocks[False], strict=False))[2:]  # the first ones warm up
+            if not pairs:
+                raise UserError(f"{len(loader)} steps are too few: raise --limit_train, or lower --block")
+            with_it, without = (statistics.mean(seconds) for seconds in zip(*pairs, strict=True))
+            cost = with_it / without  # of means: only some blocks have an agreement of the ranks in them
             run.log(f"{len(pairs)} pairs of {config.block} steps on {ranks.world_size} rank(s):")
             run.log(f"a step with end_step takes {cost:.4f} times as long as one without")
-            run.note("", end_step_cost=cost, step_seconds=statistics.median(other for _, other in pairs))
+            run.note("", end_step_cost=cost, step_seconds=without)
             run.log_epoch(1, 1.0, config.lr, 0.0, 0.0, None)
 
 

@@ -32,8 +32,7 @@ class Heartbeats:
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.silence = SILENCE
-        self._main_store = store
-        self._store = store.clone()  # a connection of its own: on one, an operation waits for the one before
+        self._store = store.clone()  # on one connection, an operation waits for the one before
         others = range(1, world_size) if rank == 0 else [0]
         self._heard = {other: ("", time.monotonic()) for other in others}
         self._ended = threading.Event()
@@ -48,11 +47,11 @@ class Heartbeats:
         self._ended.set()
         self._thread.join()
         try:
-            left = self._main_store.add("ranks that left", 1)
+            left = self._store.add("ranks that left", 1)
             end = time.monotonic() + 10
             while self.rank == 0 and left < self.world_size and time.monotonic() < end:
                 time.sleep(0.02)
-                left = self._main_store.add("ranks that left", 0)
+                left = self._store.add("ranks that left", 0)
         except RuntimeError:  # the store is gone already
             pass
 
@@ -62,7 +61,7 @@ class Heartbeats:
         self._thread.join()
         reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         try:
-            self._main_store.set("gone", f"rank {self.rank} on {os.uname().nodename} failed: {reason}")
+            self._store.set("gone", f"rank {self.rank} on {os.uname().nodename} failed: {reason}")
             if self.rank == 0:
                 time.sleep(2 * PERIOD)  # the store goes with rank 0: leave the others time to look
         except RuntimeError:
@@ -78,7 +77,7 @@ class Heartbeats:
     def end_process(self, gone: str) -> NoReturn:
         """End this process with status 1, whatever its main thread waits for; one of the ranks says why."""
         try:
-            first = self._main_store.add(f"told: {gone}", 1) == 1
+            first = self._store.add(f"told: {gone}", 1) == 1
         except RuntimeError:
             first = True
         if first:
