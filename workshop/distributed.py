@@ -81,6 +81,7 @@ def process_group() -> Iterator[Ranks]:
         stopped = isinstance(error, SystemExit) and not error.code  # by all ranks together
         if heartbeats:
             if isinstance(error, UserError):
+                heartbeats.stop()
                 leave_with_status_2_when_told_to_end()
                 error.told = _told_by_another(str(error), rank, store)
             elif stopped:

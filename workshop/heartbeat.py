@@ -42,10 +42,14 @@ class Heartbeats:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """End the watch because training has ended; rank 0, with whom the store goes, waits for the others a little."""
+    def stop(self) -> None:
+        """End the watch; to the others this rank falls silent."""
         self._ended.set()
         self._thread.join()
+
+    def close(self) -> None:
+        """End the watch because training has ended; rank 0, with whom the store goes, waits for the others a little."""
+        self.stop()
         try:
             left = self._store.add("ranks that left", 1)
             end = time.monotonic() + 10
@@ -57,8 +61,7 @@ class Heartbeats:
 
     def blame(self, error: BaseException) -> None:
         """Let the others know that this rank ends because of ``error``."""
-        self._ended.set()
-        self._thread.join()
+        self.stop()
         reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         try:
             self._store.set("gone", f"rank {self.rank} on {os.uname().nodename} failed: {reason}")
@@ -70,7 +73,10 @@ class Heartbeats:
     def who_is_gone(self) -> str:
         """Return, after a collective has failed, which rank is gone, in words; or nothing if all are there."""
         self._main_asks = True
-        self.silence = SILENCE_AFTER_FAILURE
+        try:
+            self._store.set("a collective failed", "")
+        except RuntimeError:  # the watch will find the same
+            pass
         self._verdict.wait(SILENCE_AFTER_FAILURE + 5 * PERIOD)
         return self._gone
 
@@ -104,6 +110,8 @@ class Heartbeats:
     def _look(self) -> str:
         if self._store.check(["gone"]):
             return self._store.get("gone").decode()
+        if self._store.check(["a collective failed"]):
+            self.silence = SILENCE_AFTER_FAILURE
         now = time.monotonic()
         for other, beat in zip(self._heard, self._store.multi_get([key_of(r) for r in self._heard]), strict=True):
             before, since = self._heard[other]
