@@ -119,9 +119,17 @@ def sequential_reads() -> dict[str, Any]:
     return run("sequential_reads.py", "--out", record="sequential_reads.json")
 
 
+def survive() -> dict[str, Any]:
+    """What a step costs more because the run survives, on two ranks."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    script = ("../03_ddp/end_step.py", *BASELINE, "--loader", "memory", "--run_dir")
+    summary = run(*script, record="summary.json", launcher=torchrun)
+    return {name: summary[name] for name in ("end_step_cost", "step_seconds")}
+
+
 EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     experiment.__name__: experiment
-    for experiment in (baseline, workers, ladder, fast, cpu_or_gpu, bandwidth, sequential_reads)
+    for experiment in (baseline, workers, ladder, fast, cpu_or_gpu, bandwidth, sequential_reads, survive)
 }
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -73,10 +74,8 @@ class Heartbeats:
     def who_is_gone(self) -> str:
         """Return, after a collective has failed, which rank is gone, in words; or nothing if all are there."""
         self._main_asks = True
-        try:
+        with suppress(RuntimeError):  # the watch will find the same
             self._store.set("a collective failed", "")
-        except RuntimeError:  # the watch will find the same
-            pass
         self._verdict.wait(SILENCE_AFTER_FAILURE + 5 * PERIOD)
         return self._gone
 
