@@ -168,6 +168,14 @@ def convergence() -> dict[str, Any]:
     }
 
 
+def survive() -> dict[str, Any]:
+    """What a step costs more because the run survives, on two ranks."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    script = ("../03_ddp/end_step.py", *BASELINE, "--loader", "memory", "--run_dir")
+    summary = run(*script, record="summary.json", launcher=torchrun)
+    return {name: summary[name] for name in ("end_step_cost", "step_seconds")}
+
+
 EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     experiment.__name__: experiment
     for experiment in (
@@ -182,6 +190,7 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         scaling,
         allreduce,
         convergence,
+        survive,
     )
 }
 

@@ -19,6 +19,12 @@ if [[ -n ${SLURM_CPUS_PER_TASK-} ]]; then
 fi
 export PYTHONUNBUFFERED=1 # the log shows each line when it is printed, and the last ones if the job is killed
 
+# A run that stops at SIGUSR1, shortly before the time limit, makes this file: then the job goes back into the queue.
+if [[ -n ${SLURM_JOB_ID-} ]]; then
+    export WORKSHOP_REQUEUE_FILE=$PWD/$SLURM_JOB_ID.requeue
+    trap 'if rm "$WORKSHOP_REQUEUE_FILE" 2>/dev/null; then scontrol requeue "$SLURM_JOB_ID"; fi' EXIT
+fi
+
 echo "job ${SLURM_JOB_ID:-none}, restart ${SLURM_RESTART_COUNT:-0}, on ${SLURM_JOB_NODELIST:-$HOSTNAME}:" \
     "${SLURM_NTASKS:-1} task(s), $OMP_NUM_THREADS CPU(s) per task, ${SLURM_GPUS_ON_NODE:-0} GPU(s) per node"
 echo "$(command -v python), $(python --version 2>&1)"

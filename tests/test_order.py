@@ -64,3 +64,14 @@ def test_a_step_holds_the_same_samples_however_many_ranks_share_it() -> None:
 def test_epochs_differ_and_repeat() -> None:
     assert orders(100, 16, 1, epoch=1) != orders(100, 16, 1, epoch=2)
     assert orders(100, 16, 1, epoch=1) == orders(100, 16, 1, epoch=1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_epoch_begun_later_is_the_rest_of_it(world_size: int) -> None:
+    for rank in range(world_size):
+        ranks = Ranks(rank=rank, world_size=world_size, device=CPU)
+        order = EpochOrder(100, 16 // world_size, ranks, seed=1, shuffle=True)
+        whole = list(order)
+        order.start_step = 3
+        assert list(order) == whole[3:]
+        assert len(order) == len(whole)

@@ -63,6 +63,8 @@ class TrainConfig:
     """train on this many samples only"""
     limit_val: int | None = None
     """validate on this many samples only"""
+    save_interval: int | None = None
+    """steps between two checkpoints within an epoch (default: none; there is one after each epoch)"""
     resume: bool = False
     """go on from the checkpoint in the run folder, if there is one"""
     benchmark: bool = False
@@ -75,7 +77,16 @@ class TrainConfig:
     """watch CPUs, memory and GPU: curves in TensorBoard, mean and max in summary.json"""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "log_interval", "prefetch_factor", "limit_train", "limit_val"):
+        counts = (
+            "batch_size",
+            "epochs",
+            "log_interval",
+            "save_interval",
+            "prefetch_factor",
+            "limit_train",
+            "limit_val",
+        )
+        for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name} must be at least 1, got {value}")

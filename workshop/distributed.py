@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from workshop.errors import UserError, leave_with_status_2_when_told_to_end
+from workshop.heartbeat import Heartbeats, key_of
 
 
 def pick_device() -> torch.device:
@@ -73,16 +74,34 @@ def process_group() -> Iterator[Ranks]:
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise UserError(f"rank {rank} of {world_size} came, but cannot reach the others: {reason}") from None
+    heartbeats = Heartbeats(store, rank, world_size) if world_size > 1 else None
     try:
         yield Ranks(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
     except BaseException as error:
-        if isinstance(error, UserError) and world_size > 1:
-            leave_with_status_2_when_told_to_end()
-            error.told = _told_by_another(str(error), rank, store)
-        if device.type == "cpu":  # over NCCL, parting could wait for ranks that wait for this one
+        stopped = isinstance(error, SystemExit) and not error.code  # by all ranks together
+        if heartbeats:
+            if isinstance(error, UserError):
+                heartbeats.stop()
+                leave_with_status_2_when_told_to_end()
+                error.told = _told_by_another(str(error), rank, store)
+            elif stopped:
+                heartbeats.close()
+            else:
+                _tell_who_is_gone(error, heartbeats)
+        if device.type == "cpu" or stopped:  # over NCCL, parting could wait for ranks that wait for this one
             dist.destroy_process_group()
         raise
+    if heartbeats:
+        heartbeats.close()
     dist.destroy_process_group()
+
+
+def _tell_who_is_gone(error: BaseException, heartbeats: Heartbeats) -> None:
+    """If ``error`` comes from another rank's death, end with one line on that; else let the others know of it."""
+    others = any(sign in str(error) for sign in ("gloo", "NCCL", "Connection", "connection"))
+    if others and (gone := heartbeats.who_is_gone()):
+        heartbeats.end_process(gone)
+    heartbeats.blame(error)
 
 
 def launched_as() -> tuple[int, int, int]:
@@ -154,6 +173,7 @@ def _meet(rank: int, world_size: int) -> dist.Store:
     try:
         with _silent_stderr():
             store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=patience))
+            store.set(key_of(rank), "0")
             store.set(keys[rank], str(world_size))
             store.wait(keys, patience)
             told = [int(size) for size in store.multi_get(keys)]

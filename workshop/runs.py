@@ -1,4 +1,4 @@
-"""The record of a run: its folder, log lines, TensorBoard curves, summary.json and checkpoint."""
+"""The record of a run: its folder, log lines, TensorBoard curves and summary.json."""
 
 import dataclasses
 import json
@@ -14,7 +14,6 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from workshop.checkpoint import Stateful, load_checkpoint, save_checkpoint
 from workshop.config import TrainConfig
 from workshop.distributed import Ranks
 from workshop.errors import UserError
@@ -25,6 +24,7 @@ from workshop.profiling.monitor import Monitor
 from workshop.profiling.throughput import benchmark
 from workshop.profiling.timed import TimedLoader
 from workshop.profiling.trace import Trace
+from workshop.resumable import Resumable
 
 
 def lesson_name() -> str:
@@ -51,7 +51,7 @@ class _NoBoard:
         pass
 
 
-class Run:
+class Run(Resumable):
     """Everything one run writes down; of several ranks only the main one does, the others are silent.
 
     Used as a context manager, so that the curves are complete on disk when the run ends. Training without ``--resume
@@ -62,14 +62,8 @@ class Run:
     """
 
     def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
-        self.config = config
-        self.ranks = ranks
         self.directory = run_directory(config)
-        self.epochs: list[dict[str, Any]] = []
-        self.steps = 0
-        self.step = 0
-        """steps taken in the epoch under way"""
-        self._parts: dict[str, Stateful] = {}
+        super().__init__(config, ranks, self.directory)
         self.notes: dict[str, Any] = {}
         self.quiet = not ranks.is_main
         try:
@@ -90,13 +84,14 @@ class Run:
     def _open_board(self) -> SummaryWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         if not (self.config.resume or self.config.benchmark):
-            for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "*.json", "checkpoint.pt"):
+            for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "*.json", "checkpoint.*"):
                 for file in self.directory.glob(pattern):
                     file.unlink()
         return SummaryWriter(self.directory)
 
     def __enter__(self) -> "Run":
         self.log(f"writing to {self.directory}, computing on {self.ranks.device}")
+        self._instruments.enter_context(self.stop)
         self._instruments.enter_context(self.trace)
         if self.monitor:
             self._instruments.enter_context(self.monitor)
@@ -110,56 +105,20 @@ class Run:
                 self._write_summary()  # once more, with the last sample
         self.board.close()
 
-    def resume(self, **parts: Stateful) -> int:
-        """Return the epoch to begin with, counted from 1; with ``--resume true``, load the checkpoint into ``parts``.
-
-        From then on `save` saves these parts.
-
-        Raises:
-            UserError: the checkpoint is damaged or holds other parts.
-        """
-        self._parts = parts | {"run": self}
-        if self.config.resume and self.checkpoint.exists():
-            load_checkpoint(self.checkpoint, self.ranks.device, **self._parts)
-            self.log(f"resumed from {self.checkpoint} after epoch {len(self.epochs)}")
-        return len(self.epochs) + 1
-
-    def save(self) -> None:
-        """Write checkpoint.pt, from which `resume` goes on with the next epoch."""
-        if self.ranks.is_main:
-            save_checkpoint(self.checkpoint, **self._parts)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run must know of the epochs before it."""
-        return {"epochs": self.epochs, "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
-        self.epochs, self.steps = state["epochs"], state["steps"]
-
-    @property
-    def checkpoint(self) -> Path:
-        """The checkpoint of this run."""
-        return self.directory / "checkpoint.pt"
-
-    def loss_sum(self) -> torch.Tensor:
-        """Return the tensor () to which an epoch adds up its losses."""
-        return torch.zeros((), device=self.ranks.device)
-
     def end_step(self, loss: torch.Tensor) -> None:
-        """Count a training step; log it every ``--log_interval`` steps."""
-        self.step += 1
+        """Count a training step; log it every ``--log_interval`` steps; save or stop if it is time to."""
+        self.count_step(loss)
         if self.step % self.config.log_interval == 0 and not self.quiet:
             self._log_step(loss.item())
+        self.save_or_stop()
 
     def watch(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Iterate over one epoch of training batches, timing them; with a progress bar if this is a terminal."""
-        self.step = 0
-        self._loader = loader
+        self.begin_epoch(loader)
         self._timed = TimedLoader(loader, window=self.config.log_interval)
         hidden = True if self.quiet else None  # None: hidden where there is no terminal
-        batches = tqdm(self._timed, total=len(loader), unit="batch", leave=False, disable=hidden)
-        return self.trace.watch(batches, steps=len(loader))
+        batches = tqdm(self._timed, initial=self.step, total=len(loader), unit="batch", leave=False, disable=hidden)
+        return self.trace.watch(batches, steps=len(loader) - self.step)
 
     def benchmark(
         self,
@@ -174,11 +133,6 @@ class Run:
         self.quiet = True
         benchmark(loader, train, self.config.loader, self.directory, self.config.benchmark_seconds, no_sync)
         self.quiet = not self.ranks.is_main
-
-    def log(self, line: str) -> None:
-        """Print one line without disturbing the progress bar."""
-        if self.ranks.is_main:
-            tqdm.write(line)
 
     def note(self, line: str, **facts: object) -> None:
         """Put ``facts`` into summary.json, and print ``line``, which tells them, if they are new."""
@@ -208,15 +162,19 @@ class Run:
 
         Args:
             epoch: counted from 1.
-            seconds: duration of its training part.
+            seconds: duration of its training part, since the run was resumed if that was in the middle of it.
             lr: learning rate it was trained with.
             train_loss: mean over its training samples.
             val_loss: mean over the validation samples.
             val_accuracy: share of them classified right; None where there are no classes.
+
+        Raises:
+            UserError: one of the losses was not finite.
         """
+        self.check_losses()
+        seconds += self.seconds_before
         samples_per_second = self._loader.sampler.samples / seconds
-        self.steps += len(self._loader)
-        self.epochs.append(
+        self.end_epoch(
             {
                 "epoch": epoch,
                 "train_loss": train_loss,

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from workshop.loaders.order import EpochOrder
+from workshop.signals import obey_only_parent
 
 
 class MapLoader:
@@ -29,6 +30,7 @@ class MapLoader:
             pin_memory=pin_memory,
             persistent_workers=persistent_workers and num_workers > 0,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
+            worker_init_fn=obey_only_parent,
             generator=torch.Generator(),  # else it draws the workers' seeds from what dropout draws from
         )
 

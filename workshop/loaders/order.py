@@ -25,6 +25,8 @@ class EpochOrder:
         self.epoch = 0
         self.max_steps: int | None = None
         """end every epoch after so many steps: for measurements that need not go on for a whole one"""
+        self.start_step = 0
+        """leave out so many steps at the beginning: for a run that goes on in the middle of an epoch"""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next; every epoch has its own."""
@@ -38,13 +40,14 @@ class EpochOrder:
 
     def batches(self) -> Iterator[torch.Tensor]:
         """Yield this rank's indices, (batch_size,) int64, for each step; the last batch may be smaller."""
-        for global_batch in self.order().split(self.global_batch_size)[: len(self)]:
+        for global_batch in self.order().split(self.global_batch_size)[self.start_step : len(self)]:
             yield global_batch[self.ranks.rank :: self.ranks.world_size]
 
     def __iter__(self) -> Iterator[list[int]]:
         return (batch.tolist() for batch in self.batches())
 
     def __len__(self) -> int:
+        """Return the number of steps in the whole epoch, whatever ``start_step`` leaves out."""
         full, rest = divmod(self.samples, self.global_batch_size)
         enough = self.ranks.world_size if self.shuffle else self.ranks.rank + 1
         steps = full + (rest >= enough)

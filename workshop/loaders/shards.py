@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from workshop.datasets.shards import SHARDS
 from workshop.errors import UserError
 from workshop.loaders.order import EpochOrder
 from workshop.loaders.transform import BatchTransform
+from workshop.signals import obey_only_parent
 
 try:
     import webdataset as wds
@@ -68,9 +70,15 @@ class ShardLoader:
         self.transform.set_epoch(self.sampler.epoch)
         batch_size = self.sampler.global_batch_size // self.sampler.ranks.world_size
         chunks = wds.WebLoader(
-            self._pipeline(batch_size), batch_size=None, num_workers=self.num_workers, pin_memory=self.pin_memory
+            self._pipeline(batch_size),
+            batch_size=None,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            worker_init_fn=obey_only_parent,
+            generator=torch.Generator(),  # else it draws the workers' seeds from what dropout draws from
         )
-        for _, (indices, images, targets) in zip(range(len(self)), rebatch(chunks, batch_size), strict=False):
+        # Shards are read from front to back: the batches of steps to leave out are read as well.
+        for indices, images, targets in islice(rebatch(chunks, batch_size), self.sampler.start_step, len(self)):
             yield self.transform(images, indices), targets
 
     def __len__(self) -> int:

@@ -1,0 +1,116 @@
+"""Run by test_survive.py: a run is killed 50 times around its saves, each time at another moment, and resumed.
+
+Every life of the run is a fork of this process, which has imported torch once. Prints, as JSON, how many steps each
+life lost, and whether the weights at the end are those of a run that was never killed.
+"""
+
+import json
+import mmap
+import os
+import random
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from workshop.config import TrainConfig
+from workshop.distributed import Ranks
+from workshop.loaders.memory import MemoryLoader
+from workshop.loaders.order import EpochOrder
+from workshop.runs import Run
+
+LIVES, INTERVAL, EPOCHS = 50, 3, 80
+CPU = torch.device("cpu")
+
+
+class Unchanged:
+    def set_epoch(self, epoch: int) -> None: ...
+
+    def __call__(self, images: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return images
+
+
+def train(folder: Path, progress: mmap.mmap) -> None:
+    """A lesson in small; ``progress`` shows to the parent the steps found in the checkpoint and those taken."""
+    torch.manual_seed(1)
+    ranks = Ranks(device=CPU)
+    config = TrainConfig(run_dir=folder, epochs=EPOCHS, batch_size=4, save_interval=INTERVAL, resume=True)
+    order = EpochOrder(40, config.batch_size, ranks, seed=1, shuffle=True)
+    data = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    loader = MemoryLoader(data, torch.arange(40) % 2, order, Unchanged(), pin_memory=False)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(), nn.Linear(64, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    with Run(config, ranks) as run:
+        first_epoch = run.resume(model=model, optimizer=optimizer)
+        for epoch in range(first_epoch, EPOCHS + 1):
+            order.set_epoch(epoch)
+            loss_sum = run.loss_sum()
+            for images, labels in run.watch(loader):
+                if progress[:4] == bytes(4):
+                    progress[:4] = struct.pack("i", run.steps + run.step + 1)
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(images), labels)
+                loss.backward()
+                optimizer.step()
+                loss_sum += loss.detach() * len(labels)
+                run.end_step(loss)
+                progress[4:] = struct.pack("i", run.steps + run.step)
+            run.log_epoch(epoch, 1.0, 1e-3, loss_sum.item(), 0.0, None)
+            run.save()
+
+
+def live(folder: Path, kill_after: int | None, seconds: float) -> tuple[int, int, int]:
+    """Train in a child, killed ``seconds`` after it has taken ``kill_after`` steps; return its status and progress.
+
+    The progress is the number of steps it began after, and of those it has surely taken.
+    """
+    progress = mmap.mmap(-1, 8)
+    child = os.fork()
+    if child == 0:
+        with open(os.devnull, "w") as silent:
+            os.dup2(silent.fileno(), 1)
+        status = 1
+        try:
+            train(folder, progress)
+            status = 0
+        finally:
+            os._exit(status)
+    if kill_after is not None:
+        while True:
+            first, taken = struct.unpack("ii", progress[:])
+            if first and taken >= first - 1 + kill_after:
+                break
+            if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
+            time.sleep(0.0001)
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    first, taken = struct.unpack("ii", progress[:])
+    return status, first - 1, taken
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    chance = random.Random(0)
+    taken, lost, statuses = 0, [], []
+    for _ in range(LIVES):
+        status, first, taken_now = live(folder / "killed", chance.randint(1, 7), chance.uniform(0, 0.02))
+        statuses.append(status)
+        lost.append(taken - first)
+        taken = taken_now
+    statuses.append(live(folder / "killed", None, 0)[0])
+    statuses.append(live(folder / "whole", None, 0)[0])
+    states = [torch.load(folder / name / "checkpoint.pt", weights_only=True)["model"] for name in ("killed", "whole")]
+    equal = all(torch.equal(states[0][key], states[1][key]) for key in states[1])
+    print(json.dumps({"statuses": statuses, "lost": lost, "equal": equal, "steps": taken}))
+
+
+if __name__ == "__main__":
+    main()

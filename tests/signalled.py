@@ -1,0 +1,27 @@
+"""Run by tests as a rank: a lesson's script in which one rank sends itself a signal in one of its steps.
+
+python signalled.py RANK STEP SIGNAL train.py FLAGS...        # the step is counted over all epochs
+"""
+
+import os
+import runpy
+import signal
+import sys
+
+import torch
+
+from workshop.resumable import Resumable
+
+rank, step, name, script = sys.argv[1:5]
+count_step = Resumable.count_step
+
+
+def counted(run: Resumable, loss: torch.Tensor) -> None:
+    count_step(run, loss)
+    if run.ranks.rank == int(rank) and run.steps + run.step == int(step):
+        os.kill(os.getpid(), signal.Signals[name])
+
+
+Resumable.count_step = counted
+sys.argv = [script, *sys.argv[5:]]
+runpy.run_path(script, run_name="__main__")

@@ -1,0 +1,224 @@
+"""Runs that survive: they go on bit for bit where they were, from the last good checkpoint, whatever ended them."""
+
+import json
+import math
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY, Result, Script
+
+from workshop.datasets import shards
+from workshop.resumable import Resumable
+
+SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 8, "--epochs", 2]  # 10 steps an epoch
+MEMORY = [*SHORT, "--loader", "memory"]
+
+
+@pytest.fixture(scope="module")
+def packed_data(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data set with its shards."""
+    folder = tmp_path_factory.mktemp("packed")
+    shutil.copytree(data_dir / "MNIST", folder / "MNIST")
+    shards.pack("mnist", folder)
+    return folder
+
+
+@pytest.fixture
+def train(run_script: Script, packed_data: Path) -> Iterator[Script]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # these batches are too small for more
+    yield partial(run_script, "01_single_gpu/train.py", WORKSHOP_DATA=str(packed_data))
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """Has something done in a step, counted over all epochs, of the runs that follow."""
+
+    def plan(step: int, action: Callable[[], object]) -> None:
+        count_step = Resumable.count_step
+
+        def counted(run: Resumable, loss: torch.Tensor) -> None:
+            count_step(run, loss)
+            if run.steps + run.step == step:
+                action()
+
+        monkeypatch.setattr(Resumable, "count_step", counted)
+
+    return plan
+
+
+def tell(number: int) -> Callable[[], object]:
+    """Sends a signal to all processes of the run, those that load data included, as Slurm does."""
+
+    def kill() -> None:
+        workers = [process.pid for process in multiprocessing.active_children()]
+        subprocess.run(["kill", f"-{int(number)}", *map(str, workers), str(os.getpid())], check=True)
+
+    return kill
+
+
+def state_of(folder: Path, name: str = "checkpoint.pt") -> dict:
+    return torch.load(folder / name, weights_only=True)
+
+
+def results_of(folder: Path) -> list[tuple[float, float]]:
+    return [(e["train_loss"], e["val_loss"]) for e in json.loads((folder / "summary.json").read_text())["epochs"]]
+
+
+def assert_equal(one: object, other: object) -> None:
+    """Bit for bit, through all nested parts of two states; only times may differ."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one.keys() - {"seconds", "samples_per_second"}:
+            assert_equal(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_equal(a, b)
+    else:
+        assert one == other
+
+
+def one_line(result: Result) -> str:
+    assert result.status == 2
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    "rung",
+    [
+        ["--loader", "map", "--num_workers", 0],
+        ["--loader", "map", "--num_workers", 1],
+        ["--loader", "memory"],
+        ["--loader", "device"],
+        ["--loader", "shards", "--num_workers", 0],
+        ["--loader", "shards", "--num_workers", 1],
+        ["--loader", "dali"],
+    ],
+    ids=lambda rung: "-".join(map(str, rung[1::2])),
+)
+def test_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
+    train: Script, at_step: Callable, tmp_path: Path, rung: list
+) -> None:
+    assert train(*SHORT, *rung, "--run_dir", tmp_path / "whole").status == 0
+    at_step(14, tell(signal.SIGTERM))
+    stopped = train(*SHORT, *rung, "--run_dir", tmp_path / "parts")
+    assert stopped.status == 0
+    assert "told to stop by SIGTERM: saved after step 4 of epoch 2" in stopped.stdout
+    resumed = train(*SHORT, *rung, "--run_dir", tmp_path / "parts", "--resume", "true", "--log_interval", 5)
+    assert resumed.status == 0, resumed.stderr
+    assert "checkpoint.pt after step 4 of epoch 2\n" in resumed.stdout
+    assert re.search(r"epoch 2  step  5/10 .*\n.*epoch 2  step 10/10", resumed.stdout)
+    assert_equal(state_of(tmp_path / "parts"), state_of(tmp_path / "whole"))
+    assert results_of(tmp_path / "parts") == results_of(tmp_path / "whole")
+
+
+def test_a_checkpoint_holds_all_that_the_run_is_made_of(train: Script, tmp_path: Path) -> None:
+    assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
+    state = state_of(tmp_path)
+    assert state.keys() == {"model", "optimizer", "scheduler", "run"}
+    assert (len(state["run"]["epochs"]), state["run"]["step"]) == (2, 0)
+    assert state["run"]["ranks"][0]["random"].keys() == {"torch", "python", "numpy"}
+    before = state_of(tmp_path, "checkpoint.previous.pt")
+    assert (len(before["run"]["epochs"]), before["run"]["step"]) == (1, 8)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def flip_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut_short(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, cut_short])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(train: Script, tmp_path: Path, damage: Callable) -> None:
+    assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
+    whole = state_of(tmp_path)
+    damage(tmp_path / "checkpoint.pt")
+    resumed = train(*MEMORY, "--resume", "true", "--run_dir", tmp_path)
+    assert resumed.status == 0, resumed.stderr
+    (line,) = [line for line in resumed.stdout.splitlines() if line.startswith("resumed")]
+    assert f"resumed from {tmp_path}/checkpoint.previous.pt, as {tmp_path}/checkpoint.pt is damaged" in line
+    assert line.endswith("after step 8 of epoch 2")
+    assert_equal(state_of(tmp_path), whole)
+
+    damage(tmp_path / "checkpoint.pt")
+    (tmp_path / "checkpoint.previous.pt").write_bytes(b"half a checkp")
+    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
+    assert f"{tmp_path}/checkpoint.pt is damaged" in line and "no earlier one is good" in line
+
+
+def test_a_checkpoint_of_another_run_is_refused(
+    train: Script, at_step: Callable, data_dir: Path, tmp_path: Path
+) -> None:
+    at_step(14, tell(signal.SIGUSR1))
+    assert train(*MEMORY, "--run_dir", tmp_path, WORKSHOP_REQUEUE_FILE=str(tmp_path / "requeue")).status == 0
+    assert (tmp_path / "requeue").exists()
+    for flags, difference in (
+        (["--model", "cifar_cnn", "--dataset", "cifar10"], "model is mnist_cnn there and cifar_cnn here"),
+        (["--limit_train", 40], "limit_train is 80 there and 40 here"),
+        (["--optimizer", "sgd"], "optimizer is Adam there and SGD here"),
+        (["--batch_size", 16], "global_batch_size is 8 there and 16 here"),
+        (["--loader", "shards"], "loader is memory there and shards of 1 worker(s) here, and it was saved in the mid"),
+    ):
+        data = ["--data_dir", data_dir] if "cifar10" in flags else []
+        line = one_line(train(*MEMORY, *flags, *data, "--resume", "true", "--run_dir", tmp_path))
+        assert f"{tmp_path}/checkpoint.pt is of another run: {difference}" in line
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoint(
+    train: Script, at_step: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil() -> None:
+        monkeypatch.setattr(torch.Tensor, "detach", lambda loss: loss.new_tensor(math.nan))
+
+    at_step(13, spoil)  # so the loss of the step after it
+    line = one_line(train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path))
+    assert "the loss is not finite in step 4 of epoch 2 on rank 0" in line
+    assert f"the last good checkpoint is {tmp_path}/checkpoint.pt" in line
+    assert (len(state_of(tmp_path)["run"]["epochs"]), state_of(tmp_path)["run"]["step"]) == (1, 0)
+
+
+def test_weights_that_are_not_finite_are_not_saved(train: Script, tmp_path: Path) -> None:
+    flags = ["--optimizer", "sgd", "--lr", 1e38, "--save_interval", 1]
+    line = one_line(train(*MEMORY, *flags, "--run_dir", tmp_path))
+    assert "is not finite" in line and "Try a lower --lr" in line
+    for file in tmp_path.glob("checkpoint*"):
+        assert all(tensor.isfinite().all() for tensor in state_of(tmp_path, file.name)["model"].values())
+
+
+def test_a_disk_that_is_full_is_one_line(train: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    line = one_line(train(*MEMORY, "--run_dir", tmp_path))
+    assert f"cannot write {tmp_path}/checkpoint.pt: No space left on device" in line
+
+
+def test_killed_fifty_times_around_its_saves(tmp_path: Path) -> None:
+    script = REPOSITORY / "tests" / "killed_often.py"
+    output = subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True, text=True).stdout
+    found = json.loads(output)
+    assert found["statuses"] == [-signal.SIGKILL] * 50 + [0, 0]
+    assert max(found["lost"]) <= 3  # the save interval
+    assert found["equal"]

@@ -1,0 +1,72 @@
+"""Runs of two ranks that survive: they stop together, go on bit for bit, and name a rank that has died."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY, Result, Script
+from ranks import start_ranks
+from test_survive import assert_equal, one_line, results_of, state_of
+
+LESSON = REPOSITORY / "03_ddp"
+SIGNALLED = REPOSITORY / "tests" / "signalled.py"
+SHORT = ["--limit_train", 80, "--limit_val", 16, "--global_batch_size", 8, "--epochs", 2, "--save_interval", 4]
+SHORT += ["--loader", "memory", "--num_workers", 0]  # 10 steps an epoch, of a model with dropout
+
+
+@pytest.fixture
+def start(user_environment: dict[str, str]) -> partial:
+    return partial(start_ranks, 2, cwd=LESSON, environment=user_environment)
+
+
+def statuses(results: list[Result]) -> list[int]:
+    return [result.status for result in results]
+
+
+def test_two_ranks_stop_together_and_go_on_bit_for_bit(start: partial, run_script: Script, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert statuses(start("train.py", *SHORT, "--run_dir", whole)) == [0, 0]
+
+    stopped = start(SIGNALLED, 1, 12, "SIGUSR1", "train.py", *SHORT, "--run_dir", parts)
+    assert statuses(stopped) == [0, 0], stopped[0].stderr
+    assert "told to stop by SIGUSR1: saved after step" in stopped[0].stdout
+    assert "of epoch 2; --resume true goes on from there" in stopped[0].stdout
+
+    alone = partial(run_script, "03_ddp/train.py", *SHORT, "--resume", "true", "--run_dir", parts)
+    assert "world_size is 2 there and 1 here, and it was saved in the middle of epoch 2" in one_line(alone())
+    line = one_line(alone("--global_batch_size", 16))
+    assert "global_batch_size is 8 there and 16 here" in line
+
+    resumed = start("train.py", *SHORT, "--run_dir", parts, "--resume", "true")
+    assert statuses(resumed) == [0, 0], resumed[0].stderr
+    states = [state_of(folder) for folder in (parts, whole)]
+    for state in states:
+        for rank in state["run"]["ranks"]:
+            del rank["random"]["python"], rank["random"]["numpy"]  # nobody has seeded them
+    assert_equal(*states)
+    assert results_of(parts) == results_of(whole)
+    assert not torch.equal(*(rank["random"]["torch"] for rank in states[0]["run"]["ranks"]))
+
+    more = alone("--epochs", 3)
+    assert more.status == 0, more.stderr
+    assert "after epoch 2, written by 2 rank(s)" in more.stdout
+    assert len(results_of(parts)) == 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named_and_ends_the_others(start: partial, tmp_path: Path, rank: int) -> None:
+    began = time.monotonic()
+    results = start(SIGNALLED, rank, 12, "SIGKILL", "train.py", *SHORT, "--run_dir", tmp_path)
+    assert time.monotonic() - began < 60
+    assert results[rank].status == -9
+    assert results[1 - rank].status == 1
+    assert f"error: rank {rank} is gone" in results[1 - rank].stderr
+    assert "Traceback" not in results[1 - rank].stderr
+
+
+def test_a_rank_that_fails_is_named(start: partial, tmp_path: Path) -> None:
+    results = start(SIGNALLED, 1, 12, "SIGINT", "train.py", *SHORT, "--run_dir", tmp_path)
+    assert results[0].status == 1
+    assert "failed: KeyboardInterrupt" in results[0].stderr

@@ -1,0 +1,45 @@
+"""Whether a checkpoint fits the run that wants to go on from it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from workshop.config import TrainConfig
+from workshop.distributed import Ranks
+
+ONLY_WITHIN_AN_EPOCH = {"world_size", "seed", "loader"}
+"""what may change from one epoch to the next, but not within one: the rest of it would be other samples"""
+
+
+def identity(config: TrainConfig, ranks: Ranks, parts: Mapping[str, object]) -> dict[str, Any]:
+    """Return what two runs must have in common for one to go on where the other stopped.
+
+    Number and sizes of the steps are among it, because a schedule may count steps.
+    """
+    shards = f" of {config.num_workers} worker(s)" if config.loader == "shards" else ""  # each reads shards of its own
+    kinds = {name: type(part).__name__ for name, part in parts.items()}
+    return kinds | {
+        "model": config.model,
+        "dataset": config.dataset,
+        "limit_train": config.limit_train,
+        "global_batch_size": config.batch_size * ranks.world_size,
+        "world_size": ranks.world_size,
+        "seed": config.seed,
+        "loader": config.loader + shards,
+    }
+
+
+def misfit(theirs: dict[str, Any], mine: dict[str, Any], in_epoch: int | None) -> str | None:
+    """Return in words the first field in which the run of a checkpoint differs from this one, if any matters.
+
+    Args:
+        theirs: `identity` of the run that saved it.
+        mine: `identity` of this run.
+        in_epoch: the epoch that was under way, None if it was saved between two.
+    """
+    for field in theirs | mine:
+        there, here = theirs.get(field), mine.get(field)
+        if there == here or (in_epoch is None and field in ONLY_WITHIN_AN_EPOCH):
+            continue
+        why = f", and it was saved in the middle of epoch {in_epoch}" if field in ONLY_WITHIN_AN_EPOCH else ""
+        return f"{field} is {there} there and {here} here{why}"
+    return None

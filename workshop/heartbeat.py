@@ -1,0 +1,123 @@
+"""Noticing that a rank has died, whatever the others are waiting for, and saying which one it was.
+
+A collective waits for all ranks: over gloo a dead one makes it fail without a name, over NCCL it may wait for minutes.
+So every rank counts up a heartbeat in the store through which the ranks met. Rank 0 looks whether all of them go on,
+the others look at that of rank 0 and at what it found.
+"""
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import NoReturn
+
+import torch.distributed as dist
+
+PERIOD = 1.0
+"""seconds between two heartbeats"""
+SILENCE = 30.0
+"""seconds without one after which a rank is taken for dead"""
+SILENCE_AFTER_FAILURE = 5.0
+"""the same once a collective has failed, which is evidence of its own"""
+
+
+def key_of(rank: int) -> str:
+    """Return the key under which ``rank`` counts its heartbeats; it must be set before all have met."""
+    return f"heartbeat of rank {rank}"
+
+
+class Heartbeats:
+    """A thread that shows the other ranks that this one lives, and ends the process when one of them no longer does."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.silence = SILENCE
+        self._store = store.clone()  # on one connection, an operation waits for the one before
+        others = range(1, world_size) if rank == 0 else [0]
+        self._heard = {other: ("", time.monotonic()) for other in others}
+        self._ended = threading.Event()
+        self._verdict = threading.Event()
+        self._gone = ""
+        self._main_asks = False
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the watch; to the others this rank falls silent."""
+        self._ended.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """End the watch because training has ended; rank 0, with whom the store goes, waits for the others a little."""
+        self.stop()
+        try:
+            left = self._store.add("ranks that left", 1)
+            end = time.monotonic() + 10
+            while self.rank == 0 and left < self.world_size and time.monotonic() < end:
+                time.sleep(0.02)
+                left = self._store.add("ranks that left", 0)
+        except RuntimeError:  # the store is gone already
+            pass
+
+    def blame(self, error: BaseException) -> None:
+        """Let the others know that this rank ends because of ``error``."""
+        self.stop()
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        try:
+            self._store.set("gone", f"rank {self.rank} on {os.uname().nodename} failed: {reason}")
+            if self.rank == 0:
+                time.sleep(2 * PERIOD)  # the store goes with rank 0: leave the others time to look
+        except RuntimeError:
+            pass
+
+    def who_is_gone(self) -> str:
+        """Return, after a collective has failed, which rank is gone, in words; or nothing if all are there."""
+        self._main_asks = True
+        with suppress(RuntimeError):  # the watch will find the same
+            self._store.set("a collective failed", "")
+        self._verdict.wait(SILENCE_AFTER_FAILURE + 5 * PERIOD)
+        return self._gone
+
+    def end_process(self, gone: str) -> NoReturn:
+        """End this process with status 1, whatever its main thread waits for; one of the ranks says why."""
+        try:
+            first = self._store.add(f"told: {gone}", 1) == 1
+        except RuntimeError:
+            first = True
+        if first:
+            print(f"error: {gone}; this ends all ranks", file=sys.stderr, flush=True)
+        if self.rank == 0:
+            time.sleep(2 * PERIOD)  # the store goes with rank 0: leave the others time to look
+        os._exit(1)
+
+    def _watch(self) -> None:
+        beats = 0
+        while not self._ended.wait(PERIOD):
+            beats += 1
+            try:
+                self._store.set(key_of(self.rank), str(beats))
+                self._gone = self._look()
+            except RuntimeError:
+                self._gone = "rank 0 is gone, or its node: the store that it keeps does not answer"
+            if self._gone:
+                self._verdict.set()
+                if self._main_asks:
+                    return
+                self.end_process(self._gone)
+
+    def _look(self) -> str:
+        if self._store.check(["gone"]):
+            return self._store.get("gone").decode()
+        if self._store.check(["a collective failed"]):
+            self.silence = SILENCE_AFTER_FAILURE
+        now = time.monotonic()
+        for other, beat in zip(self._heard, self._store.multi_get([key_of(r) for r in self._heard]), strict=True):
+            before, since = self._heard[other]
+            if beat != before:
+                self._heard[other] = (beat, now)
+            elif now - since > self.silence:
+                gone = f"rank {other} is gone: no sign of life for {self.silence:.0f} s"
+                self._store.set("gone", gone)
+                return gone
+        return ""
