@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from workshop.datasets import DATASETS, default_data_dir, shards
+from workshop.datasets import IMAGES, default_data_dir, shards
 from workshop.distributed import pick_device
 from workshop.errors import run_reporting_user_errors
 from workshop.experiments.flags import Parser, make_output_folder
@@ -51,7 +51,7 @@ def read_all(paths: Sequence[Path]) -> tuple[float, int]:
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--dataset", choices=sorted(DATASETS), default="mnist", help="default: %(default)s")
+    parser.add_argument("--dataset", choices=sorted(IMAGES), default="mnist", help="default: %(default)s")
     parser.add_argument("--data_dir", type=Path, default=default_data_dir(), help="default: %(default)s")
     parser.add_argument(
         "--out",

@@ -30,8 +30,9 @@ def parse_arguments() -> argparse.Namespace:
         "--shards", action="store_true", help="also pack the samples into tar files for --loader shards"
     )
     drawn = parser.add_argument_group("with --synthetic", "what is not given is as in data drawn there before, else:")
-    drawn.add_argument("--train_samples", type=int, metavar="N", help="to draw (as many as the real data have)")
-    drawn.add_argument("--val_samples", type=int, metavar="N", help="to draw (as many as the real data have)")
+    drawn.add_argument("--train_samples", type=int, metavar="N", help="images to draw (as many as the real data have)")
+    drawn.add_argument("--val_samples", type=int, metavar="N", help="images to draw (as many as the real data have)")
+    drawn.add_argument("--cells", type=int, metavar="N", help="along each edge of an N-body box (64)")
     drawn.add_argument("--seed", type=int, metavar="S", help="the same seed draws the same data (0)")
     return parser.parse_args()
 
@@ -51,13 +52,15 @@ def main() -> None:
     if arguments.name not in DATASETS:
         raise UserError(f"no data set {arguments.name!r}; {nearest(arguments.name, DATASETS)}")
     dataset = DATASETS[arguments.name]
-    drawn = {key: getattr(arguments, key) for key in ("train_samples", "val_samples", "seed")}
+    given = {key: getattr(arguments, key) for key in ("train_samples", "val_samples", "cells", "seed")}
+    drawn = {key: value for key, value in given.items() if value is not None}
+    for key in drawn.keys() - dataset.RECIPE.keys():
+        raise UserError(f"--{key} is not for {arguments.name}, which takes --{' and --'.join(dataset.RECIPE)}")
     if arguments.synthetic:
         dataset.generate(arguments.data_dir, **drawn)
     elif not (arguments.shards and is_there(dataset, arguments.data_dir)):  # to pack, whatever is there will do
-        for key, value in drawn.items():
-            if value is not None:
-                raise UserError(f"--{key} needs --synthetic: real data are downloaded as they are")
+        for key in drawn:
+            raise UserError(f"--{key} needs --synthetic: real data are downloaded as they are")
         dataset.download(arguments.data_dir)
     if arguments.shards or shards.folder_of(arguments.name, arguments.data_dir).exists():
         shards.pack(arguments.name, arguments.data_dir)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import slurm as slurm
 
-from workshop.datasets import DATASETS
+from workshop.datasets import IMAGES, nbody
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -21,10 +21,11 @@ for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with 2,000 + 500 generated samples of each data set."""
+    """A data folder with 2,000 + 500 generated images of each data set, and boxes of 32^3 cells."""
     folder = tmp_path_factory.mktemp("data")
-    for dataset in DATASETS.values():
+    for dataset in IMAGES.values():
         dataset.generate(folder, train_samples=2000, val_samples=500)
+    nbody.generate(folder, cells=32)
     return folder
 
 

@@ -14,7 +14,7 @@ from workshop.errors import UserError
 from workshop.loaders import Loader, build_loaders, device
 from workshop.loaders.dali import DaliLoader
 from workshop.loaders.device import DeviceLoader
-from workshop.loaders.map import MapLoader
+from workshop.loaders.map import MapLoader, SeededSamples
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder
 from workshop.loaders.transform import PADDING, BatchTransform, flip_and_crop
@@ -148,7 +148,7 @@ def test_random_transforms_of_map_follow_from_the_sample_alone() -> None:
         for rank in range(ranks):
             order = EpochOrder(20, 4, Ranks(rank=rank, world_size=ranks, device=CPU), seed=1, shuffle=True)
             state = torch.get_rng_state()
-            loader = MapLoader(RandomSamples(), order, num_workers=workers)
+            loader = MapLoader(SeededSamples(RandomSamples(), seed=1), order, num_workers=workers)
             order.set_epoch(1)
             for values, indices in loader:
                 drawn |= dict(zip(indices.tolist(), values.flatten().tolist(), strict=True))

@@ -30,6 +30,7 @@ SAMPLE_SHAPE = (3, 32, 32)
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
 AUGMENT = True
+RECIPE = {"seed": 0, "train_samples": 50_000, "val_samples": 10_000}
 
 FILES = {"train": [name for name, _ in CIFAR10.train_list], "val": [name for name, _ in CIFAR10.test_list]}
 NAMES_FILE = CIFAR10.meta["filename"]
@@ -137,9 +138,8 @@ def generate(
             `files.fill_folder`).
     """
     folder = _folder(data_dir)
-    usual = {"seed": 0, "train_samples": 50_000, "val_samples": 10_000}
     asked = {"seed": seed, "train_samples": train_samples, "val_samples": val_samples}
-    recipe = complete_recipe(folder, usual, asked)
+    recipe = complete_recipe(folder, RECIPE, asked)
 
     def write(folder: Path) -> None:
         for i, (split, names) in enumerate(FILES.items()):

@@ -26,16 +26,17 @@ def complete_recipe(folder: Path, usual: dict[str, int], asked: dict[str, int | 
 
     Args:
         folder: Where the drawn files go.
-        usual: The values for ``seed``, ``train_samples`` and ``val_samples``.
+        usual: The values for ``seed`` and for each of the sizes.
         asked: The same keys; None where nothing is asked for.
 
     Raises:
-        UserError: fewer than one sample, or a seed outside 0..2^32-1.
+        UserError: a size below one, or a seed outside 0..2^32-1.
     """
     before = usual | (read_origin(folder) or {})
     recipe = {key: before[key] if value is None else value for key, value in asked.items()}
-    if min(recipe["train_samples"], recipe["val_samples"]) < 1:
-        raise UserError("--train_samples and --val_samples must be at least 1")
+    sizes = [key for key in recipe if key != "seed"]
+    if min(recipe[key] for key in sizes) < 1:
+        raise UserError(f"{' and '.join(f'--{key}' for key in sizes)} must be at least 1")
     if not 0 <= recipe["seed"] < 2**32:
         raise UserError(f"--seed {recipe['seed']} must be in 0..{2**32 - 1}")
     return recipe

@@ -145,8 +145,8 @@ def synced(path: Path) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
 
 
-def download(urls: Sequence[str], path: Path, md5: str) -> None:
-    """Download ``path`` from the first of ``urls`` that delivers a file with this MD5 checksum.
+def download(urls: Sequence[str], path: Path, md5: str | None) -> None:
+    """Download ``path`` from the first of ``urls`` that delivers a file with this MD5 checksum; None: any file.
 
     Raises:
         UserError: none of them did; names each and why.

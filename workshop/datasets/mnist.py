@@ -27,7 +27,7 @@ SAMPLE_SHAPE = (1, 28, 28)
 MEAN = (0.1307,)
 STD = (0.3081,)
 AUGMENT = False
-AUGMENT = False
+RECIPE = {"seed": 0, "train_samples": 60_000, "val_samples": 10_000}
 
 FILE_PREFIX = {"train": "train", "val": "t10k"}
 IMAGES_MAGIC, LABELS_MAGIC = 0x00000803, 0x00000801  # unsigned bytes, in 3 dimensions and in 1
@@ -113,9 +113,8 @@ def generate(
             `files.fill_folder`).
     """
     folder = _raw_folder(data_dir)
-    usual = {"seed": 0, "train_samples": 60_000, "val_samples": 10_000}
     asked = {"seed": seed, "train_samples": train_samples, "val_samples": val_samples}
-    recipe = complete_recipe(folder, usual, asked)
+    recipe = complete_recipe(folder, RECIPE, asked)
 
     def write(folder: Path) -> None:
         _write_split(folder, "train", *digits.draw_digits(recipe["train_samples"], 2 * recipe["seed"]))

@@ -8,7 +8,7 @@ import json
 import zlib
 from pathlib import Path
 
-from workshop.datasets import DATASETS
+from workshop.datasets import IMAGES
 from workshop.datasets.files import fill_folder, prepare_command, read_origin, synced
 from workshop.errors import UserError
 
@@ -35,13 +35,15 @@ def pack(name: str, data_dir: Path) -> None:
     """Pack data set ``name`` into shards, unless these very samples are packed there already.
 
     Raises:
-        UserError: the data set is missing or damaged, or the shards cannot be written.
+        UserError: the data set is missing or damaged or not of images, or the shards cannot be written.
     """
+    if name not in IMAGES:
+        raise UserError(f"--shards packs images: {' or '.join(IMAGES)}, not {name}")
     try:
         import webdataset as wds
     except ImportError:
         raise UserError("--shards needs WebDataset: pip install webdataset") from None
-    splits = {split: DATASETS[name].arrays(data_dir, split) for split in ("train", "val")}
+    splits = {split: IMAGES[name].arrays(data_dir, split) for split in ("train", "val")}
     origin = {"origin": "packed", "shards": SHARDS}
     for split, (images, targets) in splits.items():
         origin[f"{split}_samples"] = len(images)

@@ -6,15 +6,16 @@ from typing import Protocol
 import torch
 
 from workshop.config import TrainConfig
-from workshop.datasets import DATASETS
+from workshop.datasets import DATASETS, IMAGES, nbody
 from workshop.datasets import shards as packed
 from workshop.distributed import Ranks, available_cpus
 from workshop.errors import UserError, warn
 from workshop.loaders.device import DeviceLoader
-from workshop.loaders.map import MapLoader
+from workshop.loaders.map import MapLoader, SeededSamples
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder
 from workshop.loaders.transform import BatchTransform
+from workshop.loaders.volumes import build_volume_loader
 
 
 class Loader(Protocol):
@@ -47,7 +48,9 @@ def build_loaders(config: TrainConfig, ranks: Ranks) -> tuple[Loader, Loader]:
 
 
 def _build_loader(config: TrainConfig, ranks: Ranks, split: str, limit: int | None) -> Loader:
-    dataset = DATASETS[config.dataset]
+    if config.dataset == nbody.NAME:
+        return build_volume_loader(config, ranks, split, limit)
+    dataset = IMAGES[config.dataset]
     training = split == "train"
     pin_memory = config.pin_memory and ranks.device.type == "cuda"
 
@@ -60,7 +63,7 @@ def _build_loader(config: TrainConfig, ranks: Ranks, split: str, limit: int | No
     if config.loader == "map":
         samples = dataset.dataset(config.data_dir, split)
         return MapLoader(
-            samples,
+            SeededSamples(samples, config.seed),
             order_of(len(samples)),
             config.num_workers,
             pin_memory,

@@ -17,41 +17,19 @@ except ImportError:
     raise UserError("--loader dali needs NVIDIA DALI (Linux only): pip install nvidia-dali-cuda120") from None
 
 
-class DaliLoader:
-    """Batches (inputs, targets) from a DALI pipeline, in GPU memory where there is a GPU.
+class PipelineLoader:
+    """Batches (inputs, targets) from a DALI pipeline that begins an epoch whenever it is iterated over.
 
-    The pipeline is fed bytes in the sampler's order and told how to flip and shift each image, so its batches are
-    those of the other rungs.
+    Whoever builds the ``pipeline`` feeds it from a generator that looks up the sampler's epoch when it begins.
     """
 
-    def __init__(
-        self,
-        images: torch.Tensor,
-        targets: torch.Tensor,
-        sampler: EpochOrder,
-        transform: BatchTransform,
-        num_threads: int,
-        device: torch.device,
-    ) -> None:
-        self.images = images.permute(0, 2, 3, 1).contiguous()  # DALI wants the channels last
-        self.targets = targets
+    pipeline: Pipeline
+
+    def __init__(self, sampler: EpochOrder) -> None:
         self.sampler = sampler
-        self.transform = transform
-        on_gpu = device.type == "cuda"
-        self.pipeline = _pipeline(
-            self._batches_of_bytes,
-            image_size=list(images.shape[-2:]),
-            mean=(255 * transform.mean).flatten().tolist(),
-            std=(255 * transform.std).flatten().tolist(),
-            on_gpu=on_gpu,
-            batch_size=sampler.global_batch_size // sampler.ranks.world_size,
-            num_threads=max(num_threads, 1),
-            device_id=(device.index or 0) if on_gpu else None,
-        )
         self._iterator: DALIGenericIterator | None = None
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        self.transform.set_epoch(self.sampler.epoch)
         if self._iterator is None:  # not earlier: it reads ahead, and must know the epoch by then
             self._iterator = DALIGenericIterator(
                 self.pipeline,
@@ -69,7 +47,41 @@ class DaliLoader:
     def __len__(self) -> int:
         return len(self.sampler)
 
+
+class DaliLoader(PipelineLoader):
+    """Batches (inputs, targets) from a DALI pipeline, in GPU memory where there is a GPU.
+
+    The pipeline is fed bytes in the sampler's order and told how to flip and shift each image, so its batches are
+    those of the other rungs.
+    """
+
+    def __init__(
+        self,
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        sampler: EpochOrder,
+        transform: BatchTransform,
+        num_threads: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(sampler)
+        self.images = images.permute(0, 2, 3, 1).contiguous()  # DALI wants the channels last
+        self.targets = targets
+        self.transform = transform
+        on_gpu = device.type == "cuda"
+        self.pipeline = _pipeline(
+            self._batches_of_bytes,
+            image_size=list(images.shape[-2:]),
+            mean=(255 * transform.mean).flatten().tolist(),
+            std=(255 * transform.std).flatten().tolist(),
+            on_gpu=on_gpu,
+            batch_size=sampler.global_batch_size // sampler.ranks.world_size,
+            num_threads=max(num_threads, 1),
+            device_id=(device.index or 0) if on_gpu else None,
+        )
+
     def _batches_of_bytes(self) -> Iterator[tuple[np.ndarray, ...]]:
+        self.transform.set_epoch(self.sampler.epoch)
         for indices in self.sampler.batches():
             flips = self.transform.flips[indices] & self.transform.augment
             starts = (self.transform.shifts[indices] - PADDING) * self.transform.augment

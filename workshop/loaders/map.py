@@ -10,7 +10,7 @@ from workshop.loaders.order import EpochOrder
 
 
 class MapLoader:
-    """Batches (inputs, targets) in CPU memory, from a data set that returns one sample by its index."""
+    """Batches (inputs, targets) in CPU memory, from a data set that returns one sample by its epoch and index."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class MapLoader:
     ) -> None:
         self.sampler = sampler
         self.loader = DataLoader(
-            SeededSamples(dataset, sampler.seed),
+            dataset,
             batch_sampler=SeededOrder(sampler),
             num_workers=num_workers,
             pin_memory=pin_memory,

@@ -1,0 +1,227 @@
+"""N-body boxes: from the dark matter of a simulated universe to the gas in it, a map from volumes to volumes.
+
+Each split is one HDF5 file, ``data_dir/nbody/train.h5`` and ``val.h5``, with two fields of float32: ``Nbody``
+(4, n, n, n), density contrast and three components of the velocity, and ``Hydro`` (5, n, n, n), the same of the gas and
+its temperature contrast. Channel 1 is the velocity along the first axis of the volume, and so on. If the file has the
+attribute ``periodic`` and it is true, the box goes on at its other side. The names of the fields are those of the
+files that NERSC's tutorial "Deep Learning at Scale" reads.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+import psutil
+import torch
+import torch.nn.functional as F
+
+from workshop.datasets import files, universe
+from workshop.datasets.drawing import complete_recipe
+from workshop.errors import UserError
+
+NAME = "nbody"
+NUM_CLASSES = None
+SAMPLE_SHAPE = (4, 64, 64, 64)
+TARGET_CHANNELS = 5
+RECIPE = {"seed": 0, "cells": 64}
+
+SPLITS = ("train", "val")
+CHANNELS = {"Nbody": SAMPLE_SHAPE[0], "Hydro": TARGET_CHANNELS}
+VELOCITY = (1, 2, 3)
+"""channels of both fields that hold the velocity along the first, second and third axis of the volume"""
+URL = "https://portal.nersc.gov/project/dasrepo/pharring/"
+REAL_FILES = {"train": "downsamp_2048crop_train.h5", "val": "downsamp_1024crop_valid.h5"}
+BYTES_PER_CELL = 60  # at most, while a box is drawn
+CHUNK = 32  # cells along an edge of the blocks that a file is stored in
+
+
+@dataclass(frozen=True)
+class Box:
+    """What there is to know of a file before its values are read."""
+
+    path: Path
+    cells: int
+    """along each edge"""
+    periodic: bool
+
+
+def trivial_loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean absolute error, (), of a prediction that needs no network, to be beaten by any that has one.
+
+    It says that the gas is where the dark matter is, moves as it does, and has the same temperature everywhere.
+
+    Args:
+        inputs: (N, 4, X, Y, Z).
+        targets: (N, 5, X, Y, Z).
+    """
+    return F.l1_loss(torch.cat([inputs, torch.zeros_like(targets[:, 4:])], dim=1), targets)
+
+
+def check(data_dir: Path) -> None:
+    """Check that both files are there, whole and of the right shape; takes a few milliseconds, and reads no values.
+
+    Raises:
+        UserError: they are not; names the file, what is wrong, and the commands that bring the data.
+    """
+    try:
+        for split in SPLITS:
+            _describe(_path(_folder(data_dir), split))
+    except UserError as error:
+        real = files.prepare_command(NAME, data_dir)
+        synthetic = files.prepare_command(NAME, data_dir, "--synthetic")
+        raise UserError(f"{error}; to bring it run `{real}`, or without a network `{synthetic}`") from None
+
+
+def box(data_dir: Path, split: str) -> Box:
+    """Return what the file of a split ("train" or "val") holds, without reading its values.
+
+    Raises:
+        UserError: as `check`.
+    """
+    check(data_dir)
+    return _describe(_path(_folder(data_dir), split))
+
+
+def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read the whole box of a split ("train" or "val").
+
+    Returns:
+        Nbody (4, n, n, n) and Hydro (5, n, n, n), both float32.
+
+    Raises:
+        UserError: as `check`, or there are values that are not finite numbers.
+    """
+    path = box(data_dir, split).path
+    with h5py.File(path) as file:
+        return _read(file, "Nbody"), _read(file, "Hydro")
+
+
+def check_values(path: Path) -> None:
+    """Read all of a file, one channel after the other.
+
+    Raises:
+        UserError: there are values that are not finite numbers; says in which field, and how many.
+    """
+    with h5py.File(path) as file:
+        for field, channels in CHANNELS.items():
+            bad = sum(int(np.count_nonzero(~np.isfinite(file[field][channel]))) for channel in range(channels))
+            if bad:
+                raise UserError(f"{path}: {bad} of the {file[field].size} values of {field} are not finite numbers")
+
+
+def download(data_dir: Path) -> None:
+    """Download the boxes that NERSC's tutorial trains on: 39 GB and 5 GB. They come without a checksum.
+
+    Raises:
+        UserError: they cannot be had, or other data are in their place (see `files.fill_folder`).
+    """
+    synthetic = files.prepare_command(NAME, data_dir, "--synthetic")
+
+    def write(folder: Path) -> None:
+        for split, name in REAL_FILES.items():
+            try:
+                files.download([URL + name], _path(folder, split), md5=None)
+            except UserError as error:
+                raise UserError(f"{error}; without a network `{synthetic}` draws stand-in data") from None
+
+    files.fill_folder(_folder(data_dir), {"origin": "downloaded", "files": REAL_FILES}, _check_folder, write)
+
+
+def generate(data_dir: Path, cells: int | None = None, seed: int | None = None) -> None:
+    """Draw two boxes (see `universe`), one to train on and one to validate with.
+
+    Args:
+        data_dir: Root folder of the data sets.
+        cells: Along each edge of a box. None: as many as generated there before, else 64.
+        seed: Both boxes draw from it, independently of each other. None: the one used there before, else 0.
+
+    Raises:
+        UserError: a box without cells, one that memory cannot hold, or a seed outside 0..2^32-1 asked for; or other
+            data are in its place (see `files.fill_folder`).
+    """
+    folder = _folder(data_dir)
+    recipe = complete_recipe(folder, RECIPE, {"seed": seed, "cells": cells})
+    needed, free = BYTES_PER_CELL * recipe["cells"] ** 3, psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"--cells {recipe['cells']} needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free"
+        )
+
+    def write(folder: Path) -> None:
+        for number, split in enumerate(SPLITS):
+            _write_box(_path(folder, split), recipe["cells"], 2 * recipe["seed"] + number)
+
+    origin = {"origin": "generated", **recipe, "version": universe.VERSION}
+    files.fill_folder(folder, origin, _check_folder, write)
+
+
+def _folder(data_dir: Path) -> Path:
+    return Path(data_dir) / NAME
+
+
+def _path(folder: Path, split: str) -> Path:
+    if split not in SPLITS:
+        raise UserError(f"no split {split!r}: it is 'train' or 'val'")
+    return folder / f"{split}.h5"
+
+
+def _write_box(path: Path, cells: int, seed: int) -> None:
+    physics = universe.Physics()
+    nbody, hydro = universe.draw_box(cells, seed, physics)
+    chunks = (1, *[min(cells, CHUNK)] * 3)
+    with h5py.File(path, "w") as file:
+        file.attrs["periodic"] = True
+        file.attrs["seed"] = seed
+        file.attrs["redshift"] = 3.0
+        file.attrs["box_size_mpc_h"] = cells * physics.cell
+        file.attrs["velocity_unit"] = "100 km/s"
+        for name, value in vars(physics).items():
+            file.attrs[f"physics_{name}"] = value
+        file.create_dataset("Nbody", data=nbody.numpy(), chunks=chunks)
+        file.create_dataset("Hydro", data=hydro.numpy(), chunks=chunks)
+    with open(path, "rb") as written:
+        os.fsync(written.fileno())
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise `UserError` unless both files are in this folder, with all they should hold and nothing but numbers."""
+    for split in SPLITS:
+        check_values(_describe(_path(folder, split)).path)
+
+
+def _describe(path: Path) -> Box:
+    """Return what the file at ``path`` holds; `UserError` unless it is of the documented layout."""
+    if not path.is_file():
+        raise UserError(f"{path.parent}: has no {path.name}")
+    try:
+        with h5py.File(path) as file:
+            edges = {field: _edge(file, field, channels, path) for field, channels in CHANNELS.items()}
+            periodic = bool(file.attrs.get("periodic", False))
+    except OSError as error:
+        raise UserError(f"{path}: not a whole HDF5 file ({error})") from None
+    if edges["Nbody"] != edges["Hydro"]:
+        raise UserError(f"{path}: Nbody has {edges['Nbody']} cells along an edge, but Hydro has {edges['Hydro']}")
+    return Box(path, edges["Nbody"], periodic)
+
+
+def _edge(file: h5py.File, field: str, channels: int, path: Path) -> int:
+    """Return how many cells a field has along each edge."""
+    if not isinstance(file.get(field), h5py.Dataset):
+        raise UserError(f"{path}: has no field {field}, only {', '.join(sorted(file)) or 'nothing'}")
+    shape, dtype = file[field].shape, file[field].dtype
+    if len(shape) != 4 or shape != (channels, *shape[-1:] * 3) or not shape[-1]:
+        raise UserError(f"{path}: {field} is of shape {shape}, expected ({channels}, n, n, n)")
+    if dtype.kind != "f" or dtype.itemsize != 4:
+        raise UserError(f"{path}: {field} holds {dtype}, expected float32")
+    return shape[-1]
+
+
+def _read(file: h5py.File, field: str) -> torch.Tensor:
+    values = torch.empty(file[field].shape)
+    file[field].read_direct(values.numpy())
+    bad = values.numel() - int(values.isfinite().sum())
+    if bad:
+        raise UserError(f"{file.filename}: {bad} of the {values.numel()} values of {field} are not finite numbers")
+    return values

@@ -1,0 +1,73 @@
+"""Which cubes are cut from a box, and how each is turned or mirrored; its velocities turn with it."""
+
+from itertools import permutations, product
+
+import torch
+
+from workshop.datasets.nbody import VELOCITY
+
+_ALL = list(product(permutations(range(3)), product((False, True), repeat=3)))
+AXES = torch.tensor([axes for axes, _ in _ALL])
+"""(48, 3) int64: for each symmetry of the cube, which old axis each new axis is; the first one changes nothing"""
+FLIPS = torch.tensor([flips for _, flips in _ALL])
+"""(48, 3) bool: and whether that new axis then runs the other way"""
+
+
+class Crops:
+    """The corner and the symmetry of every cube of an epoch.
+
+    They follow from the seed, the epoch and the cube's index alone, so it does not matter which rank, worker or batch
+    it turns up in, no two ranks see the same ones, and a resumed run sees what it would have seen.
+    """
+
+    def __init__(self, samples: int, cells: int, size: int, periodic: bool, seed: int, fixed: bool = False) -> None:
+        self.samples = samples
+        self.size = size
+        self.corners = cells if periodic else cells - size + 1
+        self.seed = seed
+        self.fixed = fixed
+        """every epoch has the same cubes, as they lie in the box"""
+
+    def of_epoch(self, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the corners, (samples, 3) int64, and the symmetries, (samples,) int64: rows of `AXES` and `FLIPS`."""
+        generator = torch.Generator().manual_seed((self.seed << 32) + (0 if self.fixed else epoch))
+        corners = torch.randint(self.corners, (self.samples, 3), generator=generator)
+        symmetries = torch.randint(len(AXES), (self.samples,), generator=generator)
+        return corners, torch.zeros_like(symmetries) if self.fixed else symmetries
+
+
+def cut(box: torch.Tensor, corners: torch.Tensor, symmetries: torch.Tensor, size: int) -> torch.Tensor:
+    """Cut cubes from a box, turned and mirrored; beyond its sides the box goes on at the other side.
+
+    Each channel is gathered for the whole batch at once, so a GPU is given some 30 kernels however many cubes there
+    are, and the only large thing besides the batch is the position in the box of each of its cells.
+
+    Args:
+        box: (C, n, n, n), with `VELOCITY` among its channels, on any device.
+        corners: (N, 3) int64 on the CPU: where in the box each cube begins.
+        symmetries: (N,) int64 on the CPU.
+        size: edge of the cubes in cells.
+
+    Returns:
+        (N, C, size, size, size) on the device of the box.
+    """
+    cells = box.shape[-1]
+    axes, flips = AXES[symmetries], FLIPS[symmetries]  # (N, 3)
+    steps = torch.arange(size)
+    steps = torch.where(flips[:, :, None], size - 1 - steps, steps)  # (N, 3, size), along the new axes
+    strides = torch.tensor([cells**2, cells, 1])[axes]
+    positions = (corners.gather(1, axes)[:, :, None] + steps) % cells * strides[:, :, None]
+    x, y, z = positions.to(box.device, non_blocking=True).unbind(1)
+    position = x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]  # (N, size, size, size)
+    # New component i of the velocity is the one along the old axis that has become axis i.
+    sources = (VELOCITY[0] + axes).to(box.device, non_blocking=True) * cells**3
+    signs = torch.where(flips, -1.0, 1.0).to(box.device, non_blocking=True)
+    batch = box.new_empty(len(corners), len(box), size, size, size)
+    for channel in range(len(box)):
+        if channel in VELOCITY:
+            axis = channel - VELOCITY[0]
+            batch[:, channel] = box.take(position + sources[:, axis, None, None, None])
+            batch[:, channel] *= signs[:, axis, None, None, None]
+        else:
+            batch[:, channel] = box[channel].take(position)
+    return batch

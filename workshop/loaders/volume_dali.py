@@ -1,0 +1,96 @@
+"""Rung ``dali`` for volumes: NVIDIA DALI's own threads cut the cubes; on a GPU, if there is one, they are turned."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from nvidia.dali import Pipeline, fn, pipeline_def, types
+
+from workshop.datasets.nbody import VELOCITY
+from workshop.loaders.crops import AXES, FLIPS, Crops
+from workshop.loaders.dali import PipelineLoader
+from workshop.loaders.order import EpochOrder
+
+
+class VolumeDaliLoader(PipelineLoader):
+    """Batches (inputs, targets) from a DALI pipeline, in GPU memory where there is a GPU.
+
+    The pipeline is told where to cut each cube and how to turn it, so its batches are those of the other rungs. As
+    DALI knows no periodic boxes, those are continued by the edge of a cube, which takes more memory.
+    """
+
+    def __init__(
+        self,
+        boxes: tuple[torch.Tensor, torch.Tensor],
+        crops: Crops,
+        sampler: EpochOrder,
+        periodic: bool,
+        num_threads: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(sampler)
+        beyond = crops.size - 1 if periodic else 0
+        self.boxes = [_channels_last(box, beyond) for box in boxes]
+        self.crops = crops
+        on_gpu = device.type == "cuda"
+        self.pipeline = _pipeline(
+            self._batches_of_boxes,
+            self._batches_of_orders,
+            size=crops.size,
+            on_gpu=on_gpu,
+            batch_size=sampler.global_batch_size // sampler.ranks.world_size,
+            num_threads=max(num_threads, 1),
+            device_id=(device.index or 0) if on_gpu else None,
+        )
+
+    def _batches_of_boxes(self) -> Iterator[tuple[list[np.ndarray], ...]]:
+        """Yield, for each batch, both boxes, once per cube."""
+        for indices in self.sampler.batches():
+            yield tuple([box] * len(indices) for box in self.boxes)
+
+    def _batches_of_orders(self) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield, for each batch, the corners and what `_matrices` returns."""
+        corners, symmetries = self.crops.of_epoch(self.sampler.epoch)
+        for indices in self.sampler.batches():
+            yield corners[indices].int().numpy(), *_matrices(symmetries[indices], self.crops.size)
+
+
+def _channels_last(box: torch.Tensor, beyond: int) -> np.ndarray:
+    """Return a box as DALI wants it, (n, n, n, C), and continued periodically by some cells."""
+    return np.pad(box.permute(1, 2, 3, 0).numpy(), [(0, beyond)] * 3 + [(0, 0)], mode="wrap")
+
+
+def _matrices(symmetries: torch.Tensor, size: int) -> tuple[np.ndarray, ...]:
+    """Return how the symmetries act on places and on values.
+
+    Returns:
+        (N, 3, 4) float32, affine maps from a place in the new cube to that in the old one, in the order x, y, z of
+        DALI, which is from the last axis to the first; and (N, 4, 4) and (N, 5, 5) float32, linear maps from the old
+        channels to the new ones.
+    """
+    axes, flips = AXES[symmetries], FLIPS[symmetries]
+    signs = torch.where(flips, -1.0, 1.0)
+    turns = torch.nn.functional.one_hot(axes, 3) * signs[:, :, None]  # new axis, old axis
+    shifts = torch.zeros(len(axes), 3).scatter_(1, axes, size * flips.float())
+    places = torch.cat([turns.transpose(1, 2).flip(1, 2), shifts.flip(1)[:, :, None]], dim=2)
+    values = [torch.eye(channels).repeat(len(axes), 1, 1) for channels in (4, 5)]
+    first, last = VELOCITY[0], VELOCITY[-1] + 1
+    for matrix in values:
+        matrix[:, first:last, first:last] = turns
+    return tuple(matrix.contiguous().numpy() for matrix in (places, *values))
+
+
+@pipeline_def
+def _pipeline(boxes: object, orders: object, size: int, on_gpu: bool) -> tuple[Pipeline, ...]:
+    # Boxes are passed on where they lie, not copied once per cube; that is safe, as they stay there.
+    boxes = fn.external_source(source=boxes, num_outputs=2, cycle="raise", no_copy=True, layout="DHWC")
+    corners, places, *values_of = fn.external_source(source=orders, num_outputs=4, cycle="raise")
+    batch = []
+    for box, values in zip(boxes, values_of, strict=True):
+        cubes = fn.slice(box, start=corners, shape=[size] * 3, axis_names="DHW")
+        if on_gpu:
+            cubes = cubes.gpu()
+        cubes = fn.warp_affine(cubes, matrix=places, size=[size] * 3, interp_type=types.INTERP_NN)
+        cubes = fn.coord_transform(cubes, M=values)
+        batch.append(fn.transpose(cubes, perm=[3, 0, 1, 2]))
+    return tuple(batch)
