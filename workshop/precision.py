@@ -38,11 +38,27 @@ def set_up_device(config: ComputeConfig, device: torch.device) -> None:
     Raises:
         UserError: the device lacks an option, or two options do not go together.
     """
+    require_options(config, device)
+    set_switches(config)
+
+
+def require_options(config: ComputeConfig, device: torch.device) -> None:
+    """See that ``device`` has all options chosen.
+
+    Raises:
+        UserError: as `set_up_device`.
+    """
     _require_precision(config, device)
+    if config.cudnn_benchmark and device.type != "cuda":
+        raise UserError(f"--cudnn_benchmark true needs an NVIDIA GPU; {_this_is(device)}")
     if config.cuda_graph:
         _require_cuda_graph(config, device)
     if config.compile != "off":
         _require_compiler(device)
+
+
+def set_switches(config: ComputeConfig) -> None:
+    """Set what torch keeps one switch of for the whole process: TF32, and cuDNN's search for algorithms."""
     # Left alone, PyTorch rounds to TF32 on NVIDIA GPUs in convolutions, but not in matrix products.
     for operations in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):
         operations.fp32_precision = "tf32" if config.precision == "tf32" else "ieee"
