@@ -64,7 +64,7 @@ def histogram(magnitudes: torch.Tensor) -> list[float]:
 
 
 def scaled_shares(magnitudes: torch.Tensor, scales: list[float]) -> list[dict[str, Any]]:
-    """Return what becomes of the gradients in fp16 with the loss multiplied by each of ``scales``, and in bf16 without."""
+    """Return what becomes of the gradients in fp16 with the loss times each of ``scales``, and in bf16."""
     rows = [{"format": "fp16", "scale": scale} | Format(torch.float16).shares(magnitudes * scale) for scale in scales]
     return [*rows, {"format": "bf16", "scale": 1.0} | Format(torch.bfloat16).shares(magnitudes)]
 

@@ -1,4 +1,4 @@
-"""The workload of the experiments of lesson 04: which flags they share, and which configuration they take by default."""
+"""The workload of the experiments of lesson 04: their flags, and the configuration they take by default."""
 
 import dataclasses
 import sys
