@@ -69,10 +69,7 @@ def verdict(run: Score, baseline: Score) -> str:
     needed, theirs = run.seconds_to(baseline.best), baseline.seconds_to(baseline.best)
     if needed is None:
         return f"verdict: the loss is {difference} than the baseline's, which this run never reached"
-    if needed <= theirs:
-        pace = f"{theirs / needed:.2f} times as fast"
-    else:
-        pace = f"{needed / theirs:.2f} times as slow"
+    pace = f"{theirs / needed:.2f} times as fast" if needed <= theirs else f"{needed / theirs:.2f} times as slow"
     return f"verdict: {pace} to the baseline's loss ({needed:.1f} s against {theirs:.1f} s); the lowest is {difference}"
 
 

@@ -21,14 +21,26 @@ from pathlib import Path
 from typing import Any
 
 import line_profiler
+import torch
 
-from workshop.distributed import available_cpus, pick_device
+from workshop.config import load_config
+from workshop.datasets import DATASETS
+from workshop.distributed import Ranks, available_cpus, pick_device
 from workshop.hardware import describe_hardware, describe_versions
+from workshop.loaders import build_loaders
 from workshop.paths import REPOSITORY
+from workshop.volumes import VolumeConfig
 
 TARGET = 0.98
 RESULTS = REPOSITORY / "results"
 LESSON_01 = REPOSITORY / "01_single_gpu"
+LESSON_04 = REPOSITORY / "04_mixed_precision"
+TINY_UNET = (
+    "--config",
+    REPOSITORY / "configs" / "unet3d.yaml",
+    "--config",
+    REPOSITORY / "configs" / "unet3d_tiny.yaml",
+)
 BASELINE = ("--config", "../configs/mnist.yaml")
 FAST = (*BASELINE, "--config", "../configs/mnist_fast.yaml")
 
@@ -119,9 +131,66 @@ def sequential_reads() -> dict[str, Any]:
     return run("sequential_reads.py", "--out", record="sequential_reads.json")
 
 
+def lesson_04(script: str, name: str) -> dict[str, Any]:
+    """Run an experiment of lesson 04 as it comes; also draws its plot. Return its record without this machine's paths."""
+    subprocess.run([sys.executable, "data/prepare.py", "nbody", "--synthetic"], cwd=REPOSITORY, check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, script, "--out", folder], cwd=LESSON_04, check=True)
+        (plot,), (record,) = Path(folder).glob("*.png"), Path(folder).glob("*.json")
+        shutil.copy(plot, RESULTS / f"{machine_name()}_{name}.png")
+        figures = json.loads(record.read_text())
+    for path in ("data_dir", "run_dir", "out"):
+        figures.get("config", {}).pop(path, None)
+    return figures
+
+
+def precision_ladder() -> dict[str, Any]:
+    """What each option of lesson 04 costs and gives."""
+    return lesson_04("ladder.py", "precision_ladder")
+
+
+def underflow() -> dict[str, Any]:
+    """Gradients that 16 bits cannot hold."""
+    return lesson_04("underflow.py", "underflow")
+
+
+def tensor_cores() -> dict[str, Any]:
+    """Matrix products of sizes that are multiples of 8, and others."""
+    return lesson_04("tensor_cores.py", "tensor_cores")
+
+
+def unet3d() -> dict[str, Any]:
+    """The tiny U-Net in each number format that a CPU has, against a predictor that copies what it is given."""
+    subprocess.run([sys.executable, "data/prepare.py", "nbody", "--synthetic"], cwd=REPOSITORY, check=True)
+    config = load_config(VolumeConfig, [str(word) for word in TINY_UNET])
+    batches = list(build_loaders(config, Ranks(device=torch.device("cpu")))[1])
+    trivial = DATASETS["nbody"].trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
+    rows = []
+    for precision in ("fp32", "bf16", "fp16"):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = map(str, [*TINY_UNET, "--precision", precision, "--run_dir", folder])
+            subprocess.run([sys.executable, "train.py", *flags], cwd=LESSON_04, check=True)
+            epochs = json.loads((Path(folder) / "summary.json").read_text())["epochs"]
+        seconds = sum(epoch["seconds"] for epoch in epochs)
+        rows.append({"precision": precision, "val_loss": epochs[-1]["val_loss"], "seconds": seconds})
+    return {"trivial_loss": trivial, "rows": rows}
+
+
 EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     experiment.__name__: experiment
-    for experiment in (baseline, workers, ladder, fast, cpu_or_gpu, bandwidth, sequential_reads)
+    for experiment in (
+        baseline,
+        workers,
+        ladder,
+        fast,
+        cpu_or_gpu,
+        bandwidth,
+        sequential_reads,
+        precision_ladder,
+        underflow,
+        tensor_cores,
+        unet3d,
+    )
 }
 
 
