@@ -132,7 +132,7 @@ def sequential_reads() -> dict[str, Any]:
 
 
 def lesson_04(script: str, name: str) -> dict[str, Any]:
-    """Run an experiment of lesson 04 as it comes; also draws its plot. Return its record without this machine's paths."""
+    """Run an experiment of lesson 04 as it comes; return its record without paths of this machine. Also draws its plot."""
     subprocess.run([sys.executable, "data/prepare.py", "nbody", "--synthetic"], cwd=REPOSITORY, check=True)
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, script, "--out", folder], cwd=LESSON_04, check=True)
