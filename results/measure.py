@@ -132,7 +132,7 @@ def sequential_reads() -> dict[str, Any]:
 
 
 def lesson_04(script: str, name: str) -> dict[str, Any]:
-    """Run an experiment of lesson 04 as it comes; return its record without paths of this machine. Also draws its plot."""
+    """Run an experiment of lesson 04 as it comes and keep its plot; return its record without paths of this machine."""
     subprocess.run([sys.executable, "data/prepare.py", "nbody", "--synthetic"], cwd=REPOSITORY, check=True)
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, script, "--out", folder], cwd=LESSON_04, check=True)
