@@ -89,13 +89,16 @@ class Rung:
     def outputs_and_gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
         """Return the outputs of a batch and the gradients of all weights, as one long vector each, in float64."""
         set_switches(self.config)
-        self.optimizer.zero_grad()
-        outputs = self.forward(inputs)
-        self.scaler.scale(loss_function(outputs, targets)).backward()
-        scale = self.scaler.get_scale()
-        gradients = torch.cat([weights.grad.double().flatten() / scale for weights in self.model.parameters()])
-        self.optimizer.zero_grad()
-        return outputs.detach().double().flatten(), gradients
+        while True:
+            self.optimizer.zero_grad()
+            outputs = self.forward(inputs)
+            self.scaler.scale(loss_function(outputs, targets)).backward()
+            scale = self.scaler.get_scale()
+            gradients = torch.cat([weights.grad.double().flatten() / scale for weights in self.model.parameters()])
+            self.optimizer.zero_grad()
+            if gradients.isfinite().all() or not self.scaler.is_enabled():
+                return outputs.detach().double().flatten(), gradients
+            self.scaler.update(scale / 2)  # as it would in training, where it leaves out a step that overflows
 
 
 def reference(model: nn.Module, loader: Loader, inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
