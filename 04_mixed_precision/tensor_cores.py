@@ -100,7 +100,7 @@ def plot(rows: list[dict[str, Any]], conclusions: dict[str, str], file: Path) ->
             axes.plot(sizes, rates, "o", color=colour, label=label)
         axes.set_ylim(bottom=0)
         axes.set(xlabel="rows and columns", ylabel="TFLOP/s")
-        axes.set_title(conclusion, fontsize=10, fontweight="bold")
+        axes.set_title(conclusion.replace(" are ", "\nare "), fontsize=10, fontweight="bold")
         axes.legend(fontsize=9)
     figure.savefig(file, dpi=110)
 

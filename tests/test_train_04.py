@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,12 @@ def test_it_adds_few_lines_to_lesson_03(tmp_path: Path) -> None:
     command = ["git", "diff", "--no-index", "--minimal", "--numstat", "03_ddp", "04_mixed_precision"]
     added = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.split()[0]
     assert 0 < int(added) <= 45
+
+
+def test_its_readme_shows_all_that_changed() -> None:
+    hunks = runpy.run_path(str(REPOSITORY / "results" / "render.py"))["hunks"]("04_mixed_precision", "03_ddp")
+    readme = (LESSON / "README.md").read_text()
+    assert [hunk for hunk in hunks if readme.count(hunk) != 1] == []
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
