@@ -4,8 +4,11 @@ import json
 import re
 import runpy
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -267,6 +270,41 @@ def test_without_a_graph_each_step_is_made_as_it_comes() -> None:
     with graph.beside():
         loss = graph(lambda inputs, targets: (inputs - targets).sum(), torch.ones(3), torch.zeros(3))
     assert loss == 3
+
+
+def test_a_graph_takes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU would do is only noted here: which batches are made as they come, and which the replays find."""
+    computed: list[float] = []
+    replayed: list[float] = []
+    recording: list[bool] = []
+
+    @contextmanager
+    def record(_: object, stream: object, capture_error_mode: str) -> Iterator[None]:
+        recording.append(True)
+        yield
+        recording.append(False)
+
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    recorded = SimpleNamespace(replay=lambda: replayed.append(graph.inputs.item()))
+    cuda = SimpleNamespace(
+        Stream=lambda: stream,
+        current_stream=lambda: stream,
+        stream=lambda _: nullcontext(),
+        CUDAGraph=lambda: recorded,
+        graph=record,
+    )
+    monkeypatch.setattr(torch, "cuda", cuda)
+    graph = StepGraph(True, EpochOrder(64, 1, Ranks(device=CPU), seed=1, shuffle=True))
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if not (recording and recording[-1]):
+            computed.append(inputs.item())
+        return targets
+
+    losses = [graph(step, torch.tensor(float(n)), torch.tensor(-float(n))).item() for n in range(20)]
+    assert (computed, replayed) == ([float(n) for n in range(11)], [float(n) for n in range(11, 20)])
+    assert recording == [True, False]
+    assert losses == [-float(n) for n in range(20)]
 
 
 def test_the_rate_of_a_capturable_optimizer_changes_in_place() -> None:

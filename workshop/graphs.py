@@ -48,7 +48,7 @@ class StepGraph:
                 return step(inputs, targets)
         if self.steps == EAGER_STEPS + 1:
             self.inputs, self.targets = torch.empty_like(inputs), torch.empty_like(targets)
-            # thread_local: the thread that pins batches in memory may go on calling CUDA while this one records
+            # thread_local: threads that pin batches or watch over NCCL may go on calling CUDA while this one records
             with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
                 self.loss = step(self.inputs, self.targets)  # recorded only: nothing is computed here
         assert inputs.shape == self.inputs.shape, "batches of several shapes, in spite of require_one_shape"

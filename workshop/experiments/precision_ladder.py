@@ -16,6 +16,7 @@ from workshop.errors import UserError
 from workshop.experiments.matrix_peak import matrix_peak, synchronize
 from workshop.experiments.rungs import FORMATS, MORE, Batch, Rung, batches_of, errors_of, flops_per_sample, reference
 from workshop.experiments.tensor_memory import PeakOnCuda, peak_bytes_on_cpu
+from workshop.graphs import EAGER_STEPS
 from workshop.loaders import build_loaders
 from workshop.models import build_model
 from workshop.precision import ComputeConfig, require_options
@@ -143,6 +144,9 @@ def _throughputs(rungs: dict[str, Rung], batch: Batch, trials: int, seconds: flo
         synchronize(rung.device)
         return time.perf_counter() - started
 
+    for rung in rungs.values():
+        if rung.config.cuda_graph:  # however few steps there were, it is recorded now
+            rung.train(repeat(batch, EAGER_STEPS + 1))
     steps = {name: max(3, round(3 * seconds / time_of(rung, 3))) for name, rung in rungs.items()}
     rates: dict[str, list[float]] = {name: [] for name in rungs}
     for _ in range(trials):

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -116,15 +117,15 @@ def errors_of(rung: Rung, batch: Batch, truth: Batch) -> tuple[float, float]:
 
 
 def batches_of(loader: Loader, steps: int) -> Iterator[Batch]:
-    """Yield so many whole batches, epoch after epoch; always the same ones."""
-    epoch = taken = 0
-    size = loader.sampler.global_batch_size
-    while taken < steps:
-        epoch += 1
+    """Return an iterator over so many whole batches, epoch after epoch; always the same ones."""
+    return islice(_whole_batches(loader), steps)
+
+
+def _whole_batches(loader: Loader) -> Iterator[Batch]:
+    for epoch in count(1):
         loader.sampler.set_epoch(epoch)
         for inputs, targets in loader:
-            if len(targets) == size and taken < steps:
-                taken += 1
+            if len(targets) == loader.sampler.global_batch_size:
                 yield inputs, targets
 
 
