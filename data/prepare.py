@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from workshop.config import nearest
-from workshop.datasets import DATASETS, DataSet, default_data_dir, shards
+from workshop.datasets import DATASETS, IMAGES, DataSet, default_data_dir, shards
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.experiments.flags import Parser
 
@@ -54,8 +54,11 @@ def main() -> None:
     dataset = DATASETS[arguments.name]
     given = {key: getattr(arguments, key) for key in ("train_samples", "val_samples", "cells", "seed")}
     drawn = {key: value for key, value in given.items() if value is not None}
-    for key in drawn.keys() - dataset.RECIPE.keys():
-        raise UserError(f"--{key} is not for {arguments.name}, which takes --{' and --'.join(dataset.RECIPE)}")
+    for key in drawn:
+        if key not in dataset.RECIPE:
+            raise UserError(f"--{key} is not for {arguments.name}, which takes --{', --'.join(dataset.RECIPE)}")
+    if arguments.shards and arguments.name not in IMAGES:
+        raise UserError(f"--shards packs images ({', '.join(IMAGES)}), not {arguments.name}")
     if arguments.synthetic:
         dataset.generate(arguments.data_dir, **drawn)
     elif not (arguments.shards and is_there(dataset, arguments.data_dir)):  # to pack, whatever is there will do

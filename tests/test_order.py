@@ -31,6 +31,16 @@ def test_every_sample_once_in_validation(samples: int, world_size: int) -> None:
     assert sorted(seen) == list(range(samples))
 
 
+def test_every_epoch_and_every_seed_has_its_own_order() -> None:
+    seen = set()
+    for seed in (0, 1, 2):
+        order = EpochOrder(100, 16, Ranks(device=CPU), seed=seed, shuffle=True)
+        for epoch in (0, 1, 2):
+            order.set_epoch(epoch)
+            seen.add(tuple(order.order().tolist()))
+    assert len(seen) == 9
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_sample_once_in_training(world_size: int) -> None:
     per_rank = orders(100, 16, world_size)

@@ -33,8 +33,7 @@ VELOCITY = (1, 2, 3)
 """channels of both fields that hold the velocity along the first, second and third axis of the volume"""
 URL = "https://portal.nersc.gov/project/dasrepo/pharring/"
 REAL_FILES = {"train": "downsamp_2048crop_train.h5", "val": "downsamp_1024crop_valid.h5"}
-BYTES_PER_CELL = 60  # at most, while a box is drawn
-CHUNK = 32  # cells along an edge of the blocks that a file is stored in
+BYTES_PER_CELL = 60  # about, while a box is drawn
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,6 @@ def _path(folder: Path, split: str) -> Path:
 def _write_box(path: Path, cells: int, seed: int) -> None:
     physics = universe.Physics()
     nbody, hydro = universe.draw_box(cells, seed, physics)
-    chunks = (1, *[min(cells, CHUNK)] * 3)
     with h5py.File(path, "w") as file:
         file.attrs["periodic"] = True
         file.attrs["seed"] = seed
@@ -179,8 +177,8 @@ def _write_box(path: Path, cells: int, seed: int) -> None:
         file.attrs["velocity_unit"] = "100 km/s"
         for name, value in vars(physics).items():
             file.attrs[f"physics_{name}"] = value
-        file.create_dataset("Nbody", data=nbody.numpy(), chunks=chunks)
-        file.create_dataset("Hydro", data=hydro.numpy(), chunks=chunks)
+        file.create_dataset("Nbody", data=nbody.numpy())
+        file.create_dataset("Hydro", data=hydro.numpy())
     with open(path, "rb") as written:
         os.fsync(written.fileno())
 

@@ -34,8 +34,7 @@ class EpochOrder:
         """Return the indices of all samples, (samples,) int64, in this epoch's order."""
         if not self.shuffle:
             return torch.arange(self.samples)
-        generator = torch.Generator().manual_seed((self.seed << 32) + self.epoch)
-        return torch.randperm(self.samples, generator=generator)
+        return torch.randperm(self.samples, generator=epoch_generator(self.seed, self.epoch))
 
     def batches(self) -> Iterator[torch.Tensor]:
         """Yield this rank's indices, (batch_size,) int64, for each step; the last batch may be smaller."""
@@ -50,3 +49,8 @@ class EpochOrder:
         enough = self.ranks.world_size if self.shuffle else self.ranks.rank + 1
         steps = full + (rest >= enough)
         return steps if self.max_steps is None else min(steps, self.max_steps)
+
+
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
+    """Return a source of random numbers that are others for every seed and every epoch."""
+    return torch.Generator().manual_seed(hash((seed, epoch)))  # it heeds the lowest 32 bits: both must get into them

@@ -114,7 +114,7 @@ def build_volume_loader(
     if config.loader == "shards":
         raise UserError("--loader shards has no volumes; --loader map, memory, device or dali has")
     device = ranks.device if config.loader == "device" else torch.device("cpu")
-    _check_room(config.loader, box, device)
+    _check_room(config, box, device)
     boxes = nbody.arrays(config.data_dir, split)
     if config.loader == "dali":
         from workshop.loaders.volume_dali import VolumeDaliLoader  # needs DALI
@@ -124,12 +124,15 @@ def build_volume_loader(
     return VolumeLoader(boxes, crops, order, pin_memory and config.loader == "memory")
 
 
-def _check_room(loader: str, box: nbody.Box, device: torch.device) -> None:
+def _check_room(config: VolumeConfig, box: nbody.Box, device: torch.device) -> None:
     """Raise `UserError` unless both fields of the box fit into the memory that is free on ``device``."""
-    needed, free = 4 * sum(nbody.CHANNELS.values()) * box.cells**3, free_bytes(device)
+    cells = box.cells**3
+    if config.loader == "dali":  # makes a copy, and continues it if it is periodic
+        cells += (box.cells + (config.crop_size - 1) * box.periodic) ** 3
+    needed, free = 4 * sum(nbody.CHANNELS.values()) * cells, free_bytes(device)
     if needed > free:
-        other = "memory" if loader == "device" else "map"
+        other = "memory" if config.loader == "device" else "map"
         raise UserError(
-            f"--loader {loader} needs {needed / 1e9:.2f} GB on {device} for {box.path}, but {free / 1e9:.2f} GB are "
-            f"free; use --loader {other}"
+            f"--loader {config.loader} needs {needed / 1e9:.2f} GB on {device} for {box.path}, but "
+            f"{free / 1e9:.2f} GB are free; use --loader {other}"
         )

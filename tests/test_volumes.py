@@ -1,0 +1,235 @@
+"""Cubes cut from boxes: turned with their velocities, alike on all rungs, and others on each rank."""
+
+import os
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import pytest
+import torch
+
+from workshop.datasets import nbody
+from workshop.distributed import Ranks
+from workshop.errors import UserError
+from workshop.loaders import Loader, build_loaders, volumes
+from workshop.loaders.crops import AXES, FLIPS, Crops, cut
+from workshop.volumes import VolumeConfig
+
+RUNGS = ["map", "memory", "device", "dali"]
+FLAGS = {"crop_size": 8, "train_crops": 10, "val_crops": 6, "batch_size": 4, "num_workers": 0}
+ALL = torch.arange(48)
+
+
+@pytest.fixture(scope="module", params=["periodic", "not periodic"])
+def boxes_dir(request: pytest.FixtureRequest, data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with boxes that go on at their other side, and one with boxes that do not."""
+    if request.param == "periodic":
+        return data_dir
+    folder = tmp_path_factory.mktemp("own")
+    nbody.generate(folder, cells=10)
+    for path in (folder / "nbody").glob("*.h5"):
+        with h5py.File(path, "a") as file:
+            del file.attrs["periodic"]
+    (folder / "nbody" / "ORIGIN.json").unlink()
+    return folder
+
+
+def loaders(data_dir: Path, rung: str, rank: int = 0, world_size: int = 1, **flags: object) -> tuple[Loader, Loader]:
+    config = VolumeConfig(**(FLAGS | {"dataset": "nbody", "data_dir": data_dir, "loader": rung} | flags))
+    return build_loaders(config, Ranks(rank=rank, world_size=world_size, device=torch.device("cpu")))
+
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def epoch_of(loader: Loader, epoch: int) -> Batches:
+    loader.sampler.set_epoch(epoch)
+    batches = [(inputs.clone(), targets.clone()) for inputs, targets in loader]
+    assert len(batches) == len(loader)
+    return batches
+
+
+def same(some: Batches, others: Batches) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(torch.equal(a, b) for batches in pairs for a, b in zip(*batches, strict=True))
+
+
+def cubes(batches: Batches) -> torch.Tensor:
+    return torch.cat([inputs for inputs, _ in batches])
+
+
+# Symmetries
+
+
+def turns() -> torch.Tensor:
+    """(48, 3, 3): the matrix of each symmetry, by new axis and old axis."""
+    return torch.nn.functional.one_hot(AXES, 3) * torch.where(FLIPS, -1, 1)[:, :, None]
+
+
+def test_48_symmetries_that_form_a_group() -> None:
+    matrices = turns()
+    assert torch.equal(matrices[0], torch.eye(3, dtype=torch.int64))
+    assert len(matrices.unique(dim=0)) == 48
+    products = (matrices[:, None] @ matrices[None]).flatten(0, 1)
+    assert torch.equal(products.unique(dim=0), matrices.unique(dim=0))
+    assert sorted(torch.linalg.det(matrices.float()).round().tolist()) == [-1] * 24 + [1] * 24
+    box = torch.rand(4, 3, 3, 3)
+    assert len(cut(box, torch.zeros(48, 3, dtype=torch.int64), ALL, 3).unique(dim=0)) == 48
+
+
+def test_cut_is_roll_and_slice_and_turn() -> None:
+    box = torch.rand(4, 7, 7, 7)
+    corners = torch.randint(7, (48, 3))
+    for cube, corner, axes, flips, turn in zip(cut(box, corners, ALL, 4), corners, AXES, FLIPS, turns(), strict=True):
+        plain = box.roll((-corner).tolist(), (1, 2, 3))[:, :4, :4, :4]
+        expected = plain.permute(0, *(1 + axes).tolist()).flip((1 + flips.nonzero().flatten()).tolist())
+        assert torch.equal(cube[0], expected[0])
+        assert torch.equal(cube[1:], torch.einsum("ij,jxyz->ixyz", turn.float(), expected[1:]))
+
+
+def slope(field: torch.Tensor, axis: int) -> torch.Tensor:
+    """Differences between the cells on either side, on the last three axes."""
+    return (field.roll(-1, axis - 3) - field.roll(1, axis - 3)) / 2
+
+
+def divergence(velocity: torch.Tensor) -> torch.Tensor:
+    return sum(slope(velocity[..., axis, :, :, :], axis) for axis in range(3))
+
+
+def helicity(velocity: torch.Tensor) -> torch.Tensor:
+    """How much the flow turns around the way it goes: velocity times curl, which a mirror image has the other way."""
+    x, y, z = velocity.unbind(-4)
+    curl = slope(z, 1) - slope(y, 2), slope(x, 2) - slope(z, 0), slope(y, 0) - slope(x, 1)
+    return sum(component * along for component, along in zip((x, y, z), curl, strict=True))
+
+
+def test_velocities_turn_with_the_volume() -> None:
+    velocity = torch.randn(3, 8, 8, 8, dtype=torch.float64)
+    box = torch.cat([divergence(velocity)[None], velocity, helicity(velocity)[None]])  # numbers that turn as places do
+    corners = torch.zeros(48, 3, dtype=torch.int64)
+    turned = cut(box, corners, ALL, 8)
+    hands = torch.linalg.det(turns().double()).round()[:, None, None, None]
+    torch.testing.assert_close(divergence(turned[:, 1:4]), turned[:, 0])
+    torch.testing.assert_close(helicity(turned[:, 1:4]), hands * turned[:, 4])
+    # As if the components were three densities: each is moved to its place, and still points where it did.
+    moved = torch.stack([cut(component.expand(4, 8, 8, 8), corners, ALL, 8)[:, 0] for component in velocity], dim=1)
+    wrong = (divergence(moved) - turned[:, 0]).abs().mean((1, 2, 3)) > 0.1 * turned[:, 0].abs().mean()
+    assert wrong.tolist() == [False] + [True] * 47
+    wrong = (helicity(moved) - hands * turned[:, 4]).abs().mean((1, 2, 3)) > 0.1 * turned[:, 4].abs().mean()
+    reversal = (turns() == -torch.eye(3)).all((1, 2)).nonzero().item()  # of all axes: two wrong signs cancel
+    assert wrong.tolist() == [symmetry not in (0, reversal) for symmetry in range(48)]
+
+
+# Rungs
+
+
+def test_rungs_give_the_same_batches(boxes_dir: Path) -> None:
+    memory, memory_val = loaders(boxes_dir, "memory")
+    expected = [epoch_of(memory, epoch) for epoch in (1, 2)]
+    expected_val = epoch_of(memory_val, 1)
+    assert [tuple(inputs.shape) for inputs, _ in expected[0]] == [(n, 4, 8, 8, 8) for n in (4, 4, 2)]
+    assert [tuple(targets.shape) for _, targets in expected[0]] == [(n, 5, 8, 8, 8) for n in (4, 4, 2)]
+    for rung in ("map", "device", "dali"):
+        train, val = loaders(boxes_dir, rung)
+        assert same(epoch_of(train, 1), expected[0])
+        assert same(epoch_of(train, 2), expected[1])
+        assert same(epoch_of(val, 1), expected_val) and same(epoch_of(val, 2), expected_val)
+
+
+def test_workers_read_what_the_training_process_reads(data_dir: Path) -> None:
+    train, _ = loaders(data_dir, "map", num_workers=2)
+    plain, _ = loaders(data_dir, "map")
+    for epoch in (1, 2):  # the workers live on
+        assert same(epoch_of(train, epoch), epoch_of(plain, epoch))
+
+
+def test_no_cube_twice_and_others_with_another_seed_or_epoch(data_dir: Path) -> None:
+    train, val = loaders(data_dir, "memory")
+    epochs = [epoch_of(train, epoch) for epoch in (1, 2)]
+    assert len(torch.cat([cubes(epoch) for epoch in epochs]).unique(dim=0)) == 20
+    other, other_val = loaders(data_dir, "memory", seed=2)
+    assert len(torch.cat([cubes(epochs[0]), cubes(epoch_of(other, 1))]).unique(dim=0)) == 20
+    assert same(epoch_of(val, 1), epoch_of(other_val, 1))
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_ranks_share_the_cubes_of_one(data_dir: Path, rung: str) -> None:
+    one, _ = loaders(data_dir, rung)
+    together = epoch_of(one, 3)
+    parts = [epoch_of(loaders(data_dir, rung, rank, 2, batch_size=2)[0], 3) for rank in range(2)]
+    for step, (inputs, targets) in enumerate(together):
+        for rank in range(2):
+            assert torch.equal(parts[rank][step][0], inputs[rank::2])
+            assert torch.equal(parts[rank][step][1], targets[rank::2])
+    assert len(torch.cat([cubes(part) for part in parts]).unique(dim=0)) == 10
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_an_epoch_that_is_broken_off_leaves_nothing_behind(data_dir: Path, rung: str) -> None:
+    train, _ = loaders(data_dir, rung)
+    train.sampler.set_epoch(1)
+    next(iter(train))
+    assert same(epoch_of(train, 2), epoch_of(loaders(data_dir, rung)[0], 2))
+
+
+def test_limits_take_the_first_cubes(data_dir: Path) -> None:
+    train, val = loaders(data_dir, "memory", limit_train=4, limit_val=3)
+    full, full_val = loaders(data_dir, "memory")
+    few = {cube.numpy().tobytes() for cube in cubes(epoch_of(train, 1))}
+    assert len(few) == 4 and few < {cube.numpy().tobytes() for cube in cubes(epoch_of(full, 1))}
+    assert torch.equal(cubes(epoch_of(val, 1)), cubes(epoch_of(full_val, 1))[:3])
+
+
+def test_symmetries_and_corners_are_drawn_evenly() -> None:
+    corners, symmetries = Crops(48_000, cells=20, size=16, periodic=False, seed=1).of_epoch(1)
+    assert (symmetries.bincount(minlength=48) - 1000).abs().max() < 5 * 1000**0.5
+    assert (corners.min().item(), corners.max().item()) == (0, 4)
+    assert Crops(1000, cells=20, size=16, periodic=True, seed=1).of_epoch(1)[0].max() == 19
+    draws = [Crops(9, 20, 16, True, seed).of_epoch(epoch)[0] for seed, epoch in ((1, 1), (1, 2), (2, 1))]
+    assert not any(torch.equal(a, b) for a, b in pairwise([*draws, draws[0]]))
+
+
+def test_a_box_that_is_not_periodic_is_not_left(data_dir: Path, tmp_path: Path) -> None:
+    os.makedirs(tmp_path / "nbody")
+    for split, cells in (("train", 10), ("val", 9)):
+        ramp = torch.arange(cells).float().expand(9, cells, cells, cells) / cells
+        with h5py.File(tmp_path / "nbody" / f"{split}.h5", "w") as file:
+            file["Nbody"], file["Hydro"] = ramp[:4].numpy(), ramp[4:].numpy()
+    _, val = loaders(tmp_path, "map")
+    assert (cubes(epoch_of(val, 1)).diff(dim=-1) > 0).all()  # over the side, the ramp falls
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_values_that_are_no_numbers_are_told(rung: str, tmp_path: Path) -> None:
+    nbody.generate(tmp_path, cells=16)
+    with h5py.File(tmp_path / "nbody" / "train.h5", "a") as file:
+        file["Nbody"][0, 0, 0, 0] = float("nan")
+    with pytest.raises(UserError, match=r"train\.h5: 1 of the 16384 values of Nbody are not finite numbers"):
+        loaders(tmp_path, rung)
+
+
+def test_missing_library(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    for module in ("dali", "volume_dali"):
+        monkeypatch.delitem(sys.modules, f"workshop.loaders.{module}", raising=False)
+    with pytest.raises(UserError, match="--loader dali needs NVIDIA DALI"):
+        loaders(data_dir, "dali")
+
+
+def test_mistakes(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"--crop_size 64 is larger than the box in .*train\.h5, which has 32 cells"):
+        loaders(data_dir, "memory", crop_size=64)
+    with pytest.raises(UserError, match="--loader shards has no volumes; --loader map, memory, device or dali has"):
+        loaders(data_dir, "shards")
+    with pytest.raises(UserError, match="--batch_size 4 on 4 rank"):
+        loaders(data_dir, "memory", world_size=4)
+    with pytest.raises(UserError, match=r"has no train\.h5; to bring it run `python"):
+        loaders(tmp_path, "memory")
+    monkeypatch.setattr(volumes, "free_bytes", lambda _: 1_000_000)
+    for rung, other in (("device", "memory"), ("memory", "map"), ("dali", "map")):
+        with pytest.raises(UserError, match=rf"--loader {rung} needs 0.00 GB on cpu .*; use --loader {other}"):
+            loaders(data_dir, rung)
