@@ -18,13 +18,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from workshop.distributed import pick_device
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.experiments.flags import make_output_folder
 from workshop.experiments.ladder_plot import plot
 from workshop.experiments.precision_ladder import climb
 from workshop.experiments.tables import format_table
-from workshop.experiments.workload import WorkloadConfig, read_workload
+from workshop.experiments.workload import WorkloadConfig, read_workload, training_device
 from workshop.hardware import describe_hardware, describe_versions
 from workshop.paths import default_runs_dir
 
@@ -70,7 +69,7 @@ def table(figures: dict[str, Any]) -> str:
 
 def main() -> None:
     """Climb the ladder; print, record and draw what was found."""
-    device = pick_device()
+    device = training_device()
     config = read_workload(LadderConfig, device, __doc__, steps=5, trial_seconds=0.05)
     folder = config.out or default_runs_dir() / "04_mixed_precision" / "ladder"
     make_output_folder(folder)

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from workshop.distributed import pick_device
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.experiments.flags import Parser, make_output_folder, true_or_false
 from workshop.experiments.matrix_peak import matmul_tflops
 from workshop.experiments.tables import format_table
+from workshop.experiments.workload import training_device
 from workshop.hardware import describe_hardware, describe_versions
 from workshop.paths import default_runs_dir
 from workshop.precision import ComputeConfig, require_options
@@ -109,13 +109,12 @@ def main() -> None:
     """Measure, print, record and draw."""
     arguments = parse_arguments()
     make_output_folder(arguments.out)
-    device = pick_device()
-    kind = device.type if device.type in CENTRE else "cpu"
-    centre = arguments.centre or (256 if arguments.quick else CENTRE[kind])
+    device = training_device()
+    centre = arguments.centre or (256 if arguments.quick else CENTRE[device.type])
     around = 8 if arguments.quick else arguments.around
     sizes, seconds = range(centre - around, centre + around + 1), 0.002 if arguments.quick else 0.05
     rows, conclusions = [], {}
-    for precision in FORMATS[kind]:
+    for precision in FORMATS[device.type]:
         try:
             require_options(ComputeConfig(precision=precision), device)
         except UserError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from workshop.distributed import Ranks, pick_device
+from workshop.distributed import Ranks
 from workshop.errors import run_reporting_user_errors
 from workshop.experiments.flags import make_output_folder
 from workshop.experiments.rungs import Rung, batches_of
@@ -31,7 +31,7 @@ from workshop.experiments.underflow import (
     scaled_shares,
 )
 from workshop.experiments.underflow_plot import plot
-from workshop.experiments.workload import WorkloadConfig, read_workload
+from workshop.experiments.workload import WorkloadConfig, read_workload, training_device
 from workshop.hardware import describe_hardware, describe_versions
 from workshop.loaders import build_loaders
 from workshop.models import build_model
@@ -58,7 +58,7 @@ def val_losses(config: WorkloadConfig, device: torch.device, model: nn.Module) -
 
 def main() -> None:
     """Collect the gradients of one batch, scale them, train; print, record and draw what was found."""
-    device = pick_device()
+    device = training_device()
     config = read_workload(WorkloadConfig, device, __doc__, steps=10)
     folder = config.out or default_runs_dir() / "04_mixed_precision" / "underflow"
     make_output_folder(folder)

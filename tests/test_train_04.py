@@ -106,6 +106,15 @@ def test_the_tiny_unet_beats_a_copy_twice_over(train: Script, data_dir: Path, tm
     assert bf16 == pytest.approx(fp32, rel=0.05)
 
 
+def test_every_loader_has_the_same_cubes_for_the_unet(train: Script, tmp_path: Path) -> None:
+    losses = {}
+    for loader in ("memory", "map", "device", "dali"):
+        result = train(*UNET, "--epochs", 1, "--precision", "bf16", "--loader", loader, "--run_dir", tmp_path / loader)
+        assert result.status == 0, result.stderr
+        losses[loader] = losses_of(tmp_path / loader)
+    assert all(found == pytest.approx(losses["memory"], rel=1e-3) for found in losses.values())
+
+
 class Stopped(Exception):
     """The run was stopped from outside."""
 
@@ -315,9 +324,10 @@ def test_the_rate_of_a_capturable_optimizer_changes_in_place() -> None:
         optimizer = build_optimizer(config, model, capturable=True)
         (group,) = optimizer.param_groups
         rate = group["lr"]
+        optimizer.step = lambda: None  # it would need a GPU
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
         assert group.get("capturable", True) is True
-        optimizer.step = lambda: None  # it would need a GPU
+        optimizer.step()
         scheduler.step()
         assert group["lr"] is rate
         assert rate == pytest.approx(0.25)

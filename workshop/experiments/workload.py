@@ -38,6 +38,11 @@ class WorkloadConfig(ComputeConfig):
 C = TypeVar("C", bound=WorkloadConfig)
 
 
+def training_device() -> torch.device:
+    """Return the device that train.py would take: a CUDA GPU, else the CPU; others have no float64 to compare with."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def read_workload(config_class: type[C], device: torch.device, description: str, **quick: object) -> C:
     """Read the command line; without --config the U-Net is the workload, full on a GPU and tiny elsewhere.
 
