@@ -316,6 +316,7 @@ def test_a_graph_takes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert losses == [-float(n) for n in range(20)]
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of")  # the optimizer's own step would need a GPU
 def test_the_rate_of_a_capturable_optimizer_changes_in_place() -> None:
     """A graph reads the learning rate where it was when recorded."""
     model = torch.nn.Linear(2, 2)
@@ -324,10 +325,8 @@ def test_the_rate_of_a_capturable_optimizer_changes_in_place() -> None:
         optimizer = build_optimizer(config, model, capturable=True)
         (group,) = optimizer.param_groups
         rate = group["lr"]
-        optimizer.step = lambda: None  # it would need a GPU
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
         assert group.get("capturable", True) is True
-        optimizer.step()
         scheduler.step()
         assert group["lr"] is rate
         assert rate == pytest.approx(0.25)
