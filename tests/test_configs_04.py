@@ -13,6 +13,7 @@ import torch
 import yaml
 from conftest import REPOSITORY, Script
 
+from workshop import graphs
 from workshop.config import load_config
 from workshop.ddp import share_batch
 from workshop.distributed import Ranks
@@ -149,6 +150,12 @@ def test_flags_reach_the_calls_they_name(arguments_of: Callable[..., dict], monk
     assert arguments_of(torch, "autocast")["positional"][1:] == (None, False)
     adam = arguments_of(torch.optim, "Adam", "--fused", "true", "--lr", 0.25)
     assert (adam["fused"], adam["lr"], adam["capturable"]) == (True, 0.25, False)
+    monkeypatch.setattr("workshop.precision.require_options", lambda *_: None)
+    assert arguments_of(graphs, "StepGraph", "--cuda_graph", "true")["positional"][0] is True
+    assert arguments_of(graphs, "StepGraph")["positional"][0] is False
+    step_graph = graphs.StepGraph
+    monkeypatch.setattr(graphs, "StepGraph", lambda _, sampler: step_graph(False, sampler))  # on to the optimizer
+    assert arguments_of(torch.optim, "Adam", "--cuda_graph", "true")["capturable"] is True
     last = arguments_of(torch.nn.Module, "to", "--channels_last", "true")
     assert last["memory_format"] == torch.channels_last
     assert arguments_of(torch.nn.Module, "to")["memory_format"] == torch.contiguous_format
