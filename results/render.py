@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -179,7 +180,7 @@ def precision_ladder(machine: str = MACHINE) -> str:
         if not row["note"]
     ]
     header = ["", "samples/s", "peak MB", "TFLOP/s", "of peak", "error of outputs", "of gradients", "val loss"]
-    missing = [f"- {row['name']}: {row['note']}" for row in record["rows"] if row["note"]]
+    missing = [f"- `{row['name']}`: {row['note']}" for row in record["rows"] if row["note"]]
     peaks = ", ".join(f"{name} {tflops:.2g}" for name, tflops in record["peaks"].items())
     workload = (
         f"`{record['config']['model']}` on `{record['config']['dataset']}`, batches of {record['batch_size']}, "
@@ -196,7 +197,11 @@ def underflow(machine: str = MACHINE) -> str:
     if not record:
         return "*Not measured yet.*"
     rows = [
-        (row["format"], f"{row['scale']:,.0f}", *(f"{row[name]:.1%}" for name in ("zero", "coarse", "overflow")))
+        (
+            row["format"],
+            f"2^{math.log2(row['scale']):.0f}",
+            *(f"{row[name]:.1%}" for name in ("zero", "coarse", "overflow")),
+        )
         for row in record["rows"]
     ]
     losses = ", ".join(f"{name} {loss:.4f}" for name, loss in record["val_losses"].items())
