@@ -50,18 +50,18 @@ def train_one_epoch(
     """Show every training sample to the model once; return the mean loss."""
     model.train()
     loss_sum = run.loss_sum()  # zero, unless the run was stopped in the middle of this epoch and goes on there
-    for images, labels in run.watch(loader):
-        images = images.to(device, non_blocking=config.non_blocking)
-        labels = labels.to(device, non_blocking=config.non_blocking)
+    for inputs, targets in run.watch(loader):
+        inputs = inputs.to(device, non_blocking=config.non_blocking)
+        targets = targets.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
         with annotate("forward"), torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            scores = model(images)
-            loss = F.cross_entropy(scores, labels)
+            outputs = model(inputs)
+            loss = F.cross_entropy(outputs, targets)
         with annotate("backward"):
             loss.backward()
         with annotate("optimizer"):
             optimizer.step()
-        loss_sum += loss.detach() * len(labels)  # stays on the device
+        loss_sum += loss.detach() * len(targets)  # stays on the device
         run.end_step(loss)  # logs it now and then, which waits for the device
     return loss_sum.item() / loader.sampler.samples
 
@@ -72,13 +72,13 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
     model.eval()
     loss_sum = torch.zeros((), device=device)
     correct = torch.zeros((), device=device)
-    for images, labels in loader:
-        images = images.to(device, non_blocking=config.non_blocking)
-        labels = labels.to(device, non_blocking=config.non_blocking)
+    for inputs, targets in loader:
+        inputs = inputs.to(device, non_blocking=config.non_blocking)
+        targets = targets.to(device, non_blocking=config.non_blocking)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            scores = model(images)
-            loss_sum += F.cross_entropy(scores, labels, reduction="sum")
-        correct += (scores.argmax(dim=1) == labels).sum()
+            outputs = model(inputs)
+            loss_sum += F.cross_entropy(outputs, targets, reduction="sum")
+        correct += (outputs.argmax(dim=1) == targets).sum()
     return loss_sum.item() / loader.sampler.samples, correct.item() / loader.sampler.samples
 
 
@@ -92,7 +92,7 @@ def main(config: Config) -> None:
     train_loader, val_loader = build_loaders(config, ranks)
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     model = build_model(config).to(device, memory_format=memory_format)
-    replicas = nn.DataParallel(model)  # each step: copies the model to all GPUs, cuts the batch, collects the scores
+    replicas = nn.DataParallel(model)  # each step: copies the model to all GPUs, cuts the batch, collects the outputs
     if len(replicas.device_ids) < 2:
         print(f"DataParallel does nothing here: it found {len(replicas.device_ids)} GPU(s); training on one device")
     optimizer = build_optimizer(config, model)

@@ -43,9 +43,9 @@ def main(config: Config) -> None:
             run.resume(model=model, optimizer=optimizer)
             run.loss_sum()
             started = time.perf_counter()
-            for i, (images, labels) in enumerate(run.watch(loader), start=1):
+            for i, (inputs, targets) in enumerate(run.watch(loader), start=1):
                 optimizer.zero_grad()
-                loss = F.cross_entropy(model(images.to(ranks.device)), labels.to(ranks.device))
+                loss = F.cross_entropy(model(inputs.to(ranks.device)), targets.to(ranks.device))
                 loss.backward()
                 optimizer.step()
                 surviving = (i - 1) // config.block % 2 == 0

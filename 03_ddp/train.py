@@ -65,19 +65,19 @@ def train_one_epoch(
     """Show every training sample to the model once; return the mean loss."""
     model.train()
     loss_sum = run.loss_sum()  # zero, unless the run was stopped in the middle of this epoch and goes on there
-    for images, labels in run.watch(loader):
-        images = images.to(device, non_blocking=config.non_blocking)
-        labels = labels.to(device, non_blocking=config.non_blocking)
+    for inputs, targets in run.watch(loader):
+        inputs = inputs.to(device, non_blocking=config.non_blocking)
+        targets = targets.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
         with annotate("forward"), torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            scores = model(images)
-            loss = F.cross_entropy(scores, labels)
+            outputs = model(inputs)
+            loss = F.cross_entropy(outputs, targets)
         with annotate("backward"):
             loss.backward()
         with annotate("optimizer"):
             optimizer.step()
             scheduler.step()
-        loss_sum += loss.detach() * len(labels)  # stays on the device
+        loss_sum += loss.detach() * len(targets)  # stays on the device
         run.end_step(loss)  # logs it now and then, which waits for the device
     dist.all_reduce(loss_sum)  # the sum over all ranks
     return loss_sum.item() / loader.sampler.samples
@@ -89,13 +89,13 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
     model.eval()
     loss_sum = torch.zeros((), device=device)
     correct = torch.zeros((), device=device)
-    for images, labels in loader:
-        images = images.to(device, non_blocking=config.non_blocking)
-        labels = labels.to(device, non_blocking=config.non_blocking)
+    for inputs, targets in loader:
+        inputs = inputs.to(device, non_blocking=config.non_blocking)
+        targets = targets.to(device, non_blocking=config.non_blocking)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            scores = model(images)
-            loss_sum += F.cross_entropy(scores, labels, reduction="sum")
-        correct += (scores.argmax(dim=1) == labels).sum()
+            outputs = model(inputs)
+            loss_sum += F.cross_entropy(outputs, targets, reduction="sum")
+        correct += (outputs.argmax(dim=1) == targets).sum()
     for each_rank_sum in (loss_sum, correct):  # at the end only: some ranks may have had a batch more than others
         dist.all_reduce(each_rank_sum)
     return loss_sum.item() / loader.sampler.samples, correct.item() / loader.sampler.samples

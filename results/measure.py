@@ -23,13 +23,24 @@ from typing import Any
 import line_profiler
 import torch
 
-from workshop.distributed import available_cpus, pick_device
+from workshop.config import load_config
+from workshop.datasets import DATASETS
+from workshop.distributed import Ranks, available_cpus, pick_device
 from workshop.hardware import describe_hardware, describe_versions
+from workshop.loaders import build_loaders
 from workshop.paths import REPOSITORY
+from workshop.volumes import VolumeConfig
 
 TARGET = 0.98
 RESULTS = REPOSITORY / "results"
 LESSON_01 = REPOSITORY / "01_single_gpu"
+LESSON_04 = REPOSITORY / "04_mixed_precision"
+TINY_UNET = (
+    "--config",
+    REPOSITORY / "configs" / "unet3d.yaml",
+    "--config",
+    REPOSITORY / "configs" / "unet3d_tiny.yaml",
+)
 BASELINE = ("--config", "../configs/mnist.yaml")
 FAST = (*BASELINE, "--config", "../configs/mnist_fast.yaml")
 
@@ -120,16 +131,30 @@ def sequential_reads() -> dict[str, Any]:
     return run("sequential_reads.py", "--out", record="sequential_reads.json")
 
 
-def study(script: str, *flags: object, launcher: tuple[str, ...] = (sys.executable,)) -> dict[str, Any]:
-    """Run a script of a lesson, such as "03_ddp/scaling.py"; return its record, and keep its plot if it draws one."""
-    name = Path(script).stem
+def study(
+    script: str,
+    *flags: object,
+    name: str | None = None,
+    data: str | None = None,
+    launcher: tuple[str, ...] = (sys.executable,),
+) -> dict[str, Any]:
+    """Run a script of a lesson, such as "03_ddp/scaling.py"; return its record, and keep its plot if it draws one.
+
+    The plot is named after the script, or ``name``; ``data`` is a data set to generate before.
+    """
+    if data:
+        subprocess.run([sys.executable, "data/prepare.py", data, "--synthetic"], cwd=REPOSITORY, check=True)
     with tempfile.TemporaryDirectory() as folder:
         words = [*launcher, Path(script).name, *map(str, flags), "--out", folder]
         print("$", *words, flush=True)
         subprocess.run(words, cwd=(REPOSITORY / script).parent, check=True)
-        if (plot := Path(folder) / f"{name}.png").exists():
-            shutil.copy(plot, RESULTS / f"{machine_name()}_{name}.png")
-        return json.loads((Path(folder) / f"{name}.json").read_text())
+        for plot in Path(folder).glob("*.png"):
+            shutil.copy(plot, RESULTS / f"{machine_name()}_{name or Path(script).stem}.png")
+        (record,) = Path(folder).glob("*.json")
+        figures = json.loads(record.read_text())
+    for path in ("data_dir", "run_dir", "out"):  # of this machine
+        figures.get("config", {}).pop(path, None)
+    return figures
 
 
 def compare() -> dict[str, Any]:
@@ -176,6 +201,38 @@ def survive() -> dict[str, Any]:
     return {name: summary[name] for name in ("end_step_cost", "step_seconds")}
 
 
+def precision_ladder() -> dict[str, Any]:
+    """What each option of lesson 04 costs and gives."""
+    return study("04_mixed_precision/ladder.py", name="precision_ladder", data="nbody")
+
+
+def underflow() -> dict[str, Any]:
+    """Gradients that 16 bits cannot hold."""
+    return study("04_mixed_precision/underflow.py", data="nbody")
+
+
+def tensor_cores() -> dict[str, Any]:
+    """Matrix products of sizes that are multiples of 8, and others."""
+    return study("04_mixed_precision/tensor_cores.py")
+
+
+def unet3d() -> dict[str, Any]:
+    """The tiny U-Net in each number format that a CPU has, against a predictor that copies what it is given."""
+    subprocess.run([sys.executable, "data/prepare.py", "nbody", "--synthetic"], cwd=REPOSITORY, check=True)
+    config = load_config(VolumeConfig, [str(word) for word in TINY_UNET])
+    batches = list(build_loaders(config, Ranks(device=torch.device("cpu")))[1])
+    trivial = DATASETS["nbody"].trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
+    rows = []
+    for precision in ("fp32", "bf16", "fp16"):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = map(str, [*TINY_UNET, "--precision", precision, "--run_dir", folder])
+            subprocess.run([sys.executable, "train.py", *flags], cwd=LESSON_04, check=True)
+            epochs = json.loads((Path(folder) / "summary.json").read_text())["epochs"]
+        seconds = sum(epoch["seconds"] for epoch in epochs)
+        rows.append({"precision": precision, "val_loss": epochs[-1]["val_loss"], "seconds": seconds})
+    return {"trivial_loss": trivial, "rows": rows}
+
+
 EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     experiment.__name__: experiment
     for experiment in (
@@ -191,6 +248,10 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         allreduce,
         convergence,
         survive,
+        precision_ladder,
+        underflow,
+        tensor_cores,
+        unet3d,
     )
 }
 

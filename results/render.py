@@ -17,6 +17,11 @@ def load(experiment: str, machine: str = MACHINE) -> dict[str, Any] | None:
     return json.loads(file.read_text()).get(experiment) if file.exists() else None
 
 
+def not_measured(experiment: str) -> str:
+    """Say that a record is missing, and how to get it."""
+    return f"*Not measured yet: `python results/measure.py {experiment}`.*"
+
+
 def machine(record: dict[str, Any]) -> str:
     """Say where and with what a record was measured."""
     hardware, versions = record["hardware"], record["versions"]
@@ -124,11 +129,11 @@ def cpu_or_gpu() -> str:
     return "\n".join([plot, "", *conclusions, "", source(record)])
 
 
-def hunks(lesson: str) -> list[str]:
-    """Return what differs between the scripts of lesson 01 and another, without the docstrings at their heads."""
+def hunks(lesson: str, base: str = "01_single_gpu") -> list[str]:
+    """Return what differs between the scripts of two lessons, without the docstrings at their heads."""
     first, other = (
         (Path(__file__).parent.parent / name / "train.py").read_text().split('"""', 2)[2].splitlines()
-        for name in ("01_single_gpu", lesson)
+        for name in (base, lesson)
     )
     found = []
     for line in list(difflib.unified_diff(first, other, lineterm="", n=1))[2:]:
@@ -139,9 +144,9 @@ def hunks(lesson: str) -> list[str]:
     return ["\n".join(["```diff", *hunk, "```"]) for hunk in found]
 
 
-def hunk(lesson: str, text: str) -> str:
+def hunk(lesson: str, text: str, base: str = "01_single_gpu") -> str:
     """Return those hunks of the difference that hold ``text``."""
-    chosen = [hunk for hunk in hunks(lesson) if text in hunk]
+    chosen = [hunk for hunk in hunks(lesson, base) if text in hunk]
     if not chosen:
         raise ValueError(f"no hunk of {lesson} holds {text!r}")
     return "\n\n".join(chosen)

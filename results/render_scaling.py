@@ -2,15 +2,10 @@
 
 from typing import Any
 
-from render import MACHINE, load, source, table
+from render import MACHINE, load, not_measured, source, table
 
 from workshop.experiments import prediction
 from workshop.experiments.alpha_beta import Network
-
-
-def not_measured(experiment: str) -> str:
-    """Say that a record is missing, and how to get it."""
-    return f"*Not measured yet: `python results/measure.py {experiment}`.*"
 
 
 def mean_std(throughput: dict[str, Any]) -> str:

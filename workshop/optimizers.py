@@ -1,17 +1,23 @@
 """The optimizers, by name."""
 
+import torch
 from torch import nn, optim
 
 from workshop.config import TrainConfig
 
 
-def build_optimizer(config: TrainConfig, model: nn.Module) -> optim.Optimizer:
-    """Build ``config.optimizer`` over the parameters of ``model``; SGD gets the customary momentum of 0.9."""
-    parameters = model.parameters()
+def build_optimizer(config: TrainConfig, model: nn.Module, capturable: bool = False) -> optim.Optimizer:
+    """Build ``config.optimizer`` over the parameters of ``model``; SGD gets the customary momentum of 0.9.
+
+    With ``capturable`` a CUDA graph can hold its step: all that the step reads and counts, even the learning rate, is
+    on the device.
+    """
+    parameters = list(model.parameters())
+    lr = torch.tensor(config.lr, device=parameters[0].device) if capturable else config.lr
     if config.optimizer == "adadelta":
-        return optim.Adadelta(parameters, lr=config.lr)
+        return optim.Adadelta(parameters, lr=lr, capturable=capturable)
     fused = config.fused or None  # None: PyTorch's own choice
     if config.optimizer == "sgd":
-        return optim.SGD(parameters, lr=config.lr, momentum=0.9, fused=fused)
+        return optim.SGD(parameters, lr=lr, momentum=0.9, fused=fused)
     optimizers = {"adam": optim.Adam, "adamw": optim.AdamW}
-    return optimizers[config.optimizer](parameters, lr=config.lr, fused=fused)
+    return optimizers[config.optimizer](parameters, lr=lr, fused=fused, capturable=capturable)

@@ -1,0 +1,161 @@
+"""A value in a configuration of the U-Net, or behind a flag of lesson 04, reaches the code it names."""
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import REPOSITORY, Script
+
+from workshop import graphs
+from workshop.config import load_config
+from workshop.ddp import share_batch
+from workshop.distributed import Ranks
+from workshop.models import build_model
+from workshop.models.unet3d import UNet3D
+from workshop.optimizers import build_optimizer
+from workshop.precision import HALF, ComputeConfig
+
+CPU = torch.device("cpu")
+CONFIGS = REPOSITORY / "configs"
+BASE = CONFIGS / "unet3d.yaml"
+OVERLAYS = sorted(CONFIGS.glob("unet3d_*.yaml"))
+
+
+def lesson_04() -> ModuleType:
+    """The script as a module that its configuration can be found in."""
+    spec = importlib.util.spec_from_file_location("lesson_04", REPOSITORY / "04_mixed_precision" / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["lesson_04"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+LESSON = lesson_04()
+Config, lr_factor = LESSON.Config, LESSON.lr_factor
+
+
+def keys_of(file: Path) -> dict[str, Any]:
+    return yaml.safe_load(file.read_text())
+
+
+def configuration(*files: Path, flags: tuple[object, ...] = ()) -> ComputeConfig:
+    words = [word for file in files for word in ("--config", file)]
+    return load_config(Config, [str(word) for word in (*words, *flags)])
+
+
+def test_the_named_configurations_are_there() -> None:
+    names = {"short", "tiny", "bs64_opt", "bs256_opt", "bs512_test", "bs512_opt", "bs2048_opt"}
+    assert {file.stem.removeprefix("unet3d_") for file in OVERLAYS} == names
+    readme = (REPOSITORY / "04_mixed_precision" / "README.md").read_text()
+    assert [file.name for file in OVERLAYS if f"../configs/{file.name}" not in readme] == []
+
+
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS], ids=lambda file: file.stem if file else "base")
+def test_every_key_of_an_overlay_wins_over_the_base_and_flags_over_both(overlay: Path | None) -> None:
+    keys = keys_of(BASE) | (keys_of(overlay) if overlay else {})
+    files = [BASE, *([overlay] if overlay else [])]
+    config = configuration(*files)
+    assert {name: getattr(config, name) for name in keys} == keys
+    changed = configuration(*files, flags=("--epochs", 3, "--lr", 0.5, "--train_crops", 77, "--precision", "fp16"))
+    flags = {"epochs": 3, "lr": 0.5, "train_crops": 77, "precision": "fp16"}
+    assert {name: getattr(changed, name) for name in (*keys, "precision")} == keys | flags
+
+
+def test_overlays_are_what_the_tutorial_has() -> None:
+    """Samples, epochs, global batch, steps and learning rate of NERSC/sc22-dl-tutorial, config/UNet.yaml."""
+    expected = {  # train_crops, epochs, global batch, steps, highest learning rate
+        "short": (4096, 4, 64, 256, 2e-4),
+        "bs64_opt": (65536, 10, 64, 10240, 2e-4),
+        "bs256_opt": (65536, 20, 256, 5120, 4e-4),
+        "bs512_test": (65536, 10, 512, 1280, 2e-4 * math.sqrt(8)),
+        "bs512_opt": (65536, 40, 512, 5120, 2e-4 * math.sqrt(8)),
+        "bs2048_opt": (65536, 160, 2048, 5120, 2e-4 * math.sqrt(32)),
+    }
+    for name, (crops, epochs, batch, steps, highest) in expected.items():
+        config = configuration(BASE, CONFIGS / f"unet3d_{name}.yaml")
+        assert (config.train_crops, config.epochs, config.global_batch_size) == (crops, epochs, batch)
+        assert config.epochs * (crops // batch) == steps
+        factors = [lr_factor(config, batch, step, steps) for step in range(steps)]
+        assert config.lr * max(factors) == pytest.approx(highest, rel=1e-3)
+        warmup = factors.index(max(factors)) + 1
+        assert warmup == pytest.approx(12 if name == "short" else 128, abs=1)
+
+
+def test_optimised_overlays_have_the_same_options() -> None:
+    schedule = {"global_batch_size", "epochs", "warmup"}
+    options = [
+        {name: value for name, value in keys_of(file).items() if name not in schedule}
+        for file in OVERLAYS
+        if "_bs" in file.name
+    ]
+    assert all(found == options[0] for found in options)
+    assert options[0]["precision"] == "bf16"
+
+
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS], ids=lambda file: file.stem if file else "base")
+def test_what_an_overlay_says_is_what_is_built(overlay: Path | None) -> None:
+    config = configuration(BASE, *([overlay] if overlay else []))
+    shared = share_batch(config, Ranks(rank=1, world_size=4, device=CPU))
+    assert shared.batch_size == config.global_batch_size // 4
+    with torch.device("meta"):
+        model = build_model(config)
+        assert isinstance(model, UNet3D)
+        assert (model.down[0].out_channels, len(model.down)) == (config.width, config.depth)
+        assert model(torch.empty(1, 4, *[config.crop_size] * 3)).shape[-1] == config.crop_size
+    optimizer = build_optimizer(config, torch.nn.Linear(2, 2))
+    (group,) = optimizer.param_groups
+    assert type(optimizer).__name__.lower() == config.optimizer
+    assert (group["lr"], bool(group["fused"])) == (config.lr, config.fused)
+
+
+class Seen(Exception):
+    """What was to be seen has been seen."""
+
+
+@pytest.fixture
+def arguments_of(run_script: Script, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Runs train.py up to the call of something, and returns what that was called with."""
+
+    def run(module: object, name: str, *flags: object) -> dict[str, Any]:
+        seen = {}
+
+        def spy(*positional: object, **named: object) -> None:
+            seen.update(named, positional=positional)
+            raise Seen
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, spy)
+            with pytest.raises(Seen):
+                run_script("04_mixed_precision/train.py", "--loader", "memory", "--limit_train", 64, *flags)
+        return seen
+
+    return run
+
+
+def test_flags_reach_the_calls_they_name(arguments_of: Callable[..., dict], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workshop.precision._require_compiler", lambda _: None)
+    compiled = arguments_of(torch, "compile", "--compile", "max-autotune")
+    assert (compiled["mode"], compiled["dynamic"]) == ("max-autotune", False)
+    for precision in ("bf16", "fp16"):
+        assert arguments_of(torch.amp, "GradScaler", "--precision", precision)["enabled"] == (precision == "fp16")
+        dtype, enabled = arguments_of(torch, "autocast", "--precision", precision)["positional"][1:]
+        assert (dtype, enabled) == (HALF[precision], True)
+    assert arguments_of(torch, "autocast")["positional"][1:] == (None, False)
+    adam = arguments_of(torch.optim, "Adam", "--fused", "true", "--lr", 0.25)
+    assert (adam["fused"], adam["lr"], adam["capturable"]) == (True, 0.25, False)
+    monkeypatch.setattr("workshop.precision.require_options", lambda *_: None)
+    assert arguments_of(graphs, "StepGraph", "--cuda_graph", "true")["positional"][0] is True
+    assert arguments_of(graphs, "StepGraph")["positional"][0] is False
+    step_graph = graphs.StepGraph
+    monkeypatch.setattr(graphs, "StepGraph", lambda _, sampler: step_graph(False, sampler))  # on to the optimizer
+    assert arguments_of(torch.optim, "Adam", "--cuda_graph", "true")["capturable"] is True
+    last = arguments_of(torch.nn.Module, "to", "--channels_last", "true")
+    assert last["memory_format"] == torch.channels_last
+    assert arguments_of(torch.nn.Module, "to")["memory_format"] == torch.contiguous_format

@@ -1,0 +1,253 @@
+"""The measurements of lesson 04: the precision ladder, gradient underflow, tensor cores, and the score of a run."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Script
+from torch import nn
+
+from workshop.config import TrainConfig
+from workshop.distributed import Ranks
+from workshop.experiments.matrix_peak import matmul_tflops, matrix_peak
+from workshop.experiments.precision_ladder import rung_options
+from workshop.experiments.rungs import Rung, batches_of, errors_of, flops_per_sample, reference
+from workshop.experiments.tensor_memory import peak_bytes_on_cpu
+from workshop.experiments.underflow import (
+    EXPONENTS,
+    collect_gradients,
+    histogram,
+    lost_weight_gradients,
+    scaled_shares,
+)
+from workshop.loaders.order import EpochOrder
+from workshop.models.mnist_cnn import MnistCNN
+from workshop.models.unet3d import UNet3D
+from workshop.precision import ComputeConfig
+
+CPU = torch.device("cpu")
+
+
+class Digits:
+    """A loader of random digits in batches of 4; the last has 2."""
+
+    def __init__(self) -> None:
+        self.sampler = EpochOrder(10, 4, Ranks(device=CPU), seed=1, shuffle=True)
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randn(10, 1, 28, 28, generator=generator)
+        self.labels = torch.arange(10)
+
+    def __iter__(self) -> object:
+        return ((self.images[batch], self.labels[batch]) for batch in self.sampler.batches())
+
+
+def test_the_ladder_measures_every_rung(run_script: Script, tmp_path: Path) -> None:
+    result = run_script("04_mixed_precision/ladder.py", "--quick", "true", "--out", tmp_path)
+    assert result.status == 0, result.stderr
+    assert result.stderr == ""
+    record = json.loads((tmp_path / "ladder.json").read_text())
+    rows = {row["name"]: row for row in record["rows"]}
+    plain = ["fp32", "tf32", "fp16", "bf16"]
+    more = ["+ channels_last", "+ cudnn_benchmark", "+ fused", "+ compile", "+ cuda_graph"]
+    assert list(rows) == [*plain, *more]
+    missing = {name for name, row in rows.items() if row["note"].startswith("not available: ")}
+    assert missing == {"tf32", "+ cudnn_benchmark", "+ compile", "+ cuda_graph"}
+    for name, row in rows.items():
+        assert (name in result.stdout) and (row["samples_per_second"] is None) == (name in missing)
+        if name not in missing:
+            flops = row["samples_per_second"] * record["flops_per_sample"]
+            assert row["tflops"] == pytest.approx(flops / 1e12)
+            assert row["share_of_peak"] == pytest.approx(row["tflops"] / max(record["peaks"].values()))
+            assert row["val_loss"] == pytest.approx(rows["fp32"]["val_loss"], rel=0.05)
+            assert row["peak_memory_bytes"] > 0
+    assert rows["fp32"]["gradient_error"] < 1e-4 < rows["fp16"]["gradient_error"] < rows["bf16"]["gradient_error"] < 0.1
+    assert (tmp_path / "ladder.png").stat().st_size > 10_000
+
+
+def test_rungs_add_one_option_each_to_what_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workshop.precision._require_compiler", lambda _: None)
+    found = {name: (options, lack) for name, options, lack in rung_options(ComputeConfig(batch_size=7), CPU)}
+    available = {name: options for name, (options, lack) in found.items() if not lack}
+    assert available["fp16"] == ComputeConfig(batch_size=7, precision="fp16")
+    assert available["+ channels_last"] == ComputeConfig(batch_size=7, precision="bf16", channels_last=True)
+    assert available["+ compile"] == ComputeConfig(
+        batch_size=7, precision="bf16", channels_last=True, fused=True, compile="default"
+    )
+    assert "needs an NVIDIA GPU" in found["+ cuda_graph"][1]
+
+
+def test_a_rung_makes_the_steps_of_a_plain_training_loop() -> None:
+    loader = Digits()
+    torch.manual_seed(0)
+    model = MnistCNN()
+    rung = Rung(ComputeConfig(lr=0.01), model, loader, CPU)
+    rung.train(batches_of(loader, 3))
+    plain = MnistCNN().eval()  # without dropout
+    plain.load_state_dict(model.state_dict())
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.01)
+    batches = list(batches_of(loader, 3))
+    for images, labels in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(images), labels).backward()
+        optimizer.step()
+    for mine, theirs in zip(rung.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert [len(labels) for _, labels in batches] == [4, 4, 4]  # the small batches are left out
+    loss = nn.functional.cross_entropy(plain(loader.images), loader.labels).item()
+    assert rung.validate(loader) == pytest.approx(loss, rel=1e-4)
+
+
+def test_errors_are_relative_to_float64() -> None:
+    loader = Digits()
+    torch.manual_seed(0)
+    model = MnistCNN()
+    batch = next(batches_of(loader, 1))
+    truth = reference(model, loader, *batch)
+    assert truth[0].dtype == truth[1].dtype == torch.float64
+    assert len(truth[1]) == sum(weights.numel() for weights in model.parameters())
+    assert next(model.parameters()).dtype == torch.float32
+    build = partial(Rung, model=model, loader=loader, device=CPU)
+    errors = {name: errors_of(build(ComputeConfig(precision=name)), batch, truth) for name in ("fp32", "fp16", "bf16")}
+    assert max(errors["fp32"]) < 1e-5
+    for fp16, bf16 in zip(errors["fp16"], errors["bf16"], strict=True):
+        assert 1e-5 < fp16 < bf16 / 2 < 0.2
+    doubled = tuple(2 * part for part in truth)
+    assert errors_of(build(ComputeConfig()), batch, doubled) == pytest.approx((0.5, 0.5), rel=1e-4)
+
+
+def test_flops_are_those_of_convolutions_and_matrix_products() -> None:
+    """Forward counted by hand; backward costs as much for the inputs and for the weights of each layer."""
+    flops = flops_per_sample(TrainConfig(), (torch.empty(3, 1, 28, 28), torch.zeros(3, dtype=torch.int64)))
+    first = 2 * 26 * 26 * 32 * 9
+    rest = 2 * (24 * 24 * 64 * 32 * 9 + 9216 * 128 + 128 * 10)
+    assert flops == 2 * first + 3 * rest  # nobody asks for the gradient of the images
+
+
+def test_peak_memory_on_a_cpu_is_that_of_tensors() -> None:
+    model = nn.Linear(1000, 1000, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.randn(2, 1000)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+
+    weights = 4_000_000
+    step()
+    assert 2 * weights <= peak_bytes_on_cpu(step, model, optimizer) < 2.2 * weights
+    adam = torch.optim.Adam(model.parameters())
+    step()
+    adam.step()
+    assert 4 * weights <= peak_bytes_on_cpu(step, model, adam) < 4.2 * weights
+
+
+def test_matrix_products_are_counted_as_two_operations_per_multiplication(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timing:
+        seconds = 1e-3
+
+    monkeypatch.setattr("workshop.experiments.matrix_peak.measure", lambda *_: Timing)
+    assert matmul_tflops((10, 20, 30), "bf16", CPU) == pytest.approx(2 * 10 * 20 * 30 * 1e3 / 1e12)
+    monkeypatch.setattr("workshop.experiments.matrix_peak.SIZES", {"cpu": (8, 16)})
+    assert matrix_peak("fp32", CPU) == pytest.approx(2 * 16**3 * 1e3 / 1e12)
+
+
+def test_what_an_experiment_varies_is_no_flag(run_script: Script) -> None:
+    for flag, value in (("precision", "bf16"), ("fused", "true"), ("compile", "default")):
+        result = run_script("04_mixed_precision/ladder.py", f"--{flag}", value)
+        assert (result.status, result.stderr) == (
+            2,
+            f"error: --{flag} is what this experiment varies; leave it out\n",
+        )
+    result = run_script("04_mixed_precision/ladder.py", "--trials", 1)
+    assert (result.status, result.stderr) == (2, "error: --trials must be at least 2, got 1\n")
+
+
+def test_shares_of_gradients_that_16_bits_cannot_hold() -> None:
+    magnitudes = torch.tensor([2.0**-30, 2.0**-25, 2.0**-24, 2.0**-15, 2.0**-14, 1.0, 65504.0, 65536.0])
+    fp16, scaled, bf16 = scaled_shares(magnitudes, [1.0, 2.0**16])
+    assert (fp16["zero"], fp16["coarse"], fp16["overflow"]) == (2 / 8, 2 / 8, 1 / 8)
+    assert (scaled["zero"], scaled["coarse"], scaled["overflow"]) == (0, 0, 3 / 8)
+    assert (bf16["zero"], bf16["coarse"], bf16["overflow"]) == (0, 0, 0)
+    assert torch.equal(magnitudes.half() == 0, magnitudes <= 2.0**-25)
+    counts = dict(zip(EXPONENTS, histogram(torch.tensor([1.0, 1.9, 2.0**-14, 2.0**-99])), strict=True))
+    assert (counts[0], counts[-14], counts[EXPONENTS[0]], counts[1]) == (0.5, 0.25, 0.25, 0)
+
+
+def test_without_a_scaler_gradients_of_large_volumes_are_lost() -> None:
+    """A mean over 2 x 5 x 64^3 values gives each a gradient of 2^-21.3; times small weights, that is 0 in fp16."""
+    torch.manual_seed(0)
+    model = UNet3D(width=2, depth=1)
+    batch = torch.randn(2, 4, 64, 64, 64), torch.randn(2, 5, 64, 64, 64)
+    magnitudes = collect_gradients(model, *batch)
+    outer = 1 / batch[1].numel()
+    assert torch.isclose(magnitudes, torch.tensor(outer)).sum() >= batch[1].numel()
+    unscaled, scaled = (row["zero"] for row in scaled_shares(magnitudes, [1.0, 2.0**16])[:2])
+    assert unscaled > 10 * scaled
+    lost = partial(lost_weight_gradients, model, batch)
+    assert lost(torch.float16, scaled=False) > lost(torch.float16, scaled=True)
+    assert lost(torch.bfloat16, scaled=False) == lost(torch.float16, scaled=True) == 0
+
+
+@pytest.mark.parametrize("script", ["underflow", "tensor_cores"])
+def test_demonstrations_leave_a_record_and_a_plot(run_script: Script, script: str, tmp_path: Path) -> None:
+    result = run_script(f"04_mixed_precision/{script}.py", "--quick", "true", "--out", tmp_path)
+    assert result.status == 0, result.stderr
+    record = json.loads((tmp_path / f"{script}.json").read_text())
+    assert (tmp_path / f"{script}.png").stat().st_size > 10_000
+    if script == "underflow":
+        assert sum(record["histogram"]) == pytest.approx(1)
+        assert set(record["val_losses"]) == {"fp32", "fp16, loss times 2^-8", "fp16, not scaled", "fp16, scaled"}
+        zeros = [row["zero"] for row in record["rows"] if row["format"] == "fp16"]
+        assert zeros == sorted(zeros, reverse=True) and zeros[0] > zeros[-1]
+    else:
+        sizes = [row["size"] for row in record["rows"] if row["precision"] == "fp32"]
+        assert sizes == list(range(248, 265))
+        assert {row["size"]: row["alignment"] for row in record["rows"]}[248] == 8
+        assert "without tensor cores" in result.stdout
+
+
+def summary(folder: Path, losses: list[float], seconds: float, model: str = "unet3d") -> Path:
+    folder.mkdir()
+    epochs = [{"epoch": i + 1, "val_loss": loss, "seconds": seconds} for i, loss in enumerate(losses)]
+    record = {"config": {"model": model, "dataset": "nbody"}, "epochs": epochs}
+    (folder / "summary.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_score(run_script: Script, tmp_path: Path) -> None:
+    score = partial(run_script, "04_mixed_precision/score.py")
+    baseline = summary(tmp_path / "baseline", [0.5, 0.4, 0.45], 10.0)
+    faster = summary(tmp_path / "faster", [0.45, 0.4, 0.3], 4.0)
+    slower = summary(tmp_path / "slower", [0.45, 0.4], 12.0)
+    worse = summary(tmp_path / "worse", [0.5], 1.0)
+    assert score(faster).stdout == "faster: lowest validation loss 0.3000 after 12.0 s of training (unet3d on nbody)\n"
+    last_line = {
+        faster: "2.50 times as fast to the baseline's loss (8.0 s against 20.0 s); the lowest is 25.0% lower",
+        slower: "1.20 times as slow to the baseline's loss (24.0 s against 20.0 s); the lowest is 0.0% lower",
+        worse: "the loss is 25.0% higher than the baseline's, which this run never reached",
+    }
+    for run, line in last_line.items():
+        result = score(run / "summary.json", "--baseline", baseline)
+        assert (result.status, result.stdout.splitlines()[-1]) == (0, f"verdict: {line}")
+
+
+def test_what_cannot_be_scored_is_told_in_one_line(run_script: Script, tmp_path: Path) -> None:
+    score = partial(run_script, "04_mixed_precision/score.py")
+    run = summary(tmp_path / "run", [0.5], 1.0)
+    other = summary(tmp_path / "other", [0.5], 1.0, model="resnet18")
+    empty = summary(tmp_path / "empty", [], 1.0)
+    damaged = summary(tmp_path / "damaged", [0.5], 1.0)
+    (damaged / "summary.json").write_text("[1, 2]")
+    for arguments, message in (
+        ([tmp_path], "summary.json: No such file or directory; name the folder of a run that has finished"),
+        ([empty], "is of a run that has not finished an epoch"),
+        ([damaged], "is not the summary of a run: TypeError"),
+        ([run, "--baseline", other], "unet3d on nbody cannot be compared with resnet18 on nbody"),
+    ):
+        result = score(*arguments)
+        assert result.status == 2
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: ") and message in line

@@ -1,0 +1,351 @@
+"""Lesson 04 as its user runs it: every option that a CPU has trains every workload; the others are refused."""
+
+import json
+import re
+import runpy
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import REPOSITORY, Script
+from ranks import start_ranks
+
+from workshop.config import load_config
+from workshop.datasets import nbody
+from workshop.distributed import Ranks
+from workshop.errors import UserError
+from workshop.graphs import StepGraph, require_one_shape
+from workshop.loaders import build_loaders
+from workshop.loaders.order import EpochOrder
+from workshop.models import build_model
+from workshop.models.unet3d import UNet3D
+from workshop.optimizers import build_optimizer
+from workshop.precision import ComputeConfig, choose_memory_format, require_options, set_up_device
+from workshop.runs import Run
+
+CPU = torch.device("cpu")
+LESSON = REPOSITORY / "04_mixed_precision"
+TINY = ["--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml"]
+SHORT = ["--limit_train", 64, "--limit_val", 33, "--loader", "memory", "--num_workers", 0, "--batch_size", 32]
+MNIST = [*SHORT]
+CIFAR = ["--config", "../configs/cifar10.yaml", *SHORT]
+UNET = [*TINY, "--width", 4, "--crop_size", 8, "--train_crops", 32, "--val_crops", 17, "--global_batch_size", 16]
+WORKLOADS = {"mnist": MNIST, "cifar10": CIFAR, "nbody": UNET}
+
+
+@pytest.fixture
+def train(run_script: Script) -> Script:
+    return partial(run_script, "04_mixed_precision/train.py")
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def losses_of(folder: Path) -> list[float]:
+    return [epoch[name] for epoch in summary_of(folder)["epochs"] for name in ("train_loss", "val_loss")]
+
+
+def test_it_adds_few_lines_to_lesson_03(tmp_path: Path) -> None:
+    for lesson in ("03_ddp", "04_mixed_precision"):
+        _, _, code = (REPOSITORY / lesson / "train.py").read_text().split('"""', 2)
+        (tmp_path / lesson).write_text("\n".join(line for line in code.splitlines() if line) + "\n")
+    command = ["git", "diff", "--no-index", "--minimal", "--numstat", "03_ddp", "04_mixed_precision"]
+    added = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.split()[0]
+    assert 0 < int(added) <= 45
+
+
+def test_its_readme_shows_all_that_changed() -> None:
+    hunks = runpy.run_path(str(REPOSITORY / "results" / "render.py"))["hunks"]("04_mixed_precision", "03_ddp")
+    readme = (LESSON / "README.md").read_text()
+    assert [hunk for hunk in hunks if readme.count(hunk) != 1] == []
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--precision", "bf16", "--channels_last", "true"],
+        ["--precision", "fp16", "--fused", "true"],
+    ],
+    ids=" ".join,
+)
+def test_options_of_a_cpu_hardly_change_the_loss(
+    train: Script, workload: str, options: list[str], tmp_path: Path
+) -> None:
+    flags = [*WORKLOADS[workload], "--epochs", 1, "--seed", 3]
+    for name, more in (("plain", []), ("options", options)):
+        result = train(*flags, *more, "--run_dir", tmp_path / name)
+        assert result.status == 0, result.stderr
+    plain, with_options = losses_of(tmp_path / "plain"), losses_of(tmp_path / "options")
+    assert with_options == pytest.approx(plain, rel=0.02)
+    assert with_options != plain
+    (epoch,) = summary_of(tmp_path / "options")["epochs"]
+    assert (epoch["val_accuracy"] is None) == (workload == "nbody")
+
+
+def test_the_tiny_unet_beats_a_copy_twice_over(train: Script, data_dir: Path, tmp_path: Path) -> None:
+    flags = [*TINY, "--limit_train", 480, "--epochs", 1]
+    for precision in ("fp32", "bf16"):
+        result = train(*flags, "--precision", precision, "--run_dir", tmp_path / precision)
+        assert result.status == 0, result.stderr
+    fp32, bf16 = (losses_of(tmp_path / precision)[-1] for precision in ("fp32", "bf16"))
+    files = [str(REPOSITORY / "configs" / name) for name in ("unet3d.yaml", "unet3d_tiny.yaml")]
+    config = load_config(ComputeConfig, ["--config", files[0], "--config", files[1], "--data_dir", str(data_dir)])
+    batches = list(build_loaders(config, Ranks(device=CPU))[1])
+    trivial = nbody.trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
+    assert fp32 < trivial / 2
+    assert bf16 == pytest.approx(fp32, rel=0.05)
+
+
+def test_every_loader_has_the_same_cubes_for_the_unet(train: Script, tmp_path: Path) -> None:
+    losses = {}
+    for loader in ("memory", "map", "device", "dali"):
+        result = train(*UNET, "--epochs", 1, "--precision", "bf16", "--loader", loader, "--run_dir", tmp_path / loader)
+        assert result.status == 0, result.stderr
+        losses[loader] = losses_of(tmp_path / loader)
+    assert all(found == pytest.approx(losses["memory"], rel=1e-3) for found in losses.values())
+
+
+class Stopped(Exception):
+    """The run was stopped from outside."""
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_resumed_run_equals_one_that_was_not_stopped(
+    train: Script, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [*UNET, "--precision", precision, "--fused", "true", "--epochs", 2]
+    assert train(*flags, "--run_dir", tmp_path / "whole").status == 0
+    save = Run.save
+
+    def save_and_stop(run: Run) -> None:
+        save(run)
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "save", save_and_stop)
+        with pytest.raises(Stopped):
+            train(*flags, "--run_dir", tmp_path / "stopped")
+    assert train(*flags, "--resume", "true", "--run_dir", tmp_path / "stopped").status == 0
+    assert losses_of(tmp_path / "stopped") == losses_of(tmp_path / "whole")
+    whole, stopped = (torch.load(tmp_path / name / "checkpoint.pt") for name in ("whole", "stopped"))
+    assert whole["scaler"] == stopped["scaler"]
+    assert bool(whole["scaler"]) == (precision == "fp16")
+    if precision == "fp16":
+        assert whole["scaler"]["_growth_tracker"] == 4  # steps of both epochs
+    for name, weights in whole["model"].items():
+        assert torch.equal(weights, stopped["model"][name])
+
+
+def test_a_resumed_run_in_fp16_needs_a_scaler_in_its_checkpoint(train: Script, tmp_path: Path) -> None:
+    assert train(*UNET, "--epochs", 1, "--run_dir", tmp_path).status == 0
+    result = train(*UNET, "--epochs", 2, "--precision", "fp16", "--resume", "true", "--run_dir", tmp_path)
+    assert result.status == 2
+    (line,) = result.stderr.splitlines()
+    assert "does not fit this run's scaler" in line
+
+
+STOP_AFTER_AN_EPOCH = """
+import runpy, sys
+from workshop.runs import Run
+save = Run.save
+def save_and_stop(run):
+    save(run)
+    import os
+    os._exit(0)
+Run.save = save_and_stop
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def test_compiled_ranks_resume_and_learn_what_one_rank_does(
+    train: Script, user_environment: dict[str, str], tmp_path: Path
+) -> None:
+    flags = [*CIFAR, "--limit_val", 32, "--epochs", 2]
+    assert train(*flags, "--run_dir", tmp_path / "one").status == 0
+    flags = [*flags, "--batch_size", 16, "--compile", "default", "--run_dir", tmp_path / "two"]
+    start = partial(start_ranks, 2, cwd=LESSON, environment=user_environment)
+    stopped = start("-c", STOP_AFTER_AN_EPOCH, *flags)
+    assert [result.status for result in stopped] == [0, 0], stopped[0].stderr
+    assert len(summary_of(tmp_path / "two")["epochs"]) == 1
+    resumed = start("train.py", *flags, "--resume", "true")
+    assert [result.status for result in resumed] == [0, 0], resumed[0].stderr
+    assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=1e-3)
+    assert "_orig_mod" not in " ".join(torch.load(tmp_path / "two" / "checkpoint.pt")["model"])
+
+
+def test_two_ranks_of_the_unet_learn_what_one_does(
+    train: Script, user_environment: dict[str, str], tmp_path: Path
+) -> None:
+    flags = [*UNET, "--epochs", 1, "--precision", "fp16"]
+    assert train(*flags, "--run_dir", tmp_path / "one").status == 0
+    results = start_ranks(
+        2, "train.py", *flags, "--run_dir", tmp_path / "two", cwd=LESSON, environment=user_environment
+    )
+    assert [result.status for result in results] == [0, 0], results[0].stderr
+    assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--precision", "tf32"], "--precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer"),
+        (["--precision", "fp8"], "--precision takes one of 'fp32', 'tf32', 'bf16', 'fp16', got 'fp8'"),
+        (["--cuda_graph", "true"], "--cuda_graph true needs an NVIDIA GPU; this is the CPU"),
+        (["--cudnn_benchmark", "true"], "--cudnn_benchmark true needs an NVIDIA GPU; this is the CPU"),
+        (["--compile", "fast"], "--compile takes one of 'off', 'default', 'reduce-overhead', 'max-autotune'"),
+        (["--fused", "true", "--optimizer", "adadelta"], "PyTorch has no fused adadelta"),
+        ([*TINY, "--crop_size", 18], "--crop_size 18 cannot be halved 2 times; take --crop_size 16, or --depth 1"),
+        ([*TINY, "--crop_size", 64], "--crop_size 64 is larger than the box"),
+        ([*TINY, "--model", "resnet18"], "--dataset nbody holds volumes, and only --model unet3d"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(train: Script, flags: list, message: str) -> None:
+    result = train(*flags)
+    assert result.status == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_without_a_compiler_one_line_says_so(train: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_nothing(*_: object, **__: object) -> None:
+        raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found\nin a long list")
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    result = train("--compile", "default")
+    assert result.status == 2
+    (line,) = result.stderr.splitlines()
+    assert "torch.compile does not work here: InvalidCxxCompiler: No working C++ compiler found; it needs" in line
+
+
+class FakeGPU:
+    """A device that looks like a GPU to whoever asks what it can do."""
+
+    type = "cuda"
+
+
+@pytest.fixture
+def old_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an old GPU")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    return FakeGPU()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"precision": "tf32"}, "compute capability 8.0 or newer; this is an old GPU"),
+        ({"precision": "bf16"}, "compute capability 8.0 or newer; this is an old GPU: try --precision fp16"),
+        ({"cuda_graph": True, "compile": "reduce-overhead"}, "--compile reduce-overhead makes CUDA graphs of its own"),
+        ({"cuda_graph": True, "precision": "fp16"}, "with --precision fp16 needs --fused true"),
+        ({"cuda_graph": True, "optimizer": "sgd"}, "with --optimizer sgd needs --fused true"),
+    ],
+)
+def test_what_a_gpu_lacks_or_what_excludes_another_is_refused(old_gpu: FakeGPU, flags: dict, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        require_options(ComputeConfig(**flags), old_gpu)
+    require_options(ComputeConfig(cuda_graph=True, precision="fp16", fused=True), old_gpu)
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks", "rest"), [(100, 1, 36), (64, 1, 0), (130, 2, 2), (129, 2, 0), (140, 2, 12)]
+)
+def test_a_graph_wants_batches_of_one_shape(samples: int, ranks: int, rest: int) -> None:
+    sampler = EpochOrder(samples, 64 // ranks, Ranks(world_size=ranks, device=CPU), seed=1, shuffle=True)
+    if rest:
+        message = f"{samples} samples leave a last batch of {rest}; use --limit_train {samples - rest}"
+        with pytest.raises(UserError, match=re.escape(message)):
+            require_one_shape(sampler)
+    else:
+        require_one_shape(sampler)
+        assert {len(batch) for batch in sampler.batches()} == {64 // ranks}
+
+
+def test_without_a_graph_each_step_is_made_as_it_comes() -> None:
+    sampler = EpochOrder(100, 64, Ranks(device=CPU), seed=1, shuffle=True)
+    graph = StepGraph(False, sampler)
+    with graph.beside():
+        loss = graph(lambda inputs, targets: (inputs - targets).sum(), torch.ones(3), torch.zeros(3))
+    assert loss == 3
+
+
+def test_a_graph_takes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU would do is only noted here: which batches are made as they come, and which the replays find."""
+    computed: list[float] = []
+    replayed: list[float] = []
+    recording: list[bool] = []
+
+    @contextmanager
+    def record(_: object, stream: object, capture_error_mode: str) -> Iterator[None]:
+        recording.append(True)
+        yield
+        recording.append(False)
+
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    recorded = SimpleNamespace(replay=lambda: replayed.append(graph.inputs.item()))
+    cuda = SimpleNamespace(
+        Stream=lambda: stream,
+        current_stream=lambda: stream,
+        stream=lambda _: nullcontext(),
+        CUDAGraph=lambda: recorded,
+        graph=record,
+    )
+    monkeypatch.setattr(torch, "cuda", cuda)
+    graph = StepGraph(True, EpochOrder(64, 1, Ranks(device=CPU), seed=1, shuffle=True))
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if not (recording and recording[-1]):
+            computed.append(inputs.item())
+        return targets
+
+    losses = [graph(step, torch.tensor(float(n)), torch.tensor(-float(n))).item() for n in range(20)]
+    assert (computed, replayed) == ([float(n) for n in range(11)], [float(n) for n in range(11, 20)])
+    assert recording == [True, False]
+    assert losses == [-float(n) for n in range(20)]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # the optimizer's own step would need a GPU
+def test_the_rate_of_a_capturable_optimizer_changes_in_place() -> None:
+    """A graph reads the learning rate where it was when recorded."""
+    model = torch.nn.Linear(2, 2)
+    for name in ("adam", "adamw", "sgd", "adadelta"):
+        config = ComputeConfig(optimizer=name, lr=0.5, fused=name == "sgd")
+        optimizer = build_optimizer(config, model, capturable=True)
+        (group,) = optimizer.param_groups
+        rate = group["lr"]
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+        assert group.get("capturable", True) is True
+        scheduler.step()
+        assert group["lr"] is rate
+        assert rate == pytest.approx(0.25)
+
+
+def test_switches_reach_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]
+    monkeypatch.setattr("workshop.precision.require_options", lambda *_: None)
+    try:
+        for precision, expected in (("tf32", "tf32"), ("fp32", "ieee"), ("bf16", "ieee")):
+            set_up_device(ComputeConfig(precision=precision, cudnn_benchmark=precision == "bf16"), CPU)
+            assert [switch.fp32_precision for switch in switches] == [expected, expected]
+            assert torch.backends.cudnn.benchmark == (precision == "bf16")
+    finally:
+        set_up_device(ComputeConfig(), CPU)
+
+
+def test_channels_last_reaches_the_weights() -> None:
+    config = ComputeConfig(channels_last=True, dataset="nbody", model="unet3d", width=2, depth=1)
+    model = build_model(config).to(memory_format=choose_memory_format(config))
+    assert isinstance(model, UNet3D)
+    assert model.down[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert not model.down[0].weight.is_contiguous()
+    assert choose_memory_format(ComputeConfig(channels_last=True)) == torch.channels_last
+    assert choose_memory_format(ComputeConfig()) == torch.contiguous_format
