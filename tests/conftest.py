@@ -19,6 +19,7 @@ for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"
     del os.environ[name]
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests may run in several processes (`-n 2 --dist loadgroup`), but those with a Slurm share one and its jobs."""
     for item in items:

@@ -125,7 +125,7 @@ def test_predict_prints_and_plots(run_script: Script, tmp_path: Path) -> None:
         ("allreduce", [], "one rank has nobody to talk to: torchrun --nproc-per-node 2 allreduce.py"),
         ("allreduce", ["--max_mib", 0.001], "--max_mib at least four times that size"),
         ("allreduce", ["--seconds", 0], "--seconds must be above 0, got 0"),
-        ("allreduce", ["--second", 1], "did you mean seconds?"),
+        ("allreduce", ["--second", 1], "did you mean --seconds?"),
         ("predict", ["--gb_per_second", 0], "--gb_per_second must be above 0, got 0"),
         ("predict", ["--scaling", "x.json"], "give both --allreduce FILE and --scaling FILE"),
         ("predict", ["--scaling", "x.json", "--allreduce", "y.json"], "cannot read y.json: No such file"),

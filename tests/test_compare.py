@@ -72,7 +72,7 @@ def test_all_get_the_same_work(monkeypatch: pytest.MonkeyPatch, compare: Script,
     ("flags", "message"),
     [
         (["--rounds", 0], "--rounds must be above 0, got 0"),
-        (["--loadr", "map"], "unknown flag --loadr; did you mean loader?"),
+        (["--loadr", "map"], "unknown flag --loadr; did you mean --loader?"),
         (["--batch_size", 8], "--batch_size is set by this script itself"),
         (["--global_batch_size", -1], "--global_batch_size must be above 0, got -1"),
     ],

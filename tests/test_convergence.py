@@ -208,7 +208,7 @@ def test_a_mistake_is_one_line_and_status_2(
 def test_a_flag_that_train_py_does_not_know_ends_the_study(convergence: Script, tmp_path: Path) -> None:
     result = convergence("--limit_trian", 200, "--out", tmp_path)
     assert result.status == 2
-    assert result.stderr == "error: unknown flag --limit_trian; did you mean limit_train?\n"
+    assert result.stderr == "error: unknown flag --limit_trian; did you mean --limit_train?\n"
     assert result.stdout.count("$ python train.py") == 1
 
 

@@ -182,7 +182,16 @@ def test_a_checkpoint_of_another_run_is_refused(
     ):
         data = ["--data_dir", data_dir] if "cifar10" in flags else []
         line = one_line(train(*MEMORY, *flags, *data, "--resume", "true", "--run_dir", tmp_path))
-        assert f"{tmp_path}/checkpoint.pt is of another run: {difference}" in line
+        assert f"{tmp_path}/checkpoint.pt is of another run: " in line and difference in line
+
+
+def test_another_learning_rate_takes_effect(train: Script, tmp_path: Path) -> None:
+    assert train(*MEMORY, "--epochs", 1, "--lr", 1e-3, "--run_dir", tmp_path).status == 0
+    resumed = train(*MEMORY, "--lr", 1e-4, "--resume", "true", "--run_dir", tmp_path)
+    assert "after epoch 1, with --lr 0.0001 in place of 0.001" in resumed.stdout
+    state = state_of(tmp_path)
+    assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-4 * 0.7**2)
+    assert state["scheduler"]["base_lrs"] == pytest.approx([1e-4])
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoint(

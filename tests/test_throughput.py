@@ -14,7 +14,7 @@ from workshop.loaders import Loader
 from workshop.loaders.order import EpochOrder
 from workshop.profiling.throughput import benchmark, verdict
 
-SLOW, FAST = 0.004, 0.0002
+SLOW, FAST = 0.008, 0.0002
 
 
 class SlowLoader:

@@ -71,7 +71,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, str]:
         path.replace(path.with_suffix(".damaged"))
         return state, f"{file}, as {damage},"
     if damage:
-        raise UserError(f"cannot read the checkpoint: {damage}, and no earlier one is good; delete it to start afresh")
+        files = f"{path.name} and {previous(path).name}"
+        raise UserError(f"cannot go on: {damage}, and no earlier one is good; delete {files} to start afresh")
     return None, "nothing"
 
 

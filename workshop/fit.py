@@ -29,17 +29,17 @@ def identity(config: TrainConfig, ranks: Ranks, parts: Mapping[str, object]) -> 
 
 
 def misfit(theirs: dict[str, Any], mine: dict[str, Any], in_epoch: int | None) -> str | None:
-    """Return in words the first field in which the run of a checkpoint differs from this one, if any matters.
+    """Return in words in which fields the run of a checkpoint differs from this one, if any matters.
 
     Args:
         theirs: `identity` of the run that saved it.
         mine: `identity` of this run.
         in_epoch: the epoch that was under way, None if it was saved between two.
     """
-    for field in theirs | mine:
-        there, here = theirs.get(field), mine.get(field)
-        if there == here or (in_epoch is None and field in ONLY_WITHIN_AN_EPOCH):
-            continue
-        why = f", and it was saved in the middle of epoch {in_epoch}" if field in ONLY_WITHIN_AN_EPOCH else ""
-        return f"{field} is {there} there and {here} here{why}"
-    return None
+    fields = [field for field in theirs | mine if theirs.get(field) != mine.get(field)]
+    if in_epoch is None:
+        fields = [field for field in fields if field not in ONLY_WITHIN_AN_EPOCH]
+    if not fields:
+        return None
+    why = f", and it was saved in the middle of epoch {in_epoch}" if ONLY_WITHIN_AN_EPOCH & set(fields) else ""
+    return "; ".join(f"{field} is {theirs.get(field)} there and {mine.get(field)} here" for field in fields) + why

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 PERIOD = 1.0
 """seconds between two heartbeats"""
-SILENCE = 30.0
+SILENCE = 40.0
 """seconds without one after which a rank is taken for dead"""
 SILENCE_AFTER_FAILURE = 5.0
 """the same once a collective has failed, which is evidence of its own"""

@@ -21,3 +21,12 @@ def build_optimizer(config: TrainConfig, model: nn.Module, capturable: bool = Fa
         return optim.SGD(parameters, lr=lr, momentum=0.9, fused=fused)
     optimizers = {"adam": optim.Adam, "adamw": optim.AdamW}
     return optimizers[config.optimizer](parameters, lr=lr, fused=fused, capturable=capturable)
+
+
+def scale_lr(optimizer: optim.Optimizer, scheduler: optim.lr_scheduler.LRScheduler | None, factor: float) -> None:
+    """Multiply the present learning rate by ``factor``, and those that the schedule starts from."""
+    for group in optimizer.param_groups:
+        for name in group.keys() & {"lr", "initial_lr"}:
+            group[name] *= factor
+    if scheduler:
+        scheduler.base_lrs = [lr * factor for lr in scheduler.base_lrs]

@@ -17,6 +17,7 @@ from workshop.distributed import Ranks
 from workshop.errors import UserError
 from workshop.fit import identity, misfit
 from workshop.loaders import Loader
+from workshop.optimizers import scale_lr
 from workshop.rng import random_state, set_random_state
 from workshop.signals import StopSignals
 
@@ -189,6 +190,7 @@ class Resumable:
                 )
         state["run"] = {
             "is": identity(self.config, self.ranks, self._parts),
+            "lr": self.config.lr,
             "epochs": self.epochs,
             "steps": self.steps,
             "step": self.step,
@@ -213,7 +215,8 @@ class Resumable:
             raise UserError(f"{self.checkpoint} is of another run: {difference}; give the same, or another --run_dir")
         wrote = len(run["ranks"])
         others = "" if wrote == self.ranks.world_size else f", written by {wrote} rank(s)"
-        self.log(f"resumed from {source} {position(epoch, step)}{others}")
+        lr = "" if run["lr"] == self.config.lr else f", with --lr {self.config.lr} in place of {run['lr']}"
+        self.log(f"resumed from {source} {position(epoch, step)}{others}{lr}")
         return saved
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -223,6 +226,8 @@ class Resumable:
                 part.load_state_dict(saved[name])
             except (KeyError, RuntimeError, ValueError) as error:
                 raise UserError(f"{self.checkpoint} does not fit this run's {name}: {error}") from None
+        if "optimizer" in self._parts:
+            scale_lr(self._parts["optimizer"], self._parts.get("scheduler"), self.config.lr / run["lr"])
         self.epochs, self.steps = run["epochs"], run["steps"]
         if self.ranks.rank < len(run["ranks"]):  # others are new to this run, and keep what their seed gave them
             mine = run["ranks"][self.ranks.rank]

@@ -218,7 +218,8 @@ def _edge(file: h5py.File, field: str, channels: int, path: Path) -> int:
 
 def _read(file: h5py.File, field: str) -> torch.Tensor:
     values = torch.empty(file[field].shape)
-    file[field].read_direct(values.numpy())
+    for channel in range(len(values)):  # one by one, so that other threads, such as the heartbeat's, get their turn
+        file[field].read_direct(values.numpy(), np.s_[channel], np.s_[channel])
     bad = values.numel() - int(values.isfinite().sum())
     if bad:
         raise UserError(f"{file.filename}: {bad} of the {values.numel()} values of {field} are not finite numbers")
