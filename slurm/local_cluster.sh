@@ -64,6 +64,8 @@ write_settings() { # PORT
 ClusterName=workshop
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort=$1
+# Jobs derive ports from their numbers, so clusters that share a machine must not share these.
+FirstJobId=$((($1 - 17817) * 100 + 1))
 SlurmUser=$user
 SlurmdUser=$user
 StateSaveLocation=$state/slurmctld

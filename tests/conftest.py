@@ -19,14 +19,6 @@ for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"
     del os.environ[name]
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests may run in several processes (`-n 2 --dist loadgroup`), but those with a Slurm share one and its jobs."""
-    for item in items:
-        if "slurm" in item.fixturenames or "test_commands_run" in item.name:
-            item.add_marker(pytest.mark.xdist_group("slurm"))
-
-
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with 2,000 + 500 generated images of each data set, and boxes of 32^3 cells."""
