@@ -19,6 +19,11 @@ for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"
     del os.environ[name]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that of several processes none is left with it at the end."""
+    items.sort(key=lambda item: "test_commands_run" not in item.name)
+
+
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with 2,000 + 500 generated images of each data set, and boxes of 32^3 cells."""

@@ -89,17 +89,17 @@ def test_wrong_yaml_names_the_file(tmp_path: Path, text: str, message: str) -> N
     assert message.format(file=file) in str(error.value)
 
 
-def lesson_03() -> ModuleType:
+def lesson_04() -> ModuleType:
     """The lesson that understands all of configs/."""
-    spec = importlib.util.spec_from_file_location("lesson_03", REPOSITORY / "03_ddp" / "train.py")
+    spec = importlib.util.spec_from_file_location("lesson_04", REPOSITORY / "04_mixed_precision" / "train.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["lesson_03"] = module  # where the types of its dataclass are looked up
+    sys.modules["lesson_04"] = module  # where the types of its dataclass are looked up
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda file: file.name)
 def test_every_key_of_a_shipped_config_arrives(file: Path) -> None:
-    config = load_config(lesson_03().Config, ["--config", str(file)])
+    config = load_config(lesson_04().Config, ["--config", str(file)])
     for key, value in yaml.safe_load(file.read_text()).items():
         assert getattr(config, key) == value

@@ -184,7 +184,7 @@ def test_a_damaged_checkpoint_is_one_line(train: Script, tmp_path: Path) -> None
     (tmp_path / "checkpoint.pt").write_bytes(b"half a checkp")
     result = train("--run_dir", tmp_path, "--resume", "true")
     assert result.status == 2
-    assert f"cannot read the checkpoint: {tmp_path}/checkpoint.pt is damaged" in result.stderr
+    assert f"cannot go on: {tmp_path}/checkpoint.pt is damaged" in result.stderr
     assert "Traceback" not in result.stderr
 
 
