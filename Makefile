@@ -23,7 +23,7 @@ demo: setup
 		print('Accuracy on the validation digits: {:.2%}. Now read 01_single_gpu/README.md'.format(epoch['val_accuracy']))"
 
 test: setup
-	python -m pytest -n 2 --maxschedchunk 1
+	python -m pytest -n 2 --dist worksteal
 
 lint: setup
 	ruff check .
