@@ -41,7 +41,10 @@ def measured(folder: Path, load: float, train: float, samples: int = 800) -> dic
 
 
 @pytest.mark.parametrize("samples", [800, 40])  # a trial is part of an epoch, or many epochs
-def test_a_slow_loader_is_found_out(tmp_path: Path, samples: int, capsys: pytest.CaptureFixture) -> None:
+def test_a_slow_loader_is_found_out(
+    tmp_path: Path, samples: int, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workshop.profiling.throughput.GOOD_OVERLAP", 0.5)  # other tests may take the CPU meanwhile
     record = measured(tmp_path, load=SLOW, train=FAST, samples=samples)
     assert record["verdict"].startswith("Data-bound: ")
     assert record["IO"]["mean"] < record["SYNTHETIC"]["mean"] / 3
