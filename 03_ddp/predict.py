@@ -99,17 +99,18 @@ def predict_measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the prediction for this machine's own study beside what was measured; return it."""
     allreduce, scaling = read(arguments.allreduce), read(arguments.scaling)
     rows = prediction.against_measured(scaling, allreduce)
+    names = (*prediction.OVERLAPS, "measured", "measured, waiting apart")
     cells = [
         [
             str(row["ranks"]),
             format_seconds(row["compute_seconds"]),
             format_seconds(row["all_reduce_seconds"]),
-            *(f"{row[name]:.1%}" for name in ("nothing hidden", "all hidden that can be", "measured")),
+            *(f"{row[name]:.1%}" for name in names),
         ]
         for row in rows
     ]
     print("Speed with communication over that without, weak scaling on this machine\n")
-    print(format_table(["ranks", "step alone", "all-reduce", "none hidden", "hidden", "measured"], cells, left=()))
+    print(format_table(["ranks", "step alone", "all-reduce", *names], cells, left=()))
     return {"measured": rows}
 
 

@@ -3,10 +3,10 @@
     python scaling.py                        # ranks of this machine: one per GPU, else one per CPU
     sbatch -N 2 scaling.slurm                # ranks of two nodes
 
-You should see samples/s for loading alone (IO), training alone (SYNTHETIC), both (FULL) and training without
-communication (COMPUTE); then efficiency, beside what this machine can reach at all, and what communication costs. A
-rank on CPUs has one thread, so that one rank cannot take what belongs to two. Flags that are not listed here go to
-train.py.
+You should see samples/s for loading alone (IO), training alone (SYNTHETIC), both (FULL), training without
+communication (COMPUTE) and the same with a barrier in each step (BARRIER); then efficiency, beside what this machine
+can reach at all, and what communication costs. A rank on CPUs has one thread, so that one rank cannot take what
+belongs to two. Flags that are not listed here go to train.py.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def fill_in_defaults(arguments: argparse.Namespace) -> None:
 
 
 def measure_training(setting: Setting, arguments: argparse.Namespace, train_flags: list[str]) -> Trials:
-    """Return the trials of IO, SYNTHETIC, FULL and COMPUTE, in samples/s."""
+    """Return the trials of each kind, in samples/s."""
     flags = [*train_flags, "--batch_size", setting.batch_size, "--benchmark_seconds", arguments.seconds]
     start = launch.launcher(setting.ranks)
     found = launch.benchmark(start, LESSON, flags, arguments.out, arguments.threads_per_rank)

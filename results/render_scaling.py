@@ -6,6 +6,7 @@ from render import MACHINE, load, not_measured, source, table
 
 from workshop.experiments import prediction
 from workshop.experiments.alpha_beta import Network
+from workshop.experiments.scaling import KINDS
 
 
 def mean_std(throughput: dict[str, Any]) -> str:
@@ -33,23 +34,22 @@ def scaling() -> str:
     record = load("scaling")
     if not record:
         return not_measured("scaling")
-    kinds = ("IO", "SYNTHETIC", "FULL", "COMPUTE")
-    ratios = ("efficiency", "machine_ceiling", "matrix_ceiling", "against_ceiling", "communication_overhead")
+    ratios = ("efficiency", "machine_ceiling", "matrix_ceiling", "against_ceiling", "communication_overhead", "waiting")
     rows = [
         (
             row["scaling"],
             str(row["ranks"]),
             str(row["batch_size"]),
-            *(mean_std(row[kind]) for kind in kinds),
+            *(mean_std(row[kind]) for kind in KINDS),
             *("" if row[name] is None else f"{row[name]:.0%}" for name in ratios),
         )
         for row in record["rows"]
     ]
-    shown = ("efficiency", "ceiling", "matrix products", "of the ceiling", "communication overhead")
+    shown = ("efficiency", "ceiling", "matrix products", "of the ceiling", "communication overhead", "waiting")
     threads = f"{record['threads_per_rank']} thread(s) per rank; samples/s, mean ± standard deviation."
     plot = f"![Throughput, efficiency and communication overhead by ranks](../results/{MACHINE}_scaling.png)"
     verdicts = [f"- {text}" for text in record["verdicts"].values()]
-    lines = [table(["scaling", "ranks", "batch per rank", *kinds, *shown], rows), "", threads, source(record), ""]
+    lines = [table(["scaling", "ranks", "batch per rank", *KINDS, *shown], rows), "", threads, source(record), ""]
     return "\n".join([*lines, *verdicts, "", plot])
 
 
@@ -77,16 +77,17 @@ def predicted_here() -> str:
     if not (scaling and allreduce):
         return not_measured("scaling allreduce")
     found = prediction.against_measured(scaling, allreduce)
+    names = (*prediction.OVERLAPS, "measured", "measured, waiting apart")
     rows = [
         (
             str(row["ranks"]),
             f"{1e3 * row['compute_seconds']:.1f}",
             f"{1e3 * row['all_reduce_seconds']:.1f}",
-            *(f"{row[name]:.1%}" for name in (*prediction.OVERLAPS, "measured")),
+            *(f"{row[name]:.1%}" for name in names),
         )
         for row in found
     ]
-    return table(["ranks", "step alone, ms", "all-reduce, ms", *prediction.OVERLAPS, "measured"], rows)
+    return table(["ranks", "step alone, ms", "all-reduce, ms", *names], rows)
 
 
 def published() -> str:

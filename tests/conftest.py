@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from slow_work import clock as clock
 from slurm_cluster import slurm as slurm
 
 from workshop.datasets import IMAGES, nbody

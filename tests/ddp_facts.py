@@ -4,6 +4,7 @@ import json
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from workshop.ddp import AllReduces, DDPConfig, ddp_options
 from workshop.distributed import Ranks, process_group, slowest
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder
+from workshop.profiling.throughput import InStep
 
 GLOBAL_BATCH = 16
 MEGABYTE = 2**20
@@ -85,6 +87,15 @@ def facts(ranks: Ranks) -> dict:
     for epoch in (1, 2):
         order.set_epoch(epoch)
         found[f"epoch {epoch}"] = all_gathered([index for batch in order for index in batch])
+    order = EpochOrder(96, 4, ranks, seed=1, shuffle=True)
+    batches = iter(InStep(MemoryLoader(images, labels, order, Unchanged(), pin_memory=False)))
+    asked, got = [], []
+    for step in range(len(order)):
+        time.sleep(0.003 * ((step + ranks.rank) % 2))  # now one rank is the slowest, now another
+        asked.append(time.monotonic())  # the ranks share this machine and its clock
+        next(batches)
+        got.append(time.monotonic())
+    found |= {"asked for a batch": all_gathered(asked), "got it": all_gathered(got)}
     found["slowest"] = all_gathered(slowest(float(ranks.rank), ranks.device))
     found["batches in validation"] = all_gathered(len(val_order))
     return found

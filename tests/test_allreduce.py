@@ -85,13 +85,15 @@ def test_the_published_study_is_set_beside_the_prediction() -> None:
 
 
 def test_the_measured_study_is_set_beside_the_prediction() -> None:
-    row = {"scaling": "weak", "ranks": 2, "batch_size": 50, "COMPUTE": {"mean": 1000}, "with_communication": 0.9}
+    row = {"scaling": "weak", "ranks": 2, "batch_size": 50, "COMPUTE": {"mean": 1000}}
+    row |= {"with_communication": 0.9, "with_barrier": 0.96}
     others = [row | {"scaling": "strong"}, row | {"ranks": 1}]
     (found,) = against_measured({"rows": [*others, row], "gradient_bytes": 1e7}, {"alpha": 1e-4, "beta": 1e-9})
     assert found["compute_seconds"] == pytest.approx(0.1)
     assert found["nothing hidden"] == pytest.approx(0.1 / (0.1 + 2 * 2e-4 + 0.01))
     assert found["nothing hidden"] < found["all hidden that can be"] < 1
     assert found["measured"] == 0.9
+    assert found["measured, waiting apart"] == pytest.approx(0.9 / 0.96)
 
 
 def test_two_ranks_measure_together(user_environment: dict[str, str], tmp_path: Path) -> None:

@@ -50,5 +50,10 @@ def test_without_communication(facts: dict) -> None:
     assert facts["own gradients"]
 
 
+def test_in_step_no_rank_gets_ahead_of_another(facts: dict) -> None:
+    asked, got = (zip(*facts[what], strict=True) for what in ("asked for a batch", "got it"))  # by step
+    assert all(max(asked_in_step) <= min(got_in_step) for asked_in_step, got_in_step in zip(asked, got, strict=True))
+
+
 def test_the_slowest_ranks_time_counts(facts: dict) -> None:
     assert facts["slowest"] == [facts["world_size"] - 1] * facts["world_size"]

@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,10 +11,11 @@ import pytest
 import torch
 from conftest import REPOSITORY, Script
 from matplotlib.image import imread
-from test_throughput import FAST, SLOW, SlowLoader
+from slow_work import FAST, SLOW, Clock, SlowLoader
 
+from workshop.distributed import process_group
 from workshop.experiments import launch
-from workshop.experiments.scaling import Setting, rows, scaling_table, settings, verdict
+from workshop.experiments.scaling import KINDS, Setting, rows, scaling_table, settings, verdict
 from workshop.experiments.scaling_plot import plot
 from workshop.profiling.throughput import benchmark
 
@@ -25,6 +25,8 @@ MEASURED = {
     TWO: {"IO": [2000, 2000], "SYNTHETIC": [144, 76], "FULL": [150, 154], "COMPUTE": [160, 80], "MATRIX": [18, 18]},
     FOUR: {"IO": [4000, 4000], "SYNTHETIC": [270, 90], "FULL": [250, 270], "COMPUTE": [300, 300], "MATRIX": [32, 32]},
 }
+for setting, in_step in {ONE: [100, 100], TWO: [152, 78], FOUR: [285, 285]}.items():
+    MEASURED[setting]["BARRIER"] = in_step
 
 
 @pytest.fixture
@@ -53,6 +55,7 @@ def test_ratios_against_one_rank_and_against_the_ceiling() -> None:
     # In pairs: a pace that halves from one trial to the next cancels out; by means it would be 110 of 120.
     assert two["with_communication"] == pytest.approx((144 / 160 + 76 / 80) / 2)
     assert two["communication_overhead"] == pytest.approx(1 - two["with_communication"])
+    assert two["waiting"] == pytest.approx(1 - (152 / 160 + 78 / 80) / 2)
 
 
 def test_the_verdict_says_it_in_words() -> None:
@@ -60,7 +63,8 @@ def test_the_verdict_says_it_in_words() -> None:
     assert verdict(found) == (
         "Weak scaling, 1 to 2 ranks: 1.52 times the samples/s of one, 76% of ideal. "
         "Ranks that never talk reach 60% of ideal here; matrix products alone, 90%. "
-        "With communication, the same ranks train at 0.93 of their speed without."
+        "With communication, the same ranks train at 0.93 of their speed without; "
+        "with nothing but a barrier in each step, at 0.96."
     )
     assert "only one rank" in verdict(found[:1])
     assert scaling_table(found).splitlines()[2].split()[:3] == ["weak", "2", "64"]
@@ -73,13 +77,13 @@ def test_the_plot_shows_every_line(tmp_path: Path, matrix: bool) -> None:
     plot(found, tmp_path / "plot.png")
     picture = imread(tmp_path / "plot.png")
     colours = {tuple(pixel) for pixel in (picture[::2, ::2, :3].reshape(-1, 3) * 255).round().astype(int).tolist()}
-    for red_green_blue in ((31, 119, 180), (44, 160, 44), (214, 39, 40), (128, 128, 128)):
+    for red_green_blue in ((31, 119, 180), (44, 160, 44), (214, 39, 40), (148, 103, 189), (128, 128, 128)):
         assert red_green_blue in colours
     assert ((140, 86, 75) in colours) == matrix
 
 
-def test_compute_is_measured_without_communication(tmp_path: Path) -> None:
-    """Training that is slow only while it communicates is fast in the row COMPUTE, and only there."""
+def test_compute_is_measured_without_communication(clock: Clock, tmp_path: Path) -> None:
+    """Training that is slow only while it communicates is fast in the rows COMPUTE and BARRIER, and only there."""
     pace = [SLOW]
 
     @contextmanager
@@ -90,12 +94,14 @@ def test_compute_is_measured_without_communication(tmp_path: Path) -> None:
 
     def train(loader: SlowLoader) -> None:
         for _ in loader:
-            time.sleep(pace[-1])
+            clock.sleep(pace[-1])
 
-    benchmark(SlowLoader(FAST), train, "map", tmp_path, seconds=0.1, no_sync=no_sync)
+    with process_group():
+        benchmark(SlowLoader(clock, FAST, 800), train, "map", tmp_path, seconds=0.1, no_sync=no_sync)
     record = json.loads((tmp_path / "throughput.json").read_text())
-    assert record["COMPUTE"]["mean"] > 3 * record["SYNTHETIC"]["mean"]
-    assert len(record["COMPUTE"]["trials"]) == len(record["SYNTHETIC"]["trials"]) == 3
+    assert record["SYNTHETIC"]["trials"] == pytest.approx([8 / SLOW] * 3)
+    for kind in ("COMPUTE", "BARRIER"):
+        assert record[kind]["trials"] == pytest.approx([8 / FAST] * 3)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +139,7 @@ def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, 
         ranks = int(started[-1][0].split("=")[1])
         if script[0] == "-m":
             return {"MATRIX": [10.0 * ranks] * 3}
-        return {kind: {"trials": [100.0 * ranks] * 3} for kind in ("IO", "SYNTHETIC", "FULL", "COMPUTE")}
+        return {kind: {"trials": [100.0 * ranks] * 3} for kind in KINDS}
 
     monkeypatch.setattr(launch, "measure", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

@@ -1,54 +1,14 @@
 """The verdict finds what was slowed on purpose."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import Script
+from slow_work import FAST, SLOW, Clock, SlowLoader
 
-from workshop.distributed import Ranks
 from workshop.loaders import Loader
-from workshop.loaders.order import EpochOrder
 from workshop.profiling.throughput import benchmark, verdict
-
-SLOW, FAST = 0.004, 0.0002
-
-
-class Clock:
-    """Stands in for the module time: it goes on only where somebody sleeps, so no busy machine decides a test."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("workshop.profiling.throughput.time", clock)
-    return clock
-
-
-class SlowLoader:
-    def __init__(self, clock: Clock, seconds: float, samples: int) -> None:
-        self.clock = clock
-        self.seconds = seconds
-        self.sampler = EpochOrder(samples, 8, Ranks(device=torch.device("cpu")), seed=1, shuffle=True)
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for batch in self.sampler.batches():
-            self.clock.sleep(self.seconds)
-            yield batch, batch
-
-    def __len__(self) -> int:
-        return len(self.sampler)
 
 
 def measured(clock: Clock, folder: Path, load: float, train: float, samples: int = 800) -> dict:

@@ -128,7 +128,7 @@ class Run(Resumable):
     ) -> None:
         """Measure how fast loading and training are, alone and together; ``train`` trains on the loader it is given.
 
-        With ``no_sync`` also how fast training is without communication: in a context that this function makes.
+        With ``no_sync``, which makes a context without communication, also how fast training is in that.
         """
         self.quiet = True
         benchmark(loader, train, self.config.loader, self.directory, self.config.benchmark_seconds, no_sync)

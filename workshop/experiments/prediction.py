@@ -111,7 +111,7 @@ def against_measured(scaling: dict[str, Any], allreduce: dict[str, Any]) -> list
     """Return a row for each weak-scaling run with several ranks: speed with communication over that without it.
 
     Args:
-        scaling: the record that scaling.py wrote; COMPUTE gives the time of a step.
+        scaling: the record that scaling.py wrote; COMPUTE gives the time of a step, BARRIER what ranks wait anyhow.
         allreduce: the record that allreduce.py wrote on the same machine.
     """
     network = Network(allreduce["alpha"], allreduce["beta"])
@@ -130,6 +130,7 @@ def against_measured(scaling: dict[str, Any], allreduce: dict[str, Any]) -> list
                     "nothing hidden": none,
                     "all hidden that can be": full,
                     "measured": row["with_communication"],
+                    "measured, waiting apart": row["with_communication"] / row["with_barrier"],
                 }
             )
     return found

@@ -12,7 +12,7 @@ from typing import Any
 from workshop.experiments.tables import format_table
 from workshop.profiling.throughput import Throughput
 
-KINDS = ("IO", "SYNTHETIC", "FULL", "COMPUTE")
+KINDS = ("IO", "SYNTHETIC", "FULL", "BARRIER", "COMPUTE")
 Trials = dict[str, list[float]]
 
 
@@ -54,7 +54,8 @@ def rows(scaling: str, study: Sequence[Setting], measured: dict[Setting, Trials]
     - ``matrix_ceiling``: that of matrix products, which need no memory to speak of; None where not measured.
     - ``against_ceiling``: efficiency over machine_ceiling, so what communication and loading leave of it.
     - ``with_communication``: SYNTHETIC over COMPUTE of the same ranks.
-    - ``communication_overhead``: 1 minus that: the share of a step's time that communication adds.
+    - ``communication_overhead``: 1 minus that: the share of a step's time that communication takes.
+    - ``with_barrier`` and ``waiting``: the same two for BARRIER, so for waiting without gradients to send.
     """
     first = measured[study[0]]
     found = []
@@ -64,8 +65,7 @@ def rows(scaling: str, study: Sequence[Setting], measured: dict[Setting, Trials]
         def efficiency(kind: str, ranks: int = setting.ranks, trials: Trials = trials) -> float:
             return statistics.mean(trials[kind]) / statistics.mean(first[kind]) / ranks
 
-        pairs = zip(trials["SYNTHETIC"], trials["COMPUTE"], strict=True)
-        with_communication = statistics.median(synthetic / compute for synthetic, compute in pairs)
+        with_communication, with_barrier = (_against_compute(trials, kind) for kind in ("SYNTHETIC", "BARRIER"))
         found.append(
             {
                 "scaling": scaling,
@@ -79,27 +79,35 @@ def rows(scaling: str, study: Sequence[Setting], measured: dict[Setting, Trials]
                 "against_ceiling": efficiency("FULL") / efficiency("COMPUTE"),
                 "with_communication": with_communication,
                 "communication_overhead": 1 - with_communication,
+                "with_barrier": with_barrier,
+                "waiting": 1 - with_barrier,
             }
         )
     return found
 
 
+def _against_compute(trials: Trials, kind: str) -> float:
+    """Return the speed of one kind of trial over that of COMPUTE, as the median of pairs."""
+    return statistics.median(speed / alone for speed, alone in zip(trials[kind], trials["COMPUTE"], strict=True))
+
+
 def scaling_table(found: list[dict[str, Any]]) -> str:
     """Return the rows as text."""
-    header = ["scaling", "ranks", "batch/rank", *KINDS, "efficiency", "ceiling", "of ceiling", "comm. overhead"]
+    ratios = ("efficiency", "ceiling", "of ceiling", "comm. overhead", "waiting")
+    header = ["scaling", "ranks", "batch/rank", *KINDS, *ratios]
     return format_table(header, [cells(row) for row in found])
 
 
 def cells(row: dict[str, Any]) -> list[str]:
     """Return what a table shows of a row: samples/s as mean +/- std, ratios in percent."""
     throughputs = [str(Throughput(row[kind]["trials"])) for kind in KINDS]
-    ratios = [row[name] for name in ("efficiency", "machine_ceiling", "against_ceiling", "communication_overhead")]
+    names = ("efficiency", "machine_ceiling", "against_ceiling", "communication_overhead", "waiting")
     return [
         row["scaling"],
         str(row["ranks"]),
         str(row["batch_size"]),
         *throughputs,
-        *(f"{ratio:.0%}" for ratio in ratios),
+        *(f"{row[name]:.0%}" for name in names),
     ]
 
 
@@ -113,5 +121,6 @@ def verdict(found: list[dict[str, Any]]) -> str:
     return (
         f"{name}: {last['speedup']:.2f} times the samples/s of one, {last['efficiency']:.0%} of ideal. "
         f"Ranks that never talk reach {last['machine_ceiling']:.0%} of ideal here{matrix}. "
-        f"With communication, the same ranks train at {last['with_communication']:.2f} of their speed without."
+        f"With communication, the same ranks train at {last['with_communication']:.2f} of their speed without; with "
+        f"nothing but a barrier in each step, at {last['with_barrier']:.2f}."
     )

@@ -65,15 +65,18 @@ def _draw_efficiency(axis: Axes, rows: list[dict[str, Any]]) -> None:
 
 def _draw_overhead(axis: Axes, rows: list[dict[str, Any]]) -> None:
     ranks = [row["ranks"] for row in rows]
-    overhead = [row["communication_overhead"] for row in rows]
-    axis.plot(ranks, overhead, "o-", color="tab:red")
+    overhead, waiting = ([row[name] for row in rows] for name in ("communication_overhead", "waiting"))
+    axis.plot(ranks, overhead, "o-", color="tab:red", label="with communication (SYNTHETIC)")
+    axis.plot(ranks, waiting, "s--", color="tab:purple", label="with a barrier alone (BARRIER)")
     for count, value in zip(ranks, overhead, strict=True):
         label = axis.annotate(f"{value:.1%}", (count, value), (0, 9), textcoords="offset points", ha="center")
         label.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})  # the line may pass here
     axis.axhline(0, color="black", linewidth=1)
-    axis.set(title="Communication overhead", ylabel="share of the step's time (SYNTHETIC)")
-    axis.set_ylim(min(-0.02, 1.3 * min(overhead)), max(0.1, 1.3 * max(overhead)))
+    axis.set(title="Communication overhead", ylabel="samples/s lost, of those without (COMPUTE)")
+    both = overhead + waiting
+    axis.set_ylim(min(-0.02, 1.3 * min(both)), max(0.1, 1.6 * max(both)))  # room for the legend
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axis.legend(loc="upper left", fontsize=9.5)
 
 
 def _ranks_axis(axis: Axes, ranks: list[int]) -> None:

@@ -2,7 +2,8 @@
 
 The three quantities are those of the benchy tool (https://github.com/romerojosh/benchy). Here all are measured alike:
 every trial starts a fresh iterator, lasts about as long, and rounds that warm up do not count. With several ranks the
-slowest one's time counts, and a fourth quantity is measured: the training without communication (COMPUTE).
+slowest one's time counts, and two more quantities are measured: the training without communication (COMPUTE), and the
+same with nothing but a barrier in each step (BARRIER), which is what waiting for the slowest rank costs.
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from workshop.distributed import slowest
 from workshop.loaders import Loader
@@ -71,6 +73,23 @@ class OneBatch:
         return len(self.sampler)
 
 
+class InStep:
+    """A loader whose batches come when all ranks have asked for one, so that none gets ahead of the slowest."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+        self.sampler = loader.sampler
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        nothing = torch.zeros((), device=self.sampler.ranks.device)
+        for batch in self.loader:
+            dist.all_reduce(nothing)  # waits on the device, as the sum of gradients does; a barrier would stop the host
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
 def benchmark(
     loader: Loader,
     train: Callable[[Loader], object],
@@ -81,8 +100,9 @@ def benchmark(
 ) -> None:
     """Measure IO, SYNTHETIC and FULL, print them with a verdict, and write them to ``folder/throughput.json``.
 
-    With ``no_sync`` also COMPUTE, which is SYNTHETIC without communication. Trials of all are taken in turn, so the
-    first of one and the first of another were measured at nearly the same time and may be compared as a pair.
+    With ``no_sync`` also COMPUTE, which is SYNTHETIC without communication, and BARRIER, which is COMPUTE in step.
+    Trials of all are taken in turn, so the first of one and the first of another were measured at nearly the same time
+    and may be compared as a pair.
 
     Args:
         loader: the training loader.
@@ -100,7 +120,7 @@ def benchmark(
     one_batch = OneBatch(loader)
     works = {"IO": (loader, _read_all), "SYNTHETIC": (one_batch, train), "FULL": (loader, train)}
     if no_sync:
-        works["COMPUTE"] = (one_batch, train_alone)
+        works |= {"BARRIER": (InStep(one_batch), train_alone), "COMPUTE": (one_batch, train_alone)}
     steps = {name: _steps_in(*work, seconds) for name, work in works.items()}
     rates: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(TRIALS):  # in turn, so that a machine that changes its pace does so to all
