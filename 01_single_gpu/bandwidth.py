@@ -10,19 +10,16 @@ lies further down, a controller or a file server, may still have one).
 """
 
 import argparse
-import json
-import sys
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 
 from workshop.distributed import pick_device
 from workshop.errors import run_reporting_user_errors
 from workshop.experiments.bandwidth import Bandwidth, MiB, check_folder, measure_device, measure_disk, measure_memory
-from workshop.experiments.flags import Parser, make_output_folder, true_or_false
+from workshop.experiments.flags import Parser, make_output_folder
+from workshop.experiments.records import write_record
 from workshop.experiments.tables import format_table
-from workshop.hardware import describe_hardware, describe_versions
-from workshop.paths import default_data_dir, default_runs_dir
+from workshop.paths import default_data_dir
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -31,7 +28,7 @@ def parse_arguments() -> argparse.Namespace:
     Raises:
         UserError: it makes no sense.
     """
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument(
         "--folder",
         type=Path,
@@ -39,16 +36,8 @@ def parse_arguments() -> argparse.Namespace:
         metavar="DIR",
         help="a folder on the disk to measure (default: that of the data sets, %(default)s)",
     )
-    parser.add_argument(
-        "--quick", type=true_or_false, default=False, metavar="{true,false}", help="a quarter of the bytes"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=default_runs_dir() / "01_single_gpu" / "bandwidth",
-        metavar="DIR",
-        help="folder for bandwidth.json (default: %(default)s)",
-    )
+    parser.add_switch("--quick", "a quarter of the bytes")
+    parser.add_out("bandwidth.json")
     return parser.parse_args()
 
 
@@ -69,18 +58,14 @@ def main() -> None:
     header = ("from, to", "GB/s", "hours per PB", "bytes counted", "note")
     print(format_table(header, [cells(row) for row in rows], left=(0, 3, 4)))
 
-    record = {
-        "date": date.today().isoformat(),
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "hardware": describe_hardware(device),
-        "versions": describe_versions(),
+    figures = {
         "rows": [
             asdict(row) | {"gb_per_second": row.gb_per_second, "hours_per_petabyte": row.hours_per_petabyte}
             for row in rows
         ],
     }
     file = arguments.out / "bandwidth.json"
-    file.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(file, device, figures)
     print(f"\nwritten: {file}")
 
 

@@ -11,11 +11,7 @@ workshop/experiments/cpu_or_gpu/, one file each: read branching.py and chained.p
 """
 
 import argparse
-import json
-import sys
 from dataclasses import asdict
-from datetime import date
-from pathlib import Path
 
 from workshop.config import nearest
 from workshop.distributed import pick_device
@@ -24,12 +20,12 @@ from workshop.experiments.backends import find_backends
 from workshop.experiments.conclusions import conclude, measured_sweeps
 from workshop.experiments.cpu_or_gpu import EXPERIMENTS
 from workshop.experiments.crossover_plot import plot
-from workshop.experiments.flags import Parser, make_output_folder, true_or_false
+from workshop.experiments.flags import Parser, make_output_folder
+from workshop.experiments.records import write_record
 from workshop.experiments.sweep import Row, run_sweep
 from workshop.experiments.tables import sweep_table
 from workshop.experiments.timing import cpu_share, thread_counts
-from workshop.hardware import describe_hardware, describe_versions
-from workshop.paths import default_runs_dir
+from workshop.hardware import describe_versions
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -38,7 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     Raises:
         UserError: it makes no sense.
     """
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("--all", action="store_true", help="every experiment")
     parser.add_argument(
         "--experiment",
@@ -47,16 +43,8 @@ def parse_arguments() -> argparse.Namespace:
         metavar="NAME",
         help=f"one of {', '.join(EXPERIMENTS)}; may be given more than once",
     )
-    parser.add_argument(
-        "--quick", type=true_or_false, default=False, metavar="{true,false}", help="small sizes, no torch.compile"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=default_runs_dir() / "01_single_gpu" / "cpu_or_gpu",
-        metavar="DIR",
-        help="folder for cpu_or_gpu.json and cpu_or_gpu.png (default: %(default)s)",
-    )
+    parser.add_switch("--quick", "small sizes, no torch.compile")
+    parser.add_out("cpu_or_gpu.json and cpu_or_gpu.png")
     arguments = parser.parse_args()
     if unknown := next((name for name in arguments.experiment if name not in EXPERIMENTS), None):
         raise UserError(f"--experiment: no experiment '{unknown}'; {nearest(unknown, EXPERIMENTS)}")
@@ -102,17 +90,14 @@ def main() -> None:
             "times are too long, those of several threads most of all; measure again when the CPUs are idle"
         )
 
-    record = {
-        "date": date.today().isoformat(),
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "hardware": describe_hardware(device),
+    figures = {
         "cpu_share": min(shares),
         "versions": describe_versions() | {backend.name: backend.version for backend in backends},
         "conclusions": conclusions,
         "rows": [asdict(row) for row in rows],
     }
     json_file, plot_file = arguments.out / "cpu_or_gpu.json", arguments.out / "cpu_or_gpu.png"
-    json_file.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(json_file, device, figures)
     plot(rows, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}")
 

@@ -9,7 +9,6 @@ in memory is dropped, for these files only.
 """
 
 import argparse
-import json
 import os
 import random
 import tarfile
@@ -22,9 +21,8 @@ from workshop.datasets import IMAGES, default_data_dir, shards
 from workshop.distributed import pick_device
 from workshop.errors import run_reporting_user_errors
 from workshop.experiments.flags import Parser, make_output_folder
+from workshop.experiments.records import write_record
 from workshop.experiments.tables import format_table
-from workshop.hardware import describe_hardware, describe_versions
-from workshop.paths import default_runs_dir
 
 SHARDS_READ = 8
 FILES_PER_SAMPLE = 2  # an image and its class
@@ -50,15 +48,10 @@ def read_all(paths: Sequence[Path]) -> tuple[float, int]:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("--dataset", choices=sorted(IMAGES), default="mnist", help="default: %(default)s")
     parser.add_argument("--data_dir", type=Path, default=default_data_dir(), help="default: %(default)s")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=default_runs_dir() / "01_single_gpu" / "sequential_reads",
-        help="default: %(default)s",
-    )
+    parser.add_out("sequential_reads.json")
     return parser.parse_args()
 
 
@@ -95,13 +88,11 @@ def main() -> None:
     print(format_table(header, lines))
     ratio = rows[1]["seconds"] / rows[0]["seconds"]
     print(f"\nThe shards give the same {samples:,} samples {ratio:.1f} times as fast.", note)
-    record = {
-        "hardware": describe_hardware(pick_device()),
-        "versions": describe_versions(),
+    figures = {
         "rows": rows,
         "ratio": ratio,
     }
-    (arguments.out / "sequential_reads.json").write_text(json.dumps(record, indent=2) + "\n")
+    write_record(arguments.out / "sequential_reads.json", pick_device(), figures)
 
 
 if __name__ == "__main__":

@@ -9,21 +9,18 @@ to the train.py of all three lessons.
 """
 
 import argparse
-import json
 import sys
 from dataclasses import replace
-from datetime import date
-from pathlib import Path
 
 import torch
 
 from workshop.distributed import available_cpus, pick_device
-from workshop.errors import UserError, run_reporting_user_errors
+from workshop.errors import run_reporting_user_errors
 from workshop.experiments.comparison import KINDS, Contender, comparison_table, contenders, rows
-from workshop.experiments.flags import Parser, make_output_folder
+from workshop.experiments.flags import Parser, make_output_folder, require_positive
 from workshop.experiments.launch import benchmark, check_flags, torchrun
-from workshop.hardware import describe_hardware, describe_versions
-from workshop.paths import REPOSITORY, default_runs_dir
+from workshop.experiments.records import write_record
+from workshop.paths import REPOSITORY
 
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -32,7 +29,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     Raises:
         UserError: it makes no sense.
     """
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument(
         "--global_batch_size", type=int, default=64, help="samples per step, over all devices (default: %(default)s)"
     )
@@ -41,18 +38,9 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--rounds", type=int, default=1, help="measure all in turn so many times, 3 trials each (default: %(default)s)"
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=default_runs_dir() / "02_dataparallel" / "compare",
-        metavar="DIR",
-        help="folder for compare.json (default: %(default)s)",
-    )
+    parser.add_out("compare.json")
     arguments, train_flags = parser.parse_known_args()
-    for name in ("global_batch_size", "ranks", "seconds", "rounds"):
-        value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            raise UserError(f"--{name} must be above 0, got {value}")
+    require_positive(arguments, "global_batch_size", "ranks", "seconds", "rounds")
     return arguments, train_flags
 
 
@@ -80,17 +68,13 @@ def main() -> None:
         found = [measure(one, arguments, flags) for one in found]
 
     print(f"\n{comparison_table(rows(found))}")
-    record = {
-        "date": date.today().isoformat(),
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "hardware": describe_hardware(pick_device()),
-        "versions": describe_versions(),
+    figures = {
         "global_batch_size": arguments.global_batch_size,
         "train_flags": flags,
         "rows": rows(found),
     }
     file = arguments.out / "compare.json"
-    file.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(file, pick_device(), figures)
     print(f"\nwritten: {file}")
 
 

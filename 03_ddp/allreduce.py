@@ -6,12 +6,9 @@ You should see that a small message takes about as long as one a hundred times i
 some size time grows with the bytes (bandwidth). Two numbers, alpha and beta, fitted to the times, say both.
 """
 
-import json
 import statistics
-import sys
 import time
-from dataclasses import dataclass
-from datetime import date
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,10 +19,9 @@ from workshop.distributed import Ranks, process_group, slowest
 from workshop.errors import UserError
 from workshop.experiments.allreduce_plot import plot
 from workshop.experiments.alpha_beta import bus_bandwidth_factor, fit
-from workshop.experiments.flags import make_output_folder
+from workshop.experiments.flags import default_folder, make_output_folder
+from workshop.experiments.records import write_record
 from workshop.experiments.tables import format_seconds, format_table
-from workshop.hardware import describe_hardware, describe_versions
-from workshop.paths import default_runs_dir
 
 TRIALS = 5
 
@@ -40,7 +36,7 @@ class Config:
     """largest message, in MiB"""
     seconds: float = 0.1
     """length of a trial; there are five for each size"""
-    out: Path = default_runs_dir() / "03_ddp" / "allreduce"
+    out: Path = field(default_factory=default_folder)
     """folder for allreduce.json and allreduce.png"""
 
     def __post_init__(self) -> None:
@@ -100,18 +96,14 @@ def report(rows: list[dict[str, float]], ranks: Ranks, out: Path) -> None:
     network = fit([(row["bytes"], ranks.world_size, row["seconds"]) for row in rows])
     bandwidth = f"{1e-9 / network.beta:.3f} GB/s" if network.beta else "no limit in sight"
     print(f"\nfitted: {format_seconds(network.alpha)} per message (alpha), {bandwidth} (1 / beta)")
-    record = {
-        "date": date.today().isoformat(),
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "hardware": describe_hardware(ranks.device),
-        "versions": describe_versions(),
+    figures = {
         "world_size": ranks.world_size,
         "backend": backend,
         "alpha": network.alpha,
         "beta": network.beta,
         "rows": rows,
     }
-    (out / "allreduce.json").write_text(json.dumps(record, indent=2) + "\n")
+    write_record(out / "allreduce.json", ranks.device, figures)
     plot(rows, ranks.world_size, network, out / "allreduce.png")
     print(f"\nwritten: {out / 'allreduce.json'}, {out / 'allreduce.png'}")
 

@@ -17,14 +17,15 @@ import shlex
 import subprocess
 import sys
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 
+from workshop.distributed import pick_device
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.experiments.convergence import conclude, curves_table, read_curves, target_of
 from workshop.experiments.convergence_plot import plot
-from workshop.experiments.flags import Parser, make_output_folder, true_or_false
-from workshop.paths import REPOSITORY, default_runs_dir
+from workshop.experiments.flags import Parser, make_output_folder
+from workshop.experiments.records import write_record
+from workshop.paths import REPOSITORY
 
 TRAIN = Path(os.path.relpath(REPOSITORY / "03_ddp" / "train.py"))
 CONFIGS = Path(os.path.relpath(REPOSITORY / "configs"))
@@ -43,7 +44,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     Raises:
         UserError: it makes no sense.
     """
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument(
         "--config",
         type=Path,
@@ -59,16 +60,8 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
         help=f"what one run adds to that; the first is the baseline of the others (default: {names(OVERLAYS)})",
     )
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks that torchrun starts for each run")
-    parser.add_argument(
-        "--train", type=true_or_false, default=True, metavar="{true,false}", help="false: read the runs that are there"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=default_runs_dir() / "03_ddp" / "convergence",
-        metavar="DIR",
-        help="folder for the runs, convergence.json and convergence.png (default: %(default)s)",
-    )
+    parser.add_switch("--train", "false: read the runs that are there", default=True)
+    parser.add_out("the runs, convergence.json and convergence.png")
     arguments, train_flags = parser.parse_known_args()
     arguments.config = arguments.config or COMMON
     arguments.overlay = arguments.overlay or OVERLAYS
@@ -112,9 +105,7 @@ def main() -> None:
         print(f"=> {conclusion}")
 
     summary = json.loads((folders[0] / "summary.json").read_text())
-    record = {
-        "date": date.today().isoformat(),
-        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+    figures = {
         "hardware": summary["hardware"],
         "versions": summary["versions"],
         "conclusions": conclude(curves),
@@ -122,7 +113,7 @@ def main() -> None:
         "curves": [asdict(curve) | {"epoch_at_target": curve.epoch_at(target)} for curve in curves],
     }
     json_file, plot_file = arguments.out / "convergence.json", arguments.out / "convergence.png"
-    json_file.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(json_file, pick_device(), figures)
     plot(curves, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}\nin TensorBoard: tensorboard --logdir {arguments.out}")
 

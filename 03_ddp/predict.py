@@ -10,18 +10,17 @@ the same U-Net and GPUs, and the network its nodes had then, as far as it is kno
 
 import argparse
 import json
-import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
+from workshop.distributed import pick_device
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.experiments import prediction
 from workshop.experiments.allreduce_plot import plot_prediction
 from workshop.experiments.alpha_beta import Network
-from workshop.experiments.flags import Parser, make_output_folder
+from workshop.experiments.flags import Parser, make_output_folder, require_positive
+from workshop.experiments.records import write_record
 from workshop.experiments.tables import format_seconds, format_table
-from workshop.paths import default_runs_dir
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -30,7 +29,7 @@ def parse_arguments() -> argparse.Namespace:
     Raises:
         UserError: it makes no sense.
     """
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
 
     def number(flag: str, default: float, text: str) -> None:
         parser.add_argument(flag, type=float, default=default, help=f"{text} (default: %(default)s)")
@@ -43,17 +42,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max_ranks", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--allreduce", type=Path, metavar="FILE", help="allreduce.json of this machine")
     parser.add_argument("--scaling", type=Path, metavar="FILE", help="scaling.json of this machine")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=default_runs_dir() / "03_ddp" / "predict",
-        metavar="DIR",
-        help="folder for predict.json and predict.png (default: %(default)s)",
-    )
+    parser.add_out("predict.json and predict.png")
     arguments = parser.parse_args()
-    for name in ("samples_per_second", "parameters", "buckets", "gb_per_second"):
-        if not getattr(arguments, name) > 0:
-            raise UserError(f"--{name} must be above 0, got {getattr(arguments, name)}")
+    require_positive(arguments, "samples_per_second", "parameters", "buckets", "gb_per_second")
     if arguments.alpha_us < 0 or arguments.max_ranks < 2:
         raise UserError("--alpha_us must be 0 or more, --max_ranks 2 or more")
     if bool(arguments.allreduce) != bool(arguments.scaling):
@@ -119,9 +110,8 @@ def main() -> None:
     arguments = parse_arguments()
     make_output_folder(arguments.out)
     found = predict_measured(arguments) if arguments.allreduce else predict_published(arguments)
-    command = " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
     file = arguments.out / "predict.json"
-    file.write_text(json.dumps({"date": date.today().isoformat(), "command": command} | found, indent=2) + "\n")
+    write_record(file, pick_device(), found)
     print(f"\nwritten: {file}")
 
 

@@ -11,18 +11,16 @@ belongs to two. Flags that are not listed here go to train.py.
 
 import argparse
 import itertools
-import json
 import statistics
-import sys
-from datetime import date
 from pathlib import Path
 
 import torch
 
 from workshop.distributed import available_cpus, pick_device
-from workshop.errors import UserError, run_reporting_user_errors, warn
+from workshop.errors import run_reporting_user_errors, warn
 from workshop.experiments import launch
-from workshop.experiments.flags import Parser, make_output_folder, true_or_false
+from workshop.experiments.flags import Parser, make_output_folder, require_positive
+from workshop.experiments.records import write_record
 from workshop.experiments.scaling import (
     KINDS,
     Setting,
@@ -36,9 +34,7 @@ from workshop.experiments.scaling import (
 )
 from workshop.experiments.scaling_plot import plot
 from workshop.experiments.timing import cpu_share
-from workshop.hardware import describe_hardware, describe_versions
 from workshop.models import build_model
-from workshop.paths import default_runs_dir
 
 LESSON = Path(__file__).parent
 
@@ -49,7 +45,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     Raises:
         UserError: it makes no sense.
     """
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument(
         "--max_ranks", type=int, help="stop at so many ranks (default: GPUs, else CPUs; tasks of a job)"
     )
@@ -62,24 +58,10 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--rounds", type=int, default=1, help="measure all in turn so many times, 3 trials each (default: %(default)s)"
     )
-    parser.add_argument(
-        "--quick",
-        type=true_or_false,
-        default=False,
-        metavar="{true,false}",
-        help="only to see it work: weak scaling alone, small batches, short trials, no matrix products",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=default_runs_dir() / "03_ddp" / "scaling",
-        metavar="DIR",
-        help="folder for scaling.json and scaling.png (default: %(default)s)",
-    )
+    parser.add_switch("--quick", "only to see it work: weak scaling alone, small batches, short trials")
+    parser.add_out("scaling.json and scaling.png")
     arguments, train_flags = parser.parse_known_args()
-    for name, value in vars(arguments).items():
-        if name not in ("out", "quick") and value is not None and not value > 0:
-            raise UserError(f"--{name} must be above 0, got {value}")
+    require_positive(arguments, *(name for name in vars(arguments) if name not in ("out", "quick")))
     return arguments, train_flags
 
 
@@ -144,11 +126,7 @@ def main() -> None:
     verdicts = {scaling: verdict([row for row in found if row["scaling"] == scaling]) for scaling in studies}
     print(f"\nsamples/s and ratios\n{scaling_table(found)}\n")
     print("\n".join(verdicts.values()))
-    record = {
-        "date": date.today().isoformat(),
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "hardware": describe_hardware(pick_device()),
-        "versions": describe_versions(),
+    figures = {
         "cpu_share": min(shares),
         "threads_per_rank": arguments.threads_per_rank,
         "rounds": arguments.rounds,
@@ -158,7 +136,7 @@ def main() -> None:
         "rows": found,
     }
     json_file, plot_file = arguments.out / "scaling.json", arguments.out / "scaling.png"
-    json_file.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(json_file, pick_device(), figures)
     plot(found, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}")
 

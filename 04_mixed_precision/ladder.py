@@ -10,22 +10,16 @@ that costs more than it gives. The rows are built and measured in workshop/exper
 """
 
 import dataclasses
-import json
-import shlex
-import sys
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 from workshop.errors import UserError, run_reporting_user_errors
-from workshop.experiments.flags import make_output_folder
+from workshop.experiments.flags import default_folder, make_output_folder
 from workshop.experiments.ladder_plot import plot
 from workshop.experiments.precision_ladder import climb
+from workshop.experiments.records import write_record
 from workshop.experiments.tables import format_table
 from workshop.experiments.workload import WorkloadConfig, read_workload, training_device
-from workshop.hardware import describe_hardware, describe_versions
-from workshop.paths import default_runs_dir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,23 +65,15 @@ def main() -> None:
     """Climb the ladder; print, record and draw what was found."""
     device = training_device()
     config = read_workload(LadderConfig, device, __doc__, steps=5, trial_seconds=0.05)
-    folder = config.out or default_runs_dir() / "04_mixed_precision" / "ladder"
+    folder = config.out or default_folder()
     make_output_folder(folder)
     print(f"{config.model} on {config.dataset}, {config.batch_size} samples a step, on {device}", flush=True)
     figures = climb(config, device, config.steps, config.trials, config.trial_seconds, compiled=not config.quick)
     peaks = ", ".join(f"{name} {tflops:.3g}" for name, tflops in figures["peaks"].items())
     print(f"\n{figures['flops_per_sample'] / 1e9:.3g} GFLOP per sample; peak of matrix products in TFLOP/s: {peaks}")
     print(f"errors are relative to float64; validation loss is after {config.steps} steps\n\n{table(figures)}")
-    record = {
-        "date": date.today().isoformat(),
-        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "config": dataclasses.asdict(config),
-        "hardware": describe_hardware(device),
-        "versions": describe_versions(),
-        **figures,
-    }
     json_file, plot_file = folder / "ladder.json", folder / "ladder.png"
-    json_file.write_text(json.dumps(record, indent=2, default=str) + "\n")
+    write_record(json_file, device, {"config": dataclasses.asdict(config)} | figures)
     plot(figures, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}")
 

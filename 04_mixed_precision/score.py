@@ -7,7 +7,6 @@ A run is named by its folder, or by the summary.json in it. Seconds are those of
 the one after which the loss was reached. You should see one line for each run and, with a baseline, a verdict.
 """
 
-import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +74,7 @@ def verdict(run: Score, baseline: Score) -> str:
 
 def main() -> None:
     """Score one run, or two."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="folder of the run to compare it with")
     arguments = parser.parse_args()

@@ -10,11 +10,7 @@ AVX-512, and its library pads what does not fit: there you should see much less 
 """
 
 import argparse
-import json
-import shlex
 import statistics
-import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +18,11 @@ import torch
 from matplotlib.figure import Figure
 
 from workshop.errors import UserError, run_reporting_user_errors
-from workshop.experiments.flags import Parser, make_output_folder, true_or_false
+from workshop.experiments.flags import Parser, make_output_folder
 from workshop.experiments.matrix_peak import matmul_tflops
+from workshop.experiments.records import write_record
 from workshop.experiments.tables import format_table
 from workshop.experiments.workload import training_device
-from workshop.hardware import describe_hardware, describe_versions
-from workshop.paths import default_runs_dir
 from workshop.precision import ComputeConfig, require_options
 
 CENTRE = {"cuda": 4096, "cpu": 768}
@@ -47,19 +42,11 @@ def parse_arguments() -> argparse.Namespace:
     Raises:
         UserError: it makes no sense.
     """
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("--centre", type=int, metavar="N", help="middle of the sizes (4096 on a GPU, 768 on a CPU)")
     parser.add_argument("--around", type=int, default=16, metavar="K", help="sizes from N-K to N+K (%(default)s)")
-    parser.add_argument(
-        "--quick", type=true_or_false, default=False, metavar="{true,false}", help="256, plus or minus 8"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=default_runs_dir() / "04_mixed_precision" / "tensor_cores",
-        metavar="DIR",
-        help="folder for tensor_cores.json and tensor_cores.png (default: %(default)s)",
-    )
+    parser.add_switch("--quick", "256, plus or minus 8")
+    parser.add_out("tensor_cores.json and tensor_cores.png")
     arguments = parser.parse_args()
     if arguments.around < 8:
         raise UserError(f"--around must be at least 8, so that there are multiples of 8, got {arguments.around}")
@@ -132,16 +119,12 @@ def main() -> None:
         rows += found
     if device.type == "cpu":
         print("\nThis is a CPU, without tensor cores: what differs here is how well sizes fit its vector registers.")
-    record = {
-        "date": date.today().isoformat(),
-        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "hardware": describe_hardware(device),
-        "versions": describe_versions(),
+    figures = {
         "conclusions": conclusions,
         "rows": rows,
     }
     json_file, plot_file = arguments.out / "tensor_cores.json", arguments.out / "tensor_cores.png"
-    json_file.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(json_file, device, figures)
     plot(rows, conclusions, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}")
 

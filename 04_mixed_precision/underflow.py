@@ -9,19 +9,15 @@ The gradients are collected in workshop/experiments/underflow.py.
 """
 
 import dataclasses
-import json
 import math
-import shlex
-import sys
-from datetime import date
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from workshop.distributed import Ranks
 from workshop.errors import run_reporting_user_errors
-from workshop.experiments.flags import make_output_folder
+from workshop.experiments.flags import default_folder, make_output_folder
+from workshop.experiments.records import write_record
 from workshop.experiments.rungs import Rung, batches_of
 from workshop.experiments.tables import format_table
 from workshop.experiments.underflow import (
@@ -33,10 +29,8 @@ from workshop.experiments.underflow import (
 )
 from workshop.experiments.underflow_plot import plot
 from workshop.experiments.workload import WorkloadConfig, read_workload, training_device
-from workshop.hardware import describe_hardware, describe_versions
 from workshop.loaders import build_loaders
 from workshop.models import build_model
-from workshop.paths import default_runs_dir
 
 SCALES = [2.0**power for power in (-8, 0, 4, 8, 12, 16, 20, 24, 28, 32)]
 """2^16 is what GradScaler begins with"""
@@ -64,7 +58,7 @@ def main() -> None:
     """Collect the gradients of one batch, scale them, train; print, record and draw what was found."""
     device = training_device()
     config = read_workload(WorkloadConfig, device, __doc__, steps=10)
-    folder = config.out or default_runs_dir() / "04_mixed_precision" / "underflow"
+    folder = config.out or default_folder()
     make_output_folder(folder)
     train_loader, _ = build_loaders(config, Ranks(device=device))
     torch.manual_seed(config.seed)
@@ -91,12 +85,8 @@ def main() -> None:
     losses = val_losses(config, device, model)
     print(f"validation loss after {config.steps} steps: " + ", ".join(f"{n} {loss:.4f}" for n, loss in losses.items()))
 
-    record = {
-        "date": date.today().isoformat(),
-        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+    figures = {
         "config": dataclasses.asdict(config),
-        "hardware": describe_hardware(device),
-        "versions": describe_versions(),
         "gradients": len(magnitudes),
         "exponents": list(EXPONENTS),
         "histogram": histogram(magnitudes),
@@ -106,8 +96,8 @@ def main() -> None:
         "val_losses": losses,
     }
     json_file, plot_file = folder / "underflow.json", folder / "underflow.png"
-    json_file.write_text(json.dumps(record, indent=2, default=str) + "\n")
-    plot(record, plot_file)
+    write_record(json_file, device, figures)
+    plot(figures, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}")
 
 

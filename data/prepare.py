@@ -16,7 +16,7 @@ from workshop.experiments.flags import Parser
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line; `UserError` if it makes no sense."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("name", metavar="NAME", help=f"the data set: {', '.join(DATASETS)}")
     parser.add_argument("--synthetic", action="store_true", help="draw stand-in data, in the real data's file format")
     parser.add_argument(

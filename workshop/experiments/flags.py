@@ -2,19 +2,40 @@
 
 import argparse
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import NoReturn
 
 from workshop.errors import UserError
+from workshop.paths import default_runs_dir
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises `UserError` in place of printing the usage."""
+    """Shows the script's own words as help, and raises `UserError` in place of printing the usage."""
+
+    def __init__(self, description: str) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Tell what is wrong with the command line."""
         raise UserError(f"{re.sub(r'^argument ', '', message)} (see --help)")
+
+    def add_switch(self, flag: str, text: str, *, default: bool = False) -> None:
+        """Add a flag that takes true or false."""
+        self.add_argument(flag, type=true_or_false, default=default, metavar="{true,false}", help=text)
+
+    def add_out(self, files: str) -> None:
+        """Add ``--out``, the folder for these files."""
+        text = f"folder for {files} (default: %(default)s)"
+        self.add_argument("--out", type=Path, default=default_folder(), metavar="DIR", help=text)
+
+
+def default_folder() -> Path:
+    """Return where the running script's results go: a folder for lesson and script under that of all runs."""
+    script = Path(sys.argv[0]).resolve()
+    return default_runs_dir() / script.parent.name / script.stem
 
 
 def true_or_false(text: str) -> bool:
@@ -26,6 +47,18 @@ def true_or_false(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"takes true or false, got '{text}'")
     return text.lower() == "true"
+
+
+def require_positive(arguments: argparse.Namespace, *names: str) -> None:
+    """See that these flags, where they are set, are above 0.
+
+    Raises:
+        UserError: one is not.
+    """
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and not value > 0:
+            raise UserError(f"--{name} must be above 0, got {value}")
 
 
 def make_output_folder(folder: Path) -> None:

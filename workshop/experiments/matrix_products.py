@@ -24,7 +24,7 @@ TRIALS = 3
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a trial (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for matrix_products.json")
     return parser.parse_args()
