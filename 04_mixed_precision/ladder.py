@@ -1,12 +1,13 @@
 """The precision ladder: what each option of train.py costs and gives, all measured on the same work.
 
     python ladder.py --quick true                # seconds, on cubes of 8 cells: to see that it works
-    python ladder.py                             # the 3D U-Net: a small one on a CPU, the full one on a GPU
+    python ladder.py                             # minutes; the 3D U-Net: a small one on a CPU, the full one on a GPU
     python ladder.py --config ../configs/cifar10.yaml --model resnet18 --batch_size 64
 
 The first rows are the number formats; each row with a + adds one option to the row above it. You should see speed and
-memory change a lot and the validation loss hardly, errors that follow from the number of bits, and at least one option
-that costs more than it gives. The rows are built and measured in workshop/experiments/rungs.py and precision_ladder.py.
+memory change a lot and the validation loss by chance only, errors that follow from the number of bits, and at least one
+option that costs more than it gives. The rows are built and measured in rungs.py and precision_ladder.py of
+workshop/experiments.
 """
 
 import dataclasses

@@ -85,7 +85,7 @@ def plot(rows: list[dict[str, Any]], conclusions: dict[str, str], file: Path) ->
             chosen = [row for row in found if (row["alignment"] >= 8) == marked]
             sizes, rates = [row["size"] for row in chosen], [row["tflops"] for row in chosen]
             axes.plot(sizes, rates, "o", color=colour, label=label)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * max(row["tflops"] for row in found))
         axes.set(xlabel="rows and columns", ylabel="TFLOP/s")
         axes.set_title(conclusion.replace(" are ", "\nare "), fontsize=10, fontweight="bold")
         axes.legend(fontsize=9)

@@ -3,8 +3,9 @@
     python underflow.py --quick true      # seconds
     python underflow.py                   # the 3D U-Net: a small one on a CPU, the full one on a GPU
 
-You should see most gradients of the U-Net below what fp16 can hold: they would be zero. Multiplying the loss multiplies
-all gradients and moves them up; one can also go too far. Then short trainings show what it means for the loss.
+You should see gradients below what fp16 can hold, which would be zero: some of the small U-Net's, most of the full
+one's. Multiplying the loss multiplies all gradients and moves them up; one can also go too far. Then short trainings
+show what it means for the loss.
 The gradients are collected in workshop/experiments/underflow.py.
 """
 
@@ -81,9 +82,9 @@ def main() -> None:
         "fp16, scaled": lost_weight_gradients(model, batch, torch.float16, scaled=True),
         "bf16": lost_weight_gradients(model, batch, torch.bfloat16, scaled=False),
     }
-    print("\nweights whose gradient is 0: " + ", ".join(f"{name} {share:.1%}" for name, share in lost.items()))
+    print("\nweights whose gradient is 0: " + "; ".join(f"{name}: {share:.1%}" for name, share in lost.items()))
     losses = val_losses(config, device, model)
-    print(f"validation loss after {config.steps} steps: " + ", ".join(f"{n} {loss:.4f}" for n, loss in losses.items()))
+    print(f"validation loss after {config.steps} steps: " + "; ".join(f"{n}: {loss:.4f}" for n, loss in losses.items()))
 
     figures = {
         "config": dataclasses.asdict(config),

@@ -49,10 +49,10 @@ def underflow(machine: str = MACHINE) -> str:
         )
         for row in record["rows"]
     ]
-    losses = ", ".join(f"{name} {loss:.4f}" for name, loss in record["val_losses"].items())
+    losses = "; ".join(f"{name}: **{loss:.4f}**" for name, loss in record["val_losses"].items())
     plot = f"![Histogram of the gradients' powers of two](../results/{machine}_underflow.png)"
     header = ["format", "loss times", "become 0", "lose digits", "overflow"]
-    trained = f"Validation loss after {record['steps']} steps: {losses}."
+    trained = f"Validation loss after {record['steps']} steps, by format and scale: {losses}."
     return "\n".join([table(header, rows), "", trained, source(record), "", plot])
 
 

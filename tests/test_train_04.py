@@ -204,6 +204,7 @@ def test_two_ranks_of_the_unet_learn_what_one_does(
         (["--fused", "true", "--optimizer", "adadelta"], "PyTorch has no fused adadelta"),
         ([*TINY, "--crop_size", 18], "--crop_size 18 cannot be halved 2 times; take --crop_size 16, or --depth 1"),
         ([*TINY, "--crop_size", 64], "--crop_size 64 is larger than the box"),
+        (TINY[2:], "--crop_size 16 needs --dataset nbody, not mnist; configs/unet3d.yaml says so"),
         ([*TINY, "--model", "resnet18"], "--dataset nbody holds volumes, and only --model unet3d"),
     ],
 )

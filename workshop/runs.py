@@ -163,7 +163,7 @@ class Run(Resumable):
         Args:
             epoch: counted from 1.
             seconds: duration of its training part, since the run was resumed if that was in the middle of it.
-            lr: learning rate it was trained with.
+            lr: learning rate at its end, which is 0 at the end of a cosine.
             train_loss: mean over its training samples.
             val_loss: mean over the validation samples.
             val_accuracy: share of them classified right; None where there are no classes.

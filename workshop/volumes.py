@@ -29,3 +29,8 @@ class VolumeConfig(DDPConfig):
         for name in ("crop_size", "train_crops", "val_crops", "width", "depth"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} must be at least 1, got {getattr(self, name)}")
+            if self.dataset != "nbody" and getattr(self, name) != VolumeConfig.__dataclass_fields__[name].default:
+                raise UserError(
+                    f"--{name} {getattr(self, name)} needs --dataset nbody, not {self.dataset}; "
+                    "configs/unet3d.yaml says so, and is given before the other unet3d_*.yaml"
+                )

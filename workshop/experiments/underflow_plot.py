@@ -25,10 +25,12 @@ def plot(record: dict[str, Any], file: Path) -> None:
     axes.stairs(shares, [*exponents, exponents[-1] + 1], fill=True, color="tab:blue", alpha=0.8, label="gradients")
     scaled = [exponent + START_SCALE for exponent in [*exponents, exponents[-1] + 1]]
     axes.stairs(shares, scaled, color="black", linewidth=1.5, label=f"gradients times $2^{{{START_SCALE}}}$")
-    axes.set(xlabel="power of two", ylabel="% of the gradients", xlim=(exponents[0], exponents[-1] + START_SCALE))
+    axes.set(xlabel="magnitude of a gradient", ylabel="% of the gradients")
+    axes.set_xlim(exponents[0], exponents[-1] + START_SCALE)
+    axes.xaxis.set_major_formatter(lambda power, _: f"$2^{{{power:.0f}}}$")
     before, after = (next(r for r in record["rows"] if r["scale"] == 2.0**power) for power in (0, START_SCALE))
     axes.set_title(
-        f"In fp16 {before['zero']:.0%} of the gradients become 0; {after['zero']:.1%} with the loss scaled",
+        f"In fp16 {before['zero']:.1%} of the gradients become 0; {after['zero']:.1%} with the loss scaled",
         fontweight="bold",
     )
     axes.legend(fontsize=9)

@@ -14,8 +14,10 @@ from workshop.experiments.rungs import FORMATS, MORE
 from workshop.paths import REPOSITORY
 from workshop.precision import ComputeConfig
 
-QUICK = {"crop_size": 8, "global_batch_size": None, "batch_size": 4, "train_crops": 16, "val_crops": 4, "limit_val": 64}
+QUICK = {"global_batch_size": None, "batch_size": 4, "limit_val": 64}
 """with --quick true, on top of everything: the smallest work that shows all there is to see"""
+QUICK_VOLUMES = {"crop_size": 8, "train_crops": 16, "val_crops": 4}
+"""likewise, where the samples are volumes"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ def training_device() -> torch.device:
 def read_workload(config_class: type[C], device: torch.device, description: str, **quick: object) -> C:
     """Read the command line; without --config the U-Net is the workload, full on a GPU and tiny elsewhere.
 
-    With ``--quick true``, `QUICK` and ``quick`` replace what was asked for.
+    With ``--quick true``, `QUICK`, `QUICK_VOLUMES` and ``quick`` replace what was asked for.
 
     Raises:
         UserError: it makes no sense, or sets an option that the experiment sets itself.
@@ -62,7 +64,8 @@ def read_workload(config_class: type[C], device: torch.device, description: str,
         if getattr(config, name) != getattr(plain, name):
             raise UserError(f"--{name} is what this experiment varies; leave it out")
     if config.quick:
-        config = dataclasses.replace(config, **QUICK, **quick)
+        volumes = QUICK_VOLUMES if config.dataset == "nbody" else {}
+        config = dataclasses.replace(config, **QUICK, **volumes, **quick)
     if config.global_batch_size:  # there is one rank
         config = dataclasses.replace(config, batch_size=config.global_batch_size, global_batch_size=None)
     return config
