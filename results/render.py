@@ -7,14 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-MACHINE = "amd_epyc_2cpu"
-"""the machine whose figures the pages show where they need one that everybody can compare with"""
+MACHINE = "amd_epyc_avx512_2cpu"
+"""the machine whose figures the pages show, a CPU with bf16 instructions"""
+WITHOUT_BF16 = "amd_epyc_avx2_2cpu"
+"""another machine, without them"""
+ELSEWHERE = dict.fromkeys(("scaling", "allreduce"), WITHOUT_BF16)
+"""the machine of these experiments, where it is not the first"""
 
 
-def load(experiment: str, machine: str = MACHINE) -> dict[str, Any] | None:
-    """Return the record of an experiment on a machine, or None if it was not measured there."""
-    file = Path(__file__).parent / f"{machine}.json"
+def machine_of(experiment: str) -> str:
+    """Return the name of the machine whose figures of an experiment the pages show."""
+    return ELSEWHERE.get(experiment, MACHINE)
+
+
+def load(experiment: str, machine: str | None = None) -> dict[str, Any] | None:
+    """Return the record of an experiment on a machine, else on the one whose figures the pages show; None: there is none."""
+    file = Path(__file__).parent / f"{machine or machine_of(experiment)}.json"
     return json.loads(file.read_text()).get(experiment) if file.exists() else None
+
+
+def picture(experiment: str, what: str) -> str:
+    """Return the plot of an experiment, for a lesson's page; ``what`` says what it shows."""
+    return f"![{what}](../results/{machine_of(experiment)}_{experiment}.png)"
 
 
 def not_measured(experiment: str) -> str:
@@ -25,7 +39,9 @@ def not_measured(experiment: str) -> str:
 def machine(record: dict[str, Any]) -> str:
     """Say where and with what a record was measured."""
     hardware, versions = record["hardware"], record["versions"]
-    where = hardware.get("device_name") or f"{hardware['cpus_available']} CPUs of an {hardware['cpu']}"
+    instructions = hardware.get("cpu_instructions")  # older records are silent on that
+    cpus = f"{hardware['cpus_available']} CPUs of an {hardware['cpu']}{f' ({instructions})' if instructions else ''}"
+    where = hardware.get("device_name") or cpus
     return f"{where}, torch {versions['torch']}, Python {versions['python']}, {record['date']}"
 
 
@@ -79,13 +95,16 @@ def ladder() -> str:
     return "\n".join([table(["`--loader`", *kinds], rows), "", unit, source(load("ladder")), "", *verdicts, "", gain])
 
 
-def fast() -> str:
+def fast(machine: str = MACHINE) -> str:
     """Render the seconds to 98 % accuracy of the baseline and of the fast configuration."""
-    record = load("fast")
+    record = load("fast", machine)
+    if not record:
+        return not_measured("fast")
     names = {
         "baseline": "`mnist.yaml`",
         "fewer": "`mnist.yaml`, and `--limit_train 40000`",
         "fast": "`mnist.yaml`, then `mnist_fast.yaml`",
+        "fast_fp32": "the same with `--precision fp32`",
     }
     rows = [
         (
@@ -125,7 +144,7 @@ def cpu_or_gpu() -> str:
     """Render the plot of cpu_or_gpu.py and the conclusions drawn from its figures."""
     record = load("cpu_or_gpu")
     conclusions = [f"- **{name}**: {text}" for name, text in record["conclusions"].items()]
-    plot = f"![Time by size, one line per library and number of threads](../results/{MACHINE}_cpu_or_gpu.png)"
+    plot = picture("cpu_or_gpu", "Time by size, one line per library and number of threads")
     return "\n".join([plot, "", *conclusions, "", source(record)])
 
 
@@ -186,7 +205,7 @@ def convergence() -> str:
             )
         )
     header = ["overlay", "peak lr", "epochs", "steps", "final loss", "with other seeds", "seconds"]
-    plot = f"![Validation loss by epoch, by seconds and by step](../results/{MACHINE}_convergence.png)"
+    plot = picture("convergence", "Validation loss by epoch, by seconds and by step")
     cells = table([*header, f"steps to {first['target_val_loss']:.3f}", "seconds to it"], rows)
     conclusions = [f"- {text}." for text in first["conclusions"]]
     return "\n".join([plot, "", cells, "", source(record), "", *conclusions, "", _verdict(record["studies"])])

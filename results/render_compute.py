@@ -2,12 +2,12 @@
 
 import math
 
-from render import MACHINE, load, not_measured, source, table
+from render import load, not_measured, picture, source, table
 
 
-def precision_ladder(machine: str = MACHINE) -> str:
+def precision_ladder() -> str:
     """Render what each option of lesson 04 costs and gives."""
-    record = load("precision_ladder", machine)
+    record = load("precision_ladder")
     if not record:
         return not_measured("precision_ladder")
     rows = [
@@ -32,13 +32,13 @@ def precision_ladder(machine: str = MACHINE) -> str:
         f"{record['flops_per_sample'] / 1e9:.2g} GFLOP per sample; validation loss after {record['steps']} steps. "
         f"Peak of matrix products in TFLOP/s: {peaks}."
     )
-    plot = f"![Speed, memory and error of each rung](../results/{machine}_precision_ladder.png)"
+    plot = picture("precision_ladder", "Speed, memory and error of each rung")
     return "\n".join([table(header, rows), "", workload, source(record), "", *missing, "", plot])
 
 
-def underflow(machine: str = MACHINE) -> str:
+def underflow() -> str:
     """Render what becomes of a model's gradients in 16 bits."""
-    record = load("underflow", machine)
+    record = load("underflow")
     if not record:
         return not_measured("underflow")
     rows = [
@@ -50,25 +50,25 @@ def underflow(machine: str = MACHINE) -> str:
         for row in record["rows"]
     ]
     losses = "; ".join(f"{name}: **{loss:.4f}**" for name, loss in record["val_losses"].items())
-    plot = f"![Histogram of the gradients' powers of two](../results/{machine}_underflow.png)"
+    plot = picture("underflow", "Histogram of the gradients' powers of two")
     header = ["format", "loss times", "become 0", "lose digits", "overflow"]
     trained = f"Validation loss after {record['steps']} steps, by format and scale: {losses}."
     return "\n".join([table(header, rows), "", trained, source(record), "", plot])
 
 
-def tensor_cores(machine: str = MACHINE) -> str:
+def tensor_cores() -> str:
     """Render how the rate of matrix products depends on their sizes."""
-    record = load("tensor_cores", machine)
+    record = load("tensor_cores")
     if not record:
         return not_measured("tensor_cores")
     conclusions = [f"- {text}" for text in record["conclusions"].values()]
-    plot = f"![Rate of matrix products by size](../results/{machine}_tensor_cores.png)"
+    plot = picture("tensor_cores", "Rate of matrix products by size")
     return "\n".join([*conclusions, "", plot, "", source(record)])
 
 
-def unet3d(machine: str = MACHINE) -> str:
+def unet3d() -> str:
     """Render the losses of the tiny U-Net against that of a predictor without a network."""
-    record = load("unet3d", machine)
+    record = load("unet3d")
     if not record:
         return not_measured("unet3d")
     first = record["rows"][0]["val_loss"]

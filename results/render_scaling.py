@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from render import MACHINE, load, not_measured, source, table
+from render import load, not_measured, picture, source, table
 
 from workshop.experiments import prediction
 from workshop.experiments.alpha_beta import Network
@@ -47,7 +47,7 @@ def scaling() -> str:
     ]
     shown = ("efficiency", "ceiling", "matrix products", "of the ceiling", "communication overhead", "waiting")
     threads = f"{record['threads_per_rank']} thread(s) per rank; samples/s, mean ± standard deviation."
-    plot = f"![Throughput, efficiency and communication overhead by ranks](../results/{MACHINE}_scaling.png)"
+    plot = picture("scaling", "Throughput, efficiency and communication overhead by ranks")
     verdicts = [f"- {text}" for text in record["verdicts"].values()]
     lines = [table(["scaling", "ranks", "batch per rank", *KINDS, *shown], rows), "", threads, source(record), ""]
     return "\n".join([*lines, *verdicts, "", plot])
@@ -67,7 +67,7 @@ def allreduce() -> str:
         f"{record['world_size']} ranks over {record['backend']}; fitted: {1e6 * record['alpha']:,.0f} µs per message "
         f"(alpha) and {beta} (1 / beta)."
     )
-    plot = f"![Time and bus bandwidth of an all-reduce by message size](../results/{MACHINE}_allreduce.png)"
+    plot = picture("allreduce", "Time and bus bandwidth of an all-reduce by message size")
     return "\n".join([table(["KiB", "ms", "bus GB/s"], rows), "", fitted, source(record), "", plot])
 
 

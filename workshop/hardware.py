@@ -12,13 +12,17 @@ import torch
 
 from workshop.distributed import available_cpus
 
+CPUINFO = Path("/proc/cpuinfo")
+CPU_FLAGS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
+"""what /proc/cpuinfo calls the instructions for 16-bit formats, on x86 and ARM"""
 PACKAGES = ("torch", "torchvision", "line_profiler", "nvidia-dali-cuda120", "numpy")
 
 
 def describe_hardware(device: torch.device) -> dict[str, Any]:
     """Name the machine's processor and memory, the CPUs and threads in use and, where there is one, the accelerator."""
     hardware = {
-        "cpu": _cpu_name(),
+        "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
+        "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
         "cpus_available": available_cpus(),
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -28,6 +32,16 @@ def describe_hardware(device: torch.device) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         hardware |= {"device_name": properties.name, "device_memory_bytes": properties.total_memory}
     return hardware
+
+
+def only_imitates(device: torch.device, precision: str) -> bool:
+    """Return whether ``device`` is a CPU known to have no instructions for a number format, such as "bf16".
+
+    It computes with it all the same, but slower than in fp32. Only Linux tells.
+    """
+    flags = _cpuinfo("flags") or _cpuinfo("Features")
+    needed = CPU_FLAGS.get(precision)
+    return bool(device.type == "cpu" and flags and needed) and needed.isdisjoint(flags.split())
 
 
 def describe_versions() -> dict[str, str | None]:
@@ -65,10 +79,7 @@ def keep_freed_memory() -> None:
         libc.mallopt(m_trim_threshold, large)
 
 
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def _cpuinfo(key: str) -> str:
+    """Return what Linux tells of the first CPU under ``key``; "" if nothing."""
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")

@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 from workshop.config import TrainConfig
 from workshop.distributed import Ranks
-from workshop.errors import UserError
-from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
+from workshop.errors import UserError, warn
+from workshop.hardware import describe_hardware, describe_versions, only_imitates, peak_memory_bytes
 from workshop.loaders import Loader
 from workshop.paths import default_runs_dir
 from workshop.profiling.monitor import Monitor
@@ -91,6 +91,9 @@ class Run(Resumable):
 
     def __enter__(self) -> "Run":
         self.log(f"writing to {self.directory}, computing on {self.ranks.device}")
+        precision = getattr(self.config, "precision", "fp32")  # each lesson has its own choice of formats
+        if self.ranks.is_main and only_imitates(self.ranks.device, precision):
+            warn(f"this CPU has no instructions for {precision} and imitates it, slower than --precision fp32 would be")
         self._instruments.enter_context(self.stop)
         self._instruments.enter_context(self.trace)
         if self.monitor:
