@@ -21,7 +21,7 @@ def machine_of(experiment: str) -> str:
 
 
 def load(experiment: str, machine: str | None = None) -> dict[str, Any] | None:
-    """Return the record of an experiment on a machine, else on the one whose figures the pages show; None: there is none."""
+    """Return the record of an experiment, on ``machine`` or the one the pages show; None if not measured there."""
     file = Path(__file__).parent / f"{machine or machine_of(experiment)}.json"
     return json.loads(file.read_text()).get(experiment) if file.exists() else None
 

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -83,7 +83,7 @@ def process_group() -> Iterator[Ranks]:
             if isinstance(error, UserError):
                 heartbeats.stop()
                 leave_with_status_2_when_told_to_end()
-                error.told = _told_by_another(str(error), rank, store)
+                error.told = _told_by_another(str(error), world_size, store)
             elif stopped:
                 heartbeats.close()
             else:
@@ -205,12 +205,18 @@ def _silent_stderr() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _told_by_another(message: str, rank: int, store: dist.Store) -> bool:
-    """Whether another rank tells the user of the same mistake; when in doubt, not."""
+def _told_by_another(message: str, world_size: int, store: dist.Store) -> bool:
+    """Whether another rank tells the user of the same mistake; when in doubt, not.
+
+    Returns when all ranks have met it too, or some seconds later. Else the first one to leave would take the store
+    along, or have the launcher end those that do not know yet with which status to go.
+    """
+    key, end = f"told/{message}", time.monotonic() + 5
     try:
-        first = store.add(f"told/{message}", 1) == 1
-        if rank == 0:
-            time.sleep(1)  # the store goes with rank 0: leave the others time to ask
+        told = store.add(key, 1) > 1
     except RuntimeError:
         return False
-    return not first
+    with suppress(RuntimeError), _silent_stderr():  # the store may go with rank 0, which torch would tell in C++
+        while store.add(key, 0) < world_size and time.monotonic() < end:
+            time.sleep(0.05)
+    return told
