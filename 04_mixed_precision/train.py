@@ -1,7 +1,7 @@
 """Lesson 04: lesson 03 with fewer bits, fewer kernels and fewer launches: precision, fusion, compilation, CUDA graphs.
 
     python train.py --precision bf16 --channels_last true      # one rank, anywhere
-    torchrun --nproc-per-node 2 train.py --config ../configs/unet3d_tiny.yaml    # the 3D U-Net on two
+    torchrun --standalone --nproc-per-node 2 train.py --config ../configs/unet3d_tiny.yaml    # the 3D U-Net on two
     python train.py --config ../configs/unet3d.yaml --config ../configs/unet3d_bs64_opt.yaml    # on a GPU, all of it
 
 You should see what lesson 03 shows, with more samples per second and less memory, and losses that hardly differ.
