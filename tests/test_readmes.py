@@ -1,5 +1,6 @@
 """Every command of the READMEs runs as it stands, every link leads somewhere, every figure is the one on record."""
 
+import os
 import re
 import runpy
 import shlex
@@ -62,6 +63,8 @@ def copy_of_repository(folder: Path) -> Path:
     for name in files.stdout.splitlines():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(REPOSITORY / name, folder / name)
+    for name in ("pyproject.toml", "constraints.txt"):
+        os.utime(folder / name, (0, 0))  # older than the environment, so that make does not install into it
     (folder / ".venv").symlink_to(sys.prefix)
     return folder
 
