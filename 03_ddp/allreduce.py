@@ -1,6 +1,7 @@
 """How fast do the ranks add up? The all-reduce that DDP does in every step, timed alone, from small to large.
 
-    torchrun --nproc-per-node 2 allreduce.py      # two ranks on this machine; under Slurm: sbatch -N 2 allreduce.slurm
+    torchrun --standalone --nproc-per-node 2 allreduce.py    # two ranks on this machine
+    sbatch -N 2 allreduce.slurm                              # two nodes under Slurm
 
 You should see that a small message takes about as long as one a hundred times its size (latency), and that beyond
 some size time grows with the bytes (bandwidth). Two numbers, alpha and beta, fitted to the times, say both.
@@ -112,7 +113,7 @@ def main(config: Config) -> None:
     """Meet the other ranks, measure each size together, and let rank 0 tell."""
     with process_group() as ranks:
         if ranks.world_size == 1:
-            raise UserError("one rank has nobody to talk to: torchrun --nproc-per-node 2 allreduce.py")
+            raise UserError("one rank has nobody to talk to: torchrun --standalone --nproc-per-node 2 allreduce.py")
         if ranks.is_main:
             make_output_folder(config.out)
         rows = []

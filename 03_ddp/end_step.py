@@ -1,6 +1,6 @@
 """What it costs a training step that the run survives: lesson 03's step with run.end_step and without, in turn.
 
-torchrun --nproc-per-node 2 end_step.py
+torchrun --standalone --nproc-per-node 2 end_step.py
 """
 
 import statistics

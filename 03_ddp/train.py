@@ -1,6 +1,6 @@
 """Lesson 03: lesson 01 with many processes, one per GPU on one node or many, and DistributedDataParallel.
 
-    torchrun --nproc-per-node 2 train.py     # two ranks on this machine; under Slurm: sbatch job.slurm
+    torchrun --standalone --nproc-per-node 2 train.py     # two ranks on this machine; under Slurm: sbatch job.slurm
     python train.py                          # one rank
 
 You should see what lesson 01 shows, told once for all ranks: the same accuracy, more samples per second if each rank

@@ -20,9 +20,17 @@ for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"
     del os.environ[name]
 
 
+# Several processes share the cores, and threads that wait for work by spinning would take them from the others.
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that of several processes none is left with it at the end."""
-    items.sort(key=lambda item: "test_commands_run" not in item.name)
+    """Begin both halves of the list with what takes longest: of two processes, each begins with one half."""
+    pages = [item for item in items if item.name.startswith("test_commands_run")]
+    pages.sort(key=lambda item: len(item.module.script_of(item.callspec.params["readme"])), reverse=True)
+    others = [item for item in items if item not in pages]
+    half = max(len(items) // 2 - len(pages[::2]), 0)
+    items[:] = [*pages[::2], *others[:half], *pages[1::2], *others[half:]]
 
 
 @pytest.fixture(scope="session")

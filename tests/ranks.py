@@ -42,7 +42,7 @@ def start_ranks(
         )
         processes.append(process)
     try:
-        outputs = [process.communicate(timeout=120) for process in processes]
+        outputs = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -51,7 +51,7 @@ class SlurmCluster:
         """The one variable that points sbatch, srun and squeue at this cluster: env=os.environ | slurm.environment."""
         return {"SLURM_CONF": f"{self.state}/slurm.conf"}
 
-    def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 60) -> str:
+    def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 120) -> str:
         """Run a command that talks to this cluster; return what it prints."""
         environment = clean_environment(**self.environment)
         result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
@@ -66,7 +66,7 @@ class SlurmCluster:
         """Return what scontrol says about a job, running or finished: JobState, Restarts, ExitCode, NodeList, ..."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.run("scontrol", "--oneliner", "show", "job", str(job))))
 
-    def wait(self, job: int, seconds: float = 120) -> str:
+    def wait(self, job: int, seconds: float = 300) -> str:
         """Wait until a job has ended; return its state: COMPLETED, FAILED, TIMEOUT, CANCELLED, ..."""
         end = time.monotonic() + seconds
         while (state := self.job(job)["JobState"]) in UNFINISHED:

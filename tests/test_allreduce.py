@@ -124,7 +124,7 @@ def test_predict_prints_and_plots(run_script: Script, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "flags", "message"),
     [
-        ("allreduce", [], "one rank has nobody to talk to: torchrun --nproc-per-node 2 allreduce.py"),
+        ("allreduce", [], "one rank has nobody to talk to: torchrun --standalone --nproc-per-node 2 allreduce.py"),
         ("allreduce", ["--max_mib", 0.001], "--max_mib at least four times that size"),
         ("allreduce", ["--seconds", 0], "--seconds must be above 0, got 0"),
         ("allreduce", ["--second", 1], "did you mean --seconds?"),

@@ -1,5 +1,6 @@
 """Every command of the READMEs runs as it stands, every link leads somewhere, every figure is the one on record."""
 
+import os
 import re
 import runpy
 import shlex
@@ -11,12 +12,15 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+
+from workshop.datasets import IMAGES, nbody
 
 READMES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("[!.]*/README.md"))]
 NOT_RUN_HERE = {
@@ -59,6 +63,8 @@ def copy_of_repository(folder: Path) -> Path:
     for name in files.stdout.splitlines():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(REPOSITORY / name, folder / name)
+    for name in ("pyproject.toml", "constraints.txt"):
+        os.utime(folder / name, (0, 0))  # older than the environment, so that make does not install into it
     (folder / ".venv").symlink_to(sys.prefix)
     return folder
 
@@ -67,16 +73,38 @@ def name_of(readme: Path) -> str:
     return str(readme.relative_to(REPOSITORY))
 
 
+@pytest.fixture(scope="module")
+def few_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As little as the pages' commands can do with: some need a batch of 512, one saves after 20 batches of 64."""
+    folder = tmp_path_factory.mktemp("few")
+    for dataset in IMAGES.values():
+        dataset.generate(folder, train_samples=1300, val_samples=200)
+    nbody.generate(folder, cells=32)
+    return folder
+
+
+@pytest.fixture
+def slurm_folder() -> Iterator[str]:
+    """A folder for a cluster that a page starts; not in tmp_path, as the name of a socket may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
+        yield f"{folder}/state"
+
+
 @pytest.mark.parametrize("readme", READMES, ids=name_of)
 def test_commands_run_as_they_stand(
-    readme: Path, tmp_path: Path, user_environment: dict[str, str], request: pytest.FixtureRequest
+    readme: Path,
+    tmp_path: Path,
+    few_data: Path,
+    slurm_folder: str,
+    user_environment: dict[str, str],
+    request: pytest.FixtureRequest,
 ) -> None:
     script = script_of(readme)
-    environment = user_environment
+    environment = user_environment | {"WORKSHOP_DATA": str(few_data)}
     if re.search(r"^(sbatch|srun|\S*local_cluster.sh)\b", script, re.MULTILINE):
         environment |= request.getfixturevalue("slurm").environment | {"SBATCH_WAIT": "1"}
     copy = copy_of_repository(tmp_path / "workshop")
-    environment |= {"PYTHONPATH": str(copy), "WORKSHOP_SLURM_DIR": tempfile.mkdtemp(prefix="slurm-") + "/state"}
+    environment |= {"PYTHONPATH": str(copy), "WORKSHOP_SLURM_DIR": slurm_folder}
     folder = copy / readme.parent.relative_to(REPOSITORY)
     result = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
     logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in folder.glob("*.log"))

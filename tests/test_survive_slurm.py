@@ -32,7 +32,7 @@ class Job:
         file = self.lesson / f"{self.number}.log"
         return file.read_text() if file.exists() else ""
 
-    def wait_for(self, text: str, seconds: float = 120) -> None:
+    def wait_for(self, text: str, seconds: float = 300) -> None:
         end = time.monotonic() + seconds
         while text not in self.log:
             assert time.monotonic() < end, f"no {text!r} in the log after {seconds} s:\n{self.log}"

@@ -42,7 +42,7 @@ def test_a_lesson_differs_from_the_first_by_few_lines(lesson: str, limit: int) -
 
 def test_two_ranks_learn_what_one_does(train: Script, user_environment: dict[str, str], tmp_path: Path) -> None:
     assert train(*CIFAR, "--global_batch_size", 64, "--run_dir", tmp_path / "one").status == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     flags = [*CIFAR, "--log_interval", 5, "--trace", "true", "--run_dir", tmp_path / "two"]
     result = subprocess.run(
         list(map(str, [*command, "train.py", *flags])),

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,11 +34,8 @@ def launcher(ranks: int) -> list[str]:
 
 
 def torchrun(ranks: int) -> list[str]:
-    """Return the words that start ``ranks`` Python processes on this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"]
+    """Return the words that start ``ranks`` Python processes on this machine, whatever else meets there."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
 def slurm_tasks() -> int:

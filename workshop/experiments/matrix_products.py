@@ -2,7 +2,7 @@
 
 Started like a training script, as ranks. They meet only to begin together; while they compute, none waits for another.
 
-    torchrun --nproc-per-node 2 -m workshop.experiments.matrix_products --out /tmp
+    torchrun --standalone --nproc-per-node 2 -m workshop.experiments.matrix_products --out /tmp
 """
 
 import argparse
