@@ -27,7 +27,7 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin both halves of the list with what takes longest: of two processes, each begins with one half."""
     pages = [item for item in items if item.name.startswith("test_commands_run")]
-    pages.sort(key=lambda item: len(item.module.script_of(item.callspec.params["readme"])), reverse=True)
+    pages.sort(key=lambda item: len(item.module.commands_of(item.callspec.params["readme"])), reverse=True)
     others = [item for item in items if item not in pages]
     half = max(len(items) // 2 - len(pages[::2]), 0)
     items[:] = [*pages[::2], *others[:half], *pages[1::2], *others[half:]]

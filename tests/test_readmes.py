@@ -3,7 +3,6 @@
 import os
 import re
 import runpy
-import shlex
 import shutil
 import socket
 import subprocess
@@ -13,10 +12,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, Result, Script
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -36,19 +36,28 @@ def tokens(readme: Path) -> list[Token]:
     return MarkdownIt().parse(readme.read_text())
 
 
-def script_of(readme: Path) -> str:
-    """All bash blocks of a README as one script that stops at the first failure and says where it is."""
-    lines = ["set -euo pipefail"]
-    for token in tokens(readme):
-        if token.type != "fence" or token.info.strip() != "bash":
-            continue
-        line = token.map[0] + 1
-        for command in token.content.replace("\\\n", "").splitlines(keepends=True):
-            if not any(command.startswith(prefix) for prefix in NOT_RUN_HERE):
-                where = f"### {readme.parent.name}/{readme.name}:{line}: {command.strip()}"
-                lines += [f"echo {shlex.quote(where)}", command.strip()]
+def commands_of(readme: Path) -> list[str]:
+    """The commands of all bash blocks of a README that can be run here."""
+    blocks = [token.content for token in tokens(readme) if token.type == "fence" and token.info.strip() == "bash"]
+    commands = "".join(blocks).replace("\\\n", "").splitlines(keepends=True)
     last_job = "$(ls -t *.lprof | head -n 1 | cut -d. -f1 | cut -d_ -f1)"
-    return "\n".join(lines).replace("<jobid>", last_job)
+    return [c.strip().replace("<jobid>", last_job) for c in commands if not c.startswith(tuple(NOT_RUN_HERE))]
+
+
+def is_plain_python(command: str) -> bool:
+    """Whether a command only runs a script, so that this process can do it: to import torch anew takes seconds."""
+    return re.fullmatch(r"python \S+\.py( [\w./ -]+)?", command) is not None
+
+
+def in_parts(commands: list[str]) -> list[str]:
+    """The commands for a shell, as many as possible together, and between them those that are plain Python."""
+    if any(command.startswith(("cd ", "source ")) for command in commands):  # what follows depends on it
+        return ["\n".join(commands)]
+    parts = []
+    for plain, group in groupby(commands, is_plain_python):
+        run = list(group)
+        parts += run if plain else ["\n".join(run)]
+    return parts
 
 
 def copy_of_repository(folder: Path) -> Path:
@@ -97,18 +106,26 @@ def test_commands_run_as_they_stand(
     few_data: Path,
     slurm_folder: str,
     user_environment: dict[str, str],
+    run_script: Script,
     request: pytest.FixtureRequest,
 ) -> None:
-    script = script_of(readme)
+    commands = commands_of(readme)
     environment = user_environment | {"WORKSHOP_DATA": str(few_data)}
-    if re.search(r"^(sbatch|srun|\S*local_cluster.sh)\b", script, re.MULTILINE):
+    if any(re.match(r"(sbatch|srun|\S*local_cluster.sh)\b", command) for command in commands):
         environment |= request.getfixturevalue("slurm").environment | {"SBATCH_WAIT": "1"}
     copy = copy_of_repository(tmp_path / "workshop")
     environment |= {"PYTHONPATH": str(copy), "WORKSHOP_SLURM_DIR": slurm_folder}
     folder = copy / readme.parent.relative_to(REPOSITORY)
-    result = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
-    logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in folder.glob("*.log"))
-    assert result.returncode == 0, f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}{logs}"
+    for part in in_parts(commands):
+        if is_plain_python(part):
+            _, script, *arguments = part.split()
+            result = run_script(folder / script, *arguments, **environment)
+        else:
+            shell = ["bash", "-x", "-euo", "pipefail", "-c", part]
+            done = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True)
+            result = Result(done.returncode, done.stdout, done.stderr)
+        logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in folder.glob("*.log"))
+        assert result.status == 0, f"{part}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}{logs}"
 
 
 @pytest.mark.parametrize("readme", READMES, ids=name_of)
