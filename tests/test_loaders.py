@@ -1,6 +1,8 @@
 """The rungs of the data ladder: the same samples, the same normalisation, every one of them once per epoch."""
 
+import gc
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -200,3 +202,16 @@ def test_missing_library(
     monkeypatch.delitem(sys.modules, f"workshop.loaders.{rung}", raising=False)
     with pytest.raises(UserError, match=advice):
         loaders(packed_data, rung)
+
+
+def test_a_dali_pipeline_ends_with_its_loader(data_dir: Path) -> None:
+    """And not when garbage is collected: were that in a forked loader process, it would wait there forever."""
+    train, val = loaders(data_dir, "dali")
+    epoch_of(train, 1)
+    pipelines = [weakref.ref(loader.pipeline) for loader in (train, val)]
+    gc.disable()
+    try:
+        del train, val
+        assert [pipeline() for pipeline in pipelines] == [None, None]
+    finally:
+        gc.enable()

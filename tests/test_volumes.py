@@ -1,7 +1,9 @@
 """Cubes cut from boxes: turned with their velocities, alike on all rungs, and others on each rank."""
 
+import gc
 import os
 import sys
+import weakref
 from itertools import pairwise
 from pathlib import Path
 
@@ -233,3 +235,16 @@ def test_mistakes(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for rung, other in (("device", "memory"), ("memory", "map"), ("dali", "map")):
         with pytest.raises(UserError, match=rf"--loader {rung} needs 0.00 GB on cpu .*; use --loader {other}"):
             loaders(data_dir, rung)
+
+
+def test_a_dali_pipeline_ends_with_its_loader(data_dir: Path) -> None:
+    """And not when garbage is collected: were that in a forked loader process, it would wait there forever."""
+    train, val = loaders(data_dir, "dali")
+    epoch_of(train, 1)
+    pipelines = [weakref.ref(loader.pipeline) for loader in (train, val)]
+    gc.disable()
+    try:
+        del train, val
+        assert [pipeline() for pipeline in pipelines] == [None, None]
+    finally:
+        gc.enable()

@@ -1,6 +1,7 @@
 """Rung ``dali``: NVIDIA DALI's own threads augment and normalise; on a GPU if there is one, else on the CPU."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ except ImportError:
 class PipelineLoader:
     """Batches (inputs, targets) from a DALI pipeline that begins an epoch whenever it is iterated over.
 
-    Whoever builds the ``pipeline`` feeds it from a generator that looks up the sampler's epoch when it begins.
+    Whoever builds the ``pipeline`` feeds it from a generator that looks up the sampler's epoch when it begins. It must
+    not hold the loader: else the pipeline would wait for the garbage collector, and if that ran in a forked process,
+    which has none of the pipeline's threads, its end would wait for them forever.
     """
 
     pipeline: Pipeline
@@ -65,13 +68,11 @@ class DaliLoader(PipelineLoader):
         device: torch.device,
     ) -> None:
         super().__init__(sampler)
-        self.images = images.permute(0, 2, 3, 1).contiguous()  # DALI wants the channels last
-        self.targets = targets
-        self.transform = transform
+        images = images.permute(0, 2, 3, 1).contiguous()  # DALI wants the channels last
         on_gpu = device.type == "cuda"
         self.pipeline = _pipeline(
-            self._batches_of_bytes,
-            image_size=list(images.shape[-2:]),
+            partial(_batches_of_bytes, images, targets, sampler, transform),
+            image_size=list(images.shape[1:3]),
             mean=(255 * transform.mean).flatten().tolist(),
             std=(255 * transform.std).flatten().tolist(),
             on_gpu=on_gpu,
@@ -80,13 +81,16 @@ class DaliLoader(PipelineLoader):
             device_id=(device.index or 0) if on_gpu else None,
         )
 
-    def _batches_of_bytes(self) -> Iterator[tuple[np.ndarray, ...]]:
-        self.transform.set_epoch(self.sampler.epoch)
-        for indices in self.sampler.batches():
-            flips = self.transform.flips[indices] & self.transform.augment
-            starts = (self.transform.shifts[indices] - PADDING) * self.transform.augment
-            arrays = self.images[indices], starts.int(), flips.int(), self.targets[indices]
-            yield tuple(array.numpy() for array in arrays)
+
+def _batches_of_bytes(
+    images: torch.Tensor, targets: torch.Tensor, sampler: EpochOrder, transform: BatchTransform
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield, for each batch of an epoch, images (N, H, W, C), where to cut them, whether to flip them, and targets."""
+    transform.set_epoch(sampler.epoch)
+    for indices in sampler.batches():
+        flips = transform.flips[indices] & transform.augment
+        starts = (transform.shifts[indices] - PADDING) * transform.augment
+        yield tuple(array.numpy() for array in (images[indices], starts.int(), flips.int(), targets[indices]))
 
 
 @pipeline_def

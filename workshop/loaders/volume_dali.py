@@ -1,6 +1,7 @@
 """Rung ``dali`` for volumes: NVIDIA DALI's own threads cut the cubes; on a GPU, if there is one, they are turned."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,12 +30,10 @@ class VolumeDaliLoader(PipelineLoader):
     ) -> None:
         super().__init__(sampler)
         beyond = crops.size - 1 if periodic else 0
-        self.boxes = [_channels_last(box, beyond) for box in boxes]
-        self.crops = crops
         on_gpu = device.type == "cuda"
         self.pipeline = _pipeline(
-            self._batches_of_boxes,
-            self._batches_of_orders,
+            partial(_batches_of_boxes, [_channels_last(box, beyond) for box in boxes], sampler),
+            partial(_batches_of_orders, crops, sampler),
             size=crops.size,
             on_gpu=on_gpu,
             batch_size=sampler.global_batch_size // sampler.ranks.world_size,
@@ -42,16 +41,18 @@ class VolumeDaliLoader(PipelineLoader):
             device_id=(device.index or 0) if on_gpu else None,
         )
 
-    def _batches_of_boxes(self) -> Iterator[tuple[list[np.ndarray], ...]]:
-        """Yield, for each batch, both boxes, once per cube."""
-        for indices in self.sampler.batches():
-            yield tuple([box] * len(indices) for box in self.boxes)
 
-    def _batches_of_orders(self) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield, for each batch, the corners and what `_matrices` returns."""
-        corners, symmetries = self.crops.of_epoch(self.sampler.epoch)
-        for indices in self.sampler.batches():
-            yield corners[indices].int().numpy(), *_matrices(symmetries[indices], self.crops.size)
+def _batches_of_boxes(boxes: list[np.ndarray], sampler: EpochOrder) -> Iterator[tuple[list[np.ndarray], ...]]:
+    """Yield, for each batch, both boxes, once per cube."""
+    for indices in sampler.batches():
+        yield tuple([box] * len(indices) for box in boxes)
+
+
+def _batches_of_orders(crops: Crops, sampler: EpochOrder) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield, for each batch, the corners and what `_matrices` returns."""
+    corners, symmetries = crops.of_epoch(sampler.epoch)
+    for indices in sampler.batches():
+        yield corners[indices].int().numpy(), *_matrices(symmetries[indices], crops.size)
 
 
 def _channels_last(box: torch.Tensor, beyond: int) -> np.ndarray:
