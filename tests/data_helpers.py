@@ -3,13 +3,16 @@
 `from data_helpers import copy as copy` makes `copy`, for one, a fixture of that test module.
 """
 
+import gc
 import runpy
 import shutil
 import sys
+import weakref
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from conftest import REPOSITORY
@@ -91,3 +94,17 @@ class Mirror:
     def close(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+
+
+def assert_pipelines_end_with(loaders: list[Any]) -> None:
+    """Their DALI pipelines end when the last of ``loaders`` is let go, and not when garbage is collected.
+
+    Were that in a forked loader process, it would wait there forever. The list is emptied.
+    """
+    pipelines = [weakref.ref(loader.pipeline) for loader in loaders]
+    gc.disable()
+    try:
+        loaders.clear()
+        assert [pipeline() for pipeline in pipelines] == [None, None]
+    finally:
+        gc.enable()
