@@ -9,61 +9,50 @@ and, in the line profile, which line the time goes to.
 
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import Optimizer
 
-from workshop.config import TrainConfig, run_with_config
-from workshop.distributed import Ranks
-from workshop.hardware import keep_freed_memory
+from workshop.commandline import run_with_config
+from workshop.config import TrainConfig
+from workshop.hardware import pick_device
 from workshop.loaders import Loader, build_loaders
 from workshop.models import build_model
-from workshop.optimizers import build_optimizer
 from workshop.profiling import annotate, profile
-from workshop.runs import Run
+from workshop.run import Run
+from workshop.step.optimizers import build_optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrainConfig):
-    """The flags of this lesson, on top of those all lessons share."""
+    """The flags of this lesson, beside those that all lessons share."""
 
     lr_decay: float = 0.7
     """factor on the learning rate after each epoch"""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: compute in half as many bits where that is safe, as torch.autocast knows"""
-    keep_memory: bool = False
-    """on a CPU under Linux: keep freed memory for the next step instead of giving it back to the system"""
-    channels_last: bool = False
-    """keep the channels of a pixel side by side in memory, as fast convolutions want them"""
 
 
 @profile
 def train_one_epoch(
-    config: Config,
-    model: nn.Module,
-    loader: Loader,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-    run: Run,
+    config: Config, model: nn.Module, loader: Loader, optimizer: Optimizer, device: torch.device, run: Run
 ) -> float:
     """Show every training sample to the model once; return the mean loss."""
     model.train()
-    loss_sum = run.loss_sum()  # zero, unless the run was stopped in the middle of this epoch and goes on there
+    loss_sum = run.loss_sum()  # zero, unless this run was stopped in the middle of this epoch and now goes on there
     for inputs, targets in run.watch(loader):
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
-        with annotate("forward"), torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        with annotate("forward"):  # a name for this part of the step, shown by profilers
             outputs = model(inputs)
             loss = F.cross_entropy(outputs, targets)
         with annotate("backward"):
             loss.backward()
         with annotate("optimizer"):
             optimizer.step()
-        loss_sum += loss.detach() * len(targets)  # stays on the device
-        run.end_step(loss)  # logs it now and then, which waits for the device
+        loss_sum += loss.detach() * len(targets)  # added up on the device, which the CPU does not have to wait for
+        run.end_step(loss)  # every --log_interval steps it prints the loss: there the CPU waits for the device
     return loss_sum.item() / loader.sampler.samples
 
 
@@ -76,32 +65,24 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
     for inputs, targets in loader:
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            outputs = model(inputs)
-            loss_sum += F.cross_entropy(outputs, targets, reduction="sum")
+        outputs = model(inputs)
+        loss_sum += F.cross_entropy(outputs, targets, reduction="sum")
         correct += (outputs.argmax(dim=1) == targets).sum()
     return loss_sum.item() / loader.sampler.samples, correct.item() / loader.sampler.samples
 
 
 def main(config: Config) -> None:
     """Train for ``config.epochs`` epochs, validating and saving a checkpoint after each."""
-    ranks = Ranks()
-    device = ranks.device
+    device = pick_device()
     torch.manual_seed(config.seed)
-    if config.keep_memory:
-        keep_freed_memory()
-    train_loader, val_loader = build_loaders(config, ranks)
-    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-    model = build_model(config).to(device, memory_format=memory_format)
+    train_loader, val_loader = build_loaders(config, device)
+    model = build_model(config).to(device)
     optimizer = build_optimizer(config, model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=config.lr_decay)
 
-    with Run(config, ranks) as run:
+    with Run(config, device) as run:
         if config.benchmark:
-            run.benchmark(
-                train_loader,
-                lambda loader: train_one_epoch(config, model, loader, optimizer, device, run),
-            )
+            run.benchmark(train_loader, lambda loader: train_one_epoch(config, model, loader, optimizer, device, run))
             return
         first_epoch = run.resume(model=model, optimizer=optimizer, scheduler=scheduler)
         for epoch in range(first_epoch, config.epochs + 1):
@@ -116,4 +97,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run_with_config(main, Config)
+    run_with_config(main, Config, __doc__)

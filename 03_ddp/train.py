@@ -3,43 +3,38 @@
     torchrun --standalone --nproc-per-node 2 train.py     # two ranks on this machine; under Slurm: sbatch job.slurm
     python train.py                          # one rank
 
-You should see what lesson 01 shows, told once for all ranks: the same accuracy, more samples per second if each rank
-has a device of its own, and how much the ranks have to say to each other in a step.
+You should see what lesson 01 shows, printed once for all ranks: the same accuracy, more samples per second if each rank
+has a device of its own, and how many bytes of gradients the ranks exchange in a step.
 """
 
 import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from workshop.config import run_with_config
-from workshop.ddp import AllReduces, DDPConfig, ddp_options, share_batch
-from workshop.distributed import Ranks, process_group
-from workshop.hardware import keep_freed_memory
+from workshop.commandline import run_with_config
+from workshop.config import DDPFlags, TrainConfig
+from workshop.distributed.ddp import AllReduces, forward_sync_buffers, share_batch
+from workshop.distributed.process_group import process_group
+from workshop.distributed.ranks import Ranks
 from workshop.loaders import Loader, build_loaders
 from workshop.models import build_model
-from workshop.optimizers import build_optimizer
 from workshop.profiling import annotate, profile
-from workshop.runs import Run
+from workshop.run import Run
+from workshop.step.optimizers import build_optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DDPConfig):
-    """The flags of this lesson, on top of those all lessons share."""
-
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: compute in half as many bits where that is safe, as torch.autocast knows"""
-    keep_memory: bool = False
-    """on a CPU under Linux: keep freed memory for the next step instead of giving it back to the system"""
-    channels_last: bool = False
-    """keep the channels of a pixel side by side in memory, as fast convolutions want them"""
+class Config(TrainConfig, DDPFlags):
+    """The flags of this lesson: those that all lessons share, and those of DistributedDataParallel."""
 
 
 def lr_factor(config: Config, global_batch_size: int, step: int, steps: int) -> float:
@@ -57,19 +52,19 @@ def train_one_epoch(
     config: Config,
     model: nn.Module,
     loader: Loader,
-    optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
     device: torch.device,
     run: Run,
 ) -> float:
     """Show every training sample to the model once; return the mean loss."""
     model.train()
-    loss_sum = run.loss_sum()  # zero, unless the run was stopped in the middle of this epoch and goes on there
+    loss_sum = run.loss_sum()  # zero, unless this run was stopped in the middle of this epoch and now goes on there
     for inputs, targets in run.watch(loader):
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
-        with annotate("forward"), torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        with annotate("forward"):  # a name for this part of the step, shown by profilers
             outputs = model(inputs)
             loss = F.cross_entropy(outputs, targets)
         with annotate("backward"):
@@ -77,8 +72,8 @@ def train_one_epoch(
         with annotate("optimizer"):
             optimizer.step()
             scheduler.step()
-        loss_sum += loss.detach() * len(targets)  # stays on the device
-        run.end_step(loss)  # logs it now and then, which waits for the device
+        loss_sum += loss.detach() * len(targets)  # added up on the device, which the CPU does not have to wait for
+        run.end_step(loss)  # every --log_interval steps it prints the loss: there the CPU waits for the device
     dist.all_reduce(loss_sum)  # the sum over all ranks
     return loss_sum.item() / loader.sampler.samples
 
@@ -92,9 +87,8 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
     for inputs, targets in loader:
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            outputs = model(inputs)
-            loss_sum += F.cross_entropy(outputs, targets, reduction="sum")
+        outputs = model(inputs)
+        loss_sum += F.cross_entropy(outputs, targets, reduction="sum")
         correct += (outputs.argmax(dim=1) == targets).sum()
     for each_rank_sum in (loss_sum, correct):  # at the end only: some ranks may have had a batch more than others
         dist.all_reduce(each_rank_sum)
@@ -102,28 +96,30 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
 
 
 def main(config: Config) -> None:
-    """Meet the other ranks, train with them, part."""
-    with process_group() as ranks:
-        train(share_batch(config, ranks), ranks)
+    """Train together with the other ranks."""
+    with process_group() as (ranks, device):  # inside, all ranks have called torch.distributed.init_process_group
+        train(share_batch(config, ranks), device, ranks)
 
 
-def train(config: Config, ranks: Ranks) -> None:
+def train(config: Config, device: torch.device, ranks: Ranks) -> None:
     """Train for ``config.epochs`` epochs, validating and saving a checkpoint after each."""
-    device = ranks.device
-    torch.manual_seed(config.seed + ranks.rank)  # ranks drop out different units; their weights will be those of rank 0
-    if config.keep_memory:
-        keep_freed_memory()
-    train_loader, val_loader = build_loaders(config, ranks)
-    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-    model = build_model(config).to(device, memory_format=memory_format)
-    ddp_model = DistributedDataParallel(model, **ddp_options(config))  # has backward() average over the ranks
+    torch.manual_seed(config.seed + ranks.rank)  # another seed for each rank, so that dropout differs between them
+    train_loader, val_loader = build_loaders(config, device, ranks)
+    model = build_model(config).to(device)
+    ddp_model = DistributedDataParallel(  # copies the weights of rank 0 to all; its backward() averages gradients
+        model,
+        bucket_cap_mb=config.bucket_cap_mb,
+        gradient_as_bucket_view=config.gradient_as_bucket_view,
+        static_graph=config.static_graph,
+        **forward_sync_buffers(config.forward_sync_buffers),
+    )
     all_reduces = AllReduces(ddp_model)
     communication = nullcontext() if config.sync_gradients else ddp_model.no_sync()
     optimizer = build_optimizer(config, model)
     steps, batch = config.epochs * len(train_loader), train_loader.sampler.global_batch_size
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(config, batch, step, steps))
 
-    with Run(config, ranks) as run, communication:
+    with Run(config, device, ranks) as run, communication:
         if config.benchmark:
             run.benchmark(
                 train_loader,
@@ -144,4 +140,4 @@ def train(config: Config, ranks: Ranks) -> None:
 
 
 if __name__ == "__main__":
-    run_with_config(main, Config)
+    run_with_config(main, Config, __doc__)

@@ -8,16 +8,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from workshop.config import nearest
-from workshop.datasets import DATASETS, IMAGES, DataSet, default_data_dir, shards
-from workshop.errors import UserError, run_reporting_user_errors
-from workshop.experiments.flags import Parser
+from sources import SOURCES, bring_drawn, bring_real, pack
+from workshop.datasets import IMAGES, shards
+from workshop.errors import UserError, nearest, run_reporting_user_errors
+from workshop.measuring.flags import Parser
+from workshop.paths import default_data_dir
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line; `UserError` if it makes no sense."""
     parser = Parser(__doc__)
-    parser.add_argument("name", metavar="NAME", help=f"the data set: {', '.join(DATASETS)}")
+    parser.add_argument("name", metavar="NAME", help=f"the data set: {', '.join(SOURCES)}")
     parser.add_argument("--synthetic", action="store_true", help="draw stand-in data, in the real data's file format")
     parser.add_argument(
         "--data_dir",
@@ -37,10 +38,10 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def is_there(dataset: DataSet, data_dir: Path) -> bool:
+def is_there(name: str, data_dir: Path) -> bool:
     """Return whether the data set's files are there and sound, wherever they come from."""
     try:
-        dataset.check(data_dir)
+        SOURCES[name].check_folder(SOURCES[name].folder(data_dir))
     except UserError:
         return False
     return True
@@ -49,24 +50,24 @@ def is_there(dataset: DataSet, data_dir: Path) -> bool:
 def main() -> None:
     """Run the command line."""
     arguments = parse_arguments()
-    if arguments.name not in DATASETS:
-        raise UserError(f"no data set {arguments.name!r}; {nearest(arguments.name, DATASETS)}")
-    dataset = DATASETS[arguments.name]
+    name, data_dir = arguments.name, arguments.data_dir
+    if name not in SOURCES:
+        raise UserError(f"no data set {name!r}; {nearest(name, SOURCES)}")
     given = {key: getattr(arguments, key) for key in ("train_samples", "val_samples", "cells", "seed")}
-    drawn = {key: value for key, value in given.items() if value is not None}
-    for key in drawn:
-        if key not in dataset.RECIPE:
-            raise UserError(f"--{key} is not for {arguments.name}, which takes --{', --'.join(dataset.RECIPE)}")
-    if arguments.shards and arguments.name not in IMAGES:
-        raise UserError(f"--shards packs images ({', '.join(IMAGES)}), not {arguments.name}")
+    asked = {key: value for key, value in given.items() if value is not None}
+    for key in asked:
+        if key not in SOURCES[name].usual:
+            raise UserError(f"--{key} is not for {name}, which takes --{', --'.join(SOURCES[name].usual)}")
+    if arguments.shards and name not in IMAGES:
+        raise UserError(f"--shards packs images ({', '.join(IMAGES)}), not {name}")
     if arguments.synthetic:
-        dataset.generate(arguments.data_dir, **drawn)
-    elif not (arguments.shards and is_there(dataset, arguments.data_dir)):  # to pack, whatever is there will do
-        for key in drawn:
+        bring_drawn(name, data_dir, **asked)
+    elif not (arguments.shards and is_there(name, data_dir)):  # to pack, whatever is there will do
+        for key in asked:
             raise UserError(f"--{key} needs --synthetic: real data are downloaded as they are")
-        dataset.download(arguments.data_dir)
-    if arguments.shards or shards.folder_of(arguments.name, arguments.data_dir).exists():
-        shards.pack(arguments.name, arguments.data_dir)
+        bring_real(name, data_dir)
+    if arguments.shards or shards.folder_of(name, data_dir).exists():
+        pack(name, data_dir)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,13 @@ from typing import Any
 import line_profiler
 import torch
 
-from workshop.config import load_config
+from workshop.commandline import load_config
+from workshop.config import VolumeFlags
 from workshop.datasets import DATASETS
-from workshop.distributed import Ranks, available_cpus, pick_device
-from workshop.hardware import describe_hardware, describe_versions, only_imitates
+from workshop.distributed.ranks import Ranks
+from workshop.hardware import available_cpus, describe_hardware, describe_versions, only_imitates, pick_device
 from workshop.loaders import build_loaders
 from workshop.paths import REPOSITORY
-from workshop.volumes import VolumeConfig
 
 TARGET = 0.98
 RESULTS = REPOSITORY / "results"
@@ -229,7 +229,7 @@ def tensor_cores() -> dict[str, Any]:
 def unet3d() -> dict[str, Any]:
     """The tiny U-Net in each number format that a CPU has, against a predictor that copies what it is given."""
     subprocess.run([sys.executable, "data/prepare.py", "nbody", "--synthetic"], cwd=REPOSITORY, check=True)
-    config = load_config(VolumeConfig, [str(word) for word in TINY_UNET])
+    config = load_config(VolumeFlags, [str(word) for word in TINY_UNET])
     batches = list(build_loaders(config, Ranks(device=torch.device("cpu")))[1])
     trivial = DATASETS["nbody"].trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
     rows = []

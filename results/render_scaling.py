@@ -2,11 +2,10 @@
 
 from typing import Any
 
+import prediction
+from alpha_beta import Network
 from render import load, not_measured, picture, source, table
-
-from workshop.experiments import prediction
-from workshop.experiments.alpha_beta import Network
-from workshop.experiments.scaling import KINDS
+from scaling_study import KINDS
 
 
 def mean_std(throughput: dict[str, Any]) -> str:

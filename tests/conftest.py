@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from slow_work import clock as clock
 from slurm_cluster import slurm as slurm
-
 from workshop.datasets import IMAGES, nbody
 
 REPOSITORY = Path(__file__).resolve().parent.parent

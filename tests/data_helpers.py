@@ -15,8 +15,8 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY
 
+from conftest import REPOSITORY
 from workshop.datasets import mnist
 
 PREPARE = REPOSITORY / "data" / "prepare.py"

@@ -12,9 +12,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from workshop.ddp import ddp_options
 
-from workshop.ddp import AllReduces, DDPConfig, ddp_options
-from workshop.distributed import Ranks, process_group, slowest
+from workshop.config import DDPFlags
+from workshop.distributed.agreement import slowest
+from workshop.distributed.ddp import AllReduces
+from workshop.distributed.process_group import process_group
+from workshop.distributed.ranks import Ranks
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder
 from workshop.profiling.throughput import InStep
@@ -47,7 +51,7 @@ def facts(ranks: Ranks) -> dict:
     labels = torch.arange(103) % 10
     found = {}
 
-    alone, config = small_model(), DDPConfig(gradient_as_bucket_view=True, static_graph=True)
+    alone, config = small_model(), DDPFlags(gradient_as_bucket_view=True, static_graph=True)
     shared = DistributedDataParallel(small_model(), **ddp_options(config))
     counter = AllReduces(shared)
     order = EpochOrder(96, GLOBAL_BATCH // ranks.world_size, ranks, seed=1, shuffle=True)
@@ -60,7 +64,7 @@ def facts(ranks: Ranks) -> dict:
 
     layers = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(6)))  # of 1 MiB each
     for bucket_cap_mb in (1, 2, 100):
-        buckets = DistributedDataParallel(layers, **ddp_options(DDPConfig(bucket_cap_mb=bucket_cap_mb)))
+        buckets = DistributedDataParallel(layers, **ddp_options(DDPFlags(bucket_cap_mb=bucket_cap_mb)))
         counter = AllReduces(buckets)
         for _ in range(3):
             buckets(torch.ones(1, 512)).sum().backward()

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from workshop.config import TrainConfig
-from workshop.distributed import Ranks
+from workshop.distributed.ranks import Ranks
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder
-from workshop.runs import Run
+from workshop.run import Run
 
 LIVES, INTERVAL, EPOCHS = 50, 3, 80
 CPU = torch.device("cpu")

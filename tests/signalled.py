@@ -10,18 +10,18 @@ import sys
 
 import torch
 
-from workshop.resumable import Resumable
+from workshop.run.progress import Progress
 
 rank, step, name, script = sys.argv[1:5]
-count_step = Resumable.count_step
+count_step = Progress.count_step
 
 
-def counted(run: Resumable, loss: torch.Tensor) -> None:
+def counted(run: Progress, loss: torch.Tensor) -> None:
     count_step(run, loss)
     if run.ranks.rank == int(rank) and run.steps + run.step == int(step):
         os.kill(os.getpid(), signal.Signals[name])
 
 
-Resumable.count_step = counted
+Progress.count_step = counted
 sys.argv = [script, *sys.argv[5:]]
 runpy.run_path(script, run_name="__main__")

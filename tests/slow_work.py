@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from workshop.distributed import Ranks
+from workshop.distributed.ranks import Ranks
 from workshop.loaders.order import EpochOrder
 
 SLOW, FAST = 0.004, 0.0002

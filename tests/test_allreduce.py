@@ -6,11 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, Script
-from ranks import start_ranks
 
-from workshop.experiments.alpha_beta import Network, Step, beta_for, bus_bandwidth_factor, fit, weak_efficiency
-from workshop.experiments.prediction import against_measured, against_published, published_steps
+from alpha_beta import Network, Step, beta_for, bus_bandwidth_factor, fit, weak_efficiency
+from conftest import REPOSITORY, Script
+from prediction import against_measured, against_published, published_steps
+from ranks import start_ranks
 
 NETWORK = Network(alpha=50e-6, beta=1 / 2e9)
 STEP = Step(compute_seconds=0.1, gradient_bytes=4e7, buckets=4)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Script
 
+from bandwidth_trials import Bandwidth, MiB, check_folder, measure_device, measure_disk, measure_memory
+from conftest import Script
 from workshop.errors import UserError
-from workshop.experiments import bandwidth
-from workshop.experiments.bandwidth import Bandwidth, MiB, check_folder, measure_device, measure_disk, measure_memory
+
+from . import bandwidth
 
 SCRIPT = "01_single_gpu/bandwidth.py"
 CPU = torch.device("cpu")

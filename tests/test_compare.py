@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Script
 
-from workshop.experiments import launch
-from workshop.experiments.comparison import comparison_table, contenders, rows
+from conftest import Script
+from contenders import comparison_table, contenders, rows
+
+from . import launch
 
 
 @pytest.fixture

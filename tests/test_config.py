@@ -8,9 +8,10 @@ from types import ModuleType
 
 import pytest
 import yaml
-from conftest import REPOSITORY
 
-from workshop.config import TrainConfig, load_config
+from conftest import REPOSITORY
+from workshop.commandline import load_config
+from workshop.config import TrainConfig
 from workshop.errors import UserError
 
 

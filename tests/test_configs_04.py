@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import REPOSITORY, Script
 
+from conftest import REPOSITORY, Script
 from workshop import graphs
-from workshop.config import load_config
-from workshop.ddp import share_batch
-from workshop.distributed import Ranks
+from workshop.commandline import load_config
+from workshop.config import ComputeFlags
+from workshop.distributed.ddp import share_batch
+from workshop.distributed.ranks import Ranks
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
-from workshop.optimizers import build_optimizer
-from workshop.precision import HALF, ComputeConfig
+from workshop.step.optimizers import build_optimizer
+from workshop.step.precision import AUTOCAST_DTYPES
 
 CPU = torch.device("cpu")
 CONFIGS = REPOSITORY / "configs"
@@ -45,7 +46,7 @@ def keys_of(file: Path) -> dict[str, Any]:
     return yaml.safe_load(file.read_text())
 
 
-def configuration(*files: Path, flags: tuple[object, ...] = ()) -> ComputeConfig:
+def configuration(*files: Path, flags: tuple[object, ...] = ()) -> ComputeFlags:
     words = [word for file in files for word in ("--config", file)]
     return load_config(Config, [str(word) for word in (*words, *flags)])
 
@@ -146,7 +147,7 @@ def test_flags_reach_the_calls_they_name(arguments_of: Callable[..., dict], monk
     for precision in ("bf16", "fp16"):
         assert arguments_of(torch.amp, "GradScaler", "--precision", precision)["enabled"] == (precision == "fp16")
         dtype, enabled = arguments_of(torch, "autocast", "--precision", precision)["positional"][1:]
-        assert (dtype, enabled) == (HALF[precision], True)
+        assert (dtype, enabled) == (AUTOCAST_DTYPES[precision], True)
     assert arguments_of(torch, "autocast")["positional"][1:] == (None, False)
     adam = arguments_of(torch.optim, "Adam", "--fused", "true", "--lr", 0.25)
     assert (adam["fused"], adam["lr"], adam["capturable"]) == (True, 0.25, False)

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import REPOSITORY, Script
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from workshop.config import load_config
+from conftest import REPOSITORY, Script
+from convergence_curves import Curve, conclude, curve_of, curves_table, read_curves
+from convergence_plot import plot
+from workshop.commandline import load_config
 from workshop.errors import UserError
-from workshop.experiments.convergence import Curve, conclude, curve_of, curves_table, read_curves
-from workshop.experiments.convergence_plot import plot
 
 CONFIGS = REPOSITORY / "configs"
 COMMON = [CONFIGS / "cifar10.yaml", CONFIGS / "cifar10_convergence.yaml"]

@@ -10,17 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Script
 from threadpoolctl import threadpool_info
 
-from workshop.experiments import sweep as sweep_module
-from workshop.experiments import timing
-from workshop.experiments.backends import Backend, compiled_torch_backend, find_backends, numpy_backend, torch_backend
-from workshop.experiments.conclusions import Lead, conclude, leads
-from workshop.experiments.cpu_or_gpu import EXPERIMENTS
-from workshop.experiments.crossover_plot import plot
-from workshop.experiments.sweep import Row, Sweep, WrongResultError, run_sweep
-from workshop.experiments.tables import format_seconds, format_table, sweep_table
+from backends import Backend, compiled_torch_backend, find_backends, numpy_backend, torch_backend
+from computations import EXPERIMENTS
+from conclusions import Lead, conclude, leads
+from conftest import Script
+from crossover_plot import plot
+from sweep import Row, Sweep, WrongResultError, run_sweep
+from workshop.measuring.tables import format_seconds, format_table, sweep_table
+
+from . import sweep as sweep_module
+from . import timing
 
 SCRIPT = "01_single_gpu/cpu_or_gpu.py"
 CPU = torch.device("cpu")

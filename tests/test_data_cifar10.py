@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_helpers import Mirror, assert_one_line
-from data_helpers import prepare as prepare
 from torchvision.datasets import CIFAR10
 
+from data_helpers import Mirror, assert_one_line
+from data_helpers import prepare as prepare
+from pictures import draw_pictures
 from workshop.datasets import cifar10
-from workshop.datasets.pictures import draw_pictures
 from workshop.errors import UserError
 
 

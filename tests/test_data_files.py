@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from data_helpers import NAMES, PREPARE, assert_one_line, contents, raw
 from data_helpers import copy as copy
 from data_helpers import generated as generated
 from data_helpers import prepare as prepare
-
+from digits import VERSION
 from workshop.datasets import mnist
-from workshop.datasets.digits import VERSION
 from workshop.errors import UserError
 
 # Damage

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchvision.datasets import MNIST
+
 from conftest import REPOSITORY
 from data_helpers import NAMES, PREPARE, Mirror, assert_one_line, contents, raw
 from data_helpers import copy as copy
 from data_helpers import generated as generated
 from data_helpers import prepare as prepare
-from torchvision.datasets import MNIST
-
-from workshop.datasets import default_data_dir, files, mnist
-from workshop.datasets.digits import draw_digits
+from digits import draw_digits
+from workshop.datasets import files, mnist
 from workshop.errors import UserError
+from workshop.paths import default_data_dir
 
 # What is drawn
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from pictures import draw_pictures
 from workshop.datasets import cifar10
-from workshop.datasets.pictures import draw_pictures
 
 
 def test_the_seed_alone_decides_what_is_drawn() -> None:

@@ -4,6 +4,7 @@ import re
 import tomllib
 
 import yaml
+
 from conftest import REPOSITORY
 
 

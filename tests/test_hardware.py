@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Script
 
+from conftest import Script
 from workshop import hardware
 from workshop.profiling.throughput import verdict
 

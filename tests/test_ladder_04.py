@@ -6,26 +6,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Script
 from torch import nn
 
-from workshop.config import TrainConfig
-from workshop.distributed import Ranks
-from workshop.experiments.matrix_peak import matmul_tflops, matrix_peak
-from workshop.experiments.precision_ladder import rung_options
-from workshop.experiments.rungs import Rung, batches_of, errors_of, flops_per_sample, reference
-from workshop.experiments.tensor_memory import peak_bytes_on_cpu
-from workshop.experiments.underflow import (
+from conftest import Script
+from gradients import (
     EXPONENTS,
     collect_gradients,
     histogram,
     lost_weight_gradients,
     scaled_shares,
 )
+from matrix_peak import matmul_tflops, matrix_peak
+from precision_ladder import rung_options
+from rungs import Rung, batches_of, errors_of, flops_per_sample, reference
+from tensor_memory import peak_bytes_on_cpu
+from workshop.config import ComputeFlags, TrainConfig
+from workshop.distributed.ranks import Ranks
 from workshop.loaders.order import EpochOrder
 from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.unet3d import UNet3D
-from workshop.precision import ComputeConfig
 
 CPU = torch.device("cpu")
 
@@ -68,11 +67,11 @@ def test_the_ladder_measures_every_rung(run_script: Script, tmp_path: Path) -> N
 
 def test_rungs_add_one_option_each_to_what_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workshop.precision._require_compiler", lambda _: None)
-    found = {name: (options, lack) for name, options, lack in rung_options(ComputeConfig(batch_size=7), CPU)}
+    found = {name: (options, lack) for name, options, lack in rung_options(ComputeFlags(batch_size=7), CPU)}
     available = {name: options for name, (options, lack) in found.items() if not lack}
-    assert available["fp16"] == ComputeConfig(batch_size=7, precision="fp16")
-    assert available["+ channels_last"] == ComputeConfig(batch_size=7, precision="bf16", channels_last=True)
-    assert available["+ compile"] == ComputeConfig(
+    assert available["fp16"] == ComputeFlags(batch_size=7, precision="fp16")
+    assert available["+ channels_last"] == ComputeFlags(batch_size=7, precision="bf16", channels_last=True)
+    assert available["+ compile"] == ComputeFlags(
         batch_size=7, precision="bf16", channels_last=True, fused=True, compile="default"
     )
     assert "needs an NVIDIA GPU" in found["+ cuda_graph"][1]
@@ -82,7 +81,7 @@ def test_a_rung_makes_the_steps_of_a_plain_training_loop() -> None:
     loader = Digits()
     torch.manual_seed(0)
     model = MnistCNN()
-    rung = Rung(ComputeConfig(lr=0.01), model, loader, CPU)
+    rung = Rung(ComputeFlags(lr=0.01), model, loader, CPU)
     rung.train(batches_of(loader, 3))
     plain = MnistCNN().eval()  # without dropout
     plain.load_state_dict(model.state_dict())
@@ -109,12 +108,12 @@ def test_errors_are_relative_to_float64() -> None:
     assert len(truth[1]) == sum(weights.numel() for weights in model.parameters())
     assert next(model.parameters()).dtype == torch.float32
     build = partial(Rung, model=model, loader=loader, device=CPU)
-    errors = {name: errors_of(build(ComputeConfig(precision=name)), batch, truth) for name in ("fp32", "fp16", "bf16")}
+    errors = {name: errors_of(build(ComputeFlags(precision=name)), batch, truth) for name in ("fp32", "fp16", "bf16")}
     assert max(errors["fp32"]) < 1e-5
     for fp16, bf16 in zip(errors["fp16"], errors["bf16"], strict=True):
         assert 1e-5 < fp16 < bf16 / 2 < 0.2
     doubled = tuple(2 * part for part in truth)
-    assert errors_of(build(ComputeConfig()), batch, doubled) == pytest.approx((0.5, 0.5), rel=1e-4)
+    assert errors_of(build(ComputeFlags()), batch, doubled) == pytest.approx((0.5, 0.5), rel=1e-4)
 
 
 def test_flops_are_those_of_convolutions_and_matrix_products() -> None:
@@ -148,9 +147,9 @@ def test_matrix_products_are_counted_as_two_operations_per_multiplication(monkey
     class Timing:
         seconds = 1e-3
 
-    monkeypatch.setattr("workshop.experiments.matrix_peak.measure", lambda *_: Timing)
+    monkeypatch.setattr("matrix_peak.measure", lambda *_: Timing)
     assert matmul_tflops((10, 20, 30), "bf16", CPU) == pytest.approx(2 * 10 * 20 * 30 * 1e3 / 1e12)
-    monkeypatch.setattr("workshop.experiments.matrix_peak.SIZES", {"cpu": (8, 16)})
+    monkeypatch.setattr("matrix_peak.SIZES", {"cpu": (8, 16)})
     assert matrix_peak("fp32", CPU) == pytest.approx(2 * 16**3 * 1e3 / 1e12)
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from conftest import Script
 from data_helpers import assert_pipelines_end_with
-
 from workshop.config import TrainConfig
 from workshop.datasets import DATASETS, shards
-from workshop.distributed import Ranks
+from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 from workshop.loaders import Loader, build_loaders, device
 from workshop.loaders.dali import DaliLoader

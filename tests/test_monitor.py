@@ -17,7 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from workshop.distributed import available_cpus
+from workshop.hardware import available_cpus
 from workshop.profiling import monitor as monitor_module
 from workshop.profiling.monitor import Monitor
 from workshop.profiling.nvml import Gpu

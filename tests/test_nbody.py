@@ -9,11 +9,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
+
 from data_helpers import Mirror, assert_one_line
 from data_helpers import prepare as prepare
-
+from universe import Physics, draw_box, linear_density
 from workshop.datasets import nbody
-from workshop.datasets.universe import Physics, draw_box, linear_density
 from workshop.errors import UserError
 
 CELLS = 32

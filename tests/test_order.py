@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workshop.distributed import Ranks
+from workshop.distributed.ranks import Ranks
 from workshop.loaders.order import EpochOrder
 
 CPU = torch.device("cpu")

@@ -16,10 +16,10 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, Result, Script
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from conftest import REPOSITORY, Result, Script
 from workshop.datasets import IMAGES, nbody
 
 READMES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("[!.]*/README.md"))]

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, Script
 from matplotlib.image import imread
-from slow_work import FAST, SLOW, Clock, SlowLoader
 
-from workshop.distributed import process_group
-from workshop.experiments import launch
-from workshop.experiments.scaling import KINDS, Setting, rows, scaling_table, settings, verdict
-from workshop.experiments.scaling_plot import plot
+from conftest import REPOSITORY, Script
+from scaling_plot import plot
+from scaling_study import KINDS, Setting, rows, scaling_table, settings, verdict
+from slow_work import FAST, SLOW, Clock, SlowLoader
+from workshop.distributed.process_group import process_group
 from workshop.profiling.throughput import benchmark
+
+from . import launch
 
 ONE, TWO, FOUR = Setting(1, 64), Setting(2, 64), Setting(4, 64)
 MEASURED = {

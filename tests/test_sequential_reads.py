@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from conftest import Script
-
 from workshop.datasets import DATASETS, shards
 from workshop.datasets.shards import SHARDS
 

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+
 from slurm_cluster import SCRIPT, SlurmCluster, clean_environment, local_cluster, require_slurm
 
 

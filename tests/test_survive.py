@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, Result, Script
 
+from conftest import REPOSITORY, Result, Script
 from workshop.datasets import shards
-from workshop.resumable import Resumable
+from workshop.run.progress import Progress
 
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 8, "--epochs", 2]  # 10 steps an epoch
 MEMORY = [*SHORT, "--loader", "memory"]
@@ -46,14 +46,14 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable:
     """Has something done in a step, counted over all epochs, of the runs that follow."""
 
     def plan(step: int, action: Callable[[], object]) -> None:
-        count_step = Resumable.count_step
+        count_step = Progress.count_step
 
-        def counted(run: Resumable, loss: torch.Tensor) -> None:
+        def counted(run: Progress, loss: torch.Tensor) -> None:
             count_step(run, loss)
             if run.steps + run.step == step:
                 action()
 
-        monkeypatch.setattr(Resumable, "count_step", counted)
+        monkeypatch.setattr(Progress, "count_step", counted)
 
     return plan
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from conftest import REPOSITORY, Result, Script
 from ranks import start_ranks
 from test_survive import assert_equal, one_line, results_of, state_of

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from conftest import REPOSITORY, Script
 from ranks import start_ranks
 from slurm_cluster import SlurmCluster

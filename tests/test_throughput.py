@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from conftest import Script
 from slow_work import FAST, SLOW, Clock, SlowLoader
-
 from workshop.loaders import Loader
 from workshop.profiling.throughput import benchmark, verdict
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, Script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from conftest import REPOSITORY, Script
 
 LESSON = REPOSITORY / "01_single_gpu"
 RANGES = ("data", "forward", "backward", "optimizer")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
 from conftest import REPOSITORY, Script
 from ranks import free_port, start_ranks
 

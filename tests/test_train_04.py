@@ -12,21 +12,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from conftest import REPOSITORY, Script
 from ranks import start_ranks
-
-from workshop.config import load_config
+from workshop.commandline import load_config
+from workshop.config import ComputeFlags
 from workshop.datasets import nbody
-from workshop.distributed import Ranks
+from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
-from workshop.graphs import StepGraph, require_one_shape
 from workshop.loaders import build_loaders
 from workshop.loaders.order import EpochOrder
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
-from workshop.optimizers import build_optimizer
-from workshop.precision import ComputeConfig, choose_memory_format, require_options, set_up_device
-from workshop.runs import Run
+from workshop.run import Run
+from workshop.step.graph import StepGraph, require_one_shape
+from workshop.step.optimizers import build_optimizer
+from workshop.step.precision import choose_memory_format, require_options, set_up_device
 
 CPU = torch.device("cpu")
 LESSON = REPOSITORY / "04_mixed_precision"
@@ -96,7 +97,7 @@ def test_the_tiny_unet_beats_a_copy_twice_over(train: Script, data_dir: Path, tm
         assert result.status == 0, result.stderr
     fp32, bf16 = (losses_of(tmp_path / precision)[-1] for precision in ("fp32", "bf16"))
     files = [str(REPOSITORY / "configs" / name) for name in ("unet3d.yaml", "unet3d_tiny.yaml")]
-    config = load_config(ComputeConfig, ["--config", files[0], "--config", files[1], "--data_dir", str(data_dir)])
+    config = load_config(ComputeFlags, ["--config", files[0], "--config", files[1], "--data_dir", str(data_dir)])
     batches = list(build_loaders(config, Ranks(device=CPU))[1])
     trivial = nbody.trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
     assert fp32 < trivial / 2
@@ -253,8 +254,8 @@ def old_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
 )
 def test_what_a_gpu_lacks_or_what_excludes_another_is_refused(old_gpu: FakeGPU, flags: dict, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        require_options(ComputeConfig(**flags), old_gpu)
-    require_options(ComputeConfig(cuda_graph=True, precision="fp16", fused=True), old_gpu)
+        require_options(ComputeFlags(**flags), old_gpu)
+    require_options(ComputeFlags(cuda_graph=True, precision="fp16", fused=True), old_gpu)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ def test_the_rate_of_a_capturable_optimizer_changes_in_place() -> None:
     """A graph reads the learning rate where it was when recorded."""
     model = torch.nn.Linear(2, 2)
     for name in ("adam", "adamw", "sgd", "adadelta"):
-        config = ComputeConfig(optimizer=name, lr=0.5, fused=name == "sgd")
+        config = ComputeFlags(optimizer=name, lr=0.5, fused=name == "sgd")
         optimizer = build_optimizer(config, model, capturable=True)
         (group,) = optimizer.param_groups
         rate = group["lr"]
@@ -335,18 +336,18 @@ def test_switches_reach_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workshop.precision.require_options", lambda *_: None)
     try:
         for precision, expected in (("tf32", "tf32"), ("fp32", "ieee"), ("bf16", "ieee")):
-            set_up_device(ComputeConfig(precision=precision, cudnn_benchmark=precision == "bf16"), CPU)
+            set_up_device(ComputeFlags(precision=precision, cudnn_benchmark=precision == "bf16"), CPU)
             assert [switch.fp32_precision for switch in switches] == [expected, expected]
             assert torch.backends.cudnn.benchmark == (precision == "bf16")
     finally:
-        set_up_device(ComputeConfig(), CPU)
+        set_up_device(ComputeFlags(), CPU)
 
 
 def test_channels_last_reaches_the_weights() -> None:
-    config = ComputeConfig(channels_last=True, dataset="nbody", model="unet3d", width=2, depth=1)
+    config = ComputeFlags(channels_last=True, dataset="nbody", model="unet3d", width=2, depth=1)
     model = build_model(config).to(memory_format=choose_memory_format(config))
     assert isinstance(model, UNet3D)
     assert model.down[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
     assert not model.down[0].weight.is_contiguous()
-    assert choose_memory_format(ComputeConfig(channels_last=True)) == torch.channels_last
-    assert choose_memory_format(ComputeConfig()) == torch.contiguous_format
+    assert choose_memory_format(ComputeFlags(channels_last=True)) == torch.channels_last
+    assert choose_memory_format(ComputeFlags()) == torch.contiguous_format

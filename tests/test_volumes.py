@@ -8,14 +8,14 @@ from pathlib import Path
 import h5py
 import pytest
 import torch
-from data_helpers import assert_pipelines_end_with
 
+from data_helpers import assert_pipelines_end_with
+from workshop.config import VolumeFlags
 from workshop.datasets import nbody
-from workshop.distributed import Ranks
+from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 from workshop.loaders import Loader, build_loaders, volumes
 from workshop.loaders.crops import AXES, FLIPS, Crops, cut
-from workshop.volumes import VolumeConfig
 
 RUNGS = ["map", "memory", "device", "dali"]
 FLAGS = {"crop_size": 8, "train_crops": 10, "val_crops": 6, "batch_size": 4, "num_workers": 0}
@@ -37,7 +37,7 @@ def boxes_dir(request: pytest.FixtureRequest, data_dir: Path, tmp_path_factory: 
 
 
 def loaders(data_dir: Path, rung: str, rank: int = 0, world_size: int = 1, **flags: object) -> tuple[Loader, Loader]:
-    config = VolumeConfig(**(FLAGS | {"dataset": "nbody", "data_dir": data_dir, "loader": rung} | flags))
+    config = VolumeFlags(**(FLAGS | {"dataset": "nbody", "data_dir": data_dir, "loader": rung} | flags))
     return build_loaders(config, Ranks(rank=rank, world_size=world_size, device=torch.device("cpu")))
 
 

@@ -1,29 +1,42 @@
-"""One frozen dataclass is the configuration: its fields are the command-line flags and the keys of the YAML files."""
+"""The flags, in groups. A lesson's configuration is one frozen dataclass made of the groups it needs:
 
-import argparse
-import dataclasses
-import difflib
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator
+    class Config(TrainConfig, DDPFlags): ...
+
+Its fields are the command-line flags and the keys of the YAML files. No group knows another one; what only matters
+where two of them meet is checked there.
+"""
+
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-import jsonargparse
-import yaml
-
-from workshop.distributed import first_on_node
-from workshop.errors import UserError, run_reporting_user_errors
+from workshop.errors import UserError
 from workshop.paths import default_data_dir
 
-jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+class Flags:
+    """Where the groups' ``__post_init__``, each of which calls the next one, end."""
+
+    def __post_init__(self) -> None:
+        pass
+
+    def require_positive(self, *names: str) -> None:
+        """See that these flags, where they are set, are above 0; whole numbers then are at least 1.
+
+        Raises:
+            UserError: one is not.
+        """
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(
+                    f"--{name} must be {'at least 1' if isinstance(value, int) else 'above 0'}, got {value}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """The flags that every lesson understands."""
+class TrainConfig(Flags):
+    """The flags of every lesson."""
 
     dataset: Literal["mnist", "cifar10"] = "mnist"
     """data set to train on"""
@@ -53,8 +66,6 @@ class TrainConfig:
     """learning rate"""
     optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = "adam"
     """optimizer"""
-    fused: bool = False
-    """let the optimizer update all weights in one kernel; adadelta cannot"""
     seed: int = 1
     """seed of weights, sample order and augmentation"""
     log_interval: int = 100
@@ -77,118 +88,78 @@ class TrainConfig:
     """watch CPUs, memory and GPU: curves in TensorBoard, mean and max in summary.json"""
 
     def __post_init__(self) -> None:
-        counts = (
-            "batch_size",
-            "epochs",
-            "log_interval",
-            "save_interval",
-            "prefetch_factor",
-            "limit_train",
-            "limit_val",
-        )
-        for name in counts:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name} must be at least 1, got {value}")
+        super().__post_init__()
+        self.require_positive("batch_size", "epochs", "log_interval", "save_interval", "prefetch_factor")
+        self.require_positive("limit_train", "limit_val", "benchmark_seconds", "lr")
         if self.num_workers < 0:
             raise UserError(f"--num_workers must be 0 (load in the training process) or more, got {self.num_workers}")
-        if self.fused and self.optimizer == "adadelta":
-            raise UserError("--fused true: PyTorch has no fused adadelta; choose another --optimizer, or --fused false")
-        if not self.benchmark_seconds > 0:
-            raise UserError(f"--benchmark_seconds must be above 0, got {self.benchmark_seconds}")
-        if not self.lr > 0:
-            raise UserError(f"--lr must be above 0, got {self.lr}")
 
 
-C = TypeVar("C", bound=TrainConfig)
+@dataclass(frozen=True, kw_only=True)
+class DDPFlags(Flags):
+    """The flags of training with several processes."""
+
+    global_batch_size: int | None = None
+    """samples per step over all ranks; if given, it is shared among them, whatever --batch_size says"""
+    lr_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """how --lr, meant for steps of base_batch_size samples, grows with the global batch"""
+    base_batch_size: int = 64
+    """the global batch that --lr is meant for"""
+    warmup: float = 0.1
+    """share of all steps in which the learning rate rises from almost nothing"""
+    bucket_cap_mb: float | None = None
+    """gradients travel in buckets of at most so many MiB (default: PyTorch's 25, the first one 1)"""
+    gradient_as_bucket_view: bool = False
+    """let the gradients live in the buckets instead of being copied there: saves memory for one set of them"""
+    static_graph: bool = False
+    """promise that every step uses the same parameters in the same way, which lets DDP prepare more"""
+    forward_sync_buffers: bool = True
+    """before each forward pass, give all ranks the buffers (such as batch norm's statistics) of rank 0"""
+    sync_gradients: bool = True
+    """false: no communication, to measure what it costs; each rank then trains on its own"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_positive("global_batch_size", "base_batch_size", "bucket_cap_mb")
+        if self.static_graph and not self.sync_gradients:
+            raise UserError("--static_graph true has DDP learn the graph while it communicates: --sync_gradients true")
+        if not 0 <= self.warmup < 1:
+            raise UserError(f"--warmup is a share of all steps, from 0 to below 1, got {self.warmup}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint that names the known name most like ``name``, or all known names when none is alike."""
-    known = sorted(known)
-    alike = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {alike[0]}?" if alike else f"known are: {', '.join(known)}"
+@dataclass(frozen=True, kw_only=True)
+class ComputeFlags(Flags):
+    """The flags of how a training step is computed."""
+
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """tf32: round what matrix products read; bf16, fp16: compute in half as many bits where autocast says it is safe"""
+    channels_last: bool = False
+    """keep the channels of a pixel side by side in memory, as fast convolutions want them"""
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    """have torch.compile fuse operations into fewer kernels; the modes after default take longer to do it"""
+    cuda_graph: bool = False
+    """on an NVIDIA GPU: record one training step, then launch all its kernels at once"""
+    cudnn_benchmark: bool = False
+    """on an NVIDIA GPU: let cuDNN try its algorithms for each shape of convolution and keep the fastest"""
+    fused: bool = False
+    """let the optimizer update all weights in one kernel; adadelta cannot"""
 
 
-def load_config(config_class: type[C], arguments: list[str], description: str | None = None) -> C:
-    """Build the configuration from ``[--config FILE ...] [--KEY VALUE ...]``.
+@dataclass(frozen=True, kw_only=True)
+class VolumeFlags(Flags):
+    """The flags of training on volumes: how boxes are cut into samples, and how large the U-Net is."""
 
-    Later files win over earlier ones, and flags win over files wherever they stand on the line. ``--trace`` alone means
-    ``--trace true``. ``--help`` shows the ``description``.
+    crop_size: int = 64
+    """with nbody: edge, in cells, of the cubes that are cut from the boxes at random"""
+    train_crops: int = 512
+    """with nbody: cubes that make up an epoch"""
+    val_crops: int = 64
+    """with nbody: cubes to validate on, the same ones every time"""
+    width: int = 64
+    """with unet3d: channels after the first layer; deeper layers have more"""
+    depth: int = 6
+    """with unet3d: how many times it halves the edge of the volume"""
 
-    Raises:
-        UserError: an unknown key or flag, a value of the wrong type or range, or a file that cannot be read.
-    """
-    files_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    files_parser.add_argument("--config", action="append", default=[])
-    try:
-        found, flags = files_parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise UserError(_explain(str(error), {})) from None
-    known = {f.name for f in dataclasses.fields(config_class)}
-    keys_of = {file: _keys(file) for file in found.config}
-    for file, keys in keys_of.items():
-        for key in keys - known:
-            raise UserError(f"{file}: unknown key '{key}'; {nearest(key, known)}")
-    for flag in flags:
-        name = flag.removeprefix("--").partition("=")[0]
-        if flag.startswith("--") and name not in known | {"help", "print_config"}:
-            raise UserError(f"unknown flag --{name}; {nearest(f'--{name}', (f'--{key}' for key in known))}")
-    switches = {f"--{f.name}" for f in dataclasses.fields(config_class) if f.type is bool}
-    flags = list(_with_true_after(switches, flags))
-
-    parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description)
-    parser.add_argument("--config", action="config", help="YAML file of flags; may be given more than once")
-    parser.add_class_arguments(config_class)
-    files = [part for file in found.config for part in ("--config", file)]
-    try:
-        values = parser.parse_args(files + flags).as_dict()
-    except argparse.ArgumentError as error:
-        raise UserError(_explain(str(error), keys_of)) from None
-    del values["config"]
-    return config_class(**values)
-
-
-def run_with_config(main: Callable[[C], None], config_class: type[C]) -> None:
-    """Run a lesson's ``main`` with the configuration of the command line; tell a user's mistake in one line."""
-
-    def parse_and_run() -> None:
-        try:
-            config = load_config(config_class, sys.argv[1:], description=main.__globals__["__doc__"])
-        except UserError as error:
-            error.told = not first_on_node()  # the others here were given the same flags
-            raise
-        main(config)
-
-    run_reporting_user_errors(parse_and_run)
-
-
-def _with_true_after(switches: set[str], flags: list[str]) -> Iterator[str]:
-    for flag, following in pairwise([*flags, "--"]):
-        yield flag
-        if flag in switches and following.startswith("--"):
-            yield "true"
-
-
-def _keys(file: str) -> set[str]:
-    try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the config file {file}: {getattr(error, 'strerror', None) or error}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{file} is not valid YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file} must hold lines of the form 'key: value', found a {type(content).__name__}")
-    return {str(key) for key in content}
-
-
-def _explain(message: str, keys_of: dict[str, set[str]]) -> str:
-    """Say in the user's words what the parser found wrong, and in which file if it was in one."""
-    wrong = re.search(r'key "(\w+)":\s*Expected an? (.*)\. Got value: (.*)', message, re.DOTALL)
-    if not wrong:
-        return re.sub(r"argument (--\w+): expected one argument", r"\1 needs a value", message)
-    key, expected, value = wrong.groups()
-    expected = re.sub(r"<class '(\w+)'>", r"\1", expected)
-    expected = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", expected)
-    where = "".join(f" (in {file})" for file, keys in keys_of.items() if key in keys)
-    return f"--{key} takes {expected}, got '{value}'{where}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_positive("crop_size", "train_crops", "val_crops", "width", "depth")

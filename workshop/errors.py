@@ -1,10 +1,11 @@
 """How a user's mistake is told: one line saying what is wrong, where, and what to do; exit status 2."""
 
+import difflib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class UserError(ValueError):
@@ -35,3 +36,15 @@ def leave_with_status_2_when_told_to_end() -> None:
 def warn(message: str) -> None:
     """Tell the user, in one line on stderr, of something that works but will disappoint."""
     print(f"warning: {message}", file=sys.stderr)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint that names the known name most like ``name``, or all known names when none is alike."""
+    known = sorted(known)
+    alike = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {alike[0]}?" if alike else f"known are: {', '.join(known)}"
+
+
+def first_on_node() -> bool:
+    """Whether this process is the first of those on its node, as far as torchrun or srun tell."""
+    return (os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0") == "0"

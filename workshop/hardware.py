@@ -1,6 +1,5 @@
-"""What this machine is and which software ran: the part of every record that makes a figure mean something."""
+"""The device to compute on, the CPUs to use, and what every record says of machine and software."""
 
-import ctypes
 import os
 import platform
 import sys
@@ -10,12 +9,24 @@ from typing import Any
 
 import torch
 
-from workshop.distributed import available_cpus
-
 CPUINFO = Path("/proc/cpuinfo")
 CPU_FLAGS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
 """what /proc/cpuinfo calls the instructions for 16-bit formats, on x86 and ARM"""
 PACKAGES = ("torch", "torchvision", "line_profiler", "nvidia-dali-cuda120", "numpy")
+
+
+def pick_device() -> torch.device:
+    """Return the accelerator of this machine (CUDA, Apple's MPS, ...) if it has one, else the CPU."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def available_cpus() -> int:
+    """Return how many CPUs this process may use: those of its Slurm task, else those it is allowed to run on."""
+    if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
+        return int(cpus)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def describe_hardware(device: torch.device) -> dict[str, Any]:
@@ -63,20 +74,6 @@ def peak_memory_bytes(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def keep_freed_memory() -> None:
-    """Have the C library reuse large blocks of freed memory instead of giving them back to the system each time.
-
-    Memory fresh from the system costs a page fault for every 4 KiB, and a training step on a CPU frees and asks for
-    the same large tensors again and again. (PyTorch does the same for GPU memory, always.) Does nothing where the C
-    library is not glibc. Source: mallopt(3).
-    """
-    if platform.libc_ver()[0] == "glibc":
-        m_trim_threshold, m_mmap_threshold, large = -1, -3, 2**30
-        libc = ctypes.CDLL(None)
-        libc.mallopt(m_mmap_threshold, large)
-        libc.mallopt(m_trim_threshold, large)
 
 
 def _cpuinfo(key: str) -> str:

@@ -1,4 +1,4 @@
-"""The data sets by name. Each is one module, and all offer what `DataSet` lists."""
+"""The data sets. Each is one module, which knows its files; those of images offer what `ImageDataSet` lists."""
 
 from pathlib import Path
 from typing import Protocol
@@ -6,43 +6,26 @@ from typing import Protocol
 import torch
 from torch.utils.data import Dataset
 
-from workshop.datasets import cifar10, mnist, nbody
-from workshop.paths import default_data_dir
-
-__all__ = ["DATASETS", "IMAGES", "DataSet", "ImageDataSet", "default_data_dir"]
+from workshop.datasets import cifar10, mnist
 
 
-class DataSet(Protocol):
-    """What the module of every data set offers. ``split`` is ``"train"`` or ``"val"``."""
+class ImageDataSet(Protocol):
+    """What the module of a data set of images offers. ``split`` is ``"train"`` or ``"val"``."""
 
     NAME: str
     """as on the command line"""
-    NUM_CLASSES: int | None
-    """None where a model has to predict volumes, not classes"""
+    NUM_CLASSES: int
     SAMPLE_SHAPE: tuple[int, ...]
-    """of one sample: channels, rows, columns (and layers); volumes may be cut to other sizes"""
-    RECIPE: dict[str, int]
-    """what `generate` may be told, and what it does unless told"""
-
-    def check(self, data_dir: Path) -> None:
-        """Raise `UserError`, saying which command mends it, unless all files are there and sound; takes moments."""
-
-    def download(self, data_dir: Path) -> None:
-        """Bring the real data into ``data_dir``, unless they are there."""
-
-    def generate(self, data_dir: Path, **recipe: int | None) -> None:
-        """Draw stand-in data, in the files of the real ones; None: as in those drawn there before, else the usual."""
-
-
-class ImageDataSet(DataSet, Protocol):
-    """What the module of a data set of images offers besides."""
-
+    """of one sample: channels, rows, columns"""
     MEAN: tuple[float, ...]
     """of the training pixels of each channel, on a scale where white is 1"""
     STD: tuple[float, ...]
     """likewise"""
     AUGMENT: bool
     """whether training images are flipped and shifted at random"""
+
+    def check(self, data_dir: Path) -> None:
+        """Raise `UserError`, saying which command mends it, unless all files are there and sound; takes moments."""
 
     def arrays(self, data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the whole split undecorated: inputs (N, *SAMPLE_SHAPE) uint8 and targets (N,) int64."""
@@ -52,4 +35,4 @@ class ImageDataSet(DataSet, Protocol):
 
 
 IMAGES: dict[str, ImageDataSet] = {module.NAME: module for module in (mnist, cifar10)}
-DATASETS: dict[str, DataSet] = IMAGES | {nbody.NAME: nbody}
+"""by name; the volumes of `nbody` are apart, as they need HDF5"""

@@ -8,32 +8,27 @@ files that NERSC's tutorial "Deep Learning at Scale" reads.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
-import psutil
 import torch
 import torch.nn.functional as F
 
-from workshop.datasets import files, universe
-from workshop.datasets.drawing import complete_recipe
+from workshop.datasets import files
 from workshop.errors import UserError
 
 NAME = "nbody"
 NUM_CLASSES = None
 SAMPLE_SHAPE = (4, 64, 64, 64)
 TARGET_CHANNELS = 5
-RECIPE = {"seed": 0, "cells": 64}
 
 SPLITS = ("train", "val")
 CHANNELS = {"Nbody": SAMPLE_SHAPE[0], "Hydro": TARGET_CHANNELS}
 VELOCITY = (1, 2, 3)
 """channels of both fields that hold the velocity along the first, second and third axis of the volume"""
-URL = "https://portal.nersc.gov/project/dasrepo/pharring/"
-REAL_FILES = {"train": "downsamp_2048crop_train.h5", "val": "downsamp_1024crop_valid.h5"}
-BYTES_PER_CELL = 60  # about, while a box is drawn
 
 
 @dataclass(frozen=True)
@@ -66,11 +61,9 @@ def check(data_dir: Path) -> None:
     """
     try:
         for split in SPLITS:
-            _describe(_path(_folder(data_dir), split))
+            _describe(path_of(folder(data_dir), split))
     except UserError as error:
-        real = files.prepare_command(NAME, data_dir)
-        synthetic = files.prepare_command(NAME, data_dir, "--synthetic")
-        raise UserError(f"{error}; to bring it run `{real}`, or without a network `{synthetic}`") from None
+        raise UserError(f"{error}; {files.how_to_bring(NAME, data_dir)}") from None
 
 
 def box(data_dir: Path, split: str) -> Box:
@@ -80,7 +73,7 @@ def box(data_dir: Path, split: str) -> Box:
         UserError: as `check`.
     """
     check(data_dir)
-    return _describe(_path(_folder(data_dir), split))
+    return _describe(path_of(folder(data_dir), split))
 
 
 def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,83 +103,30 @@ def check_values(path: Path) -> None:
                 raise UserError(f"{path}: {bad} of the {file[field].size} values of {field} are not finite numbers")
 
 
-def download(data_dir: Path) -> None:
-    """Download the boxes that NERSC's tutorial trains on: 39 GB and 5 GB. They come without a checksum.
-
-    Raises:
-        UserError: they cannot be had, or other data are in their place (see `files.fill_folder`).
-    """
-    synthetic = files.prepare_command(NAME, data_dir, "--synthetic")
-
-    def write(folder: Path) -> None:
-        for split, name in REAL_FILES.items():
-            try:
-                files.download([URL + name], _path(folder, split), md5=None)
-            except UserError as error:
-                raise UserError(f"{error}; without a network `{synthetic}` draws stand-in data") from None
-
-    files.fill_folder(_folder(data_dir), {"origin": "downloaded", "files": REAL_FILES}, _check_folder, write)
-
-
-def generate(data_dir: Path, cells: int | None = None, seed: int | None = None) -> None:
-    """Draw two boxes (see `universe`), one to train on and one to validate with.
-
-    Args:
-        data_dir: Root folder of the data sets.
-        cells: Along each edge of a box. None: as many as generated there before, else 64.
-        seed: Both boxes draw from it, independently of each other. None: the one used there before, else 0.
-
-    Raises:
-        UserError: a box without cells, one that memory cannot hold, or a seed outside 0..2^32-1 asked for; or other
-            data are in its place (see `files.fill_folder`).
-    """
-    folder = _folder(data_dir)
-    recipe = complete_recipe(folder, RECIPE, {"seed": seed, "cells": cells})
-    needed, free = BYTES_PER_CELL * recipe["cells"] ** 3, psutil.virtual_memory().available
-    if needed > free:
-        raise UserError(
-            f"--cells {recipe['cells']} needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free"
-        )
-
-    def write(folder: Path) -> None:
-        for number, split in enumerate(SPLITS):
-            _write_box(_path(folder, split), recipe["cells"], 2 * recipe["seed"] + number)
-
-    origin = {"origin": "generated", **recipe, "version": universe.VERSION}
-    files.fill_folder(folder, origin, _check_folder, write)
-
-
-def _folder(data_dir: Path) -> Path:
+def folder(data_dir: Path) -> Path:
+    """Return the folder that the files are in."""
     return Path(data_dir) / NAME
 
 
-def _path(folder: Path, split: str) -> Path:
-    if split not in SPLITS:
-        raise UserError(f"no split {split!r}: it is 'train' or 'val'")
+def path_of(folder: Path, split: str) -> Path:
+    """Return the path of the file of a split."""
     return folder / f"{split}.h5"
 
 
-def _write_box(path: Path, cells: int, seed: int) -> None:
-    physics = universe.Physics()
-    nbody, hydro = universe.draw_box(cells, seed, physics)
+def write_box(path: Path, nbody: torch.Tensor, hydro: torch.Tensor, attributes: Mapping[str, object]) -> None:
+    """Write the fields (4, n, n, n) and (5, n, n, n), both float32, into a new file."""
     with h5py.File(path, "w") as file:
-        file.attrs["periodic"] = True
-        file.attrs["seed"] = seed
-        file.attrs["redshift"] = 3.0
-        file.attrs["box_size_mpc_h"] = cells * physics.cell
-        file.attrs["velocity_unit"] = "100 km/s"
-        for name, value in vars(physics).items():
-            file.attrs[f"physics_{name}"] = value
+        file.attrs.update(attributes)
         file.create_dataset("Nbody", data=nbody.numpy())
         file.create_dataset("Hydro", data=hydro.numpy())
     with open(path, "rb") as written:
         os.fsync(written.fileno())
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Raise `UserError` unless both files are in this folder, with all they should hold and nothing but numbers."""
     for split in SPLITS:
-        check_values(_describe(_path(folder, split)).path)
+        check_values(_describe(path_of(folder, split)).path)
 
 
 def _describe(path: Path) -> Box:

@@ -5,11 +5,11 @@
 """
 
 import json
-import zlib
 from pathlib import Path
 
-from workshop.datasets import IMAGES
-from workshop.datasets.files import fill_folder, prepare_command, read_origin, synced
+import torch
+
+from workshop.datasets.files import prepare_command, read_origin, synced
 from workshop.errors import UserError
 
 SHARDS = 32
@@ -31,33 +31,21 @@ def shard_paths(name: str, data_dir: Path, split: str) -> list[str]:
     return [str(shard_path(folder_of(name, data_dir), split, shard)) for shard in range(SHARDS)]
 
 
-def pack(name: str, data_dir: Path) -> None:
-    """Pack data set ``name`` into shards, unless these very samples are packed there already.
+def write_split(folder: Path, split: str, images: torch.Tensor, targets: torch.Tensor) -> None:
+    """Pack images (N, C, H, W) uint8 and classes (N,) int64 into new files."""
+    import webdataset as wds
 
-    Raises:
-        UserError: the data set is missing or damaged, or the shards cannot be written.
-    """
-    try:
-        import webdataset as wds
-    except ImportError:
-        raise UserError("--shards needs WebDataset: pip install webdataset") from None
-    splits = {split: IMAGES[name].arrays(data_dir, split) for split in ("train", "val")}
-    origin = {"origin": "packed", "shards": SHARDS}
-    for split, (images, targets) in splits.items():
-        origin[f"{split}_samples"] = len(images)
-        origin[f"{split}_checksum"] = zlib.crc32(targets.numpy(), zlib.crc32(images.numpy()))
+    for shard in range(SHARDS):
+        with synced(shard_path(folder, split, shard)) as file, wds.TarWriter(file, mtime=0) as tar:
+            for i in range(shard, len(images), SHARDS):
+                tar.write({"__key__": f"{i:08d}", "npy": images[i].numpy(), "cls": int(targets[i])})
 
-    def write(folder: Path) -> None:
-        for split, (images, targets) in splits.items():
-            for shard in range(SHARDS):
-                with synced(shard_path(folder, split, shard)) as file, wds.TarWriter(file, mtime=0) as tar:
-                    for i in range(shard, len(images), SHARDS):
-                        tar.write({"__key__": f"{i:08d}", "npy": images[i].numpy(), "cls": int(targets[i])})
-        sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.tar"))}
-        with synced(folder / SIZES_FILE) as file:
-            file.write(json.dumps(sizes, indent=2).encode())
 
-    fill_folder(folder_of(name, data_dir), origin, _check_folder, write)
+def write_sizes(folder: Path) -> None:
+    """Note how long the files are, when all of them are there: what `check` compares them with."""
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.tar"))}
+    with synced(folder / SIZES_FILE) as file:
+        file.write(json.dumps(sizes, indent=2).encode())
 
 
 def check(name: str, data_dir: Path) -> dict[str, int]:
@@ -68,14 +56,15 @@ def check(name: str, data_dir: Path) -> dict[str, int]:
     """
     folder = folder_of(name, data_dir)
     try:
-        _check_folder(folder)
+        check_folder(folder)
     except UserError as error:
         raise UserError(f"{error}; to pack the shards run `{prepare_command(name, data_dir, '--shards')}`") from None
     origin = read_origin(folder)
     return {split: origin[f"{split}_samples"] for split in ("train", "val")}
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Raise `UserError` unless all shards are in this folder, as long as they should be."""
     try:
         sizes = json.loads((folder / SIZES_FILE).read_text())
     except (OSError, ValueError):

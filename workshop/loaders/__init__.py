@@ -1,21 +1,22 @@
 """The rungs of the data ladder, all with one interface."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Protocol
 
 import torch
 
-from workshop.config import TrainConfig
-from workshop.datasets import DATASETS, IMAGES, nbody
+from workshop.config import TrainConfig, VolumeFlags
+from workshop.datasets import IMAGES
 from workshop.datasets import shards as packed
-from workshop.distributed import Ranks, available_cpus
+from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError, warn
+from workshop.hardware import available_cpus
 from workshop.loaders.device import DeviceLoader
 from workshop.loaders.map import MapLoader, SeededSamples
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder
 from workshop.loaders.transform import BatchTransform
-from workshop.loaders.volumes import build_volume_loader
 
 
 class Loader(Protocol):
@@ -27,18 +28,28 @@ class Loader(Protocol):
     def __len__(self) -> int: ...
 
 
-def build_loaders(config: TrainConfig, ranks: Ranks) -> tuple[Loader, Loader]:
+def build_loaders(config: TrainConfig, device: torch.device, ranks: Ranks = ONE_PROCESS) -> tuple[Loader, Loader]:
     """Build the training and the validation loader of ``config.dataset`` on the rung ``config.loader``.
+
+    Args:
+        config: of the lesson; with volumes, it has the `VolumeFlags` too.
+        device: that computes.
+        ranks: who shares the samples; by default this process has them all.
 
     Raises:
         UserError: the data set is missing or damaged, or smaller than one global batch; or the rung lacks a library,
             its shards or the memory it needs.
     """
-    DATASETS[config.dataset].check(config.data_dir)
     if ranks.is_main and config.num_workers > available_cpus():
         warn(f"--num_workers {config.num_workers} is more than the {available_cpus()} CPUs this process may use")
-    train = _build_loader(config, ranks, "train", config.limit_train)
-    val = _build_loader(config, ranks, "val", config.limit_val)
+    if config.dataset == "nbody":
+        from workshop.loaders.volumes import build_volume_loader as build  # needs HDF5
+    else:
+        _refuse_flags_of_volumes(config)
+        IMAGES[config.dataset].check(config.data_dir)
+        build = _build_image_loader
+    train = build(config, device, ranks, "train", config.limit_train)
+    val = build(config, device, ranks, "val", config.limit_val)
     if train.sampler.samples < train.sampler.global_batch_size:
         raise UserError(
             f"--batch_size {config.batch_size} on {ranks.world_size} rank(s) needs "
@@ -47,12 +58,22 @@ def build_loaders(config: TrainConfig, ranks: Ranks) -> tuple[Loader, Loader]:
     return train, val
 
 
-def _build_loader(config: TrainConfig, ranks: Ranks, split: str, limit: int | None) -> Loader:
-    if config.dataset == nbody.NAME:
-        return build_volume_loader(config, ranks, split, limit)
+def _refuse_flags_of_volumes(config: TrainConfig) -> None:
+    for flag in fields(VolumeFlags):
+        value = getattr(config, flag.name, flag.default)  # not all lessons have these flags
+        if value != flag.default:
+            raise UserError(
+                f"--{flag.name} {value} needs --dataset nbody, not {config.dataset}; configs/unet3d.yaml says so, and "
+                "is given before the other unet3d_*.yaml"
+            )
+
+
+def _build_image_loader(
+    config: TrainConfig, device: torch.device, ranks: Ranks, split: str, limit: int | None
+) -> Loader:
     dataset = IMAGES[config.dataset]
     training = split == "train"
-    pin_memory = config.pin_memory and ranks.device.type == "cuda"
+    pin_memory = config.pin_memory and device.type == "cuda"
 
     def order_of(samples: int, order: type[EpochOrder] = EpochOrder) -> EpochOrder:
         return order(min(limit or samples, samples), config.batch_size, ranks, config.seed, shuffle=training)
@@ -83,8 +104,8 @@ def _build_loader(config: TrainConfig, ranks: Ranks, split: str, limit: int | No
     if config.loader == "memory":
         return MemoryLoader(images, targets, order, transform, pin_memory)
     if config.loader == "device":
-        return DeviceLoader(images, targets, order, transform, ranks.device)
+        return DeviceLoader(images, targets, order, transform, device)
     assert config.loader == "dali", config.loader
     from workshop.loaders.dali import DaliLoader  # needs DALI
 
-    return DaliLoader(images, targets, order, transform, config.num_workers, ranks.device)
+    return DaliLoader(images, targets, order, transform, config.num_workers, device)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from workshop.distributed import Ranks
+from workshop.distributed.ranks import Ranks
 
 
 class EpochOrder:
@@ -56,4 +56,5 @@ class EpochOrder:
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """Return a source of random numbers that are others for every seed and every epoch."""
-    return torch.Generator().manual_seed(hash((seed, epoch)))  # it heeds the lowest 32 bits: both must get into them
+    # torch's generator uses only the lowest 32 bits of its seed, so the hash mixes both numbers into them.
+    return torch.Generator().manual_seed(hash((seed, epoch)))

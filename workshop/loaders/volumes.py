@@ -7,14 +7,14 @@ import h5py
 import torch
 from torch.utils.data import Dataset
 
+from workshop.config import VolumeFlags
 from workshop.datasets import nbody
-from workshop.distributed import Ranks
+from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 from workshop.loaders.crops import Crops, cut
 from workshop.loaders.device import free_bytes
 from workshop.loaders.map import MapLoader
 from workshop.loaders.order import EpochOrder
-from workshop.volumes import VolumeConfig
 
 
 class VolumeLoader:
@@ -79,7 +79,7 @@ def read_cube(field: h5py.Dataset, corner: list[int], size: int) -> torch.Tensor
 
 
 def build_volume_loader(
-    config: VolumeConfig, ranks: Ranks, split: str, limit: int | None
+    config: VolumeFlags, device: torch.device, ranks: Ranks, split: str, limit: int | None
 ) -> "VolumeLoader | MapLoader":
     """Build the loader of a split on the rung ``config.loader``.
 
@@ -99,7 +99,7 @@ def build_volume_loader(
     seed = config.seed if training else 0
     crops = Crops(samples, box.cells, config.crop_size, box.periodic, seed, fixed=not training)
     order = EpochOrder(min(limit or samples, samples), config.batch_size, ranks, config.seed, shuffle=training)
-    pin_memory = config.pin_memory and ranks.device.type == "cuda"
+    pin_memory = config.pin_memory and device.type == "cuda"
     if config.loader == "map":
         if ranks.is_main:  # where the whole box is read anyway, each rank sees for itself
             nbody.check_values(box.path)
@@ -113,18 +113,18 @@ def build_volume_loader(
         )
     if config.loader == "shards":
         raise UserError("--loader shards has no volumes; --loader map, memory, device or dali has")
-    device = ranks.device if config.loader == "device" else torch.device("cpu")
-    _check_room(config, box, device)
+    where = device if config.loader == "device" else torch.device("cpu")
+    _check_room(config, box, where)
     boxes = nbody.arrays(config.data_dir, split)
     if config.loader == "dali":
         from workshop.loaders.volume_dali import VolumeDaliLoader  # needs DALI
 
-        return VolumeDaliLoader(boxes, crops, order, box.periodic, config.num_workers, ranks.device)
-    boxes = tuple(field.to(device) for field in boxes)
+        return VolumeDaliLoader(boxes, crops, order, box.periodic, config.num_workers, device)
+    boxes = tuple(field.to(where) for field in boxes)
     return VolumeLoader(boxes, crops, order, pin_memory and config.loader == "memory")
 
 
-def _check_room(config: VolumeConfig, box: nbody.Box, device: torch.device) -> None:
+def _check_room(config: VolumeFlags, box: nbody.Box, device: torch.device) -> None:
     """Raise `UserError` unless both fields of the box fit into the memory that is free on ``device``."""
     cells = box.cells**3
     if config.loader == "dali":  # makes a copy, and continues it if it is periodic

@@ -4,16 +4,14 @@ import warnings
 from collections.abc import Callable
 
 import torch
-import torchvision
 from torch import nn
 
-from workshop.config import TrainConfig, nearest
-from workshop.datasets import DATASETS, DataSet
-from workshop.errors import UserError
+from workshop.config import TrainConfig, VolumeFlags
+from workshop.datasets import IMAGES, ImageDataSet
+from workshop.errors import UserError, nearest
 from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.small_cnn import CifarCNN
 from workshop.models.unet3d import UNet3D
-from workshop.volumes import VolumeConfig
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"mnist_cnn": MnistCNN, "cifar_cnn": CifarCNN}
 """The workshop's own classifiers; each is made for the samples of one data set."""
@@ -30,18 +28,16 @@ def build_model(config: TrainConfig) -> nn.Module:
     Raises:
         UserError: no model has that name, or it does not fit the data set.
     """
-    if config.dataset == "nbody" or config.model == VOLUME_MODEL:
+    if config.dataset == "nbody":
+        if config.model != VOLUME_MODEL:
+            raise UserError(f"--dataset nbody holds volumes, and only --model {VOLUME_MODEL} maps volumes to volumes")
         return _build_unet(config)
-    dataset = DATASETS[config.dataset]
-    theirs = torchvision.models.list_models(module=torchvision.models)
-    if config.model in MODELS:
-        model = MODELS[config.model]()
-    elif config.model in theirs:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # on initial weights that will change, of some models
-            model = torchvision.models.get_model(config.model, weights=None, num_classes=dataset.NUM_CLASSES)
-    else:
-        raise UserError(f"--model {config.model} is unknown; {nearest(config.model, [*MODELS, VOLUME_MODEL, *theirs])}")
+    if config.model == VOLUME_MODEL:
+        raise UserError(
+            f"--model {VOLUME_MODEL} maps volumes to volumes: it needs --dataset nbody, not {config.dataset}"
+        )
+    dataset = IMAGES[config.dataset]
+    model = MODELS[config.model]() if config.model in MODELS else _torchvision_model(config.model, dataset.NUM_CLASSES)
     if misfit := _misfit(model, dataset):
         fitting = " or ".join(name for name, build in MODELS.items() if not _misfit(build(), dataset))
         shape = "x".join(map(str, dataset.SAMPLE_SHAPE))
@@ -52,14 +48,18 @@ def build_model(config: TrainConfig) -> nn.Module:
     return model
 
 
-def _build_unet(config: TrainConfig) -> nn.Module:
-    if config.model != VOLUME_MODEL:
-        raise UserError(f"--dataset nbody holds volumes, and only --model {VOLUME_MODEL} maps volumes to volumes")
-    if config.dataset != "nbody":
-        raise UserError(
-            f"--model {VOLUME_MODEL} maps volumes to volumes: it needs --dataset nbody, not {config.dataset}"
-        )
-    assert isinstance(config, VolumeConfig), "only lessons with flags for volumes know the data set nbody"
+def _torchvision_model(name: str, num_classes: int) -> nn.Module:
+    import torchvision  # here: it takes longer to import than torch itself, and few runs need it
+
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        raise UserError(f"--model {name} is unknown; {nearest(name, [*MODELS, VOLUME_MODEL, *known])}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # on initial weights that will change, of some models
+        return torchvision.models.get_model(name, weights=None, num_classes=num_classes)
+
+
+def _build_unet(config: VolumeFlags) -> nn.Module:
     if config.crop_size % 2**config.depth:
         halvings = (config.crop_size & -config.crop_size).bit_length() - 1
         near = max(round(config.crop_size / 2**config.depth), 1) * 2**config.depth
@@ -70,7 +70,7 @@ def _build_unet(config: TrainConfig) -> nn.Module:
     return UNet3D(config.width, config.depth)
 
 
-def _misfit(model: nn.Module, dataset: DataSet) -> str | None:
+def _misfit(model: nn.Module, dataset: ImageDataSet) -> str | None:
     """Say what goes wrong when the model is shown samples of the data set; None if nothing does.
 
     This works on the meta device, where tensors have shapes but no numbers: it takes some tenths of a second even for

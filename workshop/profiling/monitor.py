@@ -15,8 +15,8 @@ from typing import Any, Self
 import psutil
 import torch
 
-from workshop.distributed import available_cpus
 from workshop.errors import warn
+from workshop.hardware import available_cpus
 from workshop.profiling.nvml import Gpu
 
 # The CPU time of a process is counted in ticks of 10 ms, and GPM counters need 100 ms between two samples.

@@ -12,17 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from workshop.distributed import slowest
+from workshop.distributed.agreement import slowest
 from workshop.hardware import only_imitates
 from workshop.loaders import Loader
+from workshop.profiling.calibration import repeats_for
 
 TRIALS = 3
+FEWEST_STEPS = 10
 GOOD_OVERLAP = 0.9
 
 NEXT_STEP = {
@@ -77,12 +80,13 @@ class OneBatch:
 class InStep:
     """A loader whose batches come when all ranks have asked for one, so that none gets ahead of the slowest."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, device: torch.device) -> None:
         self.loader = loader
         self.sampler = loader.sampler
+        self.device = device
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        nothing = torch.zeros((), device=self.sampler.ranks.device)
+        nothing = torch.zeros((), device=self.device)
         for batch in self.loader:
             dist.all_reduce(nothing)  # waits on the device, as the sum of gradients does; a barrier would stop the host
             yield batch
@@ -94,6 +98,7 @@ class InStep:
 def benchmark(
     loader: Loader,
     train: Callable[[Loader], object],
+    device: torch.device,
     loader_name: str,
     folder: Path,
     seconds: float,
@@ -108,6 +113,7 @@ def benchmark(
     Args:
         loader: the training loader.
         train: trains on all batches of the loader it is given, as an epoch does.
+        device: that trains.
         loader_name: the rung of the data ladder, for the verdict.
         folder: the run's folder.
         seconds: length of a trial.
@@ -121,32 +127,29 @@ def benchmark(
     one_batch = OneBatch(loader)
     works = {"IO": (loader, _read_all), "SYNTHETIC": (one_batch, train), "FULL": (loader, train)}
     if no_sync:
-        works |= {"BARRIER": (InStep(one_batch), train_alone), "COMPUTE": (one_batch, train_alone)}
-    steps = {name: _steps_in(*work, seconds) for name, work in works.items()}
+        works |= {"BARRIER": (InStep(one_batch, device), train_alone), "COMPUTE": (one_batch, train_alone)}
+
+    def time_of(name: str, steps: int) -> float:
+        return slowest(_seconds(*works[name], steps), device)  # the same on all ranks
+
+    for name in works:
+        time_of(name, FEWEST_STEPS)  # workers start, memory is allocated, kernels are chosen
+    steps = {name: repeats_for(seconds, partial(time_of, name), FEWEST_STEPS) for name in works}
     rates: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(TRIALS):  # in turn, so that a machine that changes its pace does so to all
-        for name, work in works.items():
-            rates[name].append(_samples(work[0], steps[name]) / _seconds(*work, steps[name]))
+        for name in works:
+            rates[name].append(_samples(loader, steps[name]) / time_of(name, steps[name]))
     measured = {name: Throughput(found) for name, found in rates.items()}
     if not loader.sampler.ranks.is_main:
         return
     means = (measured[name].mean for name in ("IO", "SYNTHETIC", "FULL"))
-    found = verdict(*means, loader_name, bf16=not only_imitates(loader.sampler.ranks.device, "bf16"))
+    found = verdict(*means, loader_name, bf16=not only_imitates(device, "bf16"))
     print(f"\n{'':10} {'samples/s':>20}")
     for name, throughput in measured.items():
         print(f"{name:10} {throughput!s:>20}")
     print(f"\n{found}")
     record = {name: throughput.record() for name, throughput in measured.items()} | {"verdict": found}
     (folder / "throughput.json").write_text(json.dumps(record, indent=2) + "\n")
-
-
-def _steps_in(loader: Loader, work: Callable[[Loader], object], seconds: float) -> int:
-    """Return how many steps ``work`` takes in about ``seconds``; warms up on the way."""
-    steps = 10
-    _seconds(loader, work, steps)  # workers start, memory is allocated, kernels are chosen
-    while (taken := _seconds(loader, work, steps)) < seconds / 3:
-        steps *= 2
-    return max(10, round(steps * seconds / taken))
 
 
 def _parts(loader: Loader, steps: int) -> list[int]:
@@ -171,7 +174,7 @@ def _seconds(loader: Loader, work: Callable[[Loader], object], steps: int) -> fl
         torch.accelerator.synchronize()
     seconds = time.perf_counter() - started
     loader.sampler.max_steps = None
-    return slowest(seconds, loader.sampler.ranks.device)  # with ranks that agree on it, all take as many steps
+    return seconds
 
 
 def _read_all(loader: Loader) -> None:
@@ -195,7 +198,9 @@ def verdict(io: float, synthetic: float, full: float, loader: str, bf16: bool = 
             f"Data-bound: training could take {synthetic / io:.1f} times what the loader gives. "
             f"Try {NEXT_STEP[loader]}."
         )
+    fewer_bits = "--precision bf16 and " if bf16 else ""
     return (
-        f"Compute-bound: the loader could give {io / synthetic:.1f} times what training takes. Faster loading will "
-        f"not help; try {'--precision bf16 and ' if bf16 else ''}--channels_last true, then a larger --batch_size."
+        f"Compute-bound: the loader could give {io / synthetic:.1f} times what training takes. Faster loading will not "
+        f"help; try a larger --batch_size, and what the lesson on mixed precision does to the step: {fewer_bits}"
+        "--channels_last true."
     )

@@ -1,0 +1,62 @@
+"""How many matrix products do all ranks together compute in a second: what this machine can give them at most.
+
+Started like a training script, as ranks. They meet only to begin together; while they compute, none waits for another.
+
+    torchrun --standalone --nproc-per-node 2 -m matrix_products --out /tmp
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from workshop.distributed.agreement import slowest
+from workshop.distributed.process_group import process_group
+from workshop.distributed.ranks import Ranks
+from workshop.errors import run_reporting_user_errors
+from workshop.measuring.flags import Parser
+
+CPU_SIZE, ACCELERATOR_SIZE = 512, 4096
+"""rows and columns: large enough to keep the device busy"""
+TRIALS = 3
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a trial (default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for matrix_products.json")
+    return parser.parse_args()
+
+
+def seconds_for(products: int, matrix: torch.Tensor, ranks: Ranks) -> float:
+    """Return how long the slowest rank takes for that many products of a square matrix with itself."""
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(products):
+        matrix @ matrix
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return slowest(time.perf_counter() - started, ranks.device)
+
+
+def main() -> None:
+    """Measure several trials; rank 0 writes the products per second of all ranks together."""
+    arguments = parse_arguments()
+    with process_group() as ranks:
+        size = CPU_SIZE if ranks.device.type == "cpu" else ACCELERATOR_SIZE
+        matrix = torch.rand(size, size, device=ranks.device)
+        products = 10
+        while (taken := seconds_for(products, matrix, ranks)) < arguments.seconds / 3:
+            products *= 2
+        products = max(10, round(products * arguments.seconds / taken))
+        trials = [ranks.world_size * products / seconds_for(products, matrix, ranks) for _ in range(TRIALS)]
+        if ranks.is_main:
+            (arguments.out / "matrix_products.json").write_text(json.dumps({"MATRIX": trials}) + "\n")
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)

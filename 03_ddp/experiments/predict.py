@@ -1,0 +1,119 @@
+"""How far would it scale? Predicts weak scaling from the time of a step, its gradients, and two numbers of a network.
+
+    python predict.py                                                  # a published study on 128 GPUs
+    python predict.py --allreduce allreduce.json --scaling scaling.json  # what was measured here
+
+You should see the predicted efficiency beside the published or the measured one, between two bounds: with none of the
+communication hidden behind backward, and with all of it but the last bucket. The flags' defaults describe that study:
+the same U-Net and GPUs, and the network its nodes had then, as far as it is known.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import prediction
+from allreduce_plot import plot_prediction
+from alpha_beta import Network
+from workshop.errors import UserError, run_reporting_user_errors
+from workshop.hardware import pick_device
+from workshop.measuring.flags import Parser, make_output_folder, require_positive
+from workshop.measuring.records import write_record
+from workshop.measuring.tables import format_seconds, format_table
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line.
+
+    Raises:
+        UserError: it makes no sense.
+    """
+    parser = Parser(__doc__)
+
+    def number(flag: str, default: float, text: str) -> None:
+        parser.add_argument(flag, type=float, default=default, help=f"{text} (default: %(default)s)")
+
+    number("--samples_per_second", prediction.SAMPLES_PER_SECOND, "of one GPU that trains alone")
+    number("--parameters", prediction.PARAMETERS, "of the model; their gradients have 4 bytes each")
+    number("--buckets", prediction.BUCKETS, "all-reduces per step")
+    number("--gb_per_second", prediction.GB_PER_SECOND, "from a node into the network")
+    number("--alpha_us", prediction.ALPHA_US, "microseconds per message")
+    parser.add_argument("--max_ranks", type=int, default=1024, help="default: %(default)s")
+    parser.add_argument("--allreduce", type=Path, metavar="FILE", help="allreduce.json of this machine")
+    parser.add_argument("--scaling", type=Path, metavar="FILE", help="scaling.json of this machine")
+    parser.add_out("predict.json and predict.png")
+    arguments = parser.parse_args()
+    require_positive(arguments, "samples_per_second", "parameters", "buckets", "gb_per_second")
+    if arguments.alpha_us < 0 or arguments.max_ranks < 2:
+        raise UserError("--alpha_us must be 0 or more, --max_ranks 2 or more")
+    if bool(arguments.allreduce) != bool(arguments.scaling):
+        raise UserError("give both --allreduce FILE and --scaling FILE, or neither")
+    return arguments
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return a record that another script wrote.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def predict_published(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Print and plot the prediction for the published study; return it."""
+    network = Network(arguments.alpha_us * 1e-6, 1e-9 / arguments.gb_per_second)
+    steps = prediction.published_steps(arguments.samples_per_second, arguments.parameters, int(arguments.buckets))
+    counts = [2**i for i in range(1, arguments.max_ranks.bit_length())]
+    curves = {f"batch {batch}": prediction.curve(step, network, counts) for batch, step in steps.items()}
+    header = ["ranks", *(f"{name}: {bound}" for name in curves for bound in ("none", "hidden"))]
+    cells = [[f"{n:,}", *(f"{value:.0%}" for found in curves.values() for value in found[n])] for n in counts]
+    print("Predicted weak-scaling efficiency, with none of the communication hidden, and with all that can be\n")
+    print(format_table(header, cells, left=()))
+
+    rows = prediction.against_published(steps, network)
+    print(f"\nBeside the published figures, {prediction.GPUS_PUBLISHED} GPUs; off by: percentage points\n")
+    print(format_table(prediction.published_header(), [prediction.published_cells(row) for row in rows]))
+    print("\ncalibrated: at the bandwidth that fits batch 64, so that batch 128 is the test")
+    points = [(f"batch {p.batch_size}", prediction.GPUS_PUBLISHED, p.efficiency) for p in prediction.PUBLISHED]
+    plot_prediction(curves, points, arguments.out / "predict.png")
+    assumed = {name: getattr(arguments, name) for name in ("samples_per_second", "parameters", "buckets")}
+    assumed |= {"gb_per_second": arguments.gb_per_second, "alpha_us": arguments.alpha_us}
+    return {"assumed": assumed, "curves": curves, "published": rows}
+
+
+def predict_measured(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Print the prediction for this machine's own study beside what was measured; return it."""
+    allreduce, scaling = read(arguments.allreduce), read(arguments.scaling)
+    rows = prediction.against_measured(scaling, allreduce)
+    names = (*prediction.OVERLAPS, "measured", "measured, waiting apart")
+    cells = [
+        [
+            str(row["ranks"]),
+            format_seconds(row["compute_seconds"]),
+            format_seconds(row["all_reduce_seconds"]),
+            *(f"{row[name]:.1%}" for name in names),
+        ]
+        for row in rows
+    ]
+    print("Speed with communication over that without, weak scaling on this machine\n")
+    print(format_table(["ranks", "step alone", "all-reduce", *names], cells, left=()))
+    return {"measured": rows}
+
+
+def main() -> None:
+    """Predict; write the record."""
+    arguments = parse_arguments()
+    make_output_folder(arguments.out)
+    found = predict_measured(arguments) if arguments.allreduce else predict_published(arguments)
+    file = arguments.out / "predict.json"
+    write_record(file, pick_device(), found)
+    print(f"\nwritten: {file}")
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)

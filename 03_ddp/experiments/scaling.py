@@ -1,0 +1,146 @@
+"""How far does it scale? Weak and strong scaling of this lesson's train.py over 1, 2, 4, ... ranks.
+
+    python scaling.py                        # ranks of this machine: one per GPU, else one per CPU
+    sbatch -N 2 scaling.slurm                # ranks of two nodes
+
+You should see samples/s for loading alone (IO), training alone (SYNTHETIC), both (FULL), training without
+communication (COMPUTE) and the same with a barrier in each step (BARRIER); then efficiency, beside what this machine
+can reach at all, and what communication costs. A rank on CPUs has one thread, so that one rank cannot take what
+belongs to two. Flags that are not listed here go to train.py.
+"""
+
+import argparse
+import itertools
+import statistics
+from pathlib import Path
+
+import torch
+
+from scaling_plot import plot
+from scaling_study import (
+    KINDS,
+    Setting,
+    Trials,
+    joined,
+    powers_of_two,
+    rows,
+    scaling_table,
+    settings,
+    verdict,
+)
+from workshop.errors import run_reporting_user_errors, warn
+from workshop.hardware import available_cpus, pick_device
+from workshop.measuring.flags import Parser, make_output_folder, require_positive
+from workshop.measuring.records import write_record
+from workshop.measuring.timing import cpu_share
+from workshop.models import build_model
+
+from . import launch
+
+LESSON = Path(__file__).parent
+
+
+def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
+    """Read the command line; return the flags of this script and those for train.py.
+
+    Raises:
+        UserError: it makes no sense.
+    """
+    parser = Parser(__doc__)
+    parser.add_argument(
+        "--max_ranks", type=int, help="stop at so many ranks (default: GPUs, else CPUs; tasks of a job)"
+    )
+    parser.add_argument("--threads_per_rank", type=int, help="CPU threads (default: 1; with GPUs, an equal share)")
+    parser.add_argument("--batch_size", type=int, help="weak scaling: samples per rank (default: 64; quick, 8)")
+    parser.add_argument(
+        "--global_batch_size", type=int, help="strong scaling: samples over all ranks (default: that of --batch_size)"
+    )
+    parser.add_argument("--seconds", type=float, help="length of a trial (default: 1; quick, 0.1)")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="measure all in turn so many times, 3 trials each (default: %(default)s)"
+    )
+    parser.add_switch("--quick", "only to see it work: weak scaling alone, small batches, short trials")
+    parser.add_out("scaling.json and scaling.png")
+    arguments, train_flags = parser.parse_known_args()
+    require_positive(arguments, *(name for name in vars(arguments) if name not in ("out", "quick")))
+    return arguments, train_flags
+
+
+def fill_in_defaults(arguments: argparse.Namespace) -> None:
+    """Set what the command line left open by what is there: GPUs or CPUs, of this machine or of the job."""
+    gpus = torch.cuda.device_count()
+    there = launch.slurm_tasks() if launch.in_slurm() else gpus or available_cpus()
+    arguments.max_ranks = arguments.max_ranks or there
+    if arguments.max_ranks > there:
+        warn(f"--max_ranks {arguments.max_ranks} is more than the {there} there are: ranks will share CPUs or fail")
+    share = max(1, available_cpus() // (1 if launch.in_slurm() else arguments.max_ranks))
+    arguments.threads_per_rank = arguments.threads_per_rank or (share if gpus else 1)
+    arguments.seconds = arguments.seconds or (0.1 if arguments.quick else 1.0)
+    arguments.batch_size = arguments.batch_size or (8 if arguments.quick else 64)
+    arguments.global_batch_size = arguments.global_batch_size or arguments.batch_size
+
+
+def measure_training(setting: Setting, arguments: argparse.Namespace, train_flags: list[str]) -> Trials:
+    """Return the trials of each kind, in samples/s."""
+    flags = [*train_flags, "--batch_size", setting.batch_size, "--benchmark_seconds", arguments.seconds]
+    start = launch.launcher(setting.ranks)
+    found = launch.benchmark(start, LESSON, flags, arguments.out, arguments.threads_per_rank)
+    speed = ", ".join(f"{kind} {statistics.mean(found[kind]):,.0f}" for kind in KINDS)
+    print(f"{setting.ranks} rank(s), batch {setting.batch_size} each: {speed} samples/s", flush=True)
+    return found
+
+
+def measure_products(ranks: int, arguments: argparse.Namespace) -> Trials:
+    """Return the trials of MATRIX, in matrix products per second."""
+    script = ["-m", "matrix_products", "--seconds", arguments.seconds, "--out"]
+    found = launch.measure(launch.launcher(ranks), script, LESSON, arguments.out, arguments.threads_per_rank)
+    print(f"{ranks} rank(s): {statistics.mean(found['MATRIX']):,.0f} matrix products/s", flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure all settings in turn, so many rounds; then print, plot and write what came of it."""
+    arguments, train_flags = parse_arguments()
+    # Unless asked for otherwise: all samples in memory and no loader processes, which would take CPUs from the ranks.
+    train_flags = ["--loader", "memory", "--num_workers", "0", *train_flags]
+    config = launch.check_flags(LESSON, train_flags)
+    fill_in_defaults(arguments)
+    make_output_folder(arguments.out)
+    studies = settings(arguments.max_ranks, arguments.batch_size, arguments.global_batch_size)
+    if arguments.quick:
+        del studies["strong"]
+    measured: dict[Setting, Trials] = {setting: {} for setting in itertools.chain(*studies.values())}
+    products: dict[int, Trials] = {} if arguments.quick else {ranks: {} for ranks in powers_of_two(arguments.max_ranks)}
+    shares = [cpu_share()]
+    for _ in range(arguments.rounds):
+        for setting in measured:
+            measured[setting] = joined(measured[setting], measure_training(setting, arguments, train_flags))
+            shares.append(cpu_share())
+        for ranks in products:
+            products[ranks] = joined(products[ranks], measure_products(ranks, arguments))
+    for setting in measured:
+        measured[setting] |= products.get(setting.ranks, {})
+
+    if min(shares) < 0.8:
+        warn(f"at times only {min(shares):.0%} of the CPUs were free: others compute here too, so trust no ratio")
+    found = [row for scaling, study in studies.items() for row in rows(scaling, study, measured)]
+    verdicts = {scaling: verdict([row for row in found if row["scaling"] == scaling]) for scaling in studies}
+    print(f"\nsamples/s and ratios\n{scaling_table(found)}\n")
+    print("\n".join(verdicts.values()))
+    figures = {
+        "cpu_share": min(shares),
+        "threads_per_rank": arguments.threads_per_rank,
+        "rounds": arguments.rounds,
+        "train_flags": train_flags,
+        "gradient_bytes": sum(parameter.nbytes for parameter in build_model(config).parameters()),
+        "verdicts": verdicts,
+        "rows": found,
+    }
+    json_file, plot_file = arguments.out / "scaling.json", arguments.out / "scaling.png"
+    write_record(json_file, pick_device(), figures)
+    plot(found, plot_file)
+    print(f"\nwritten: {json_file}, {plot_file}")
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)

@@ -1,0 +1,83 @@
+"""The precision ladder: what each option of train.py costs and gives, all measured on the same work.
+
+    python ladder.py --quick true                # seconds, on cubes of 8 cells: to see that it works
+    python ladder.py                             # minutes; the 3D U-Net: a small one on a CPU, the full one on a GPU
+    python ladder.py --config ../configs/cifar10.yaml --model resnet18 --batch_size 64
+
+The first rows are the number formats; each row with a + adds one option to the row above it. You should see speed and
+memory change a lot and the validation loss by chance only, errors that follow from the number of bits, and at least one
+option that costs more than it gives. The rows are built and measured in rungs.py and precision_ladder.py of
+workshop/experiments.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ladder_plot import plot
+from precision_ladder import climb
+from workload import WorkloadConfig, read_workload, training_device
+from workshop.errors import UserError, run_reporting_user_errors
+from workshop.measuring.flags import default_folder, make_output_folder
+from workshop.measuring.records import write_record
+from workshop.measuring.tables import format_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderConfig(WorkloadConfig):
+    """The flags of the workload, as train.py has them, and of the measurement."""
+
+    trials: int = 3
+    """how often the throughput of each row is measured"""
+    trial_seconds: float = 3.0
+    """about how long each time"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trials < 2:
+            raise UserError(f"--trials must be at least 2, got {self.trials}")
+        if not self.trial_seconds > 0:
+            raise UserError(f"--trial_seconds must be above 0, got {self.trial_seconds}")
+
+
+def table(figures: dict[str, Any]) -> str:
+    """Return the rows as a person reads them."""
+    header = ["", "samples/s", "±", "peak MB", "TFLOP/s", "of peak", "outputs", "gradients", "val loss"]
+    lines = []
+    for row in figures["rows"]:
+        if row["note"]:
+            continue
+        cells = [
+            f"{row['samples_per_second']:,.1f}",
+            f"{row['samples_per_second_std']:,.1f}",
+            f"{row['peak_memory_bytes'] / 1e6:,.1f}",
+            f"{row['tflops']:.3g}",
+            f"{row['share_of_peak']:.0%}",
+            f"{row['output_error']:.0e}",
+            f"{row['gradient_error']:.0e}",
+            f"{row['val_loss']:.4f}",
+        ]
+        lines.append([row["name"], *cells])
+    notes = [f"{row['name']}: {row['note']}" for row in figures["rows"] if row["note"]]
+    return "\n".join([format_table(header, lines), "", *notes])
+
+
+def main() -> None:
+    """Climb the ladder; print, record and draw what was found."""
+    device = training_device()
+    config = read_workload(LadderConfig, device, __doc__, steps=5, trial_seconds=0.05)
+    folder = config.out or default_folder()
+    make_output_folder(folder)
+    print(f"{config.model} on {config.dataset}, {config.batch_size} samples a step, on {device}", flush=True)
+    figures = climb(config, device, config.steps, config.trials, config.trial_seconds, compiled=not config.quick)
+    peaks = ", ".join(f"{name} {tflops:.3g}" for name, tflops in figures["peaks"].items())
+    print(f"\n{figures['flops_per_sample'] / 1e9:.3g} GFLOP per sample; peak of matrix products in TFLOP/s: {peaks}")
+    print(f"errors are relative to float64; validation loss is after {config.steps} steps\n\n{table(figures)}")
+    json_file, plot_file = folder / "ladder.json", folder / "ladder.png"
+    write_record(json_file, device, {"config": dataclasses.asdict(config)} | figures)
+    plot(figures, plot_file)
+    print(f"\nwritten: {json_file}, {plot_file}")
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)

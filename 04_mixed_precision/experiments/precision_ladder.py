@@ -1,0 +1,156 @@
+"""The precision ladder: what each option of lesson 04 costs and gives, all measured on the same work."""
+
+import copy
+import dataclasses
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import torch
+
+from matrix_peak import matrix_peak, synchronize
+from rungs import FORMATS, MORE, Batch, Rung, batches_of, errors_of, flops_per_sample, reference
+from tensor_memory import PeakOnCuda, peak_bytes_on_cpu
+from workshop.config import ComputeFlags
+from workshop.distributed.ranks import Ranks
+from workshop.errors import UserError
+from workshop.loaders import build_loaders
+from workshop.models import build_model
+from workshop.step.graph import EAGER_STEPS
+from workshop.step.precision import require_options
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one rung costs and gives; where the device lacks an option, only the note."""
+
+    name: str
+    note: str = ""
+    samples_per_second: float | None = None
+    samples_per_second_std: float | None = None
+    peak_memory_bytes: int | None = None
+    """in tensors: weights, gradients, optimizer, batch, and what a step needs on top"""
+    tflops: float | None = None
+    share_of_peak: float | None = None
+    output_error: float | None = None
+    gradient_error: float | None = None
+    val_loss: float | None = None
+
+
+def rung_options(
+    config: ComputeFlags, device: torch.device, compiled: bool = True
+) -> Iterator[tuple[str, ComputeFlags, str]]:
+    """Yield name, configuration and what the device lacks ("" if nothing) of each rung.
+
+    First the number formats alone; then, on top of bf16, one option more in each row, leaving out what is not there.
+    """
+    for name, options in FORMATS.items():
+        candidate = dataclasses.replace(config, **options)
+        yield name, candidate, _lack(candidate, device)
+    below = dataclasses.replace(config, **(FORMATS["fp32"] if _lack(candidate, device) else FORMATS["bf16"]))
+    for name, options in MORE.items():
+        candidate = dataclasses.replace(below, **options)
+        skipped = name == "compile" and not compiled
+        lack = "left out by --quick" if skipped else _lack(candidate, device)
+        yield f"+ {name}", candidate, lack
+        below = below if lack else candidate
+
+
+def _lack(config: ComputeFlags, device: torch.device) -> str:
+    try:
+        require_options(config, device)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def climb(
+    config: ComputeFlags, device: torch.device, steps: int, trials: int, seconds: float, compiled: bool = True
+) -> dict[str, Any]:
+    """Measure every rung; without ``compiled``, leave torch.compile out, which takes most of the time.
+
+    Each starts from the same weights and is first compared with float64 on one batch. Then it trains on the same
+    ``steps`` batches, is validated, and trains on one batch again and again for the throughput: all rungs in turn,
+    ``trials`` times for about ``seconds``, so that a machine that changes its pace does so to all of them.
+
+    Returns:
+        peaks (10^12 operations/s of a matrix product by precision), flops_per_sample, batch_size, steps, rows.
+    """
+    train_loader, val_loader = build_loaders(config, Ranks(device=device))
+    torch.manual_seed(config.seed)
+    model = build_model(config).to(device)
+    batch = tuple(part.to(device) for part in next(batches_of(train_loader, 1)))
+    flops = flops_per_sample(config, batch)
+    truth = reference(model, train_loader, *batch)
+    peaks: dict[str, float] = {}
+    rows: list[Row] = []
+    rungs: dict[str, Rung] = {}
+    for name, options, lack in rung_options(config, device, compiled):
+        if lack:
+            rows.append(Row(name, note=f"not available: {lack}"))
+            continue
+        print(f"  {name} ...", flush=True)
+        if options.precision not in peaks:
+            peaks[options.precision] = matrix_peak(options.precision, device)
+        cuda_peak = PeakOnCuda(device) if device.type == "cuda" else None
+        rung = rungs[name] = Rung(options, model, train_loader, device)
+        outputs, gradients = errors_of(rung, batch, truth)
+        if cuda_peak:
+            cuda_peak.reset()  # comparing is no part of training
+        rung.train(batches_of(train_loader, steps))
+        rows.append(
+            Row(
+                name,
+                peak_memory_bytes=cuda_peak.bytes() if cuda_peak else _peak_on_cpu(rung, batch),
+                output_error=outputs,
+                gradient_error=gradients,
+                val_loss=rung.validate(val_loader),
+            )
+        )
+    for name, rates in _throughputs(rungs, batch, trials, seconds).items():
+        mean = statistics.mean(rates)
+        place = next(i for i, row in enumerate(rows) if row.name == name)
+        rows[place] = dataclasses.replace(
+            rows[place],
+            samples_per_second=mean,
+            samples_per_second_std=statistics.stdev(rates),
+            tflops=mean * flops / 1e12,
+            share_of_peak=mean * flops / 1e12 / max(peaks.values()),
+        )
+    return {
+        "peaks": peaks,
+        "flops_per_sample": flops,
+        "batch_size": len(batch[0]),
+        "steps": steps,
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+
+
+def _peak_on_cpu(rung: Rung, batch: Batch) -> int:
+    weights = copy.deepcopy(rung.model.state_dict())
+    peak = peak_bytes_on_cpu(lambda: rung.train(iter([batch])), rung.model, rung.optimizer)
+    rung.model.load_state_dict(weights)  # that was a step too many
+    return peak
+
+
+def _throughputs(rungs: dict[str, Rung], batch: Batch, trials: int, seconds: float) -> dict[str, list[float]]:
+    """Return samples per second of each rung, ``trials`` times, in turn."""
+
+    def time_of(rung: Rung, steps: int) -> float:
+        started = time.perf_counter()
+        rung.train(repeat(batch, steps))
+        synchronize(rung.device)
+        return time.perf_counter() - started
+
+    for rung in rungs.values():
+        if rung.config.cuda_graph:  # however few steps there were, it is recorded now
+            rung.train(repeat(batch, EAGER_STEPS + 1))
+    steps = {name: max(3, round(3 * seconds / time_of(rung, 3))) for name, rung in rungs.items()}
+    rates: dict[str, list[float]] = {name: [] for name in rungs}
+    for _ in range(trials):
+        for name, rung in rungs.items():
+            rates[name].append(steps[name] * len(batch[0]) / time_of(rung, steps[name]))
+    return rates

@@ -1,0 +1,109 @@
+"""Bringing a data set's files to disk: there whole or not at all, and never over data that are not ours."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from workshop.datasets.files import ORIGIN_FILE, read_origin, synced
+from workshop.errors import UserError
+
+
+def fill_folder(
+    folder: Path, origin: Mapping[str, Any], check: Callable[[Path], None], write: Callable[[Path], None]
+) -> None:
+    """Have ``folder`` hold data of this origin, unless they are there already; say on stdout what was done.
+
+    The files are written into ``<folder>.new``, which takes its final name once they are complete, checked and on
+    disk. So whenever this is interrupted, ``folder`` holds everything, or is as it was, or (for the moment between two
+    renames) is not there; the next call puts things right.
+
+    Args:
+        folder: Filled and replaced as a whole.
+        origin: What tells these data from others. Its key ``"origin"`` is ``"downloaded"`` or ``"generated"``.
+        check: Raises `UserError` if the files in the folder it is given are not complete and sound.
+        write: Writes the files into the empty folder it is given.
+
+    Raises:
+        UserError: the folder holds data of the other kind, or data that were not put there by this function (these
+            are never overwritten); or ``write`` raised it; or writing failed.
+    """
+    folder = Path(folder).resolve()
+    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+    try:
+        with _one_at_a_time(folder):
+            _remove(new, old)  # left by a call that was killed
+            if _is_filled(folder, origin, check):
+                return
+            try:
+                new.mkdir(parents=True)
+                write(new)
+                check(new)
+                with synced(new / ORIGIN_FILE) as file:
+                    file.write(json.dumps(origin, indent=2).encode() + b"\n")
+                if folder.exists():
+                    folder.rename(old)
+                new.rename(folder)
+            finally:
+                _remove(new, old)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error}") from error
+    print(f"{folder}: {_describe(origin)}; complete")
+
+
+def _is_filled(folder: Path, origin: Mapping[str, Any], check: Callable[[Path], None]) -> bool:
+    """Whether the folder holds data of this origin; `UserError` if it holds others that must not be replaced."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return False
+    damage = None
+    try:
+        check(folder)
+    except UserError as error:
+        damage = error
+    choice = f"move {folder} away or choose another --data_dir"
+    there = read_origin(folder)
+    if there is None:
+        if not damage and origin["origin"] == "downloaded":
+            print(f"{folder}: data of your own; complete, nothing to do")
+            return True
+        state = f"damaged ({damage})" if damage else "complete"
+        raise UserError(f"{folder} has data of your own, {state}, which are never overwritten: {choice}")
+    if there["origin"] != origin["origin"]:
+        raise UserError(f"{folder} has {there['origin']} data, {origin['origin']} ones will not replace them: {choice}")
+    if damage:
+        print(f"{damage}; replacing all of {folder}")
+        return False
+    if there != origin:
+        print(f"{folder}: replacing {_describe(there)} with {_describe(origin)}")
+        return False
+    print(f"{folder}: {_describe(there)}; complete, nothing to do")
+    return True
+
+
+def _describe(origin: Mapping[str, Any]) -> str:
+    details = ", ".join(f"{key} {value}" for key, value in origin.items() if isinstance(value, int))
+    return f"{origin['origin']} data" + (f" ({details})" if details else "")
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Make other processes that fill the same folder wait; the lock goes with the process, however it ends."""
+    with ExitStack() as stack:
+        with suppress(ImportError, OSError):  # a system or file system without locks, or a folder not ours to write
+            import fcntl
+
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(folder.parent / f".{folder.name}.lock", "w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"{folder}: waiting for another process that is filling it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

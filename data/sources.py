@@ -1,0 +1,208 @@
+"""Where each data set comes from: an address to download it from, or a drawing that stands in for it."""
+
+import gzip
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import digits
+import pictures
+import universe
+from downloading import DownloadError, download
+from drawing import complete_recipe
+from filling import fill_folder
+from workshop.datasets import IMAGES, cifar10, mnist, nbody, shards
+from workshop.datasets.files import prepare_command, synced
+from workshop.errors import UserError
+
+Recipe = dict[str, int]
+
+NBODY_URL = "https://portal.nersc.gov/project/dasrepo/pharring/"
+NBODY_FILES = {"train": "downsamp_2048crop_train.h5", "val": "downsamp_1024crop_valid.h5"}  # 39 GB and 5 GB
+NBODY_BYTES_PER_CELL = 60  # about, while a box is drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """How the files of one data set are brought."""
+
+    folder: Callable[[Path], Path]
+    """data_dir -> the folder they are in"""
+    check_folder: Callable[[Path], None]
+    """raises `UserError` unless the files in a folder are whole and sound"""
+    fetch: Callable[[Path], Mapping[str, Any]]
+    """downloads them into a folder"""
+    real: Callable[[], Mapping[str, Any]]
+    """returns what tells the real data from others"""
+    draw: Callable[[Path, Recipe], None]
+    """draws stand-ins into a folder"""
+    usual: Recipe
+    """what to draw unless told: the seed, and the sizes"""
+    version: int
+    """of the drawing"""
+
+
+def bring_real(name: str, data_dir: Path) -> None:
+    """Download data set ``name`` into ``data_dir``, unless it is there.
+
+    Raises:
+        UserError: it cannot be had, or other data are in its place (see `fill_folder`).
+    """
+    source = SOURCES[name]
+    try:
+        fill_folder(
+            source.folder(data_dir), {"origin": "downloaded", **source.real()}, source.check_folder, source.fetch
+        )
+    except DownloadError as error:
+        synthetic = prepare_command(name, data_dir, "--synthetic")
+        raise UserError(f"{error}; without a network `{synthetic}` draws stand-in data") from None
+
+
+def bring_drawn(name: str, data_dir: Path, **asked: int | None) -> None:
+    """Draw stand-in data in the files of data set ``name``; the same arguments give the same bytes.
+
+    Args:
+        name: of the data set.
+        data_dir: root folder of the data sets.
+        asked: seed and sizes, by the names of the data set's recipe. What is missing or None is as in the data drawn
+            there before, else as usual.
+
+    Raises:
+        UserError: a size below one, one that memory cannot hold, or a seed outside 0..2^32-1 asked for; or other data
+            are in its place (see `fill_folder`).
+    """
+    source = SOURCES[name]
+    folder = source.folder(data_dir)
+    recipe = complete_recipe(folder, source.usual, asked)
+    origin = {"origin": "generated", **recipe, "version": source.version}
+    fill_folder(folder, origin, source.check_folder, lambda new: source.draw(new, recipe))
+
+
+def pack(name: str, data_dir: Path) -> None:
+    """Pack data set ``name`` into shards, unless these very samples are packed there already.
+
+    Raises:
+        UserError: the data set is missing or damaged, or the shards cannot be written.
+    """
+    IMAGES[name].check(data_dir)
+    splits = {split: IMAGES[name].arrays(data_dir, split) for split in ("train", "val")}
+    origin = {"origin": "packed", "shards": shards.SHARDS}
+    for split, (images, targets) in splits.items():
+        origin[f"{split}_samples"] = len(images)
+        origin[f"{split}_checksum"] = zlib.crc32(targets.numpy(), zlib.crc32(images.numpy()))
+
+    def write(folder: Path) -> None:
+        for split, (images, targets) in splits.items():
+            shards.write_split(folder, split, images, targets)
+        shards.write_sizes(folder)
+
+    fill_folder(shards.folder_of(name, data_dir), origin, shards.check_folder, write)
+
+
+def _fetch_mnist(folder: Path) -> None:
+    from torchvision.datasets import MNIST
+
+    for name, md5 in MNIST.resources:
+        packed = folder / name
+        download([mirror + name for mirror in MNIST.mirrors], packed, md5)
+        with gzip.open(packed) as source, synced(packed.with_suffix("")) as target:
+            shutil.copyfileobj(source, target)
+        packed.unlink()
+
+
+def _real_mnist() -> dict[str, Any]:
+    from torchvision.datasets import MNIST
+
+    return {"md5": dict(MNIST.resources)}
+
+
+def _draw_mnist(folder: Path, recipe: Recipe) -> None:
+    for number, split in enumerate(("train", "val")):
+        drawn = digits.draw_digits(recipe[f"{split}_samples"], 2 * recipe["seed"] + number)
+        mnist.write_split(folder, split, *drawn)
+
+
+def _fetch_cifar10(folder: Path) -> None:
+    from torchvision.datasets import CIFAR10
+
+    packed = folder / CIFAR10.filename
+    download([CIFAR10.url], packed, CIFAR10.tgz_md5)
+    # Only the files that are wanted leave the archive, to where we say: no path in it is trusted.
+    wanted = {f"{cifar10.FOLDER}/{name}": folder / name for name in cifar10.ALL_FILES}
+    with tarfile.open(packed) as archive:
+        for member in archive:
+            if member.isfile() and member.name in wanted:
+                with synced(wanted[member.name]) as target:
+                    shutil.copyfileobj(archive.extractfile(member), target)
+    packed.unlink()
+    cifar10.write_lengths(folder)
+
+
+def _real_cifar10() -> dict[str, Any]:
+    from torchvision.datasets import CIFAR10
+
+    return {"md5": CIFAR10.tgz_md5}
+
+
+def _draw_cifar10(folder: Path, recipe: Recipe) -> None:
+    for number, split in enumerate(("train", "val")):
+        drawn = pictures.draw_pictures(recipe[f"{split}_samples"], 2 * recipe["seed"] + number)
+        cifar10.write_split(folder, split, *drawn)
+    cifar10.write_names(folder, pictures.NAMES)
+    cifar10.write_lengths(folder)
+
+
+def _fetch_nbody(folder: Path) -> None:
+    for split, name in NBODY_FILES.items():  # they come without a checksum
+        download([NBODY_URL + name], nbody.path_of(folder, split), md5=None)
+
+
+def _draw_nbody(folder: Path, recipe: Recipe) -> None:
+    cells = recipe["cells"]
+    needed, free = NBODY_BYTES_PER_CELL * cells**3, psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(f"--cells {cells} needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free")
+    physics = universe.Physics()
+    for number, split in enumerate(("train", "val")):
+        seed = 2 * recipe["seed"] + number
+        about = {"periodic": True, "seed": seed, "redshift": 3.0, "box_size_mpc_h": cells * physics.cell}
+        about |= {"velocity_unit": "100 km/s"} | {f"physics_{name}": value for name, value in vars(physics).items()}
+        nbody.write_box(nbody.path_of(folder, split), *universe.draw_box(cells, seed, physics), about)
+
+
+SOURCES = {
+    "mnist": Source(
+        folder=mnist.folder,
+        check_folder=mnist.check_folder,
+        fetch=_fetch_mnist,
+        real=_real_mnist,
+        draw=_draw_mnist,
+        usual={"seed": 0, "train_samples": 60_000, "val_samples": 10_000},
+        version=digits.VERSION,
+    ),
+    "cifar10": Source(
+        folder=cifar10.folder,
+        check_folder=cifar10.check_folder,
+        fetch=_fetch_cifar10,
+        real=_real_cifar10,
+        draw=_draw_cifar10,
+        usual={"seed": 0, "train_samples": 50_000, "val_samples": 10_000},
+        version=pictures.VERSION,
+    ),
+    "nbody": Source(
+        folder=nbody.folder,
+        check_folder=nbody.check_folder,
+        fetch=_fetch_nbody,
+        real=lambda: {"files": NBODY_FILES},
+        draw=_draw_nbody,
+        usual={"seed": 0, "cells": 64},
+        version=universe.VERSION,
+    ),
+}
+"""by the name of the data set"""

@@ -1,0 +1,120 @@
+"""From YAML files and flags to one frozen configuration; a user's mistake is told in one line."""
+
+import argparse
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import jsonargparse
+import yaml
+
+from workshop.errors import UserError, first_on_node, nearest, run_reporting_user_errors
+
+jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+C = TypeVar("C")
+
+
+def load_config(config_class: type[C], arguments: list[str], description: str | None = None) -> C:
+    """Build the configuration from ``[--config FILE ...] [--KEY VALUE ...]``.
+
+    Later files win over earlier ones, and flags win over files wherever they stand on the line. ``--trace`` alone means
+    ``--trace true``. ``--help`` shows the ``description``.
+
+    Raises:
+        UserError: an unknown key or flag, a value of the wrong type or range, or a file that cannot be read.
+    """
+    files_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    files_parser.add_argument("--config", action="append", default=[])
+    try:
+        found, flags = files_parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UserError(_explain(str(error), {})) from None
+    known = {f.name for f in dataclasses.fields(config_class)}
+    keys_of = {file: _keys(file) for file in found.config}
+    for file, keys in keys_of.items():
+        for key in keys - known:
+            raise UserError(f"{file}: unknown key '{key}'; {nearest(key, known)}")
+    for flag in flags:
+        name = flag.removeprefix("--").partition("=")[0]
+        if flag.startswith("--") and name not in known | {"help", "print_config"}:
+            raise UserError(f"unknown flag --{name}; {nearest(f'--{name}', (f'--{key}' for key in known))}")
+    switches = {f"--{f.name}" for f in dataclasses.fields(config_class) if f.type is bool}
+    flags = list(_with_true_after(switches, flags))
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description)
+    parser.add_argument("--config", action="config", help="YAML file of flags; may be given more than once")
+    _add_groups(parser, config_class)
+    files = [part for file in found.config for part in ("--config", file)]
+    try:
+        values = parser.parse_args(files + flags).as_dict()
+    except argparse.ArgumentError as error:
+        raise UserError(_explain(str(error), keys_of)) from None
+    del values["config"]
+    return config_class(**values)
+
+
+def run_with_config(main: Callable[[C], None], config_class: type[C], description: str | None) -> None:
+    """Run ``main`` with the configuration of the command line; tell a user's mistake in one line.
+
+    Args:
+        main: of a script.
+        config_class: a dataclass made of groups of flags.
+        description: what ``--help`` shows first, as a rule the ``__doc__`` of the script.
+    """
+
+    def parse_and_run() -> None:
+        try:
+            config = load_config(config_class, sys.argv[1:], description)
+        except UserError as error:
+            error.told = not first_on_node()  # the others here were given the same flags
+            raise
+        main(config)
+
+    run_reporting_user_errors(parse_and_run)
+
+
+def _add_groups(parser: jsonargparse.ArgumentParser, config_class: type) -> None:
+    """Add the flags of each group under its own title; a class that defines a flag anew takes it from the group."""
+    added: set[str] = set()
+    for group in filter(dataclasses.is_dataclass, config_class.__mro__):
+        names = {f.name for f in dataclasses.fields(group)}
+        own = names & vars(group).get("__annotations__", {}).keys() - added
+        if own:
+            parser.add_class_arguments(group, skip=names - own)
+        added |= own
+
+
+def _with_true_after(switches: set[str], flags: list[str]) -> Iterator[str]:
+    for flag, following in pairwise([*flags, "--"]):
+        yield flag
+        if flag in switches and following.startswith("--"):
+            yield "true"
+
+
+def _keys(file: str) -> set[str]:
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the config file {file}: {getattr(error, 'strerror', None) or error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{file} is not valid YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} must hold lines of the form 'key: value', found a {type(content).__name__}")
+    return {str(key) for key in content}
+
+
+def _explain(message: str, keys_of: dict[str, set[str]]) -> str:
+    """Say in the user's words what the parser found wrong, and in which file if it was in one."""
+    wrong = re.search(r'key "(\w+)":\s*Expected an? (.*)\. Got value: (.*)', message, re.DOTALL)
+    if not wrong:
+        return re.sub(r"argument (--\w+): expected one argument", r"\1 needs a value", message)
+    key, expected, value = wrong.groups()
+    expected = re.sub(r"<class '(\w+)'>", r"\1", expected)
+    expected = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", expected)
+    where = "".join(f" (in {file})" for file, keys in keys_of.items() if key in keys)
+    return f"--{key} takes {expected}, got '{value}'{where}"

@@ -1,0 +1,64 @@
+"""Ranks agreeing with each other, in CPU memory, whatever their gradients travel by."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from workshop.distributed.ranks import Ranks
+from workshop.errors import UserError
+
+T = TypeVar("T")
+
+
+class Agreement:
+    """What all ranks must see alike; a single process agrees with itself.
+
+    Every method is a collective: all ranks call it, in the same order. It has a group of its own, over gloo, so it
+    never waits for a GPU.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.group = dist.new_group(backend="gloo") if ranks.world_size > 1 else None
+
+    def minimum(self, values: list[float]) -> list[float]:
+        """Return, for each of the values, the smallest that any rank has."""
+        if self.group is None:
+            return values
+        smallest = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=self.group)
+        return smallest.tolist()
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in their order, on the main one; on others an empty list."""
+        if self.group is None:
+            return [value]
+        values = [value] * self.ranks.world_size if self.ranks.is_main else None
+        dist.gather_object(value, values, group=self.group)
+        return values or []
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """Have the main rank do ``work``; return its result on all ranks, and raise its `UserError` on all."""
+        answer: list = [None, None]
+        if self.ranks.is_main:
+            try:
+                answer[0] = work()
+            except UserError as error:
+                answer[1] = str(error)
+        if self.group is not None:
+            dist.broadcast_object_list(answer, group=self.group)
+        result, mistake = answer
+        if mistake is not None:
+            raise UserError(mistake)
+        return result
+
+
+def slowest(seconds: float, device: torch.device) -> float:
+    """Return the longest of all ranks' times, on all ranks; without a process group, return ``seconds``."""
+    if not dist.is_initialized():
+        return seconds
+    longest = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return longest.item()

@@ -1,0 +1,1 @@
+"""What the experiments of several lessons share: flags, records, starting scripts, timing, tables."""

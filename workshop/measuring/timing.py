@@ -1,0 +1,84 @@
+"""How long a computation takes: warm, repeated, on a known number of CPU threads."""
+
+import statistics
+import time
+import timeit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from workshop.hardware import available_cpus
+
+SHORTEST_BLOCK = 0.002
+"""seconds that one reading of the clock must span, so that the clock's own cost (about 100 ns) does not show"""
+FEWEST_REPEATS = 3
+"""repeats of even the slowest computation: fewer have no spread"""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one call takes, in seconds: the median of the repeats, and their interquartile range as the spread."""
+
+    seconds: float
+    spread: float
+    repeats: int
+
+
+def measure(run: Callable[[], Any], min_seconds: float) -> Timing:
+    """Call ``run`` again and again, for at least ``min_seconds`` seconds and three repeats.
+
+    ``run`` must have been called once before, so that loading libraries, compiling and the first allocation are not
+    counted, and must return only when its result is there: accelerators work asynchronously.
+    """
+    timer = timeit.Timer(run)
+    calls = 1
+    while (block := timer.timeit(calls)) < SHORTEST_BLOCK:
+        calls *= 10
+    blocks = [block]
+    while len(blocks) < FEWEST_REPEATS or sum(blocks) < min_seconds:
+        blocks.append(timer.timeit(calls))
+    low, median, high = statistics.quantiles(blocks, n=4, method="inclusive")
+    return Timing(seconds=median / calls, spread=(high - low) / calls, repeats=len(blocks))
+
+
+@contextmanager
+def thread_limit(threads: int | None) -> Iterator[None]:
+    """Give numpy's BLAS and torch this many CPU threads inside the block; None leaves them as they are.
+
+    Setting OMP_NUM_THREADS would do too, but only before the libraries are loaded: a process for each thread count.
+    """
+    if threads is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    with threadpool_limits(threads):
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def thread_counts(quick: bool = False) -> list[int]:
+    """Return the thread counts to sweep: 1, 2, 4, ... and all CPUs of this process; only the ends when quick."""
+    cpus = available_cpus()
+    doubling = [2**i for i in range(cpus.bit_length())]
+    return sorted({1, cpus} if quick else {*doubling, cpus})
+
+
+def cpu_share() -> float:
+    """Return the share of the CPUs' time that this process gets if it wants all of it: 1 on an idle machine.
+
+    Where others compute too, several threads wait for the one that was interrupted, and look slower than they are.
+    """
+    cpus, matrix = available_cpus(), torch.ones(512, 512)
+    with thread_limit(cpus):
+        matrix @ matrix  # starts the threads
+        started, started_cpu = time.perf_counter(), time.process_time()
+        while (elapsed := time.perf_counter() - started) < 0.3:
+            matrix @ matrix
+        return (time.process_time() - started_cpu) / elapsed / cpus

@@ -1,0 +1,162 @@
+"""Checkpoints: the file, which is complete at any moment; whether it fits a run; the states of random generators."""
+
+import os
+import random
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from workshop.config import TrainConfig
+from workshop.distributed.ranks import Ranks
+from workshop.errors import UserError
+
+ONLY_WITHIN_AN_EPOCH = {"world_size", "seed", "loader"}
+"""what may change from one epoch to the next, but not within one: the rest of it would be other samples"""
+
+
+class Stateful(Protocol):
+    """Anything whose state can be taken out and put back: modules, optimizers, schedules, gradient scalers."""
+
+    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
+    def load_state_dict(self, state: dict[str, Any]) -> object: ...  # noqa: D102
+
+
+def previous(path: Path) -> Path:
+    """Return where the checkpoint before the one at ``path`` is kept."""
+    return path.with_suffix(f".previous{path.suffix}")
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write ``state`` to ``path`` and keep the checkpoint that was there as the `previous` one.
+
+    Under at least one of the two names there is a complete file at every moment: the new one is written under a third
+    name and flushed to disk before the old one makes way for it.
+
+    Raises:
+        UserError: the disk does not take it; the old files are as they were.
+    """
+    temporary = path.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            path.replace(previous(path))
+        temporary.replace(path)
+        _flush_names(path.parent)
+    except (OSError, RuntimeError) as error:  # torch.save tells of a full disk by a RuntimeError
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write {path}: {reason}; the checkpoints before it are as they were") from None
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the state at ``path``, else the `previous` one if ``path`` is damaged or missing.
+
+    A damaged file is set aside, so that the next checkpoint does not push the last good one out.
+
+    Returns:
+        The state, on the CPU, or None if there is no checkpoint; and where it comes from, in words.
+
+    Raises:
+        UserError: all checkpoints that are there are damaged.
+    """
+    damage = ""
+    for file in (path, previous(path)):
+        try:
+            state = _read(file)
+        except FileNotFoundError:
+            continue
+        except Exception as error:  # torch.load raises whatever a damaged archive or pickle happens to trip over
+            damage = damage or f"{file} is damaged ({str(error).strip().partition(chr(10))[0]})"
+            continue
+        if not damage:
+            return state, str(file)
+        path.replace(path.with_suffix(".damaged"))
+        return state, f"{file}, as {damage},"
+    if damage:
+        files = f"{path.name} and {previous(path).name}"
+        raise UserError(f"cannot go on: {damage}, and no earlier one is good; delete {files} to start afresh")
+    return None, "nothing"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(file) as archive:  # what torch.save writes is one, with a checksum for each tensor
+        if damaged := archive.testzip():
+            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _flush_names(folder: Path) -> None:
+    """Make the renames in ``folder`` last beyond a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def identity(config: TrainConfig, ranks: Ranks, parts: Mapping[str, object]) -> dict[str, Any]:
+    """Return what two runs must have in common for one to go on where the other stopped.
+
+    Number and sizes of the steps are among it, because a schedule may count steps.
+    """
+    shards = f" of {config.num_workers} worker(s)" if config.loader == "shards" else ""  # each reads shards of its own
+    kinds = {name: type(part).__name__ for name, part in parts.items()}
+    return kinds | {
+        "model": config.model,
+        "dataset": config.dataset,
+        "limit_train": config.limit_train,
+        "global_batch_size": config.batch_size * ranks.world_size,
+        "world_size": ranks.world_size,
+        "seed": config.seed,
+        "loader": config.loader + shards,
+    }
+
+
+def misfit(theirs: dict[str, Any], mine: dict[str, Any], in_epoch: int | None) -> str | None:
+    """Return in words in which fields the run of a checkpoint differs from this one, if any matters.
+
+    Args:
+        theirs: `identity` of the run that saved it.
+        mine: `identity` of this run.
+        in_epoch: the epoch that was under way, None if it was saved between two.
+    """
+    fields = [field for field in theirs | mine if theirs.get(field) != mine.get(field)]
+    if in_epoch is None:
+        fields = [field for field in fields if field not in ONLY_WITHIN_AN_EPOCH]
+    if not fields:
+        return None
+    why = f", and it was saved in the middle of epoch {in_epoch}" if ONLY_WITHIN_AN_EPOCH & set(fields) else ""
+    return "; ".join(f"{field} is {theirs.get(field)} there and {mine.get(field)} here" for field in fields) + why
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the states of torch's generators, on the CPU and on ``device``, and of Python's and numpy's.
+
+    They consist of what `torch.load` reads with ``weights_only=True``.
+    """
+    name, keys, *rest = np.random.get_state()
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Go on drawing from where `random_state` was taken; a GPU that had no part in it keeps its own state."""
+    torch.set_rng_state(state["torch"])
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

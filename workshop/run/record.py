@@ -1,0 +1,124 @@
+"""What a run leaves in its folder: log lines, TensorBoard curves, summary.json."""
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from workshop.config import TrainConfig
+from workshop.distributed.ranks import Ranks
+from workshop.errors import UserError
+from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
+from workshop.paths import default_runs_dir, lesson_name
+
+
+def run_directory(config: TrainConfig) -> Path:
+    """Return ``--run_dir``, else lesson and run name under the runs folder.
+
+    A job that Slurm requeues must find its checkpoint again, so the run name is the job id, never a date; outside
+    Slurm it is the name of the data set.
+    """
+    return config.run_dir or default_runs_dir() / lesson_name() / os.environ.get("SLURM_JOB_ID", config.dataset)
+
+
+class _NoBoard:
+    """Stands in for the TensorBoard writer on ranks that record nothing."""
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Record:
+    """Everything one run writes down; of several ranks only the main one does, the others are silent.
+
+    Training without ``--resume true`` replaces the record of an earlier run in the same folder.
+
+    Raises:
+        UserError: the run folder cannot be written.
+    """
+
+    def __init__(self, config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
+        self.config = config
+        self.device = device
+        self.ranks = ranks
+        self.directory = run_directory(config)
+        self.notes: dict[str, Any] = {}
+        try:
+            self.board = self._open_board() if ranks.is_main else _NoBoard()
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"cannot write into {self.directory}: {reason}; choose another --run_dir") from None
+
+    def _open_board(self) -> Any:  # noqa: ANN401, a SummaryWriter
+        from torch.utils.tensorboard import SummaryWriter  # here: --help does not need it
+
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not (self.config.resume or self.config.benchmark):
+            for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "*.json", "checkpoint.*"):
+                for file in self.directory.glob(pattern):
+                    file.unlink()
+        return SummaryWriter(self.directory)
+
+    def close(self) -> None:
+        """Have the curves complete on disk."""
+        self.board.close()
+
+    def log(self, line: str) -> None:
+        """Print one line without disturbing the progress bar."""
+        if self.ranks.is_main:
+            tqdm.write(line)
+
+    def note(self, line: str, **facts: object) -> None:
+        """Put ``facts`` into summary.json, and print ``line``, which tells them, if they are new."""
+        if facts.items() - self.notes.items():
+            self.log(line)
+        self.notes |= facts
+
+    def add_curves(self, group: str, values: dict[str, float | None], step: int) -> None:
+        """Add a point to each of a group of TensorBoard curves; None is no point."""
+        for name, value in values.items():
+            if value is not None:
+                self.board.add_scalar(f"{group}/{name}", value, step)
+
+    def log_epoch(self, epoch: dict[str, Any], lr: float) -> None:
+        """Print what `Run.log_epoch` was told, and add it to the curves."""
+        accuracy = epoch["val_accuracy"]
+        self.log(
+            f"epoch {epoch['epoch']}  train loss {epoch['train_loss']:.4f}  val loss {epoch['val_loss']:.4f}"
+            f"{'' if accuracy is None else f'  accuracy {accuracy:.2%}'}"
+            f"  {epoch['seconds']:.1f} s  {epoch['samples_per_second']:,.0f} samples/s"
+        )
+        curves = {name: epoch[name] for name in ("train_loss", "val_loss", "val_accuracy")}
+        self.add_curves("epoch", curves | {"lr": lr}, epoch["epoch"])
+
+    def write_summary(
+        self, epochs: list[dict[str, Any]], global_batch_size: int, monitor: dict[str, Any] | None
+    ) -> None:
+        """Write summary.json, replacing the one before as a whole."""
+        if not self.ranks.is_main:
+            return
+        summary = {
+            "lesson": lesson_name(),
+            "config": dataclasses.asdict(self.config),
+            "command": shlex.join(["python", *sys.argv]),
+            "hardware": describe_hardware(self.device),
+            "versions": describe_versions(),
+            "world_size": self.ranks.world_size,
+            "global_batch_size": global_batch_size,
+            "epochs": epochs,
+            **self.notes,
+            "peak_memory_bytes": peak_memory_bytes(self.device),
+            "monitor": monitor,
+        }
+        temporary = self.directory / "summary.tmp"
+        temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n")
+        temporary.replace(self.directory / "summary.json")

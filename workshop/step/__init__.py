@@ -1,0 +1,1 @@
+"""What makes a training step fast: optimizers, number formats, CUDA graphs."""

@@ -1,0 +1,98 @@
+"""How a training step is computed: number formats, memory layout, compiled code, CUDA graphs.
+
+What the device at hand lacks is refused in one line. On TF32 and its switches see
+https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+"""
+
+import torch
+
+from workshop.config import ComputeFlags
+from workshop.errors import UserError, first_on_node, warn
+from workshop.hardware import only_imitates
+
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""what ``--precision`` makes torch.autocast compute in where that is safe; with fp32 and tf32 it stays switched off"""
+
+
+def set_up_device(config: ComputeFlags, device: torch.device) -> None:
+    """Tell torch how ``device`` shall compute.
+
+    Raises:
+        UserError: the device lacks an option, or two options do not go together.
+    """
+    require_options(config, device)
+    set_switches(config)
+    if first_on_node() and only_imitates(device, config.precision):
+        imitates = f"this CPU has no instructions for {config.precision} and imitates it"
+        warn(f"{imitates}, slower than --precision fp32 would be")
+
+
+def require_options(config: ComputeFlags, device: torch.device) -> None:
+    """See that ``device`` has all options chosen.
+
+    Raises:
+        UserError: as `set_up_device`.
+    """
+    _require_precision(config, device)
+    if config.cudnn_benchmark and device.type != "cuda":
+        raise UserError(f"--cudnn_benchmark true needs an NVIDIA GPU; {_this_is(device)}")
+    if config.cuda_graph:
+        _require_cuda_graph(config, device)
+    if config.compile != "off":
+        _require_compiler(device)
+
+
+def set_switches(config: ComputeFlags) -> None:
+    """Set what torch keeps one switch of for the whole process: TF32, and cuDNN's search for algorithms."""
+    # Left alone, PyTorch rounds to TF32 on NVIDIA GPUs in convolutions, but not in matrix products.
+    for operations in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):
+        operations.fp32_precision = "tf32" if config.precision == "tf32" else "ieee"
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark
+
+
+def choose_memory_format(channels_last: bool, volumes: bool) -> torch.memory_format:
+    """Return how the weights of a model for images or volumes lie in memory; what it makes of a batch lies likewise."""
+    if not channels_last:
+        return torch.contiguous_format
+    return torch.channels_last_3d if volumes else torch.channels_last
+
+
+def _require_precision(config: ComputeFlags, device: torch.device) -> None:
+    cuda = device.type == "cuda"
+    ampere = cuda and torch.cuda.get_device_capability(device) >= (8, 0)
+    if config.precision == "tf32" and not ampere:
+        raise UserError(f"--precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; {_this_is(device)}")
+    if config.precision == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise UserError(
+            f"--precision bf16 needs a GPU of compute capability 8.0 or newer; {_this_is(device)}: try --precision fp16"
+        )
+
+
+def _require_cuda_graph(config: ComputeFlags, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise UserError(f"--cuda_graph true needs an NVIDIA GPU; {_this_is(device)}")
+    if config.compile not in ("off", "default"):
+        raise UserError(
+            f"--compile {config.compile} makes CUDA graphs of its own; with --cuda_graph, --compile default"
+        )
+    if config.precision == "fp16" and not config.fused:
+        raise UserError(
+            "--cuda_graph true with --precision fp16 needs --fused true: any other optimizer asks the GPU in each step "
+            "whether gradients overflowed, and a graph cannot wait for the answer"
+        )
+
+
+def _require_compiler(device: torch.device) -> None:
+    """Compile something small: no list of what torch.compile needs is as good as a trial."""
+    try:
+        torch.compile(torch.square)(torch.ones(2, device=device))
+    except Exception as error:  # torch raises many kinds, some of its own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--compile: torch.compile does not work here: {reason}; it needs a C++ compiler such as g++, and on a GPU "
+            "also Triton: install them, or use --compile off"
+        ) from None
+
+
+def _this_is(device: torch.device) -> str:
+    return f"this is {torch.cuda.get_device_name(device) if device.type == 'cuda' else f'the {device.type.upper()}'}"
