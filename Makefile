@@ -31,7 +31,7 @@ lint: setup
 	shellcheck slurm/*.sh */*.slurm .ci/run
 
 docs: setup
-	python -m cogapp -r -I results README.md */README.md
+	python -m cogapp -r -I results -I 03_ddp/experiments README.md */README.md */experiments/README.md
 
 clean:
 	rm -rf $(VENV) runs *.egg-info */*.lprof */*.log

@@ -23,48 +23,52 @@ from typing import Any
 import line_profiler
 import torch
 
-from workshop.commandline import load_config
-from workshop.config import VolumeFlags
-from workshop.datasets import DATASETS
-from workshop.distributed.ranks import Ranks
+from workshop.datasets.nbody import trivial_loss
 from workshop.hardware import available_cpus, describe_hardware, describe_versions, only_imitates, pick_device
 from workshop.loaders import build_loaders
+from workshop.measuring.launching import check_flags, read_record, torchrun
 from workshop.paths import REPOSITORY
 
 TARGET = 0.98
 RESULTS = REPOSITORY / "results"
 LESSON_01 = REPOSITORY / "01_single_gpu"
+LESSON_02 = REPOSITORY / "02_dataparallel"
+LESSON_03 = REPOSITORY / "03_ddp"
 LESSON_04 = REPOSITORY / "04_mixed_precision"
-TINY_UNET = (
-    "--config",
-    REPOSITORY / "configs" / "unet3d.yaml",
-    "--config",
-    REPOSITORY / "configs" / "unet3d_tiny.yaml",
-)
+TINY_UNET = ("--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml")
 BASELINE = ("--config", "../configs/mnist.yaml")
 FAST = (*BASELINE, "--config", "../configs/mnist_fast.yaml")
 
 
-def run(*command: object, record: str, launcher: tuple[str, ...] = (sys.executable,)) -> dict[str, Any]:
-    """Run a script of lesson 01 that writes into a folder of its own; return the record it leaves there."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = [*launcher, *map(str, command), folder]
-        print("$", *words, flush=True)
-        subprocess.run(words, cwd=LESSON_01, check=True)
-        return json.loads((Path(folder) / record).read_text())
+def train(*flags: object, lesson: Path = LESSON_01, launcher: tuple[str, ...] = (sys.executable,)) -> dict[str, Any]:
+    """Train a lesson; return its summary."""
+    return read_record([*launcher, "train.py", *flags], lesson, flag="--run_dir", show=True)
 
 
-def train(*flags: object, launcher: tuple[str, ...] = (sys.executable,)) -> dict[str, Any]:
-    """Train lesson 01; return its summary."""
-    return run("train.py", *flags, "--run_dir", record="summary.json", launcher=launcher)
+def study(
+    lesson: Path, script: str, *flags: object, name: str | None = None, data: str | None = None, ranks: int = 1
+) -> dict[str, Any]:
+    """Run an experiment of a lesson; return its record, and keep its plot, if it draws one, under this machine's name.
+
+    The plot is further named after the script, or ``name``; ``data`` is a data set to generate before.
+    """
+    if data:
+        subprocess.run([sys.executable, "data/prepare.py", data, "--synthetic"], cwd=REPOSITORY, check=True)
+    start = [sys.executable] if ranks == 1 else torchrun(ranks)
+    with tempfile.TemporaryDirectory() as plots:
+        figures = read_record([*start, f"experiments/{script}", *flags], lesson, show=True, plots=Path(plots))
+        for plot in Path(plots).glob("*.png"):
+            shutil.copy(plot, RESULTS / f"{machine_name()}_{name or plot.stem}.png")
+    for path in ("data_dir", "run_dir", "out"):  # of this machine
+        figures.get("config", {}).pop(path, None)
+    return figures
 
 
 def baseline() -> dict[str, Any]:
     """Lesson 01 as it comes: one epoch under the line profiler."""
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "train.lprof"
-        kernprof = (sys.executable, "-m", "kernprof", "-l", "-o", str(profile))
-        summary = train(*BASELINE, launcher=kernprof)
+        summary = train(*BASELINE, launcher=(sys.executable, "-m", "kernprof", "-l", "-o", str(profile)))
         stats = line_profiler.load_stats(str(profile))
     ((file, first_line, function), timings) = next(item for item in stats.timings.items() if item[1])
     total = sum(time for _, _, time in timings)
@@ -92,28 +96,28 @@ def workers() -> dict[str, Any]:
 
 def ladder() -> dict[str, Any]:
     """IO, SYNTHETIC and FULL throughput on every rung of the data ladder, each with one worker."""
+    flags = ("--benchmark", "true", "--benchmark_seconds", 3, "--num_workers", 1)
     rungs = ("map", "shards", "memory", "device", "dali")
-    flags = ("train.py", "--benchmark", "true", "--benchmark_seconds", 3, "--num_workers", 1)
-    return {"rungs": {r: run(*flags, "--loader", r, "--run_dir", record="throughput.json") for r in rungs}}
+    return {"rungs": {rung: train(*flags, "--loader", rung) for rung in rungs}}
 
 
 def fast() -> dict[str, Any]:
-    """Training seconds to 98 % accuracy: of the baseline, also on fewer samples, and of mnist_fast.yaml, in turn."""
+    """Training seconds to 98 % accuracy: of lesson 01, also on fewer samples, and of mnist_fast.yaml, in turn."""
     configurations = {
-        "baseline": BASELINE,
-        "fewer": (*BASELINE, "--limit_train", 40000),
-        "fast": FAST,
-        "fast_fp32": (*FAST, "--precision", "fp32"),
+        "baseline": (LESSON_01, BASELINE),
+        "fewer": (LESSON_01, (*BASELINE, "--limit_train", 40000)),
+        "fast": (LESSON_04, FAST),
+        "fast_fp32": (LESSON_04, (*FAST, "--precision", "fp32")),
     }
     imitated = None
     if only_imitates(pick_device(), "bf16"):  # it would take ten times as long: a glimpse will do
-        glimpse = train(*configurations.pop("fast"), "--limit_train", 1280, "--limit_val", 500)
+        lesson, flags = configurations.pop("fast")
+        glimpse = train(*flags, "--limit_train", 1280, "--limit_val", 500, lesson=lesson)
         imitated = glimpse["epochs"][0]["samples_per_second"]
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in configurations}
     for _ in range(3):
-        for name, flags in configurations.items():
-            summary = train(*flags)
-            (epoch,) = summary["epochs"]
+        for name, (lesson, flags) in configurations.items():
+            (epoch,) = train(*flags, lesson=lesson)["epochs"]
             assert epoch["val_accuracy"] >= TARGET, f"{name} did not reach {TARGET:.0%} in one epoch"
             runs[name].append({key: epoch[key] for key in ("seconds", "samples_per_second", "val_accuracy")})
     medians = {name: statistics.median(run["seconds"] for run in measured) for name, measured in runs.items()}
@@ -122,66 +126,33 @@ def fast() -> dict[str, Any]:
 
 
 def cpu_or_gpu() -> dict[str, Any]:
-    """All experiments of cpu_or_gpu.py, as the lesson runs them; also draws its plot."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, "cpu_or_gpu.py", "--all", "--quick", "true", "--out", folder], cwd=LESSON_01, check=True
-        )
-        shutil.copy(Path(folder) / "cpu_or_gpu.png", RESULTS / f"{machine_name()}_cpu_or_gpu.png")
-        return json.loads((Path(folder) / "cpu_or_gpu.json").read_text())
+    """All computations of cpu_or_gpu.py, as the lesson runs them."""
+    return study(LESSON_01, "cpu_or_gpu.py", "--all", "--quick", "true")
 
 
 def bandwidth() -> dict[str, Any]:
     """This machine's row of the bandwidth table."""
-    return run("bandwidth.py", "--out", record="bandwidth.json")
+    return study(LESSON_01, "bandwidth.py")
 
 
 def sequential_reads() -> dict[str, Any]:
     """Shards against single files, from disk."""
-    return run("sequential_reads.py", "--out", record="sequential_reads.json")
-
-
-def study(
-    script: str,
-    *flags: object,
-    name: str | None = None,
-    data: str | None = None,
-    launcher: tuple[str, ...] = (sys.executable,),
-) -> dict[str, Any]:
-    """Run a script of a lesson, such as "03_ddp/scaling.py"; return its record, and keep its plot if it draws one.
-
-    The plot is named after the script, or ``name``; ``data`` is a data set to generate before.
-    """
-    if data:
-        subprocess.run([sys.executable, "data/prepare.py", data, "--synthetic"], cwd=REPOSITORY, check=True)
-    with tempfile.TemporaryDirectory() as folder:
-        words = [*launcher, Path(script).name, *map(str, flags), "--out", folder]
-        print("$", *words, flush=True)
-        subprocess.run(words, cwd=(REPOSITORY / script).parent, check=True)
-        for plot in Path(folder).glob("*.png"):
-            shutil.copy(plot, RESULTS / f"{machine_name()}_{name or Path(script).stem}.png")
-        (record,) = Path(folder).glob("*.json")
-        figures = json.loads(record.read_text())
-    for path in ("data_dir", "run_dir", "out"):  # of this machine
-        figures.get("config", {}).pop(path, None)
-    return figures
+    return study(LESSON_01, "sequential_reads.py")
 
 
 def compare() -> dict[str, Any]:
     """One device, DataParallel and DDP on the same work."""
-    return study("02_dataparallel/compare.py", "--rounds", 3, "--seconds", 2)
+    return study(LESSON_02, "compare.py", "--rounds", 3, "--seconds", 2)
 
 
 def scaling() -> dict[str, Any]:
     """Weak and strong scaling over the ranks of this machine."""
-    return study("03_ddp/scaling.py", "--rounds", 3, "--seconds", 2)
+    return study(LESSON_03, "scaling.py", "--rounds", 3, "--seconds", 2)
 
 
 def allreduce() -> dict[str, Any]:
     """All-reduce by message size, over a rank per GPU, else two ranks of one thread (what torchrun sets)."""
-    ranks = torch.cuda.device_count() or 2
-    launcher = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}")
-    return study("03_ddp/allreduce.py", "--seconds", 0.5, launcher=launcher)
+    return study(LESSON_03, "allreduce.py", "--seconds", 0.5, ranks=torch.cuda.device_count() or 2)
 
 
 def convergence() -> dict[str, Any]:
@@ -189,8 +160,8 @@ def convergence() -> dict[str, Any]:
     records = []
     for seed in (1, 2, 3):
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "convergence.py", "--seed", str(seed), "--out", folder]
-            subprocess.run(command, cwd=REPOSITORY / "03_ddp", check=True)
+            command = [sys.executable, "experiments/convergence.py", "--seed", str(seed), "--out", folder]
+            subprocess.run(command, cwd=LESSON_03, check=True)
             records.append(json.loads((Path(folder) / "convergence.json").read_text()))
             if seed == 1:
                 shutil.copy(Path(folder) / "convergence.png", RESULTS / f"{machine_name()}_convergence.png")
@@ -205,39 +176,33 @@ def convergence() -> dict[str, Any]:
 
 def survive() -> dict[str, Any]:
     """What a step costs more because the run survives, on two ranks."""
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    script = ("../03_ddp/end_step.py", *BASELINE, "--loader", "memory", "--run_dir")
-    summary = run(*script, record="summary.json", launcher=torchrun)
-    return {name: summary[name] for name in ("end_step_cost", "step_seconds")}
+    return study(LESSON_03, "end_step.py", *BASELINE, "--loader", "memory", ranks=2)
 
 
 def precision_ladder() -> dict[str, Any]:
     """What each option of lesson 04 costs and gives."""
-    return study("04_mixed_precision/ladder.py", name="precision_ladder", data="nbody")
+    return study(LESSON_04, "ladder.py", name="precision_ladder", data="nbody")
 
 
 def underflow() -> dict[str, Any]:
     """Gradients that 16 bits cannot hold."""
-    return study("04_mixed_precision/underflow.py", data="nbody")
+    return study(LESSON_04, "underflow.py", data="nbody")
 
 
 def tensor_cores() -> dict[str, Any]:
     """Matrix products of sizes that are multiples of 8, and others."""
-    return study("04_mixed_precision/tensor_cores.py")
+    return study(LESSON_04, "tensor_cores.py")
 
 
 def unet3d() -> dict[str, Any]:
     """The tiny U-Net in each number format that a CPU has, against a predictor that copies what it is given."""
     subprocess.run([sys.executable, "data/prepare.py", "nbody", "--synthetic"], cwd=REPOSITORY, check=True)
-    config = load_config(VolumeFlags, [str(word) for word in TINY_UNET])
-    batches = list(build_loaders(config, Ranks(device=torch.device("cpu")))[1])
-    trivial = DATASETS["nbody"].trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
+    files = [word.replace("..", str(REPOSITORY)) for word in TINY_UNET]
+    batches = list(build_loaders(check_flags(LESSON_04, files), torch.device("cpu"))[1])
+    trivial = trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
     rows = []
     for precision in ("fp32", "bf16", "fp16"):
-        with tempfile.TemporaryDirectory() as folder:
-            flags = map(str, [*TINY_UNET, "--precision", precision, "--run_dir", folder])
-            subprocess.run([sys.executable, "train.py", *flags], cwd=LESSON_04, check=True)
-            epochs = json.loads((Path(folder) / "summary.json").read_text())["epochs"]
+        epochs = train(*TINY_UNET, "--precision", precision, lesson=LESSON_04)["epochs"]
         seconds = sum(epoch["seconds"] for epoch in epochs)
         rows.append({"precision": precision, "val_loss": epochs[-1]["val_loss"], "seconds": seconds})
     return {"trivial_loss": trivial, "rows": rows}

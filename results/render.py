@@ -101,10 +101,10 @@ def fast(machine: str = MACHINE) -> str:
     if not record:
         return not_measured("fast")
     names = {
-        "baseline": "`mnist.yaml`",
-        "fewer": "`mnist.yaml`, and `--limit_train 40000`",
-        "fast": "`mnist.yaml`, then `mnist_fast.yaml`",
-        "fast_fp32": "`mnist.yaml`, then `mnist_fast.yaml`, and `--precision fp32`",
+        "baseline": "01: `mnist.yaml`",
+        "fewer": "01: and `--limit_train 40000`",
+        "fast": "04: `mnist.yaml`, then `mnist_fast.yaml`",
+        "fast_fp32": "04: and `--precision fp32`",
     }
     rows = [
         (
@@ -117,7 +117,7 @@ def fast(machine: str = MACHINE) -> str:
         for key, runs in record["runs"].items()
     ]
     target = f"training seconds to {record['target']:.0%}"
-    header = ["`--config`", "samples/s", target, "lowest accuracy", "gain"]
+    header = ["lesson and `--config`", "samples/s", target, "lowest accuracy", "gain"]
     imitated = record.get("imitated_bf16_samples_per_second")
     note = f" With bf16, imitated, `mnist_fast.yaml` trains at {imitated:,.0f} samples/s." if imitated else ""
     how = f"Three runs each, taken in turn; gain by the medians.{note}"

@@ -11,7 +11,8 @@ import pytest
 
 from slow_work import clock as clock
 from slurm_cluster import slurm as slurm
-from workshop.datasets import IMAGES, nbody
+from sources import bring_drawn
+from workshop.datasets import IMAGES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -37,9 +38,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with 2,000 + 500 generated images of each data set, and boxes of 32^3 cells."""
     folder = tmp_path_factory.mktemp("data")
-    for dataset in IMAGES.values():
-        dataset.generate(folder, train_samples=2000, val_samples=500)
-    nbody.generate(folder, cells=32)
+    for name in IMAGES:
+        bring_drawn(name, folder, train_samples=2000, val_samples=500)
+    bring_drawn("nbody", folder, cells=32)
     return folder
 
 
@@ -62,6 +63,30 @@ class Result:
 Script = Callable[..., Result]
 
 
+def run_as_script(script: str | Path, patch: pytest.MonkeyPatch) -> None:
+    """Run a file as Python runs a script: what it imports is looked for beside it first.
+
+    Modules beside it that the tests hold already are the ones it gets, so that they can be patched. Modules of the same
+    names from other folders, such as another lesson's, are put aside for it, and it leaves none of its own behind.
+    """
+    folder = Path(script).resolve().parent
+    beside = {file.stem for file in folder.glob("*.py")} | {file.parent.name for file in folder.glob("*/__init__.py")}
+
+    def named_as_beside() -> list[str]:
+        return [name for name in sys.modules if name.partition(".")[0] in beside]
+
+    patch.syspath_prepend(folder)
+    for name in named_as_beside():
+        if folder not in Path(getattr(sys.modules[name], "__file__", None) or "").resolve().parents:
+            patch.delitem(sys.modules, name)
+    before = set(named_as_beside())
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        for name in set(named_as_beside()) - before:
+            del sys.modules[name]
+
+
 @pytest.fixture
 def run_script(
     user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
@@ -76,7 +101,7 @@ def run_script(
             patch.setattr(sys, "argv", [Path(script).name, *map(str, arguments)])
             capfd.readouterr()
             try:
-                runpy.run_path(Path(script).name, run_name="__main__")
+                run_as_script(Path(script).name, patch)
                 status = 0
             except SystemExit as stop:
                 status = int(stop.code or 0)

@@ -4,11 +4,11 @@
 """
 
 import gc
-import runpy
 import shutil
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,18 +16,24 @@ from typing import Any
 
 import pytest
 
-from conftest import REPOSITORY
-from workshop.datasets import mnist
+from conftest import REPOSITORY, run_as_script
+from sources import bring_drawn
+from workshop.config import TrainConfig, VolumeFlags
 
 PREPARE = REPOSITORY / "data" / "prepare.py"
 NAMES = [f"{prefix}-{kind}-ubyte" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeConfig(TrainConfig, VolumeFlags):
+    """The flags of a lesson that trains on volumes too."""
 
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 + 100 generated digits of seed 7; not to be changed."""
     folder = tmp_path_factory.mktemp("generated")
-    mnist.generate(folder, 300, 100, seed=7)
+    bring_drawn("mnist", folder, train_samples=300, val_samples=100, seed=7)
     return folder
 
 
@@ -41,14 +47,15 @@ def prepare(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Ca
     """Run prepare.py with these arguments: exit status, stdout, stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["prepare.py", *map(str, arguments)])
-        capfd.readouterr()
-        status = 0
-        try:
-            runpy.run_path(str(PREPARE), run_name="__main__")
-        except SystemExit as stop:
-            status = stop.code
-        return status, *capfd.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["prepare.py", *map(str, arguments)])
+            capfd.readouterr()
+            status = 0
+            try:
+                run_as_script(PREPARE, patch)
+            except SystemExit as stop:
+                status = stop.code
+            return status, *capfd.readouterr()
 
     return run
 

@@ -12,13 +12,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from workshop.ddp import ddp_options
 
-from workshop.config import DDPFlags
 from workshop.distributed.agreement import slowest
-from workshop.distributed.ddp import AllReduces
+from workshop.distributed.ddp import AllReduces, forward_sync_buffers
 from workshop.distributed.process_group import process_group
-from workshop.distributed.ranks import Ranks
+from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder
 from workshop.profiling.throughput import InStep
@@ -44,18 +42,18 @@ def all_gathered(value: object) -> list:
     return values
 
 
-def facts(ranks: Ranks) -> dict:
+def facts(ranks: Ranks, device: torch.device) -> dict:
     """What the ranks find: gradients against those of one rank, counts, and the order of the samples."""
     torch.manual_seed(ranks.rank)  # a difference that must not matter
     images = torch.randn(103, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(103) % 10
     found = {}
 
-    alone, config = small_model(), DDPFlags(gradient_as_bucket_view=True, static_graph=True)
-    shared = DistributedDataParallel(small_model(), **ddp_options(config))
+    alone, options = small_model(), {"gradient_as_bucket_view": True, "static_graph": True}
+    shared = DistributedDataParallel(small_model(), **options, **forward_sync_buffers(True))
     counter = AllReduces(shared)
     order = EpochOrder(96, GLOBAL_BATCH // ranks.world_size, ranks, seed=1, shuffle=True)
-    everything = EpochOrder(96, GLOBAL_BATCH, Ranks(device=ranks.device), seed=1, shuffle=True)
+    everything = EpochOrder(96, GLOBAL_BATCH, ONE_PROCESS, seed=1, shuffle=True)
     found["gradient_error"] = max(
         (gradients(shared, images[own], labels[own]) - gradients(alone, images[all_], labels[all_])).abs().max().item()
         for own, all_ in zip(order.batches(), everything.batches(), strict=True)
@@ -64,7 +62,7 @@ def facts(ranks: Ranks) -> dict:
 
     layers = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(6)))  # of 1 MiB each
     for bucket_cap_mb in (1, 2, 100):
-        buckets = DistributedDataParallel(layers, **ddp_options(DDPFlags(bucket_cap_mb=bucket_cap_mb)))
+        buckets = DistributedDataParallel(layers, bucket_cap_mb=bucket_cap_mb)
         counter = AllReduces(buckets)
         for _ in range(3):
             buckets(torch.ones(1, 512)).sum().backward()
@@ -81,7 +79,7 @@ def facts(ranks: Ranks) -> dict:
     alone.load_state_dict(small_model().state_dict())
     val_order = EpochOrder(103, 5, ranks, seed=1, shuffle=False)
     loader = MemoryLoader(images, labels, val_order, Unchanged(), pin_memory=False)
-    loss, accuracy = lesson["evaluate"](lesson["Config"](), alone, loader, ranks.device)
+    loss, accuracy = lesson["evaluate"](lesson["Config"](), alone, loader, device)
     with torch.no_grad():
         scores = alone(images)
     found["right answers"] = [round(accuracy * 103, 6), (scores.argmax(dim=1) == labels).sum().item()]
@@ -92,7 +90,7 @@ def facts(ranks: Ranks) -> dict:
         order.set_epoch(epoch)
         found[f"epoch {epoch}"] = all_gathered([index for batch in order for index in batch])
     order = EpochOrder(96, 4, ranks, seed=1, shuffle=True)
-    batches = iter(InStep(MemoryLoader(images, labels, order, Unchanged(), pin_memory=False)))
+    batches = iter(InStep(MemoryLoader(images, labels, order, Unchanged(), pin_memory=False), device))
     asked, got = [], []
     for step in range(len(order)):
         time.sleep(0.003 * ((step + ranks.rank) % 2))  # now one rank is the slowest, now another
@@ -100,7 +98,7 @@ def facts(ranks: Ranks) -> dict:
         next(batches)
         got.append(time.monotonic())
     found |= {"asked for a batch": all_gathered(asked), "got it": all_gathered(got)}
-    found["slowest"] = all_gathered(slowest(float(ranks.rank), ranks.device))
+    found["slowest"] = all_gathered(slowest(float(ranks.rank), device))
     found["batches in validation"] = all_gathered(len(val_order))
     return found
 
@@ -116,7 +114,7 @@ class Unchanged:
 
 if __name__ == "__main__":
     os.chdir(Path(sys.argv[1]).parent)
-    with process_group() as ranks:
-        found = facts(ranks)
+    with process_group() as (ranks, device):
+        found = facts(ranks, device)
         if ranks.is_main:
             print(json.dumps(found))

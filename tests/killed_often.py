@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from workshop.config import TrainConfig
-from workshop.distributed.ranks import Ranks
+from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder
 from workshop.run import Run
@@ -35,54 +35,53 @@ class Unchanged:
         return images
 
 
-def train(folder: Path, progress: mmap.mmap) -> None:
-    """A lesson in small; ``progress`` shows to the parent the steps found in the checkpoint and those taken."""
+def train(folder: Path, shown: mmap.mmap) -> None:
+    """A lesson in small; ``shown`` is what its parent sees: the steps found in the checkpoint, and those taken."""
     torch.manual_seed(1)
-    ranks = Ranks(device=CPU)
     config = TrainConfig(run_dir=folder, epochs=EPOCHS, batch_size=4, save_interval=INTERVAL, resume=True)
-    order = EpochOrder(40, config.batch_size, ranks, seed=1, shuffle=True)
+    order = EpochOrder(40, config.batch_size, ONE_PROCESS, seed=1, shuffle=True)
     data = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
     loader = MemoryLoader(data, torch.arange(40) % 2, order, Unchanged(), pin_memory=False)
     model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(), nn.Linear(64, 2))
     optimizer = torch.optim.Adam(model.parameters())
-    with Run(config, ranks) as run:
+    with Run(config, CPU) as run:
         first_epoch = run.resume(model=model, optimizer=optimizer)
         for epoch in range(first_epoch, EPOCHS + 1):
             order.set_epoch(epoch)
             loss_sum = run.loss_sum()
             for images, labels in run.watch(loader):
-                if progress[:4] == bytes(4):
-                    progress[:4] = struct.pack("i", run.steps + run.step + 1)
+                if shown[:4] == bytes(4):
+                    shown[:4] = struct.pack("i", run.progress.steps + run.progress.step + 1)
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(images), labels)
                 loss.backward()
                 optimizer.step()
                 loss_sum += loss.detach() * len(labels)
                 run.end_step(loss)
-                progress[4:] = struct.pack("i", run.steps + run.step)
+                shown[4:] = struct.pack("i", run.progress.steps + run.progress.step)
             run.log_epoch(epoch, 1.0, 1e-3, loss_sum.item(), 0.0, None)
             run.save()
 
 
 def live(folder: Path, kill_after: int | None, seconds: float) -> tuple[int, int, int]:
-    """Train in a child, killed ``seconds`` after it has taken ``kill_after`` steps; return its status and progress.
+    """Train in a child, killed ``seconds`` after it has taken ``kill_after`` steps; return its status and two numbers.
 
-    The progress is the number of steps it began after, and of those it has surely taken.
+    They are the number of steps it began after, and of those it has surely taken.
     """
-    progress = mmap.mmap(-1, 8)
+    shown = mmap.mmap(-1, 8)
     child = os.fork()
     if child == 0:
         with open(os.devnull, "w") as silent:
             os.dup2(silent.fileno(), 1)
         status = 1
         try:
-            train(folder, progress)
+            train(folder, shown)
             status = 0
         finally:
             os._exit(status)
     if kill_after is not None:
         while True:
-            first, taken = struct.unpack("ii", progress[:])
+            first, taken = struct.unpack("ii", shown[:])
             if first and taken >= first - 1 + kill_after:
                 break
             if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -91,7 +90,7 @@ def live(folder: Path, kill_after: int | None, seconds: float) -> tuple[int, int
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    first, taken = struct.unpack("ii", progress[:])
+    first, taken = struct.unpack("ii", shown[:])
     return status, first - 1, taken
 
 

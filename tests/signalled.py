@@ -16,9 +16,9 @@ rank, step, name, script = sys.argv[1:5]
 count_step = Progress.count_step
 
 
-def counted(run: Progress, loss: torch.Tensor) -> None:
-    count_step(run, loss)
-    if run.ranks.rank == int(rank) and run.steps + run.step == int(step):
+def counted(progress: Progress, loss: torch.Tensor) -> None:
+    count_step(progress, loss)
+    if progress.ranks.rank == int(rank) and progress.steps + progress.step == int(step):
         os.kill(os.getpid(), signal.Signals[name])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from workshop.distributed.ranks import Ranks
+from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders.order import EpochOrder
 
 SLOW, FAST = 0.004, 0.0002
@@ -35,7 +35,7 @@ class SlowLoader:
     def __init__(self, clock: Clock, seconds: float, samples: int) -> None:
         self.clock = clock
         self.seconds = seconds
-        self.sampler = EpochOrder(samples, 8, Ranks(device=torch.device("cpu")), seed=1, shuffle=True)
+        self.sampler = EpochOrder(samples, 8, ONE_PROCESS, seed=1, shuffle=True)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for batch in self.sampler.batches():

@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10
 
 from data_helpers import Mirror, assert_one_line
 from data_helpers import prepare as prepare
-from pictures import draw_pictures
+from pictures import NAMES, draw_pictures
+from sources import bring_drawn
 from workshop.datasets import cifar10
 from workshop.errors import UserError
 
@@ -33,15 +35,22 @@ def contents(data_dir: Path) -> dict[str, bytes]:
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """103 + 30 generated pictures of seed 7; not to be changed."""
     folder = tmp_path_factory.mktemp("generated")
-    cifar10.generate(folder, 103, 30, seed=7)
+    bring_drawn("cifar10", folder, train_samples=103, val_samples=30, seed=7)
     return folder
 
 
 def test_the_same_recipe_gives_the_same_bytes(tmp_path: Path, generated: Path) -> None:
-    cifar10.generate(tmp_path, 103, 30, seed=7)
+    bring_drawn("cifar10", tmp_path, train_samples=103, val_samples=30, seed=7)
     assert contents(tmp_path) == contents(generated)
     assert torch.equal(cifar10.arrays(generated, "train")[0], draw_pictures(103, seed=14)[0])
     assert torch.equal(cifar10.arrays(generated, "val")[0], draw_pictures(30, seed=15)[0])
+
+
+def test_files_and_keys_are_those_that_torchvision_knows() -> None:
+    assert CIFAR10.base_folder == cifar10.FOLDER
+    lists = {"train": CIFAR10.train_list, "val": CIFAR10.test_list}
+    assert {split: [name for name, _ in files] for split, files in lists.items()} == cifar10.FILES
+    assert (CIFAR10.meta["filename"], CIFAR10.meta["key"]) == (cifar10.NAMES_FILE, cifar10.NAMES_KEY)
 
 
 @pytest.mark.parametrize(("split", "samples"), [("train", 103), ("val", 30)])
@@ -56,10 +65,20 @@ def test_torchvision_reads_what_arrays_returns(
     for files in ("train_list", "test_list"):
         monkeypatch.setattr(CIFAR10, files, [(name, md5[name]) for name, _ in getattr(CIFAR10, files)])
     monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": md5["batches.meta"]})
-    theirs = CIFAR10(generated, train=split == "train")
-    assert np.array_equal(theirs.data, images.permute(0, 2, 3, 1)) and np.array_equal(theirs.data, ours.data)
-    assert theirs.targets == labels.tolist() == ours.targets
-    assert (theirs.classes, theirs.class_to_idx) == (ours.classes, ours.class_to_idx)
+    theirs = CIFAR10(generated, train=split == "train", transform=ours.transform)
+    assert np.array_equal(theirs.data, images.permute(0, 2, 3, 1))
+    assert theirs.targets == labels.tolist()
+    assert theirs.classes == list(NAMES)
+    assert len(theirs) == len(ours) == samples
+    for index in range(samples):
+        (image, label), (expected, expected_label) = (augmented_alike(dataset, index) for dataset in (ours, theirs))
+        assert torch.equal(image, expected) and label == expected_label
+
+
+def augmented_alike(dataset: Dataset, index: int) -> tuple[torch.Tensor, int]:
+    with torch.random.fork_rng():
+        torch.manual_seed(index)
+        return dataset[index]
 
 
 def test_only_training_images_are_augmented(generated: Path) -> None:

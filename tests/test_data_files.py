@@ -18,6 +18,7 @@ from data_helpers import copy as copy
 from data_helpers import generated as generated
 from data_helpers import prepare as prepare
 from digits import VERSION
+from sources import bring_drawn
 from workshop.datasets import mnist
 from workshop.errors import UserError
 
@@ -99,7 +100,7 @@ def test_unreadable_files_are_told(copy: Path) -> None:
         with pytest.raises(UserError, match=r"cannot read .*: Permission denied"):
             mnist.check(copy)
         with pytest.raises(UserError, match=r"cannot write .*: .*Permission denied"):
-            mnist.generate(copy)
+            bring_drawn("mnist", copy)
     finally:
         raw(copy).parent.chmod(0o755)
 
@@ -147,7 +148,8 @@ def test_leftovers_are_removed_even_when_there_is_nothing_to_do(copy: Path, prep
 
 def test_two_at_once_draw_once(tmp_path: Path, generated: Path, capfd: pytest.CaptureFixture) -> None:
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda _: mnist.generate(tmp_path, 300, 100, 7), range(2)))
+        recipe = {"train_samples": 300, "val_samples": 100, "seed": 7}
+        list(pool.map(lambda _: bring_drawn("mnist", tmp_path, **recipe), range(2)))
     stdout = capfd.readouterr().out
     assert stdout.count("nothing to do") == 1
     assert contents(tmp_path) == contents(generated)
@@ -158,11 +160,17 @@ def test_two_at_once_draw_once(tmp_path: Path, generated: Path, capfd: pytest.Ca
 KILLED_AT_EVERY_STEP = """
 import os, signal, sys
 from pathlib import Path
-from workshop.datasets import digits, mnist
+import digits
+from sources import bring_drawn
+from workshop.datasets import mnist
 from workshop.errors import UserError
 
 drawn = {seed: digits.draw_digits(20, seed) for seed in (2, 3, 4, 5)}
 digits.draw_digits = lambda samples, seed: drawn[seed]  # drawn once, to be quick
+
+
+def bring(folder, seed):
+    bring_drawn("mnist", folder, train_samples=20, val_samples=20, seed=seed)
 
 
 def die_at(step, folder):
@@ -182,14 +190,15 @@ for before in (None, 1):  # onto nothing, onto earlier data
     for step in range(1, 1000):
         folder = Path(sys.argv[1]) / f"{before}-{step}"
         if before:
-            mnist.generate(folder, 20, 20, seed=before)
+            bring(folder, seed=before)
         if (pid := os.fork()) == 0:
             die_at(step, str(folder))
-            mnist.generate(folder, 20, 20, seed=2)
+            bring(folder, seed=2)
             os._exit(0)
         finished = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         seen = "missing"
         if (folder / "MNIST" / "raw").exists():
+            mnist.check(folder)
             train, val = (mnist.arrays(folder, split)[0][:, 0] for split in ("train", "val"))
             (seed,) = [seed for seed in (1, 2) if train.equal(drawn[2 * seed][0]) and val.equal(drawn[2 * seed + 1][0])]
             seen = f"seed {seed}"
@@ -198,7 +207,7 @@ for before in (None, 1):  # onto nothing, onto earlier data
                 mnist.check(folder)
             except UserError as error:
                 assert "has no" in str(error)
-        mnist.generate(folder, 20, 20, seed=2)
+        bring(folder, seed=2)
         mnist.check(folder)
         assert {path.name for path in (folder / "MNIST").iterdir()} == {".raw.lock", "raw"}
         print("seen", before, seen, flush=True)
@@ -209,7 +218,8 @@ for before in (None, 1):  # onto nothing, onto earlier data
 
 def test_killed_at_every_step_leaves_all_or_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(PREPARE.parent)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     seen = [line for line in result.stdout.splitlines() if line.startswith("seen")]
     assert set(seen) == {

@@ -18,7 +18,8 @@ from data_helpers import copy as copy
 from data_helpers import generated as generated
 from data_helpers import prepare as prepare
 from digits import draw_digits
-from workshop.datasets import files, mnist
+from sources import bring_drawn, bring_real
+from workshop.datasets import mnist
 from workshop.errors import UserError
 from workshop.paths import default_data_dir
 
@@ -31,13 +32,13 @@ def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path, generated: Path) -
     try:
         for number in (1, 2, 5):
             torch.set_num_threads(number)
-            mnist.generate(tmp_path / str(number), 300, 100, seed=7)
+            bring_drawn("mnist", tmp_path / str(number), train_samples=300, val_samples=100, seed=7)
             assert torch.get_num_threads() == number
             assert contents(tmp_path / str(number)) == contents(generated)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(torch.get_rng_state(), state)
-    mnist.generate(tmp_path / "other", 300, 100, seed=8)
+    bring_drawn("mnist", tmp_path / "other", train_samples=300, val_samples=100, seed=8)
     assert all(contents(tmp_path / "other")[name] != contents(generated)[name] for name in NAMES)
 
 
@@ -80,16 +81,14 @@ def test_torchvision_reads_what_arrays_returns(generated: Path, split: str, samp
     torch.testing.assert_close(image, (images[5] / 255 - mnist.MEAN[0]) / mnist.STD[0])
 
 
-def test_a_wrong_split_is_told(generated: Path) -> None:
-    with pytest.raises(UserError, match="no split 'test': it is 'train' or 'val'"):
-        mnist.arrays(generated, "test")
-
-
 def test_missing_data_name_both_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError) as error:
         mnist.check(tmp_path / "my data")
-    for command in ("mnist --data_dir", "mnist --synthetic --data_dir"):
-        assert f"`python data/prepare.py {command} '{tmp_path}/my data'`" in str(error.value)
+    real, synthetic = (
+        f"`python data/prepare.py {command} --data_dir '{tmp_path}/my data'`"
+        for command in ("mnist", "mnist --synthetic")
+    )
+    assert f"to bring mnist run {real}, or without a network {synthetic}" in str(error.value)
     monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
     with pytest.raises(UserError) as error:
         mnist.check(tmp_path)
@@ -171,9 +170,9 @@ def test_no_mirror_delivers(fault: str, reasons: list[str], mirrors: tuple, tmp_
 
 
 def test_silent_mirror_is_given_up(mirrors: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("downloading.TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(mirrors[0].server, "process_request", lambda *request: None)  # takes the call, never answers
-    mnist.download(tmp_path)
+    bring_real("mnist", tmp_path)
     mnist.check(tmp_path)
 
 

@@ -44,11 +44,11 @@ def test_no_file_tells_nothing(cpuinfo: Path) -> None:
 def test_a_format_that_gains_nothing_is_warned_of(cpuinfo: Path, run_script: Script, text: str, warned: bool) -> None:
     cpuinfo.write_text(text)
     flags = ("--precision", "bf16", "--limit_train", 128, "--limit_val", 64, "--loader", "memory")
-    result = run_script("01_single_gpu/train.py", *flags)
+    result = run_script("04_mixed_precision/train.py", *flags)
     assert result.status == 0, result.stderr
     assert ("warning: this CPU has no instructions for bf16" in result.stderr) == warned
 
 
 def test_a_verdict_recommends_only_what_gains_something() -> None:
-    assert "--precision bf16" in verdict(io=300, synthetic=100, full=95, loader="map")
-    assert "try --channels_last true, then" in verdict(io=300, synthetic=100, full=95, loader="map", bf16=False)
+    assert "to the step: --precision bf16 and --channels_last true." in verdict(300, 100, full=95, loader="map")
+    assert "to the step: --channels_last true." in verdict(300, 100, full=95, loader="map", bf16=False)

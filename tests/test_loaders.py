@@ -8,9 +8,10 @@ import torch
 
 from conftest import Script
 from data_helpers import assert_pipelines_end_with
+from sources import bring_drawn, pack
 from workshop.config import TrainConfig
-from workshop.datasets import DATASETS, shards
-from workshop.distributed.ranks import Ranks
+from workshop.datasets import mnist, shards
+from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError
 from workshop.loaders import Loader, build_loaders, device
 from workshop.loaders.dali import DaliLoader
@@ -26,13 +27,12 @@ RUNGS = ["map", "shards", "memory", "device", "dali"]
 
 @pytest.fixture(scope="module")
 def packed_data(data_dir: Path) -> Path:
-    shards.pack("mnist", data_dir)
+    pack("mnist", data_dir)
     return data_dir
 
 
-def loaders(data_dir: Path, rung: str, ranks: Ranks | None = None, **flags: object) -> tuple[Loader, Loader]:
-    config = TrainConfig(data_dir=data_dir, loader=rung, **flags)
-    return build_loaders(config, ranks or Ranks(device=CPU))
+def loaders(data_dir: Path, rung: str, ranks: Ranks = ONE_PROCESS, **flags: object) -> tuple[Loader, Loader]:
+    return build_loaders(TrainConfig(data_dir=data_dir, loader=rung, **flags), CPU, ranks)
 
 
 def epoch_of(loader: Loader, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +52,7 @@ def sorted_samples(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_sample_once_per_epoch_in_a_new_order(packed_data: Path, rung: str, num_workers: int) -> None:
-    images, labels = DATASETS["mnist"].arrays(packed_data, "train")
+    images, labels = mnist.arrays(packed_data, "train")
     expected = (images / 255 - 0.1307) / 0.3081
     train, val = loaders(packed_data, rung, num_workers=num_workers)
     first, first_labels = epoch_of(train, 1)
@@ -63,17 +63,17 @@ def test_every_sample_once_per_epoch_in_a_new_order(packed_data: Path, rung: str
     assert not torch.equal(first, second)
     assert torch.equal(first, again)
     val_inputs, val_labels = epoch_of(val, 0)
-    val_images, expected_labels = DATASETS["mnist"].arrays(packed_data, "val")
+    val_images, expected_labels = mnist.arrays(packed_data, "val")
     val_expected = (val_images / 255 - 0.1307) / 0.3081
     assert torch.equal(sorted_samples(val_inputs, val_labels), sorted_samples(val_expected, expected_labels))
 
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_ranks_share_an_epoch(packed_data: Path, rung: str) -> None:
-    images, labels = DATASETS["mnist"].arrays(packed_data, "train")
+    images, labels = mnist.arrays(packed_data, "train")
     parts = []
     for rank in range(2):
-        train, _ = loaders(packed_data, rung, Ranks(rank=rank, world_size=2, device=CPU), num_workers=0)
+        train, _ = loaders(packed_data, rung, Ranks(rank=rank, world_size=2), num_workers=0)
         train.sampler.set_epoch(3)
         batches = list(train)
         parts += batches
@@ -86,7 +86,7 @@ def test_ranks_share_an_epoch(packed_data: Path, rung: str) -> None:
 @pytest.mark.parametrize("rung", RUNGS)
 def test_limits_take_the_first_samples(packed_data: Path, rung: str) -> None:
     train, val = loaders(packed_data, rung, limit_train=100, limit_val=50, num_workers=0)
-    _, labels = DATASETS["mnist"].arrays(packed_data, "train")
+    _, labels = mnist.arrays(packed_data, "train")
     assert torch.equal(epoch_of(train, 1)[1].sort().values, labels[:100].sort().values)
     assert len(epoch_of(val, 1)[1]) == 50
 
@@ -97,7 +97,7 @@ def colour_loaders() -> dict[str, Loader]:
     targets = torch.arange(500)
 
     def parts() -> tuple[EpochOrder, BatchTransform]:
-        order = EpochOrder(500, 64, Ranks(device=CPU), seed=1, shuffle=True)
+        order = EpochOrder(500, 64, ONE_PROCESS, seed=1, shuffle=True)
         return order, BatchTransform((0.5, 0.4, 0.3), (0.2, 0.25, 0.3), augment=True, samples=500, seed=1)
 
     return {
@@ -147,7 +147,7 @@ def test_random_transforms_of_map_follow_from_the_sample_alone() -> None:
     for ranks, workers in ((1, 0), (1, 2), (2, 1)):
         drawn = {}
         for rank in range(ranks):
-            order = EpochOrder(20, 4, Ranks(rank=rank, world_size=ranks, device=CPU), seed=1, shuffle=True)
+            order = EpochOrder(20, 4, Ranks(rank=rank, world_size=ranks), seed=1, shuffle=True)
             state = torch.get_rng_state()
             loader = MapLoader(SeededSamples(RandomSamples(), seed=1), order, num_workers=workers)
             order.set_epoch(1)
@@ -161,16 +161,28 @@ def test_random_transforms_of_map_follow_from_the_sample_alone() -> None:
 
 
 def test_shards_missing_or_cut_short(tmp_path: Path, packed_data: Path, run_script: Script) -> None:
-    DATASETS["mnist"].generate(tmp_path, 200, 100, 0)
+    bring_drawn("mnist", tmp_path, train_samples=200, val_samples=100)
     result = run_script("01_single_gpu/train.py", "--loader", "shards", "--data_dir", tmp_path)
     assert (result.status, len(result.stderr.splitlines())) == (2, 1)
     assert "no shards in" in result.stderr
     assert "python ../data/prepare.py mnist --shards" in result.stderr
-    shards.pack("mnist", tmp_path)
+    pack("mnist", tmp_path)
     path = shards.shard_path(shards.folder_of("mnist", tmp_path), "train", 3)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match=f"{path} is cut short or missing: expected"):
         shards.check("mnist", tmp_path)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_damage_is_told_before_anything_is_read(tmp_path: Path, rung: str) -> None:
+    bring_drawn("mnist", tmp_path, train_samples=200, val_samples=100)
+    pack("mnist", tmp_path)
+    path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=f"{path}: truncated, .*; to bring mnist run `python"):
+        loaders(tmp_path, rung, num_workers=0)
+    with pytest.raises(UserError, match=f"{path}: truncated"):
+        pack("mnist", tmp_path)
 
 
 def test_new_data_are_packed_anew(tmp_path: Path, run_script: Script) -> None:
@@ -201,6 +213,14 @@ def test_missing_library(
     monkeypatch.delitem(sys.modules, f"workshop.loaders.{rung}", raising=False)
     with pytest.raises(UserError, match=advice):
         loaders(packed_data, rung)
+
+
+def test_packing_needs_a_library_too(tmp_path: Path, run_script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "webdataset", None)
+    flags = ("--train_samples", "64", "--val_samples", "64", "--data_dir", tmp_path)
+    result = run_script("data/prepare.py", "mnist", "--synthetic", "--shards", *flags)
+    assert (result.status, result.stderr) == (2, "error: --shards needs WebDataset: pip install webdataset\n")
+    assert not shards.folder_of("mnist", tmp_path).exists()
 
 
 def test_a_dali_pipeline_ends_with_its_loader(data_dir: Path) -> None:

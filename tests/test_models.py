@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workshop.config import TrainConfig
-from workshop.datasets import DATASETS
+from workshop.datasets import IMAGES
 from workshop.errors import UserError
 from workshop.models import build_model
 
@@ -15,10 +15,10 @@ from workshop.models import build_model
 )
 def test_scores_of_each_sample(dataset: str, model: str) -> None:
     built = build_model(TrainConfig(dataset=dataset, model=model)).eval()
-    samples = torch.randn(3, *DATASETS[dataset].SAMPLE_SHAPE)
+    samples = torch.randn(3, *IMAGES[dataset].SAMPLE_SHAPE)
     with torch.inference_mode():
         scores = built(samples)
-        assert scores.shape == (3, DATASETS[dataset].NUM_CLASSES)
+        assert scores.shape == (3, IMAGES[dataset].NUM_CLASSES)
         torch.testing.assert_close(built(samples[1:2]), scores[1:2], atol=1e-4, rtol=1e-4)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from data_helpers import Mirror, assert_one_line
 from data_helpers import prepare as prepare
+from sources import NBODY_FILES, bring_drawn
 from universe import Physics, draw_box, linear_density
 from workshop.datasets import nbody
 from workshop.errors import UserError
@@ -135,10 +136,10 @@ def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path) -> None:
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
-            nbody.generate(tmp_path / str(number), cells=24, seed=7)
+            bring_drawn("nbody", tmp_path / str(number), cells=24, seed=7)
     finally:
         torch.set_num_threads(threads)
-    nbody.generate(tmp_path / "other", cells=24, seed=8)
+    bring_drawn("nbody", tmp_path / "other", cells=24, seed=8)
     first, second, other = (contents(tmp_path / name) for name in ("1", "2", "other"))
     assert first == second
     assert len({*first, *other}) == 4
@@ -166,8 +167,6 @@ def test_own_boxes_are_read_as_they_are(own: Path, prepare: Callable) -> None:
     with h5py.File(own / "nbody" / "val.h5") as file:
         assert np.array_equal(particles.numpy(), file["Nbody"]) and np.array_equal(gas.numpy(), file["Hydro"])
     assert not nbody.box(own, "val").periodic
-    with pytest.raises(UserError, match="no split 'test': it is 'train' or 'val'"):
-        nbody.box(own, "test")
     status, _, stderr = prepare("nbody", "--synthetic", "--data_dir", own)
     assert status == 2 and "never overwritten" in stderr
     assert contents(own) == before
@@ -217,7 +216,7 @@ def test_files_missing_or_cut_short(own: Path, prepare: Callable) -> None:
     with pytest.raises(UserError, match=r"val\.h5: not a whole HDF5 file"):
         nbody.check(own)
     path.unlink()
-    with pytest.raises(UserError, match=r"nbody: has no val\.h5; to bring it run `python .*prepare\.py nbody"):
+    with pytest.raises(UserError, match=r"nbody: has no val\.h5; to bring nbody run `python .*prepare\.py nbody"):
         nbody.check(own)
 
 
@@ -243,10 +242,10 @@ def test_download(own: Path, tmp_path: Path, prepare: Callable, monkeypatch: pyt
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     mirror = Mirror()
     try:
-        monkeypatch.setattr(nbody, "URL", mirror.address)
+        monkeypatch.setattr("sources.NBODY_URL", mirror.address)
         status, _, stderr = prepare("nbody", "--data_dir", tmp_path / "new")
         assert status == 2 and "Not Found" in stderr and "prepare.py nbody --synthetic" in stderr
-        names = nbody.REAL_FILES.values()
+        names = NBODY_FILES.values()
         mirror.pages = {f"/{name}": data for name, data in zip(names, contents(own), strict=True)}
         mirror.cut = 1000
         status, _, stderr = prepare("nbody", "--data_dir", tmp_path / "new")

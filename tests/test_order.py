@@ -1,12 +1,9 @@
 """The order of the samples: complete, disjoint between ranks, new each epoch, the same however many ranks share it."""
 
 import pytest
-import torch
 
-from workshop.distributed.ranks import Ranks
+from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.loaders.order import EpochOrder
-
-CPU = torch.device("cpu")
 
 
 def orders(
@@ -15,7 +12,7 @@ def orders(
     """The batches of every rank."""
     result = []
     for rank in range(world_size):
-        ranks = Ranks(rank=rank, world_size=world_size, device=CPU)
+        ranks = Ranks(rank=rank, world_size=world_size)
         order = EpochOrder(samples, global_batch_size // world_size, ranks, seed=1, shuffle=shuffle)
         order.set_epoch(epoch)
         batches = list(order)
@@ -34,7 +31,7 @@ def test_every_sample_once_in_validation(samples: int, world_size: int) -> None:
 def test_every_epoch_and_every_seed_has_its_own_order() -> None:
     seen = set()
     for seed in (0, 1, 2):
-        order = EpochOrder(100, 16, Ranks(device=CPU), seed=seed, shuffle=True)
+        order = EpochOrder(100, 16, ONE_PROCESS, seed=seed, shuffle=True)
         for epoch in (0, 1, 2):
             order.set_epoch(epoch)
             seen.add(tuple(order.order().tolist()))
@@ -69,7 +66,7 @@ def test_epochs_differ_and_repeat() -> None:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_an_epoch_begun_later_is_the_rest_of_it(world_size: int) -> None:
     for rank in range(world_size):
-        ranks = Ranks(rank=rank, world_size=world_size, device=CPU)
+        ranks = Ranks(rank=rank, world_size=world_size)
         order = EpochOrder(100, 16 // world_size, ranks, seed=1, shuffle=True)
         whole = list(order)
         order.start_step = 3

@@ -4,14 +4,16 @@ import json
 from pathlib import Path
 
 from conftest import Script
-from workshop.datasets import DATASETS, shards
+from sources import bring_drawn, pack
 from workshop.datasets.shards import SHARDS
 
 
 def test_reads_the_same_samples_both_ways(run_script: Script, tmp_path: Path) -> None:
-    DATASETS["mnist"].generate(tmp_path, 640, 64, 0)
-    shards.pack("mnist", tmp_path)
-    result = run_script("01_single_gpu/sequential_reads.py", "--data_dir", tmp_path, "--out", tmp_path / "out")
+    bring_drawn("mnist", tmp_path, train_samples=640, val_samples=64)
+    pack("mnist", tmp_path)
+    result = run_script(
+        "01_single_gpu/experiments/sequential_reads.py", "--data_dir", tmp_path, "--out", tmp_path / "out"
+    )
     assert result.status == 0, result.stderr
     record = json.loads((tmp_path / "out" / "sequential_reads.json").read_text())
     in_shards, in_files = record["rows"]
@@ -23,6 +25,8 @@ def test_reads_the_same_samples_both_ways(run_script: Script, tmp_path: Path) ->
 
 
 def test_without_shards_it_says_how_to_get_them(run_script: Script, tmp_path: Path) -> None:
-    result = run_script("01_single_gpu/sequential_reads.py", "--data_dir", tmp_path, "--out", tmp_path / "out")
+    result = run_script(
+        "01_single_gpu/experiments/sequential_reads.py", "--data_dir", tmp_path, "--out", tmp_path / "out"
+    )
     assert (result.status, len(result.stderr.splitlines())) == (2, 1)
-    assert "python ../data/prepare.py mnist --shards" in result.stderr
+    assert "python ../../data/prepare.py mnist --shards" in result.stderr

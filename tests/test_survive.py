@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from conftest import REPOSITORY, Result, Script
-from workshop.datasets import shards
+from sources import pack
 from workshop.run.progress import Progress
 
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 8, "--epochs", 2]  # 10 steps an epoch
@@ -29,7 +29,7 @@ def packed_data(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The data set with its shards."""
     folder = tmp_path_factory.mktemp("packed")
     shutil.copytree(data_dir / "MNIST", folder / "MNIST")
-    shards.pack("mnist", folder)
+    pack("mnist", folder)
     return folder
 
 
@@ -48,9 +48,9 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable:
     def plan(step: int, action: Callable[[], object]) -> None:
         count_step = Progress.count_step
 
-        def counted(run: Progress, loss: torch.Tensor) -> None:
-            count_step(run, loss)
-            if run.steps + run.step == step:
+        def counted(progress: Progress, loss: torch.Tensor) -> None:
+            count_step(progress, loss)
+            if progress.steps + progress.step == step:
                 action()
 
         monkeypatch.setattr(Progress, "count_step", counted)

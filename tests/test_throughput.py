@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from conftest import Script
 from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.loaders import Loader
+from workshop.profiling.calibration import repeats_for
 from workshop.profiling.throughput import benchmark, verdict
 
 
@@ -16,7 +18,7 @@ def measured(clock: Clock, folder: Path, load: float, train: float, samples: int
         for _ in loader:
             clock.sleep(train)
 
-    benchmark(SlowLoader(clock, load, samples), slow_model, "map", folder, seconds=0.15)
+    benchmark(SlowLoader(clock, load, samples), slow_model, torch.device("cpu"), "map", folder, seconds=0.15)
     return json.loads((folder / "throughput.json").read_text())
 
 
@@ -45,6 +47,23 @@ def test_the_verdict_says_by_how_much() -> None:
     assert "Try --loader device" in verdict(io=100, synthetic=400, full=99, loader="memory")
     assert "could give 3.0 times" in verdict(io=300, synthetic=100, full=95, loader="map")
     assert "60% of the slower part" in verdict(io=300, synthetic=100, full=60, loader="map")
+
+
+def test_the_verdict_leads_to_the_lesson_on_mixed_precision() -> None:
+    found = verdict(io=300, synthetic=100, full=95, loader="map")
+    assert "try a larger --batch_size, and what the lesson on mixed precision does to the step" in found
+
+
+def test_a_trial_takes_about_as_long_as_one_wants() -> None:
+    tried = []
+
+    def time_of(repeats: int) -> float:
+        tried.append(repeats)
+        return 0.001 * repeats
+
+    assert repeats_for(1.0, time_of, first=10) == 1000
+    assert tried == [10, 20, 40, 80, 160, 320, 640]  # the last one took a third of the time, and so is believed
+    assert repeats_for(0.002, time_of, first=10) == 10
 
 
 def test_the_lesson_prints_table_and_verdict(run_script: Script, tmp_path: Path) -> None:

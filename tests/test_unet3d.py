@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from workshop.config import VolumeFlags
+from data_helpers import VolumeConfig
 from workshop.errors import UserError
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
@@ -24,7 +24,7 @@ def test_at_full_width_it_has_117_million_parameters() -> None:
 
 @pytest.mark.parametrize(("width", "depth", "shape"), [(3, 1, (2, 6, 4)), (2, 2, (4, 8, 12)), (1, 3, (8, 8, 8))])
 def test_width_and_depth_are_free(width: int, depth: int, shape: tuple[int, ...]) -> None:
-    model = build_model(VolumeFlags(**VOLUMES, width=width, depth=depth, crop_size=8))
+    model = build_model(VolumeConfig(**VOLUMES, width=width, depth=depth, crop_size=8))
     outputs = model(torch.randn(2, 4, *shape))
     assert outputs.shape == (2, 5, *shape)
     outputs.square().mean().backward()
@@ -77,4 +77,4 @@ def test_outputs_have_either_sign_and_any_size() -> None:
 )
 def test_what_does_not_fit_is_refused(flags: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        build_model(VolumeFlags(**flags))
+        build_model(VolumeConfig(**flags))

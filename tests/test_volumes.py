@@ -9,9 +9,8 @@ import h5py
 import pytest
 import torch
 
-from data_helpers import assert_pipelines_end_with
-from workshop.config import VolumeFlags
-from workshop.datasets import nbody
+from data_helpers import VolumeConfig, assert_pipelines_end_with
+from sources import bring_drawn
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 from workshop.loaders import Loader, build_loaders, volumes
@@ -28,7 +27,7 @@ def boxes_dir(request: pytest.FixtureRequest, data_dir: Path, tmp_path_factory: 
     if request.param == "periodic":
         return data_dir
     folder = tmp_path_factory.mktemp("own")
-    nbody.generate(folder, cells=10)
+    bring_drawn("nbody", folder, cells=10)
     for path in (folder / "nbody").glob("*.h5"):
         with h5py.File(path, "a") as file:
             del file.attrs["periodic"]
@@ -37,8 +36,8 @@ def boxes_dir(request: pytest.FixtureRequest, data_dir: Path, tmp_path_factory: 
 
 
 def loaders(data_dir: Path, rung: str, rank: int = 0, world_size: int = 1, **flags: object) -> tuple[Loader, Loader]:
-    config = VolumeFlags(**(FLAGS | {"dataset": "nbody", "data_dir": data_dir, "loader": rung} | flags))
-    return build_loaders(config, Ranks(rank=rank, world_size=world_size, device=torch.device("cpu")))
+    config = VolumeConfig(**(FLAGS | {"dataset": "nbody", "data_dir": data_dir, "loader": rung} | flags))
+    return build_loaders(config, torch.device("cpu"), Ranks(rank=rank, world_size=world_size))
 
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -206,7 +205,7 @@ def test_a_box_that_is_not_periodic_is_not_left(data_dir: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_values_that_are_no_numbers_are_told(rung: str, tmp_path: Path) -> None:
-    nbody.generate(tmp_path, cells=16)
+    bring_drawn("nbody", tmp_path, cells=16)
     with h5py.File(tmp_path / "nbody" / "train.h5", "a") as file:
         file["Nbody"][0, 0, 0, 0] = float("nan")
     with pytest.raises(UserError, match=r"train\.h5: 1 of the 16384 values of Nbody are not finite numbers"):
@@ -228,12 +227,20 @@ def test_mistakes(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         loaders(data_dir, "shards")
     with pytest.raises(UserError, match="--batch_size 4 on 4 rank"):
         loaders(data_dir, "memory", world_size=4)
-    with pytest.raises(UserError, match=r"has no train\.h5; to bring it run `python"):
+    with pytest.raises(UserError, match=r"has no train\.h5; to bring nbody run `python"):
         loaders(tmp_path, "memory")
     monkeypatch.setattr(volumes, "free_bytes", lambda _: 1_000_000)
     for rung, other in (("device", "memory"), ("memory", "map"), ("dali", "map")):
         with pytest.raises(UserError, match=rf"--loader {rung} needs 0.00 GB on cpu .*; use --loader {other}"):
             loaders(data_dir, rung)
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+@pytest.mark.parametrize("flag", ["crop_size", "train_crops", "val_crops", "width", "depth"])
+def test_flags_of_volumes_are_refused_where_there_are_none(data_dir: Path, flag: str, dataset: str) -> None:
+    message = rf"^--{flag} 3 needs --dataset nbody, not {dataset}; configs/unet3d\.yaml says so"
+    with pytest.raises(UserError, match=message):
+        build_loaders(VolumeConfig(dataset=dataset, data_dir=data_dir, **{flag: 3}), torch.device("cpu"))
 
 
 def test_a_dali_pipeline_ends_with_its_loader(data_dir: Path) -> None:

@@ -1,7 +1,7 @@
 """How fast do data move on this machine, and how long would a petabyte take?
 
-    python bandwidth.py                        # the disk that holds the data sets, memory, accelerator
-    python bandwidth.py --folder $TMPDIR       # another disk
+    python experiments/bandwidth.py                        # the disk that holds the data sets, memory, accelerator
+    python experiments/bandwidth.py --folder $TMPDIR       # another disk
 
 You should see each way that data take to the place where they are computed with, and that they differ by orders of
 magnitude: training can be no faster than the slowest of them allows. GB are 1e9 bytes, a PB is 1e15; which bytes are

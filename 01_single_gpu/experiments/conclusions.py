@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sweep import Row
+from workshop.measuring.tables import format_seconds, format_table
 
 CLEARLY_FASTER = 0.9
 """a challenger takes the lead when it needs less than this share of the leader's time; a smaller gain may be noise"""
@@ -112,3 +113,18 @@ def gain_of_rewriting(sweeps: dict[str, list[Row]]) -> list[str]:
     size = max(common)
     ratio = fastest(before)[size].seconds / fastest(after)[size].seconds
     return [f"at {size:,} {before[0].unit} '{new}' is {ratio:,.0f} times as fast as '{old}'"]
+
+
+def sweep_table(rows: list[Row]) -> str:
+    """Return one sweep as a table: a line for each backend, a column for each size, the fastest of a size starred.
+
+    Times are medians; behind the ± is half the interquartile range, in percent of the median.
+    """
+    best = fastest(rows)
+    cells: dict[str, dict[int, str]] = {}
+    for row in rows:
+        star = "*" if row is best[row.size] else " "
+        text = f"{format_seconds(row.seconds)} ±{row.spread / row.seconds / 2:>3.0%}{star}"
+        cells.setdefault(row.label, {})[row.size] = text
+    lines = [[label, *(found.get(size, "- ") for size in best)] for label, found in cells.items()]
+    return format_table([rows[0].unit, *(f"{size:,} " for size in best)], lines)

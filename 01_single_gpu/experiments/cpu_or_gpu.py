@@ -1,13 +1,13 @@
 """CPU or GPU? The same computations on one CPU thread, on several, and on an accelerator, from small to large.
 
-    python cpu_or_gpu.py --all --quick true            # half a minute on two CPUs
-    python cpu_or_gpu.py --all                         # ten minutes, with the large sizes and torch.compile
-    python cpu_or_gpu.py --experiment elementwise      # one experiment
+    python experiments/cpu_or_gpu.py --all --quick true            # half a minute on two CPUs
+    python experiments/cpu_or_gpu.py --all                         # ten minutes, with the large sizes and torch.compile
+    python experiments/cpu_or_gpu.py --experiment elementwise      # one experiment
 
 You should see that no backend is the fastest at every size, and that one CPU thread is hard to beat while the work is
 small. A time runs from asking for a result until it is there (accelerators are waited for) and is the median over warm
 repeats; every result is compared with a float64 reference before it is timed. The computations are in
-workshop/experiments/cpu_or_gpu/, one file each: read branching.py and chained.py first. The largest take 3 GB.
+experiments/computations/, one file each: read branching.py and chained.py first. The largest take 3 GB.
 """
 
 import argparse
@@ -15,14 +15,13 @@ from dataclasses import asdict
 
 from backends import find_backends
 from computations import EXPERIMENTS
-from conclusions import conclude, measured_sweeps
+from conclusions import conclude, measured_sweeps, sweep_table
 from crossover_plot import plot
 from sweep import Row, run_sweep
 from workshop.errors import UserError, nearest, run_reporting_user_errors, warn
 from workshop.hardware import describe_versions, pick_device
 from workshop.measuring.flags import Parser, make_output_folder
 from workshop.measuring.records import write_record
-from workshop.measuring.tables import sweep_table
 from workshop.measuring.timing import cpu_share, thread_counts
 
 

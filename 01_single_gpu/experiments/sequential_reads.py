@@ -1,7 +1,7 @@
 """Why shards: read the same samples once from tar files front to back, once from single files in random order.
 
     python ../data/prepare.py mnist --synthetic --shards
-    python sequential_reads.py
+    python experiments/sequential_reads.py
 
 You should see more samples per second from the shards, by how much depends on the disk: on a parallel file system each
 file opened is a question to its metadata server. Both times are cold: before each, what this machine keeps of the files

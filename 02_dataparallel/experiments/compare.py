@@ -1,6 +1,6 @@
 """The same work by one device, by DataParallel and by DistributedDataParallel (DDP), side by side.
 
-    python compare.py
+    python experiments/compare.py
 
 You should see one table: samples per second, mean +/- standard deviation, and the ratio to one device. All take the
 same samples in steps of the same global batch, and are measured in turn. Where there are not two GPUs, DataParallel

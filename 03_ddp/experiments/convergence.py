@@ -1,9 +1,9 @@
 """Does a large batch still learn as well? The same data, once per overlay, and their loss curves side by side.
 
-    python convergence.py --limit_train 4000           # under a minute on two CPUs, to see how it works
-    python convergence.py                              # the study: 10,000 pictures, one or two minutes
-    python convergence.py --ranks 2                    # each run on two ranks of this machine
-    python convergence.py --train false                # reads the runs that are there: table and plot
+    python experiments/convergence.py --limit_train 4000           # under a minute on two CPUs, to see how it works
+    python experiments/convergence.py                              # the study: 10,000 pictures, one or two minutes
+    python experiments/convergence.py --ranks 2                    # each run on two ranks of this machine
+    python experiments/convergence.py --train false                # reads the runs that are there: table and plot
 
 You should see that eight times the batch, with all else as it was, learns much less in the same number of epochs; that
 a larger learning rate alone does not mend it, and together with a longer schedule does. The overlays are in configs/;
@@ -19,11 +19,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from convergence_curves import conclude, curves_table, read_curves, target_of
-from convergence_plot import plot
+from convergence_curves import conclude, curves_table, plot, read_curves, target_of
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.hardware import pick_device
 from workshop.measuring.flags import Parser, make_output_folder
+from workshop.measuring.launching import torchrun
 from workshop.measuring.records import write_record
 from workshop.paths import REPOSITORY
 
@@ -78,14 +78,12 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
 
 def train(overlay: Path, arguments: argparse.Namespace, train_flags: list[str]) -> None:
     """Train with one overlay, in a process of its own; if that fails, it has said why: leave with its status."""
-    launcher = [sys.executable]
-    if arguments.ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks)]
+    start = [sys.executable] if arguments.ranks == 1 else torchrun(arguments.ranks)
     configs = [word for file in (*arguments.config, overlay) for word in ("--config", str(file))]
     flags = [*configs, *train_flags, "--run_dir", str(arguments.out / overlay.stem)]
-    started_as = ["python"] if arguments.ranks == 1 else ["torchrun", *launcher[3:]]
-    print("\n$", shlex.join([*started_as, str(TRAIN), *flags]), flush=True)
-    if status := subprocess.run([*launcher, str(TRAIN), *flags]).returncode:
+    shown = ["python"] if arguments.ranks == 1 else ["torchrun", *start[3:]]
+    print("\n$", shlex.join([*shown, str(TRAIN), *flags]), flush=True)
+    if status := subprocess.run([*start, str(TRAIN), *flags]).returncode:
         sys.exit(status)
 
 

@@ -2,13 +2,21 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from workshop.errors import UserError
+from workshop.measuring.launching import load_script
 from workshop.measuring.tables import format_table
+
+LESSON = Path(__file__).resolve().parent.parent
+COLOURS = ("black", "tab:red", "tab:orange", "tab:blue", "tab:green", "tab:purple", "tab:brown", "tab:pink")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +75,18 @@ def curve_of(name: str, summary: dict[str, Any]) -> Curve:
     if len(epochs) < config["epochs"]:
         raise UserError(f"{name} stopped after {len(epochs)} of {config['epochs']} epochs; train it to the end")
     batch = summary["global_batch_size"]
-    ratio = batch / config["base_batch_size"]
     samples = round(epochs[0]["samples_per_second"] * epochs[0]["seconds"])
+    steps = [epoch["epoch"] * math.ceil(samples / batch) for epoch in epochs]
+    lr_factor = load_script(LESSON).lr_factor  # the schedule that the run had
+    peak = lr_factor(SimpleNamespace(**config), batch, int(config["warmup"] * steps[-1]), steps[-1])
     return Curve(
         name=name,
         global_batch_size=batch,
         world_size=summary["world_size"],
         seed=config["seed"],
-        peak_lr=config["lr"] * {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[config["lr_scaling"]],
+        peak_lr=config["lr"] * peak,
         epochs=len(epochs),
-        steps=[epoch["epoch"] * math.ceil(samples / batch) for epoch in epochs],
+        steps=steps,
         seconds=list(accumulate(epoch["seconds"] for epoch in epochs)),
         val_loss=[epoch["val_loss"] for epoch in epochs],
     )
@@ -131,3 +141,33 @@ def _compare(curve: Curve, baseline: Curve) -> str:
         f"({baseline.name}: {baseline.steps[-1]:,}) and {curve.seconds[epoch - 1]:.1f} s of training "
         f"({baseline.name}: {baseline.seconds[-1]:.1f} s)"
     )
+
+
+def plot(curves: Sequence[Curve], file: Path) -> None:
+    """Draw the validation loss of all runs into a PNG, in three panels; a ring marks where one reaches the target."""
+    target = target_of(list(curves))
+    figure = Figure(figsize=(13, 5), layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
+    panels = [
+        ("by epoch: what each sample is worth", "epochs", lambda curve: range(1, curve.epochs + 1)),
+        ("by wall time: what it costs on this machine", "seconds of training", lambda curve: curve.seconds),
+        ("by step: what it costs if steps take equally long", "training steps", lambda curve: curve.steps),
+    ]
+    for axis, (title, label, x_of) in zip(axes, panels, strict=True):
+        axis.axhline(target, color="grey", linestyle=":", linewidth=1.2)
+        for number, curve in enumerate(curves):
+            colour, x = COLOURS[number % len(COLOURS)], x_of(curve)
+            axis.plot(x, curve.val_loss, color=colour, marker=".", label=curve.name)
+            if epoch := curve.epoch_at(target):
+                ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.8}
+                axis.plot(x[epoch - 1], curve.val_loss[epoch - 1], color=colour, **ring)
+        axis.set_title(title, fontsize=11)
+        axis.set_xlabel(label)
+        axis.set_xlim(left=0)
+        axis.grid(alpha=0.25)
+    axes[0].set_ylabel("validation loss")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(curves)), frameon=False)
+    first = curves[0].name
+    figure.suptitle(f"Dotted: where {first} ends. A ring: the first epoch that is as low.", fontsize=12)
+    figure.savefig(file, dpi=110)

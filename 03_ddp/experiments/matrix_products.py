@@ -2,7 +2,7 @@
 
 Started like a training script, as ranks. They meet only to begin together; while they compute, none waits for another.
 
-    torchrun --standalone --nproc-per-node 2 -m matrix_products --out /tmp
+    torchrun --standalone --nproc-per-node 2 experiments/matrix_products.py --out /tmp
 """
 
 import argparse
@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from workshop.distributed.agreement import slowest
 from workshop.distributed.process_group import process_group
-from workshop.distributed.ranks import Ranks
 from workshop.errors import run_reporting_user_errors
 from workshop.measuring.flags import Parser
+from workshop.profiling.calibration import repeats_for
 
 CPU_SIZE, ACCELERATOR_SIZE = 512, 4096
 """rows and columns: large enough to keep the device busy"""
@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def seconds_for(products: int, matrix: torch.Tensor, ranks: Ranks) -> float:
+def seconds_for(products: int, matrix: torch.Tensor) -> float:
     """Return how long the slowest rank takes for that many products of a square matrix with itself."""
     dist.barrier()
     started = time.perf_counter()
@@ -40,20 +40,17 @@ def seconds_for(products: int, matrix: torch.Tensor, ranks: Ranks) -> float:
         matrix @ matrix
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-    return slowest(time.perf_counter() - started, ranks.device)
+    return slowest(time.perf_counter() - started, matrix.device)
 
 
 def main() -> None:
     """Measure several trials; rank 0 writes the products per second of all ranks together."""
     arguments = parse_arguments()
-    with process_group() as ranks:
-        size = CPU_SIZE if ranks.device.type == "cpu" else ACCELERATOR_SIZE
-        matrix = torch.rand(size, size, device=ranks.device)
-        products = 10
-        while (taken := seconds_for(products, matrix, ranks)) < arguments.seconds / 3:
-            products *= 2
-        products = max(10, round(products * arguments.seconds / taken))
-        trials = [ranks.world_size * products / seconds_for(products, matrix, ranks) for _ in range(TRIALS)]
+    with process_group() as (ranks, device):
+        size = CPU_SIZE if device.type == "cpu" else ACCELERATOR_SIZE
+        matrix = torch.rand(size, size, device=device)
+        products = repeats_for(arguments.seconds, lambda products: seconds_for(products, matrix), first=10)
+        trials = [ranks.world_size * products / seconds_for(products, matrix) for _ in range(TRIALS)]
         if ranks.is_main:
             (arguments.out / "matrix_products.json").write_text(json.dumps({"MATRIX": trials}) + "\n")
 

@@ -1,7 +1,7 @@
 """How far would it scale? Predicts weak scaling from the time of a step, its gradients, and two numbers of a network.
 
-    python predict.py                                                  # a published study on 128 GPUs
-    python predict.py --allreduce allreduce.json --scaling scaling.json  # what was measured here
+    python experiments/predict.py                                                  # a published study on 128 GPUs
+    python experiments/predict.py --allreduce allreduce.json --scaling scaling.json  # what was measured here
 
 You should see the predicted efficiency beside the published or the measured one, between two bounds: with none of the
 communication hidden behind backward, and with all of it but the last bucket. The flags' defaults describe that study:
@@ -10,11 +10,15 @@ the same U-Net and GPUs, and the network its nodes had then, as far as it is kno
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, PercentFormatter
+
 import prediction
-from allreduce_plot import plot_prediction
 from alpha_beta import Network
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.hardware import pick_device
@@ -80,10 +84,42 @@ def predict_published(arguments: argparse.Namespace) -> dict[str, Any]:
     print(format_table(prediction.published_header(), [prediction.published_cells(row) for row in rows]))
     print("\ncalibrated: at the bandwidth that fits batch 64, so that batch 128 is the test")
     points = [(f"batch {p.batch_size}", prediction.GPUS_PUBLISHED, p.efficiency) for p in prediction.PUBLISHED]
-    plot_prediction(curves, points, arguments.out / "predict.png")
+    plot(curves, points, arguments.out / "predict.png")
     assumed = {name: getattr(arguments, name) for name in ("samples_per_second", "parameters", "buckets")}
     assumed |= {"gb_per_second": arguments.gb_per_second, "alpha_us": arguments.alpha_us}
     return {"assumed": assumed, "curves": curves, "published": rows}
+
+
+def plot(curves: dict[str, dict[int, tuple[float, float]]], published: Sequence[Any], file: Path) -> None:
+    """Draw predicted weak-scaling efficiency by number of ranks into a PNG, with the published points on it.
+
+    Args:
+        curves: by name, (efficiency without overlap, with overlap) by number of ranks; a band is drawn between them.
+        published: (name of its curve, ranks, efficiency) of each point.
+        file: to write.
+    """
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axis: Axes = figure.subplots()
+    colours = dict(zip(curves, ("tab:orange", "tab:blue", "tab:green", "tab:red"), strict=False))
+    for name, found in curves.items():
+        ranks = list(found)
+        none, full = zip(*found.values(), strict=True)
+        axis.fill_between(ranks, none, full, color=colours[name], alpha=0.2, linewidth=0)
+        axis.plot(ranks, full, "-", color=colours[name], label=f"{name}: all hidden that can be")
+        axis.plot(ranks, none, "--", color=colours[name], label=f"{name}: nothing hidden")
+    for name, count, efficiency in published:
+        axis.plot(count, efficiency, "*", markersize=16, markeredgecolor="black", color=colours[name])
+        text = axis.annotate(f"published {efficiency:.0%}", (count, efficiency), (12, -4), textcoords="offset points")
+        text.set_bbox({"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1})  # lines pass behind it
+    axis.set(title="Weak scaling: predicted bounds", xscale="log", ylim=(0, 1.05))
+    axis.set(xlabel="ranks, one per GPU", ylabel="speed over ranks times one rank's speed")
+    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axis.xaxis.set_major_locator(FixedLocator(ranks))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,g}"))
+    axis.xaxis.set_minor_locator(FixedLocator([]))
+    axis.grid(alpha=0.25)
+    axis.legend(loc="lower left")
+    figure.savefig(file, dpi=110)
 
 
 def predict_measured(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How far does it scale? Weak and strong scaling of this lesson's train.py over 1, 2, 4, ... ranks.
 
-    python scaling.py                        # ranks of this machine: one per GPU, else one per CPU
-    sbatch -N 2 scaling.slurm                # ranks of two nodes
+    python experiments/scaling.py                        # ranks of this machine: one per GPU, else one per CPU
+    sbatch -N 2 experiments/scaling.slurm                # ranks of two nodes
 
 You should see samples/s for loading alone (IO), training alone (SYNTHETIC), both (FULL), training without
 communication (COMPUTE) and the same with a barrier in each step (BARRIER); then efficiency, beside what this machine
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from scaling_plot import plot
 from scaling_study import (
     KINDS,
     Setting,
     Trials,
     joined,
+    plot,
     powers_of_two,
     rows,
     scaling_table,
@@ -31,13 +31,12 @@ from scaling_study import (
 from workshop.errors import run_reporting_user_errors, warn
 from workshop.hardware import available_cpus, pick_device
 from workshop.measuring.flags import Parser, make_output_folder, require_positive
+from workshop.measuring.launching import benchmark, check_flags, in_slurm, launcher, read_record, slurm_tasks
 from workshop.measuring.records import write_record
 from workshop.measuring.timing import cpu_share
 from workshop.models import build_model
 
-from . import launch
-
-LESSON = Path(__file__).parent
+LESSON = Path(__file__).resolve().parent.parent
 
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -69,11 +68,11 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
 def fill_in_defaults(arguments: argparse.Namespace) -> None:
     """Set what the command line left open by what is there: GPUs or CPUs, of this machine or of the job."""
     gpus = torch.cuda.device_count()
-    there = launch.slurm_tasks() if launch.in_slurm() else gpus or available_cpus()
+    there = slurm_tasks() if in_slurm() else gpus or available_cpus()
     arguments.max_ranks = arguments.max_ranks or there
     if arguments.max_ranks > there:
         warn(f"--max_ranks {arguments.max_ranks} is more than the {there} there are: ranks will share CPUs or fail")
-    share = max(1, available_cpus() // (1 if launch.in_slurm() else arguments.max_ranks))
+    share = max(1, available_cpus() // (1 if in_slurm() else arguments.max_ranks))
     arguments.threads_per_rank = arguments.threads_per_rank or (share if gpus else 1)
     arguments.seconds = arguments.seconds or (0.1 if arguments.quick else 1.0)
     arguments.batch_size = arguments.batch_size or (8 if arguments.quick else 64)
@@ -83,8 +82,7 @@ def fill_in_defaults(arguments: argparse.Namespace) -> None:
 def measure_training(setting: Setting, arguments: argparse.Namespace, train_flags: list[str]) -> Trials:
     """Return the trials of each kind, in samples/s."""
     flags = [*train_flags, "--batch_size", setting.batch_size, "--benchmark_seconds", arguments.seconds]
-    start = launch.launcher(setting.ranks)
-    found = launch.benchmark(start, LESSON, flags, arguments.out, arguments.threads_per_rank)
+    found = benchmark(launcher(setting.ranks), LESSON, flags, arguments.out, arguments.threads_per_rank)
     speed = ", ".join(f"{kind} {statistics.mean(found[kind]):,.0f}" for kind in KINDS)
     print(f"{setting.ranks} rank(s), batch {setting.batch_size} each: {speed} samples/s", flush=True)
     return found
@@ -92,8 +90,8 @@ def measure_training(setting: Setting, arguments: argparse.Namespace, train_flag
 
 def measure_products(ranks: int, arguments: argparse.Namespace) -> Trials:
     """Return the trials of MATRIX, in matrix products per second."""
-    script = ["-m", "matrix_products", "--seconds", arguments.seconds, "--out"]
-    found = launch.measure(launch.launcher(ranks), script, LESSON, arguments.out, arguments.threads_per_rank)
+    command = [*launcher(ranks), "experiments/matrix_products.py", "--seconds", arguments.seconds]
+    found = read_record(command, LESSON, out=arguments.out, threads=arguments.threads_per_rank)
     print(f"{ranks} rank(s): {statistics.mean(found['MATRIX']):,.0f} matrix products/s", flush=True)
     return found
 
@@ -103,7 +101,7 @@ def main() -> None:
     arguments, train_flags = parse_arguments()
     # Unless asked for otherwise: all samples in memory and no loader processes, which would take CPUs from the ranks.
     train_flags = ["--loader", "memory", "--num_workers", "0", *train_flags]
-    config = launch.check_flags(LESSON, train_flags)
+    config = check_flags(LESSON, train_flags)
     fill_in_defaults(arguments)
     make_output_folder(arguments.out)
     studies = settings(arguments.max_ranks, arguments.batch_size, arguments.global_batch_size)

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rungs import Batch, loss_function
+from trainer import Batch
+from workload import LESSON
 
 EXPONENTS = range(-60, 17)
 """powers of two of the histogram; the few gradients beyond count at its ends"""
@@ -47,7 +48,7 @@ def collect_gradients(model: nn.Module, inputs: torch.Tensor, targets: torch.Ten
 
     layers = [module for module in model.modules() if not list(module.children())]
     handles = [layer.register_forward_hook(watch) for layer in layers]
-    loss_function(model(inputs), targets).backward()
+    LESSON.loss_function(model(inputs), targets).backward()
     for handle in handles:
         handle.remove()
     found += [weights.grad.abs().flatten() for weights in model.parameters()]
@@ -77,7 +78,7 @@ def lost_weight_gradients(model: nn.Module, batch: Batch, dtype: torch.dtype, sc
     inputs, targets = batch
     scaler = torch.amp.GradScaler(inputs.device.type, enabled=scaled)
     with torch.autocast(inputs.device.type, dtype):
-        loss = loss_function(model(inputs), targets)
+        loss = LESSON.loss_function(model(inputs), targets)
     scaler.scale(loss).backward()
     gradients = torch.cat([weights.grad.flatten() for weights in model.parameters()])
     model.zero_grad()

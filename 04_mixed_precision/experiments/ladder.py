@@ -1,20 +1,22 @@
 """The precision ladder: what each option of train.py costs and gives, all measured on the same work.
 
-    python ladder.py --quick true                # seconds, on cubes of 8 cells: to see that it works
-    python ladder.py                             # minutes; the 3D U-Net: a small one on a CPU, the full one on a GPU
-    python ladder.py --config ../configs/cifar10.yaml --model resnet18 --batch_size 64
+    python experiments/ladder.py --quick true    # seconds, on cubes of 8 cells: to see that it works
+    python experiments/ladder.py                 # minutes; the 3D U-Net: a small one on a CPU, the full one on a GPU
+    python experiments/ladder.py --config ../configs/cifar10.yaml --model resnet18 --batch_size 64
 
 The first rows are the number formats; each row with a + adds one option to the row above it. You should see speed and
 memory change a lot and the validation loss by chance only, errors that follow from the number of bits, and at least one
-option that costs more than it gives. The rows are built and measured in rungs.py and precision_ladder.py of
-workshop/experiments.
+option that costs more than it gives. The rows are measured in precision_ladder.py, by the step of train.py.
 """
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ladder_plot import plot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from precision_ladder import climb
 from workload import WorkloadConfig, read_workload, training_device
 from workshop.errors import UserError, run_reporting_user_errors
@@ -60,6 +62,56 @@ def table(figures: dict[str, Any]) -> str:
         lines.append([row["name"], *cells])
     notes = [f"{row['name']}: {row['note']}" for row in figures["rows"] if row["note"]]
     return "\n".join([format_table(header, lines), "", *notes])
+
+
+def plot(figures: dict[str, Any], file: Path) -> None:
+    """Draw what `precision_ladder.climb` measured into a PNG: a bar for each rung, a panel for each quantity."""
+    rows = [row for row in figures["rows"] if not row["note"]]
+    names = [row["name"] for row in rows]
+    figure = Figure(figsize=(13, 1.6 + 0.42 * len(rows)), layout="constrained")
+    figure.suptitle(_message(rows), fontsize=13, fontweight="bold")
+    speed, memory, error, loss = figure.subplots(1, 4, sharey=True)
+
+    speeds = [row["samples_per_second"] for row in rows]
+    texts = [f"{row['samples_per_second']:,.0f}: {row['share_of_peak']:.0%} of peak" for row in rows]
+    spread = {"xerr": [row["samples_per_second_std"] for row in rows], "ecolor": "dimgray"}
+    speed.barh(names, speeds, color="tab:green", alpha=0.75, **spread)
+    _label(speed, speeds, texts)
+    speed.set_title("samples/s")
+
+    megabytes = [row["peak_memory_bytes"] / 1e6 for row in rows]
+    memory.barh(names, megabytes, color="tab:blue", alpha=0.75)
+    _label(memory, megabytes, [f"{value:,.0f}" for value in megabytes])
+    memory.set_title("peak memory in MB")
+
+    error.plot([row["output_error"] for row in rows], names, "o", color="tab:orange", label="outputs")
+    gradients = [row["gradient_error"] for row in rows]
+    error.plot(gradients, names, "s", color="tab:red", markerfacecolor="none", markersize=9, label="gradients")
+    error.set(xscale="log", title="relative error against float64")
+    error.grid(axis="x", alpha=0.3)
+    error.legend(fontsize=9)
+
+    losses = [row["val_loss"] for row in rows]
+    loss.barh(names, losses, color="tab:gray", alpha=0.75)
+    _label(loss, losses, [f"{value:.4f}" for value in losses])
+    loss.set_title(f"validation loss after {figures['steps']} steps")
+    speed.invert_yaxis()  # shared: the first row is at the top of all
+    figure.savefig(file, dpi=110)
+
+
+def _message(rows: list[dict[str, Any]]) -> str:
+    first, best = rows[0], max(rows, key=lambda row: row["samples_per_second"])
+    gain = best["samples_per_second"] / first["samples_per_second"]
+    change = best["val_loss"] / first["val_loss"] - 1
+    return (
+        f"'{best['name']}' is {gain:.1f} times as fast as {first['name']}; its validation loss differs by {change:+.1%}"
+    )
+
+
+def _label(axes: Axes, values: list[float], texts: list[str]) -> None:
+    """Write each bar's text into it."""
+    for place, text in enumerate(texts):
+        axes.text(0.02 * max(values), place - 0.22, text, va="center", fontsize=8)  # above the line of the spread
 
 
 def main() -> None:

@@ -6,26 +6,29 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Any
 
 import torch
+from torch import nn
 
 from matrix_peak import matrix_peak, synchronize
-from rungs import FORMATS, MORE, Batch, Rung, batches_of, errors_of, flops_per_sample, reference
 from tensor_memory import PeakOnCuda, peak_bytes_on_cpu
-from workshop.config import ComputeFlags
-from workshop.distributed.ranks import Ranks
+from trainer import Batch, Trainer, batches_of, errors_of, flops_per_sample, reference
+from workload import FORMATS, MORE, WorkloadConfig
 from workshop.errors import UserError
 from workshop.loaders import build_loaders
 from workshop.models import build_model
+from workshop.profiling.calibration import repeats_for
 from workshop.step.graph import EAGER_STEPS
+from workshop.step.optimizers import build_optimizer
 from workshop.step.precision import require_options
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one rung costs and gives; where the device lacks an option, only the note."""
+    """What one set of options costs and gives; where the device lacks an option, only the note."""
 
     name: str
     note: str = ""
@@ -40,10 +43,10 @@ class Row:
     val_loss: float | None = None
 
 
-def rung_options(
-    config: ComputeFlags, device: torch.device, compiled: bool = True
-) -> Iterator[tuple[str, ComputeFlags, str]]:
-    """Yield name, configuration and what the device lacks ("" if nothing) of each rung.
+def row_options(
+    config: WorkloadConfig, device: torch.device, compiled: bool = True
+) -> Iterator[tuple[str, WorkloadConfig, str]]:
+    """Yield name, configuration and what the device lacks ("" if nothing) of each row.
 
     First the number formats alone; then, on top of bf16, one option more in each row, leaving out what is not there.
     """
@@ -59,27 +62,28 @@ def rung_options(
         below = below if lack else candidate
 
 
-def _lack(config: ComputeFlags, device: torch.device) -> str:
+def _lack(config: WorkloadConfig, device: torch.device) -> str:
     try:
         require_options(config, device)
+        build_optimizer(config, nn.Linear(1, 1), config.fused, config.cuda_graph)
     except UserError as error:
         return str(error)
     return ""
 
 
 def climb(
-    config: ComputeFlags, device: torch.device, steps: int, trials: int, seconds: float, compiled: bool = True
+    config: WorkloadConfig, device: torch.device, steps: int, trials: int, seconds: float, compiled: bool = True
 ) -> dict[str, Any]:
     """Measure every rung; without ``compiled``, leave torch.compile out, which takes most of the time.
 
     Each starts from the same weights and is first compared with float64 on one batch. Then it trains on the same
-    ``steps`` batches, is validated, and trains on one batch again and again for the throughput: all rungs in turn,
+    ``steps`` batches, is validated, and trains on one batch again and again for the throughput: all rows in turn,
     ``trials`` times for about ``seconds``, so that a machine that changes its pace does so to all of them.
 
     Returns:
         peaks (10^12 operations/s of a matrix product by precision), flops_per_sample, batch_size, steps, rows.
     """
-    train_loader, val_loader = build_loaders(config, Ranks(device=device))
+    train_loader, val_loader = build_loaders(config, device)
     torch.manual_seed(config.seed)
     model = build_model(config).to(device)
     batch = tuple(part.to(device) for part in next(batches_of(train_loader, 1)))
@@ -87,8 +91,8 @@ def climb(
     truth = reference(model, train_loader, *batch)
     peaks: dict[str, float] = {}
     rows: list[Row] = []
-    rungs: dict[str, Rung] = {}
-    for name, options, lack in rung_options(config, device, compiled):
+    trainers: dict[str, Trainer] = {}
+    for name, options, lack in row_options(config, device, compiled):
         if lack:
             rows.append(Row(name, note=f"not available: {lack}"))
             continue
@@ -96,21 +100,21 @@ def climb(
         if options.precision not in peaks:
             peaks[options.precision] = matrix_peak(options.precision, device)
         cuda_peak = PeakOnCuda(device) if device.type == "cuda" else None
-        rung = rungs[name] = Rung(options, model, train_loader, device)
-        outputs, gradients = errors_of(rung, batch, truth)
+        trainer = trainers[name] = Trainer(options, model, train_loader, device)
+        outputs, gradients = errors_of(trainer, batch, truth)
         if cuda_peak:
             cuda_peak.reset()  # comparing is no part of training
-        rung.train(batches_of(train_loader, steps))
+        trainer.train(batches_of(train_loader, steps))
         rows.append(
             Row(
                 name,
-                peak_memory_bytes=cuda_peak.bytes() if cuda_peak else _peak_on_cpu(rung, batch),
+                peak_memory_bytes=cuda_peak.bytes() if cuda_peak else _peak_on_cpu(trainer, batch),
                 output_error=outputs,
                 gradient_error=gradients,
-                val_loss=rung.validate(val_loader),
+                val_loss=trainer.validate(val_loader),
             )
         )
-    for name, rates in _throughputs(rungs, batch, trials, seconds).items():
+    for name, rates in _throughputs(trainers, batch, trials, seconds).items():
         mean = statistics.mean(rates)
         place = next(i for i, row in enumerate(rows) if row.name == name)
         rows[place] = dataclasses.replace(
@@ -129,28 +133,28 @@ def climb(
     }
 
 
-def _peak_on_cpu(rung: Rung, batch: Batch) -> int:
-    weights = copy.deepcopy(rung.model.state_dict())
-    peak = peak_bytes_on_cpu(lambda: rung.train(iter([batch])), rung.model, rung.optimizer)
-    rung.model.load_state_dict(weights)  # that was a step too many
+def _peak_on_cpu(trainer: Trainer, batch: Batch) -> int:
+    weights = copy.deepcopy(trainer.model.state_dict())
+    peak = peak_bytes_on_cpu(lambda: trainer.train(iter([batch])), trainer.model, trainer.optimizer)
+    trainer.model.load_state_dict(weights)  # that was a step too many
     return peak
 
 
-def _throughputs(rungs: dict[str, Rung], batch: Batch, trials: int, seconds: float) -> dict[str, list[float]]:
-    """Return samples per second of each rung, ``trials`` times, in turn."""
+def _throughputs(trainers: dict[str, Trainer], batch: Batch, trials: int, seconds: float) -> dict[str, list[float]]:
+    """Return samples per second of each row, ``trials`` times, in turn."""
 
-    def time_of(rung: Rung, steps: int) -> float:
+    def time_of(trainer: Trainer, steps: int) -> float:
         started = time.perf_counter()
-        rung.train(repeat(batch, steps))
-        synchronize(rung.device)
+        trainer.train(repeat(batch, steps))
+        synchronize(trainer.device)
         return time.perf_counter() - started
 
-    for rung in rungs.values():
-        if rung.config.cuda_graph:  # however few steps there were, it is recorded now
-            rung.train(repeat(batch, EAGER_STEPS + 1))
-    steps = {name: max(3, round(3 * seconds / time_of(rung, 3))) for name, rung in rungs.items()}
-    rates: dict[str, list[float]] = {name: [] for name in rungs}
+    for trainer in trainers.values():
+        if trainer.config.cuda_graph:  # however few steps there were, it is recorded now
+            trainer.train(repeat(batch, EAGER_STEPS + 1))
+    steps = {name: repeats_for(seconds, partial(time_of, trainer), first=3) for name, trainer in trainers.items()}
+    rates: dict[str, list[float]] = {name: [] for name in trainers}
     for _ in range(trials):
-        for name, rung in rungs.items():
-            rates[name].append(steps[name] * len(batch[0]) / time_of(rung, steps[name]))
+        for name, trainer in trainers.items():
+            rates[name].append(steps[name] * len(batch[0]) / time_of(trainer, steps[name]))
     return rates

@@ -1,7 +1,7 @@
 """Score a run by its summary.json: the lowest validation loss it reached, or how soon it reached a baseline's.
 
-    python score.py ../runs/mine                               # lowest validation loss
-    python score.py ../runs/mine --baseline ../runs/plain      # and how it compares with another run
+    python experiments/score.py ../runs/mine                               # lowest validation loss
+    python experiments/score.py ../runs/mine --baseline ../runs/plain      # and how it compares with another run
 
 A run is named by its folder, or by the summary.json in it. Seconds are those of training, summed over all epochs up to
 the one after which the loss was reached. You should see one line for each run and, with a baseline, a verdict.

@@ -1,7 +1,7 @@
 """Tensor cores like multiples of 8: the rate of matrix products whose sizes differ by one.
 
-    python tensor_cores.py --quick true      # seconds
-    python tensor_cores.py                   # a minute
+    python experiments/tensor_cores.py --quick true      # seconds
+    python experiments/tensor_cores.py                   # a minute
 
 A tensor core multiplies small blocks of fixed size, and rows of a matrix are read in pieces of 16 bytes: eight numbers
 of 16 bits. On a GPU you should see sizes that are multiples of 8 stand out in the 16-bit formats, and products that are

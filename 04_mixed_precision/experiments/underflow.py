@@ -1,31 +1,33 @@
 """Gradient underflow: why fp16 needs its loss scaled, and bf16 does not.
 
-    python underflow.py --quick true      # seconds
-    python underflow.py                   # the 3D U-Net: a small one on a CPU, the full one on a GPU
+    python experiments/underflow.py --quick true      # seconds
+    python experiments/underflow.py                   # the 3D U-Net: a small one on a CPU, the full one on a GPU
 
 You should see gradients below what fp16 can hold, which would be zero: some of the small U-Net's, most of the full
 one's. Multiplying the loss multiplies all gradients and moves them up; one can also go too far. Then short trainings
 show what it means for the loss.
-The gradients are collected in workshop/experiments/underflow.py.
+The gradients are collected in gradients.py.
 """
 
 import dataclasses
 import math
+from pathlib import Path
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 from gradients import (
     EXPONENTS,
+    Format,
     collect_gradients,
     histogram,
     lost_weight_gradients,
     scaled_shares,
 )
-from rungs import Rung, batches_of
-from underflow_plot import plot
+from trainer import Trainer, batches_of
 from workload import WorkloadConfig, read_workload, training_device
-from workshop.distributed.ranks import Ranks
 from workshop.errors import run_reporting_user_errors
 from workshop.loaders import build_loaders
 from workshop.measuring.flags import default_folder, make_output_folder
@@ -41,18 +43,45 @@ TRAININGS = {"fp32": 1.0, "fp16, loss times 2^-8": 2.0**-8, "fp16, not scaled": 
 The tiny U-Net's loss is a mean over 2^8 times fewer values than the full one's: times 2^-8, its gradients are as small.
 """
 
+START_SCALE = 16
+"""power of two that `torch.amp.GradScaler` begins with"""
+
 
 def val_losses(config: WorkloadConfig, device: torch.device, model: nn.Module) -> dict[str, float]:
     """Train a copy of ``model`` for ``config.steps`` steps in each way; return the validation losses."""
-    train_loader, val_loader = build_loaders(config, Ranks(device=device))
+    train_loader, val_loader = build_loaders(config, device)
     losses = {}
     for name, scale in TRAININGS.items():
-        rung = Rung(dataclasses.replace(config, precision=name.partition(",")[0]), model, train_loader, device)
-        if scale:
-            rung.scaler = torch.amp.GradScaler(device.type, init_scale=scale, growth_interval=2**31 - 1)
-        rung.train(batches_of(train_loader, config.steps))
-        losses[name] = rung.validate(val_loader)
+        options = dataclasses.replace(config, precision=name.partition(",")[0])
+        trainer = Trainer(options, model, train_loader, device, scale)
+        trainer.train(batches_of(train_loader, config.steps))
+        losses[name] = trainer.validate(val_loader)
     return losses
+
+
+def plot(record: dict[str, Any], file: Path) -> None:
+    """Draw a histogram of the gradients' exponents, as they are and scaled, over what fp16 makes of each."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    axes = figure.subplots()
+    smallest, normal, largest = -25, -14, 16  # powers of two: to zero below, fewer digits below, overflow from here on
+    assert Format(torch.float16).smallest / 2 == 2.0**smallest
+    exponents, shares = record["exponents"], [100 * share for share in record["histogram"]]
+    axes.axvspan(exponents[0], smallest, color="tab:red", alpha=0.18, label="fp16: becomes 0")
+    axes.axvspan(smallest, normal, color="tab:orange", alpha=0.18, label="fp16: loses digits")
+    axes.axvspan(largest, exponents[-1] + START_SCALE, color="tab:purple", alpha=0.18, label="fp16: overflows")
+    axes.stairs(shares, [*exponents, exponents[-1] + 1], fill=True, color="tab:blue", alpha=0.8, label="gradients")
+    scaled = [exponent + START_SCALE for exponent in [*exponents, exponents[-1] + 1]]
+    axes.stairs(shares, scaled, color="black", linewidth=1.5, label=f"gradients times $2^{{{START_SCALE}}}$")
+    axes.set(xlabel="magnitude of a gradient", ylabel="% of the gradients")
+    axes.set_xlim(exponents[0], exponents[-1] + START_SCALE)
+    axes.xaxis.set_major_formatter(lambda power, _: f"$2^{{{power:.0f}}}$")
+    before, after = (next(r for r in record["rows"] if r["scale"] == 2.0**power) for power in (0, START_SCALE))
+    axes.set_title(
+        f"In fp16 {before['zero']:.1%} of the gradients become 0; {after['zero']:.1%} with the loss scaled",
+        fontweight="bold",
+    )
+    axes.legend(fontsize=9)
+    figure.savefig(file, dpi=110)
 
 
 def main() -> None:
@@ -61,7 +90,7 @@ def main() -> None:
     config = read_workload(WorkloadConfig, device, __doc__, steps=10)
     folder = config.out or default_folder()
     make_output_folder(folder)
-    train_loader, _ = build_loaders(config, Ranks(device=device))
+    train_loader, _ = build_loaders(config, device)
     torch.manual_seed(config.seed)
     model = build_model(config).to(device)
     batch = tuple(part.to(device) for part in next(batches_of(train_loader, 1)))

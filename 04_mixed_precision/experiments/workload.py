@@ -4,15 +4,27 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from rungs import FORMATS, MORE
 from workshop.commandline import load_config
-from workshop.config import ComputeFlags
 from workshop.errors import UserError
+from workshop.measuring.launching import load_script
 from workshop.paths import REPOSITORY
+
+LESSON = load_script(REPOSITORY / "04_mixed_precision")
+"""the train.py whose step is measured"""
+
+FORMATS: dict[str, dict[str, Any]] = {name: {"precision": name} for name in ("fp32", "tf32", "fp16", "bf16")}
+MORE: dict[str, dict[str, Any]] = {
+    "channels_last": {"channels_last": True},
+    "cudnn_benchmark": {"cudnn_benchmark": True},
+    "fused": {"fused": True},
+    "compile": {"compile": "default"},
+    "cuda_graph": {"cuda_graph": True},
+}
+"""each of these is added to the ones before it that the device has, on top of bf16"""
 
 QUICK = {"global_batch_size": None, "batch_size": 4, "limit_val": 64}
 """with --quick true, on top of everything: the smallest work that shows all there is to see"""
@@ -21,7 +33,7 @@ QUICK_VOLUMES = {"crop_size": 8, "train_crops": 16, "val_crops": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadConfig(ComputeFlags):
+class WorkloadConfig(LESSON.Config):
     """The flags of the workload, as train.py has them, and of the measurement."""
 
     quick: bool = False

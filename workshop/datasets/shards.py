@@ -32,9 +32,15 @@ def shard_paths(name: str, data_dir: Path, split: str) -> list[str]:
 
 
 def write_split(folder: Path, split: str, images: torch.Tensor, targets: torch.Tensor) -> None:
-    """Pack images (N, C, H, W) uint8 and classes (N,) int64 into new files."""
-    import webdataset as wds
+    """Pack images (N, C, H, W) uint8 and classes (N,) int64 into new files.
 
+    Raises:
+        UserError: WebDataset is not installed.
+    """
+    try:
+        import webdataset as wds
+    except ImportError:
+        raise UserError("--shards needs WebDataset: pip install webdataset") from None
     for shard in range(SHARDS):
         with synced(shard_path(folder, split, shard)) as file, wds.TarWriter(file, mtime=0) as tar:
             for i in range(shard, len(images), SHARDS):

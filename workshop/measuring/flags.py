@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from workshop.errors import UserError
-from workshop.paths import default_runs_dir
+from workshop.paths import default_runs_dir, lesson_name
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,8 +34,7 @@ class Parser(argparse.ArgumentParser):
 
 def default_folder() -> Path:
     """Return where the running script's results go: a folder for lesson and script under that of all runs."""
-    script = Path(sys.argv[0]).resolve()
-    return default_runs_dir() / script.parent.name / script.stem
+    return default_runs_dir() / lesson_name() / Path(sys.argv[0]).stem
 
 
 def true_or_false(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Start a lesson's script as one process or as many ranks, wait for it, and tell in one line why it failed."""
+"""Start a script as one process or as many ranks, read the JSON record it leaves, tell in one line why it failed."""
 
 import importlib.util
 import json
@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from workshop.commandline import load_config
@@ -43,37 +45,65 @@ def slurm_tasks() -> int:
     return max(int(os.environ.get("SLURM_NTASKS", 1)), int(os.environ.get("SLURM_NNODES", 1)))
 
 
-def measure(start: list[str], script: list[object], folder: Path, out: Path, threads: int) -> dict[str, Any]:
-    """Run a script whose last word is the flag for its output folder; return the JSON record it leaves there.
+def read_record(
+    command: Sequence[object],
+    folder: Path,
+    *,
+    flag: str = "--out",
+    threads: int | None = None,
+    show: bool = False,
+    out: Path | None = None,
+    plots: Path | None = None,
+) -> dict[str, Any]:
+    """Run a script that writes one JSON record into an output folder; return what is in it.
 
     Args:
-        start: the words that start Python, as often as there are ranks.
-        script: its name and flags.
+        command: the words that start Python, the script and its flags, but for the output folder.
         folder: where to run it.
-        out: where it may write for a while.
-        threads: CPU threads of each process.
+        flag: the script's flag for its output folder.
+        threads: CPU threads of each process; None leaves that to the script.
+        show: let the user see what the script prints.
+        out: where it may write for a while (default: where temporary files go).
+        plots: folder that any plots are copied to.
 
     Raises:
         UserError: it failed.
     """
     with tempfile.TemporaryDirectory(dir=out) as written:
-        command = [*start, *map(str, script), written]
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        words = [*map(str, command), flag, written]
+        environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        if show:
+            print("$", shlex.join(words), flush=True)
+        result = subprocess.run(words, cwd=folder, env=environment, capture_output=not show, text=True)
         if result.returncode:
-            raise UserError(reason(result.stderr) or f"status {result.returncode} from: {shlex.join(command[:-2])}")
+            told = reason(result.stderr or "")
+            raise UserError(told or f"status {result.returncode} from: {shlex.join(words[:-2])}")
+        if plots:
+            for plot in Path(written).glob("*.png"):
+                shutil.copy(plot, plots)
         (record,) = Path(written).glob("*.json")
         return json.loads(record.read_text())
 
 
-def benchmark(start: list[str], lesson: Path, flags: list[object], out: Path, threads: int) -> dict[str, list[float]]:
+def benchmark(
+    start: Sequence[str], lesson: Path, flags: Sequence[object], out: Path, threads: int
+) -> dict[str, list[float]]:
     """Run ``train.py --benchmark true`` of a lesson; return the trials of IO, SYNTHETIC, FULL, ... in samples/s.
 
     Raises:
         UserError: it failed.
     """
-    record = measure(start, ["train.py", "--benchmark", "true", *flags, "--run_dir"], lesson, out, threads)
+    command = [*start, "train.py", "--benchmark", "true", *flags]
+    record = read_record(command, lesson, flag="--run_dir", out=out, threads=threads)
     return {kind: found["trials"] for kind, found in record.items() if kind != "verdict"}
+
+
+def load_script(lesson: Path) -> ModuleType:
+    """Return the ``train.py`` of a lesson as a module, so that an experiment runs the code that the lesson shows."""
+    spec = importlib.util.spec_from_file_location(lesson.name, lesson / "train.py")
+    sys.modules[lesson.name] = module = importlib.util.module_from_spec(spec)  # where its flags' types are looked up
+    spec.loader.exec_module(module)
+    return module
 
 
 def check_flags(lesson: Path, flags: list[str]) -> Any:  # noqa: ANN401
@@ -85,10 +115,7 @@ def check_flags(lesson: Path, flags: list[str]) -> Any:  # noqa: ANN401
     for own in ("run_dir", "benchmark", "batch_size", "global_batch_size", "sync_gradients"):
         if any(re.match(rf"--{own}\b", flag) for flag in flags):
             raise UserError(f"--{own} is set by this script itself; see --help")
-    spec = importlib.util.spec_from_file_location(lesson.name, lesson / "train.py")
-    sys.modules[lesson.name] = module = importlib.util.module_from_spec(spec)  # where its flags' types are looked up
-    spec.loader.exec_module(module)
-    return load_config(module.Config, flags)
+    return load_config(load_script(lesson).Config, flags)
 
 
 def reason(stderr: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from workshop.hardware import available_cpus
+from workshop.profiling.calibration import repeats_for
 
 SHORTEST_BLOCK = 0.002
 """seconds that one reading of the clock must span, so that the clock's own cost (about 100 ns) does not show"""
@@ -35,10 +36,8 @@ def measure(run: Callable[[], Any], min_seconds: float) -> Timing:
     counted, and must return only when its result is there: accelerators work asynchronously.
     """
     timer = timeit.Timer(run)
-    calls = 1
-    while (block := timer.timeit(calls)) < SHORTEST_BLOCK:
-        calls *= 10
-    blocks = [block]
+    calls = repeats_for(SHORTEST_BLOCK, timer.timeit, first=1)
+    blocks: list[float] = []
     while len(blocks) < FEWEST_REPEATS or sum(blocks) < min_seconds:
         blocks.append(timer.timeit(calls))
     low, median, high = statistics.quantiles(blocks, n=4, method="inclusive")

@@ -42,7 +42,6 @@ class Trace:
     Args:
         folder: where the trace is written; made if it is not there.
         device: the device that trains.
-        enabled: with False it does nothing.
         skip: steps to leave out, fewer in a short epoch.
         warmup: steps for the profiler to get going, at least 1.
         active: steps to record.
@@ -58,7 +57,6 @@ class Trace:
         folder: Path,
         device: torch.device,
         *,
-        enabled: bool = True,
         skip: int = 10,
         warmup: int = 2,
         active: int = 6,
@@ -69,18 +67,17 @@ class Trace:
         self.device = device
         self.skip, self.warmup, self.active = skip, warmup, active
         self.log = log
-        self._pending = enabled
+        self._pending = True
         self._step = 0
         self._stop = ExitStack()
-        if enabled and device.type != "cuda":  # without a GPU, all the profiler's log has to say is that there is none
+        if device.type != "cuda":  # without a GPU, all the profiler's log has to say is that there is none
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-        if enabled:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                tempfile.TemporaryFile(dir=folder).close()
-            except OSError as error:
-                reason = error.strerror or error
-                raise UserError(f"cannot write a trace into {folder}: {reason}; choose another --run_dir") from None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"cannot write a trace into {folder}: {reason}; choose another --run_dir") from None
 
     def __enter__(self) -> Self:
         return self

@@ -9,10 +9,7 @@ from tqdm import tqdm
 from workshop.config import TrainConfig
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.loaders import Loader
-from workshop.profiling.monitor import Monitor
-from workshop.profiling.throughput import benchmark
 from workshop.profiling.timed import TimedLoader
-from workshop.profiling.trace import Trace
 from workshop.run.checkpoint import Stateful
 from workshop.run.progress import Progress
 from workshop.run.record import Record
@@ -39,14 +36,16 @@ class Run:
         self.ranks = ranks
         self.record = Record(config, device, ranks)
         self.progress = Progress(config, device, ranks, self.record.directory / "checkpoint.pt", self.record.log)
-        self.trace = Trace(
-            self.record.directory,
-            device,
-            enabled=config.trace and not config.benchmark,
-            name=f"rank{ranks.rank}",
-            log=self.record.log,
-        )
-        self.monitor = Monitor(device, self._record_sample) if config.monitor and ranks.is_main else None
+        # Instruments are imported by the runs that use them.
+        self.trace = self.monitor = None
+        if config.trace and not config.benchmark:
+            from workshop.profiling.trace import Trace
+
+            self.trace = Trace(self.record.directory, device, name=f"rank{ranks.rank}", log=self.record.log)
+        if config.monitor and ranks.is_main:
+            from workshop.profiling.monitor import Monitor
+
+            self.monitor = Monitor(device, self._record_sample)
         self._instruments = ExitStack()
 
     def __enter__(self) -> "Run":
@@ -86,7 +85,7 @@ class Run:
         hidden = None if self._shows_steps else True  # None: hidden where there is no terminal
         first = self.progress.step
         batches = tqdm(self._timed, initial=first, total=len(loader), unit="batch", leave=False, disable=hidden)
-        return self.trace.watch(batches, steps=len(loader) - first)
+        return self.trace.watch(batches, steps=len(loader) - first) if self.trace else iter(batches)
 
     def end_step(self, loss: torch.Tensor) -> None:
         """Count a training step; log it every ``--log_interval`` steps; save or stop if it is time to."""
@@ -143,6 +142,8 @@ class Run:
 
         With ``no_sync``, which makes a context without communication, also how fast training is in that.
         """
+        from workshop.profiling.throughput import benchmark
+
         config = self.config
         seconds = config.benchmark_seconds
         benchmark(loader, train, self.device, config.loader, self.record.directory, seconds, no_sync)

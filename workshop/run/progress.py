@@ -46,12 +46,7 @@ class Progress:
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        device: torch.device,
-        ranks: Ranks,
-        checkpoint: Path,
-        log: Callable[[str], None],
+        self, config: TrainConfig, device: torch.device, ranks: Ranks, checkpoint: Path, log: Callable[[str], None]
     ) -> None:
         self.config = config
         self.device = device
@@ -169,19 +164,17 @@ class Progress:
         self._next_agreement = self.step + self._pace
         return int(-told)
 
-    def position(self) -> str:
-        """Say where the run is."""
-        return position(len(self.epochs) + 1, self.step)
-
     def _last_good(self) -> str:
-        if self.checkpoint.exists():
-            return f"the last good checkpoint is {self.checkpoint}."
-        return "there is no checkpoint yet."
+        found = self.checkpoint.exists()
+        return f"the last good checkpoint is {self.checkpoint}." if found else "there is no checkpoint yet."
+
+    def _position(self) -> str:
+        return position(len(self.epochs) + 1, self.step)
 
     def _leave(self, told: int) -> None:
         """End the process after a checkpoint was written; let the Slurm job know if it is to go on by itself."""
         name = signal.Signals(told).name
-        self.log(f"told to stop by {name}: saved {self.position()}; --resume true goes on from there")
+        self.log(f"told to stop by {name}: saved {self._position()}; --resume true goes on from there")
         requeue = os.environ.get("WORKSHOP_REQUEUE_FILE")
         if told == signal.SIGUSR1 and requeue and self.ranks.is_main:
             Path(requeue).touch()
@@ -202,7 +195,7 @@ class Progress:
         for name, tensor in state.get("model", {}).items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 raise UserError(
-                    f"{name} of the model is not finite {self.position()} on rank {self.ranks.rank}; "
+                    f"{name} of the model is not finite {self._position()} on rank {self.ranks.rank}; "
                     f"{self._last_good()} Try a lower --lr"
                 )
         state["run"] = {

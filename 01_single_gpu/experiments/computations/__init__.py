@@ -1,4 +1,4 @@
-"""The computations that `01_single_gpu/cpu_or_gpu.py` measures: one file for each, with the sizes to try."""
+"""The computations that `cpu_or_gpu.py` measures: one file for each, with the sizes to try."""
 
 from computations import branching, chained, elementwise, linear_systems, regression
 from sweep import Sweep
