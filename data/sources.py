@@ -80,6 +80,8 @@ def bring_drawn(name: str, data_dir: Path, **asked: int | None) -> None:
     source = SOURCES[name]
     folder = source.folder(data_dir)
     recipe = complete_recipe(folder, source.usual, asked)
+    if name == "nbody":
+        _require_memory(recipe["cells"])
     origin = {"origin": "generated", **recipe, "version": source.version}
     fill_folder(folder, origin, source.check_folder, lambda new: source.draw(new, recipe))
 
@@ -163,11 +165,14 @@ def _fetch_nbody(folder: Path) -> None:
         download([NBODY_URL + name], nbody.path_of(folder, split), md5=None)
 
 
-def _draw_nbody(folder: Path, recipe: Recipe) -> None:
-    cells = recipe["cells"]
+def _require_memory(cells: int) -> None:
     needed, free = NBODY_BYTES_PER_CELL * cells**3, psutil.virtual_memory().available
     if needed > free:
         raise UserError(f"--cells {cells} needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free")
+
+
+def _draw_nbody(folder: Path, recipe: Recipe) -> None:
+    cells = recipe["cells"]
     physics = universe.Physics()
     for number, split in enumerate(("train", "val")):
         seed = 2 * recipe["seed"] + number

@@ -104,7 +104,7 @@ def fast(machine: str = MACHINE) -> str:
         "baseline": "01: `mnist.yaml`",
         "fewer": "01: and `--limit_train 40000`",
         "fast": "04: `mnist.yaml`, then `mnist_fast.yaml`",
-        "fast_fp32": "04: and `--precision fp32`",
+        "fast_fp32": "04: `mnist.yaml`, then `mnist_fast.yaml`, `--precision fp32`",
     }
     rows = [
         (
@@ -149,6 +149,13 @@ def cpu_or_gpu() -> str:
     conclusions = [f"- **{name}**: {text}" for name, text in record["conclusions"].items()]
     plot = picture("cpu_or_gpu", "Time by size, one line per library and number of threads")
     return "\n".join([plot, "", *conclusions, "", source(record)])
+
+
+def rooms() -> str:
+    """Render the map of the package, from its docstring."""
+    package = Path(__file__).parent.parent / "workshop" / "__init__.py"
+    lines = [line.split(maxsplit=1) for line in package.read_text().split('"""')[1].splitlines()[2:]]
+    return "\n".join(f"- `{room}`: {holds}" for room, holds in lines)
 
 
 def hunks(lesson: str, base: str = "01_single_gpu") -> list[str]:

@@ -91,17 +91,20 @@ def run_as_script(script: str | Path, patch: pytest.MonkeyPatch) -> None:
 def run_script(
     user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> Script:
-    """Runs a script of the repository from its own folder; in this process, as importing torch anew takes seconds."""
+    """Runs a script from its lesson's folder, or its own; in this process, as importing torch anew takes seconds."""
 
     def run(script: str, *arguments: object, **environment: str) -> Result:
         with monkeypatch.context() as patch:
             for name, value in (user_environment | environment).items():
                 patch.setenv(name, value)
-            patch.chdir((REPOSITORY / script).parent)
-            patch.setattr(sys, "argv", [Path(script).name, *map(str, arguments)])
+            folder = (REPOSITORY / script).parent
+            folder = folder.parent if folder.name == "experiments" else folder
+            file = (REPOSITORY / script).relative_to(folder)
+            patch.chdir(folder)
+            patch.setattr(sys, "argv", [str(file), *map(str, arguments)])
             capfd.readouterr()
             try:
-                run_as_script(Path(script).name, patch)
+                run_as_script(file, patch)
                 status = 0
             except SystemExit as stop:
                 status = int(stop.code or 0)

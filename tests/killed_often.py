@@ -1,7 +1,8 @@
 """Run by test_survive.py: a run is killed 50 times around its saves, each time at another moment, and resumed.
 
-Every life of the run is a fork of this process, which has imported torch once. Prints, as JSON, how many steps each
-life lost, and whether the weights at the end are those of a run that was never killed.
+Every life of the run is a fork of this process, which has imported torch once, with the parts that an optimizer and
+the run's record ask for later. Prints, as JSON, how many steps each life lost, and whether the weights at the end are
+those of a run that was never killed.
 """
 
 import json
@@ -15,7 +16,9 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo
 import torch.nn.functional as F
+import torch.utils.tensorboard
 from torch import nn
 
 from workshop.config import TrainConfig

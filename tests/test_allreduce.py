@@ -99,7 +99,7 @@ def test_the_measured_study_is_set_beside_the_prediction() -> None:
 def test_two_ranks_measure_together(user_environment: dict[str, str], tmp_path: Path) -> None:
     flags = ["--max_mib", 0.0625, "--seconds", 0.005, "--out", tmp_path]
     lesson = REPOSITORY / "03_ddp"
-    main, other = start_ranks(2, "allreduce.py", *flags, cwd=lesson, environment=user_environment)
+    main, other = start_ranks(2, "experiments/allreduce.py", *flags, cwd=lesson, environment=user_environment)
     assert (main.status, other.status) == (0, 0), main.stderr
     assert other.stdout == ""
     assert "all-reduce over 2 ranks, gloo" in main.stdout
@@ -113,7 +113,7 @@ def test_two_ranks_measure_together(user_environment: dict[str, str], tmp_path: 
 
 
 def test_predict_prints_and_plots(run_script: Script, tmp_path: Path) -> None:
-    result = run_script("03_ddp/predict.py", "--out", tmp_path)
+    result = run_script("03_ddp/experiments/predict.py", "--out", tmp_path)
     assert result.status == 0, result.stderr
     assert "nothing hidden             64        78%" in result.stdout
     assert (tmp_path / "predict.png").stat().st_size > 10_000
@@ -124,7 +124,7 @@ def test_predict_prints_and_plots(run_script: Script, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "flags", "message"),
     [
-        ("allreduce", [], "one rank has nobody to talk to: torchrun --standalone --nproc-per-node 2 allreduce.py"),
+        ("allreduce", [], "one rank has nothing to add up: torchrun --nproc-per-node 2 experiments/allreduce.py"),
         ("allreduce", ["--max_mib", 0.001], "--max_mib at least four times that size"),
         ("allreduce", ["--seconds", 0], "--seconds must be above 0, got 0"),
         ("allreduce", ["--second", 1], "did you mean --seconds?"),
@@ -137,7 +137,7 @@ def test_predict_prints_and_plots(run_script: Script, tmp_path: Path) -> None:
 def test_a_mistake_is_one_line_and_status_2(
     run_script: Script, tmp_path: Path, script: str, flags: list, message: str
 ) -> None:
-    result = partial(run_script, f"03_ddp/{script}.py", "--out", tmp_path)(*flags)
+    result = partial(run_script, f"03_ddp/experiments/{script}.py", "--out", tmp_path)(*flags)
     assert result.status == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import bandwidth_trials
 from bandwidth_trials import Bandwidth, MiB, check_folder, measure_device, measure_disk, measure_memory
 from conftest import Script
 from workshop.errors import UserError
 
-from . import bandwidth
-
-SCRIPT = "01_single_gpu/bandwidth.py"
+SCRIPT = "01_single_gpu/experiments/bandwidth.py"
 CPU = torch.device("cpu")
 
 
@@ -42,8 +41,8 @@ def test_disk_rows_count_the_bytes_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_is_stopped_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "WRITE_BLOCK", MiB)
-    monkeypatch.setattr(bandwidth, "READ_BLOCK", MiB // 2)
+    monkeypatch.setattr(bandwidth_trials, "WRITE_BLOCK", MiB)
+    monkeypatch.setattr(bandwidth_trials, "READ_BLOCK", MiB // 2)
     write, read, random = measure_disk(tmp_path, 100 * MiB, seconds=0)
     assert (write.bytes, read.bytes, random.bytes) == (MiB, MiB // 2, 4096)
 
@@ -75,12 +74,12 @@ def test_the_page_cache_is_really_asked_to_forget(tmp_path: Path, monkeypatch: p
 
 
 def test_memory_rows_count_reading_and_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "available_cpus", lambda: 2)
+    monkeypatch.setattr(bandwidth_trials, "available_cpus", lambda: 2)
     one, two = measure_memory(MiB, min_seconds=0)
     assert (one.path, two.path) == ("memory copy, 1 thread", "memory copy, 2 threads")
     assert {row.bytes for row in (one, two)} == {2 * MiB}
     assert one.counted == "read + written"
-    monkeypatch.setattr(bandwidth, "available_cpus", lambda: 1)
+    monkeypatch.setattr(bandwidth_trials, "available_cpus", lambda: 1)
     assert len(list(measure_memory(MiB, min_seconds=0))) == 1
 
 
@@ -140,7 +139,7 @@ def test_script_tells_a_full_disk_in_one_line(
     def quota(*_: object) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    monkeypatch.setattr(bandwidth, "_write", quota)  # there is room, but not for this user
+    monkeypatch.setattr(bandwidth_trials, "_write", quota)  # there is room, but not for this user
     with pytest.raises(UserError, match=r"cannot write 0\.00 GB to .*: Disk quota exceeded"):
         list(measure_disk(tmp_path, MiB, seconds=1))
 

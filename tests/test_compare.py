@@ -11,12 +11,10 @@ import torch
 from conftest import Script
 from contenders import comparison_table, contenders, rows
 
-from . import launch
-
 
 @pytest.fixture
 def compare(run_script: Script) -> Script:
-    return partial(run_script, "02_dataparallel/compare.py")
+    return partial(run_script, "02_dataparallel/experiments/compare.py")
 
 
 def test_without_gpus_threads_are_the_devices() -> None:
@@ -50,11 +48,11 @@ def test_all_get_the_same_work(monkeypatch: pytest.MonkeyPatch, compare: Script,
     """The whole command, with launches that answer at once."""
     started = []
 
-    def answer(start: list[str], script: list, folder: Path, out: Path, threads: int) -> dict:
-        started.append((folder.name, script, threads))
+    def answer(command: list, folder: Path, *, flag: str, out: Path, threads: int) -> dict:
+        started.append((folder.name, command, threads))
         return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("IO", "SYNTHETIC", "FULL")} | {"verdict": "fine"}
 
-    monkeypatch.setattr(launch, "measure", answer)
+    monkeypatch.setattr("workshop.measuring.launching.read_record", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     result = compare("--rounds", 2, "--global_batch_size", 32, "--limit_train", 640, "--ranks", 2, "--out", tmp_path)
     assert result.status == 0, result.stderr

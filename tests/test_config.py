@@ -1,107 +1,79 @@
-"""The configuration: flags, YAML keys and fields are one; every mistake is told in one line."""
+"""The groups of flags: they stand side by side, and each checks its own."""
 
-import importlib.util
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
+from dataclasses import fields, make_dataclass
+from itertools import combinations, permutations
 
 import pytest
-import yaml
 
-from conftest import REPOSITORY
-from workshop.commandline import load_config
-from workshop.config import TrainConfig
+from workshop.config import ComputeFlags, DDPFlags, TrainConfig, VolumeFlags
 from workshop.errors import UserError
 
-
-@dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
-    lr_decay: float = 0.7
+GROUPS = (TrainConfig, DDPFlags, ComputeFlags, VolumeFlags)
 
 
-def write(path: Path, text: str) -> str:
-    path.write_text(text)
-    return str(path)
+def names(group: type) -> set[str]:
+    return {field.name for field in fields(group)}
 
 
-def test_defaults_are_those_of_the_dataclass() -> None:
-    assert load_config(Config, []) == Config()
+def combined(*groups: type) -> type:
+    return make_dataclass("Config", [], bases=groups, frozen=True, kw_only=True)
 
 
-def test_flags_win_over_later_files_over_earlier_files(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.yaml", "batch_size: 8\nlr: 1e-2\nepochs: 3\n")
-    second = write(tmp_path / "b.yaml", "batch_size: 16\nlr_decay: 0.5\n")
-    config = load_config(Config, ["--epochs", "5", "--config", first, "--config", second])
-    assert (config.batch_size, config.lr, config.epochs, config.lr_decay) == (16, 0.01, 5, 0.5)
+def test_no_two_groups_have_a_flag_in_common() -> None:
+    for one, other in combinations(GROUPS, 2):
+        assert not names(one) & names(other)
 
 
-def test_data_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
-    assert load_config(Config, []).data_dir == tmp_path
+def test_a_lesson_has_the_flags_of_its_groups_and_their_defaults() -> None:
+    config = combined(*GROUPS)()
+    assert names(type(config)) == set().union(*map(names, GROUPS))
+    for group in GROUPS:
+        assert {name: getattr(config, name) for name in names(group)} == vars(group())
+
+
+@pytest.mark.parametrize("order", list(permutations((TrainConfig, DDPFlags, VolumeFlags))))
+def test_every_group_checks_its_flags_wherever_it_stands(order: tuple[type, ...]) -> None:
+    for flag in ("epochs", "base_batch_size", "depth"):
+        with pytest.raises(UserError, match=rf"^--{flag} must be at least 1, got 0$"):
+            combined(*order)(**{flag: 0})
+
+
+COUNTS = {
+    TrainConfig: (
+        *("batch_size", "epochs", "log_interval", "save_interval", "prefetch_factor"),
+        *("limit_train", "limit_val"),
+    ),
+    DDPFlags: ("global_batch_size", "base_batch_size"),
+    VolumeFlags: ("crop_size", "train_crops", "val_crops", "width", "depth"),
+}
+AMOUNTS = {TrainConfig: ("lr", "benchmark_seconds"), DDPFlags: ("bucket_cap_mb",)}
+
+
+@pytest.mark.parametrize(("group", "flag"), [(group, flag) for group in COUNTS for flag in COUNTS[group]])
+def test_what_is_counted_is_at_least_one(group: type, flag: str) -> None:
+    assert getattr(group(**{flag: 1}), flag) == 1
+    for value in (0, -1):
+        with pytest.raises(UserError, match=rf"^--{flag} must be at least 1, got {value}$"):
+            group(**{flag: value})
+
+
+@pytest.mark.parametrize(("group", "flag"), [(group, flag) for group in AMOUNTS for flag in AMOUNTS[group]])
+def test_what_is_measured_is_above_zero(group: type, flag: str) -> None:
+    assert getattr(group(**{flag: 1e-9}), flag) == 1e-9
+    for value in (0.0, -0.5, float("nan")):
+        with pytest.raises(UserError, match=rf"^--{flag} must be above 0, got {value}$"):
+            group(**{flag: value})
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--trace"], ["--trace", "--epochs", "2"], ["--trace", "true"], ["--trace=true"]]
-)
-def test_a_switch_needs_no_value(arguments: list[str]) -> None:
-    assert load_config(Config, arguments).trace
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("group", "flags", "message"),
     [
-        (["--batchsize", "3"], "unknown flag --batchsize; did you mean --batch_size?"),
-        (["--zzz=1"], "unknown flag --zzz; known are: --batch_size"),
-        (["--batch_size", "many"], "--batch_size takes int, got 'many'"),
-        (["--batch_size", "1.5"], "--batch_size takes int, got '1.5'"),
-        (["--dataset", "imagenet"], "--dataset takes one of 'mnist'"),
-        (["--resume", "perhaps"], "--resume takes bool, got 'perhaps'"),
-        (["--batch_size", "0"], "--batch_size must be at least 1, got 0"),
-        (["--num_workers", "-1"], "--num_workers must be 0 (load in the training process) or more, got -1"),
-        (["--epochs", "0"], "--epochs must be at least 1, got 0"),
-        (["--limit_train", "0"], "--limit_train must be at least 1, got 0"),
-        (["--lr", "0"], "--lr must be above 0, got 0.0"),
-        (["--batch_size"], "--batch_size needs a value"),
-        (["--config"], "--config needs a value"),
-        (["stray"], "unrecognized arguments: stray"),
-        (["--config", "nowhere.yaml"], "cannot read the config file nowhere.yaml: No such file or directory"),
+        (TrainConfig, {"num_workers": -1}, r"--num_workers must be 0 .* or more, got -1"),
+        (DDPFlags, {"warmup": 1.0}, r"--warmup is a share of all steps, from 0 to below 1, got 1\.0"),
+        (DDPFlags, {"warmup": -0.1}, r"--warmup is a share of all steps, from 0 to below 1, got -0\.1"),
+        (DDPFlags, {"static_graph": True, "sync_gradients": False}, r"--static_graph true .*: --sync_gradients true"),
     ],
 )
-def test_wrong_flags(arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError) as error:
-        load_config(Config, arguments)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("batch_sise: 3\n", "{file}: unknown key 'batch_sise'; did you mean batch_size?"),
-        ("batch_size: many\n", "--batch_size takes int, got 'many' (in {file})"),
-        ("- a\n- b\n", "{file} must hold lines of the form 'key: value', found a list"),
-        ("a: [\n", "{file} is not valid YAML"),
-    ],
-)
-def test_wrong_yaml_names_the_file(tmp_path: Path, text: str, message: str) -> None:
-    file = write(tmp_path / "run.yaml", text)
-    with pytest.raises(UserError) as error:
-        load_config(Config, ["--config", file])
-    assert message.format(file=file) in str(error.value)
-
-
-def lesson_04() -> ModuleType:
-    """The lesson that understands all of configs/."""
-    spec = importlib.util.spec_from_file_location("lesson_04", REPOSITORY / "04_mixed_precision" / "train.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lesson_04"] = module  # where the types of its dataclass are looked up
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize("file", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda file: file.name)
-def test_every_key_of_a_shipped_config_arrives(file: Path) -> None:
-    base = ["--config", str(file.with_name("unet3d.yaml"))] if file.name.startswith("unet3d_") else []
-    config = load_config(lesson_04().Config, [*base, "--config", str(file)])
-    for key, value in yaml.safe_load(file.read_text()).items():
-        assert getattr(config, key) == value
+def test_what_else_a_group_refuses(group: type, flags: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        group(**flags)

@@ -13,20 +13,26 @@ import torch
 import yaml
 
 from conftest import REPOSITORY, Script
-from workshop import graphs
 from workshop.commandline import load_config
-from workshop.config import ComputeFlags
 from workshop.distributed.ddp import share_batch
 from workshop.distributed.ranks import Ranks
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
+from workshop.step import graph
 from workshop.step.optimizers import build_optimizer
 from workshop.step.precision import AUTOCAST_DTYPES
 
 CPU = torch.device("cpu")
 CONFIGS = REPOSITORY / "configs"
 BASE = CONFIGS / "unet3d.yaml"
+OPTIONS = CONFIGS / "unet3d_opt.yaml"
 OVERLAYS = sorted(CONFIGS.glob("unet3d_*.yaml"))
+
+
+def files_of(overlay: Path | None) -> list[Path]:
+    """The files of a named configuration, in their order: the overlays for a batch size go on top of the options."""
+    options = [OPTIONS] if overlay and "_bs" in overlay.name else []
+    return [BASE, *options, *([overlay] if overlay else [])]
 
 
 def lesson_04() -> ModuleType:
@@ -46,22 +52,22 @@ def keys_of(file: Path) -> dict[str, Any]:
     return yaml.safe_load(file.read_text())
 
 
-def configuration(*files: Path, flags: tuple[object, ...] = ()) -> ComputeFlags:
+def configuration(*files: Path, flags: tuple[object, ...] = ()) -> Config:
     words = [word for file in files for word in ("--config", file)]
     return load_config(Config, [str(word) for word in (*words, *flags)])
 
 
 def test_the_named_configurations_are_there() -> None:
-    names = {"short", "tiny", "bs64_opt", "bs256_opt", "bs512_test", "bs512_opt", "bs2048_opt"}
+    names = {"short", "tiny", "opt", "bs256_opt", "bs512_test", "bs512_opt", "bs2048_opt"}
     assert {file.stem.removeprefix("unet3d_") for file in OVERLAYS} == names
-    readme = (REPOSITORY / "04_mixed_precision" / "README.md").read_text()
-    assert [file.name for file in OVERLAYS if f"../configs/{file.name}" not in readme] == []
+    page = (REPOSITORY / "04_mixed_precision" / "experiments" / "README.md").read_text()
+    assert [file.name for file in OVERLAYS if f"../../configs/{file.name}" not in page] == []
 
 
 @pytest.mark.parametrize("overlay", [None, *OVERLAYS], ids=lambda file: file.stem if file else "base")
 def test_every_key_of_an_overlay_wins_over_the_base_and_flags_over_both(overlay: Path | None) -> None:
-    keys = keys_of(BASE) | (keys_of(overlay) if overlay else {})
-    files = [BASE, *([overlay] if overlay else [])]
+    files = files_of(overlay)
+    keys = {name: value for file in files for name, value in keys_of(file).items()}
     config = configuration(*files)
     assert {name: getattr(config, name) for name in keys} == keys
     changed = configuration(*files, flags=("--epochs", 3, "--lr", 0.5, "--train_crops", 77, "--precision", "fp16"))
@@ -73,14 +79,14 @@ def test_overlays_are_what_the_tutorial_has() -> None:
     """Samples, epochs, global batch, steps and learning rate of NERSC/sc22-dl-tutorial, config/UNet.yaml."""
     expected = {  # train_crops, epochs, global batch, steps, highest learning rate
         "short": (4096, 4, 64, 256, 2e-4),
-        "bs64_opt": (65536, 10, 64, 10240, 2e-4),
+        "opt": (65536, 10, 64, 10240, 2e-4),
         "bs256_opt": (65536, 20, 256, 5120, 4e-4),
         "bs512_test": (65536, 10, 512, 1280, 2e-4 * math.sqrt(8)),
         "bs512_opt": (65536, 40, 512, 5120, 2e-4 * math.sqrt(8)),
         "bs2048_opt": (65536, 160, 2048, 5120, 2e-4 * math.sqrt(32)),
     }
     for name, (crops, epochs, batch, steps, highest) in expected.items():
-        config = configuration(BASE, CONFIGS / f"unet3d_{name}.yaml")
+        config = configuration(*files_of(CONFIGS / f"unet3d_{name}.yaml"))
         assert (config.train_crops, config.epochs, config.global_batch_size) == (crops, epochs, batch)
         assert config.epochs * (crops // batch) == steps
         factors = [lr_factor(config, batch, step, steps) for step in range(steps)]
@@ -89,28 +95,24 @@ def test_overlays_are_what_the_tutorial_has() -> None:
         assert warmup == pytest.approx(12 if name == "short" else 128, abs=1)
 
 
-def test_optimised_overlays_have_the_same_options() -> None:
-    schedule = {"global_batch_size", "epochs", "warmup"}
-    options = [
-        {name: value for name, value in keys_of(file).items() if name not in schedule}
-        for file in OVERLAYS
-        if "_bs" in file.name
-    ]
-    assert all(found == options[0] for found in options)
-    assert options[0]["precision"] == "bf16"
+def test_overlays_for_a_batch_size_change_the_schedule_alone() -> None:
+    for file in OVERLAYS:
+        if "_bs" in file.name:
+            assert keys_of(file).keys() <= {"global_batch_size", "epochs", "warmup"}
+            assert configuration(*files_of(file)).precision == keys_of(OPTIONS)["precision"] == "bf16"
 
 
 @pytest.mark.parametrize("overlay", [None, *OVERLAYS], ids=lambda file: file.stem if file else "base")
 def test_what_an_overlay_says_is_what_is_built(overlay: Path | None) -> None:
-    config = configuration(BASE, *([overlay] if overlay else []))
-    shared = share_batch(config, Ranks(rank=1, world_size=4, device=CPU))
+    config = configuration(*files_of(overlay))
+    shared = share_batch(config, Ranks(rank=1, world_size=4))
     assert shared.batch_size == config.global_batch_size // 4
     with torch.device("meta"):
         model = build_model(config)
         assert isinstance(model, UNet3D)
         assert (model.down[0].out_channels, len(model.down)) == (config.width, config.depth)
         assert model(torch.empty(1, 4, *[config.crop_size] * 3)).shape[-1] == config.crop_size
-    optimizer = build_optimizer(config, torch.nn.Linear(2, 2))
+    optimizer = build_optimizer(config, torch.nn.Linear(2, 2), config.fused)
     (group,) = optimizer.param_groups
     assert type(optimizer).__name__.lower() == config.optimizer
     assert (group["lr"], bool(group["fused"])) == (config.lr, config.fused)
@@ -141,21 +143,22 @@ def arguments_of(run_script: Script, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def test_flags_reach_the_calls_they_name(arguments_of: Callable[..., dict], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workshop.precision._require_compiler", lambda _: None)
+    monkeypatch.setattr("workshop.step.precision._require_compiler", lambda _: None)
     compiled = arguments_of(torch, "compile", "--compile", "max-autotune")
     assert (compiled["mode"], compiled["dynamic"]) == ("max-autotune", False)
     for precision in ("bf16", "fp16"):
         assert arguments_of(torch.amp, "GradScaler", "--precision", precision)["enabled"] == (precision == "fp16")
-        dtype, enabled = arguments_of(torch, "autocast", "--precision", precision)["positional"][1:]
-        assert (dtype, enabled) == (AUTOCAST_DTYPES[precision], True)
-    assert arguments_of(torch, "autocast")["positional"][1:] == (None, False)
+        autocast = arguments_of(torch, "autocast", "--precision", precision)
+        assert (autocast["positional"][1:], autocast["enabled"]) == ((AUTOCAST_DTYPES[precision],), True)
+    autocast = arguments_of(torch, "autocast")
+    assert (autocast["positional"][1:], autocast["enabled"]) == ((None,), False)
     adam = arguments_of(torch.optim, "Adam", "--fused", "true", "--lr", 0.25)
     assert (adam["fused"], adam["lr"], adam["capturable"]) == (True, 0.25, False)
-    monkeypatch.setattr("workshop.precision.require_options", lambda *_: None)
-    assert arguments_of(graphs, "StepGraph", "--cuda_graph", "true")["positional"][0] is True
-    assert arguments_of(graphs, "StepGraph")["positional"][0] is False
-    step_graph = graphs.StepGraph
-    monkeypatch.setattr(graphs, "StepGraph", lambda _, sampler: step_graph(False, sampler))  # on to the optimizer
+    monkeypatch.setattr("workshop.step.precision.require_options", lambda *_: None)
+    assert arguments_of(graph, "StepGraph", "--cuda_graph", "true")["positional"][0] is True
+    assert arguments_of(graph, "StepGraph")["positional"][0] is False
+    step_graph = graph.StepGraph
+    monkeypatch.setattr(graph, "StepGraph", lambda _, sampler: step_graph(False, sampler))  # on to the optimizer
     assert arguments_of(torch.optim, "Adam", "--cuda_graph", "true")["capturable"] is True
     last = arguments_of(torch.nn.Module, "to", "--channels_last", "true")
     assert last["memory_format"] == torch.channels_last

@@ -15,8 +15,7 @@ from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from conftest import REPOSITORY, Script
-from convergence_curves import Curve, conclude, curve_of, curves_table, read_curves
-from convergence_plot import plot
+from convergence_curves import Curve, conclude, curve_of, curves_table, plot, read_curves
 from workshop.commandline import load_config
 from workshop.errors import UserError
 
@@ -49,7 +48,7 @@ def test_an_overlay_changes_only_what_it_claims(name: str) -> None:
 
 
 def test_the_command_runs_every_overlay_there_is() -> None:
-    overlays = runpy.run_path(str(REPOSITORY / "03_ddp" / "convergence.py"))["OVERLAYS"]
+    overlays = runpy.run_path(str(REPOSITORY / "03_ddp" / "experiments" / "convergence.py"))["OVERLAYS"]
     assert [file.stem for file in overlays] == list(CLAIMS)
     assert {file.stem for file in CONFIGS.glob("cifar10_b*.yaml")} == set(CLAIMS)
 
@@ -63,7 +62,14 @@ def summary(batch: int, losses: list[float], **config: object) -> dict:
         {"epoch": epoch, "val_loss": loss, "seconds": 2.0, "samples_per_second": 500.0}
         for epoch, loss in enumerate(losses, start=1)
     ]
-    config = {"lr": 0.01, "lr_scaling": "none", "base_batch_size": 64, "seed": 1, "epochs": len(losses)} | config
+    config = {
+        "lr": 0.01,
+        "lr_scaling": "none",
+        "base_batch_size": 64,
+        "warmup": 0.1,
+        "seed": 1,
+        "epochs": len(losses),
+    } | config
     return {"config": config, "global_batch_size": batch, "world_size": 2, "epochs": epochs}
 
 
@@ -137,7 +143,7 @@ def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:
 
 @pytest.fixture
 def convergence(run_script: Script) -> Script:
-    return partial(run_script, "03_ddp/convergence.py")
+    return partial(run_script, "03_ddp/experiments/convergence.py")
 
 
 def test_runs_trained_one_by_one_are_compared(convergence: Script, run_script: Script, tmp_path: Path) -> None:

@@ -50,5 +50,6 @@ def test_a_format_that_gains_nothing_is_warned_of(cpuinfo: Path, run_script: Scr
 
 
 def test_a_verdict_recommends_only_what_gains_something() -> None:
-    assert "to the step: --precision bf16 and --channels_last true." in verdict(300, 100, full=95, loader="map")
-    assert "to the step: --channels_last true." in verdict(300, 100, full=95, loader="map", bf16=False)
+    rates = {"io": 300, "synthetic": 100, "full": 95}
+    assert "to the step: --precision bf16 and --channels_last true." in verdict(**rates, loader="map")
+    assert "to the step: --channels_last true." in verdict(**rates, loader="map", bf16=False)

@@ -17,11 +17,12 @@ from gradients import (
     scaled_shares,
 )
 from matrix_peak import matmul_tflops, matrix_peak
-from precision_ladder import rung_options
-from rungs import Rung, batches_of, errors_of, flops_per_sample, reference
+from precision_ladder import row_options
 from tensor_memory import peak_bytes_on_cpu
-from workshop.config import ComputeFlags, TrainConfig
-from workshop.distributed.ranks import Ranks
+from trainer import Trainer, batches_of, errors_of, flops_per_sample, reference
+from workload import WorkloadConfig
+from workshop.config import TrainConfig
+from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders.order import EpochOrder
 from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.unet3d import UNet3D
@@ -33,7 +34,7 @@ class Digits:
     """A loader of random digits in batches of 4; the last has 2."""
 
     def __init__(self) -> None:
-        self.sampler = EpochOrder(10, 4, Ranks(device=CPU), seed=1, shuffle=True)
+        self.sampler = EpochOrder(10, 4, ONE_PROCESS, seed=1, shuffle=True)
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randn(10, 1, 28, 28, generator=generator)
         self.labels = torch.arange(10)
@@ -42,8 +43,8 @@ class Digits:
         return ((self.images[batch], self.labels[batch]) for batch in self.sampler.batches())
 
 
-def test_the_ladder_measures_every_rung(run_script: Script, tmp_path: Path) -> None:
-    result = run_script("04_mixed_precision/ladder.py", "--quick", "true", "--out", tmp_path)
+def test_the_ladder_measures_every_row(run_script: Script, tmp_path: Path) -> None:
+    result = run_script("04_mixed_precision/experiments/ladder.py", "--quick", "true", "--out", tmp_path)
     assert result.status == 0, result.stderr
     assert result.stderr == ""
     record = json.loads((tmp_path / "ladder.json").read_text())
@@ -65,24 +66,24 @@ def test_the_ladder_measures_every_rung(run_script: Script, tmp_path: Path) -> N
     assert (tmp_path / "ladder.png").stat().st_size > 10_000
 
 
-def test_rungs_add_one_option_each_to_what_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workshop.precision._require_compiler", lambda _: None)
-    found = {name: (options, lack) for name, options, lack in rung_options(ComputeFlags(batch_size=7), CPU)}
+def test_rows_add_one_option_each_to_what_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workshop.step.precision._require_compiler", lambda _: None)
+    found = {name: (options, lack) for name, options, lack in row_options(WorkloadConfig(batch_size=7), CPU)}
     available = {name: options for name, (options, lack) in found.items() if not lack}
-    assert available["fp16"] == ComputeFlags(batch_size=7, precision="fp16")
-    assert available["+ channels_last"] == ComputeFlags(batch_size=7, precision="bf16", channels_last=True)
-    assert available["+ compile"] == ComputeFlags(
+    assert available["fp16"] == WorkloadConfig(batch_size=7, precision="fp16")
+    assert available["+ channels_last"] == WorkloadConfig(batch_size=7, precision="bf16", channels_last=True)
+    assert available["+ compile"] == WorkloadConfig(
         batch_size=7, precision="bf16", channels_last=True, fused=True, compile="default"
     )
     assert "needs an NVIDIA GPU" in found["+ cuda_graph"][1]
 
 
-def test_a_rung_makes_the_steps_of_a_plain_training_loop() -> None:
+def test_a_trainer_makes_the_steps_of_a_plain_training_loop() -> None:
     loader = Digits()
     torch.manual_seed(0)
     model = MnistCNN()
-    rung = Rung(ComputeFlags(lr=0.01), model, loader, CPU)
-    rung.train(batches_of(loader, 3))
+    trainer = Trainer(WorkloadConfig(lr=0.01), model, loader, CPU)
+    trainer.train(batches_of(loader, 3))
     plain = MnistCNN().eval()  # without dropout
     plain.load_state_dict(model.state_dict())
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.01)
@@ -91,11 +92,11 @@ def test_a_rung_makes_the_steps_of_a_plain_training_loop() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(plain(images), labels).backward()
         optimizer.step()
-    for mine, theirs in zip(rung.model.parameters(), plain.parameters(), strict=True):
+    for mine, theirs in zip(trainer.model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
     assert [len(labels) for _, labels in batches] == [4, 4, 4]  # the small batches are left out
     loss = nn.functional.cross_entropy(plain(loader.images), loader.labels).item()
-    assert rung.validate(loader) == pytest.approx(loss, rel=1e-4)
+    assert trainer.validate(loader) == pytest.approx(loss, rel=1e-4)
 
 
 def test_errors_are_relative_to_float64() -> None:
@@ -107,13 +108,13 @@ def test_errors_are_relative_to_float64() -> None:
     assert truth[0].dtype == truth[1].dtype == torch.float64
     assert len(truth[1]) == sum(weights.numel() for weights in model.parameters())
     assert next(model.parameters()).dtype == torch.float32
-    build = partial(Rung, model=model, loader=loader, device=CPU)
-    errors = {name: errors_of(build(ComputeFlags(precision=name)), batch, truth) for name in ("fp32", "fp16", "bf16")}
+    build = partial(Trainer, model=model, loader=loader, device=CPU)
+    errors = {name: errors_of(build(WorkloadConfig(precision=name)), batch, truth) for name in ("fp32", "fp16", "bf16")}
     assert max(errors["fp32"]) < 1e-5
     for fp16, bf16 in zip(errors["fp16"], errors["bf16"], strict=True):
         assert 1e-5 < fp16 < bf16 / 2 < 0.2
     doubled = tuple(2 * part for part in truth)
-    assert errors_of(build(ComputeFlags()), batch, doubled) == pytest.approx((0.5, 0.5), rel=1e-4)
+    assert errors_of(build(WorkloadConfig()), batch, doubled) == pytest.approx((0.5, 0.5), rel=1e-4)
 
 
 def test_flops_are_those_of_convolutions_and_matrix_products() -> None:
@@ -155,12 +156,12 @@ def test_matrix_products_are_counted_as_two_operations_per_multiplication(monkey
 
 def test_what_an_experiment_varies_is_no_flag(run_script: Script) -> None:
     for flag, value in (("precision", "bf16"), ("fused", "true"), ("compile", "default")):
-        result = run_script("04_mixed_precision/ladder.py", f"--{flag}", value)
+        result = run_script("04_mixed_precision/experiments/ladder.py", f"--{flag}", value)
         assert (result.status, result.stderr) == (
             2,
             f"error: --{flag} is what this experiment varies; leave it out\n",
         )
-    result = run_script("04_mixed_precision/ladder.py", "--trials", 1)
+    result = run_script("04_mixed_precision/experiments/ladder.py", "--trials", 1)
     assert (result.status, result.stderr) == (2, "error: --trials must be at least 2, got 1\n")
 
 
@@ -192,7 +193,7 @@ def test_without_a_scaler_gradients_of_large_volumes_are_lost() -> None:
 
 @pytest.mark.parametrize("script", ["underflow", "tensor_cores"])
 def test_demonstrations_leave_a_record_and_a_plot(run_script: Script, script: str, tmp_path: Path) -> None:
-    result = run_script(f"04_mixed_precision/{script}.py", "--quick", "true", "--out", tmp_path)
+    result = run_script(f"04_mixed_precision/experiments/{script}.py", "--quick", "true", "--out", tmp_path)
     assert result.status == 0, result.stderr
     record = json.loads((tmp_path / f"{script}.json").read_text())
     assert (tmp_path / f"{script}.png").stat().st_size > 10_000
@@ -217,7 +218,7 @@ def summary(folder: Path, losses: list[float], seconds: float, model: str = "une
 
 
 def test_score(run_script: Script, tmp_path: Path) -> None:
-    score = partial(run_script, "04_mixed_precision/score.py")
+    score = partial(run_script, "04_mixed_precision/experiments/score.py")
     baseline = summary(tmp_path / "baseline", [0.5, 0.4, 0.45], 10.0)
     faster = summary(tmp_path / "faster", [0.45, 0.4, 0.3], 4.0)
     slower = summary(tmp_path / "slower", [0.45, 0.4], 12.0)
@@ -234,7 +235,7 @@ def test_score(run_script: Script, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_scored_is_told_in_one_line(run_script: Script, tmp_path: Path) -> None:
-    score = partial(run_script, "04_mixed_precision/score.py")
+    score = partial(run_script, "04_mixed_precision/experiments/score.py")
     run = summary(tmp_path / "run", [0.5], 1.0)
     other = summary(tmp_path / "other", [0.5], 1.0, model="resnet18")
     empty = summary(tmp_path / "empty", [], 1.0)

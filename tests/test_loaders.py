@@ -1,5 +1,6 @@
 """The rungs of the data ladder: the same samples, the same normalisation, every one of them once per epoch."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -213,6 +214,25 @@ def test_missing_library(
     monkeypatch.delitem(sys.modules, f"workshop.loaders.{rung}", raising=False)
     with pytest.raises(UserError, match=advice):
         loaders(packed_data, rung)
+
+
+def test_what_takes_long_to_import_is_imported_only_where_it_is_needed(data_dir: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+import torch
+from workshop.config import TrainConfig
+from workshop.loaders import build_loaders
+from workshop.models import build_model
+
+for dataset, model in (("mnist", "mnist_cnn"), ("cifar10", "cifar_cnn")):
+    config = TrainConfig(data_dir=Path(sys.argv[1]), dataset=dataset, model=model, loader="memory")
+    build_loaders(config, torch.device("cpu"))
+    build_model(config)
+print([name for name in ("torchvision", "matplotlib", "h5py", "webdataset", "nvidia.dali") if name in sys.modules])
+"""
+    command = [sys.executable, "-c", code, str(data_dir)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_packing_needs_a_library_too(tmp_path: Path, run_script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

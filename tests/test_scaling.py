@@ -12,13 +12,11 @@ import torch
 from matplotlib.image import imread
 
 from conftest import REPOSITORY, Script
-from scaling_plot import plot
-from scaling_study import KINDS, Setting, rows, scaling_table, settings, verdict
+from scaling_study import KINDS, Setting, plot, rows, scaling_table, settings, verdict
 from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.distributed.process_group import process_group
+from workshop.measuring import launching
 from workshop.profiling.throughput import benchmark
-
-from . import launch
 
 ONE, TWO, FOUR = Setting(1, 64), Setting(2, 64), Setting(4, 64)
 MEASURED = {
@@ -29,10 +27,12 @@ MEASURED = {
 for setting, in_step in {ONE: [100, 100], TWO: [152, 78], FOUR: [285, 285]}.items():
     MEASURED[setting]["BARRIER"] = in_step
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def scale(run_script: Script) -> Script:
-    return partial(run_script, "03_ddp/scaling.py")
+    return partial(run_script, "03_ddp/experiments/scaling.py")
 
 
 def test_settings_keep_what_each_scaling_keeps() -> None:
@@ -98,7 +98,7 @@ def test_compute_is_measured_without_communication(clock: Clock, tmp_path: Path)
             clock.sleep(pace[-1])
 
     with process_group():
-        benchmark(SlowLoader(clock, FAST, 800), train, "map", tmp_path, seconds=0.1, no_sync=no_sync)
+        benchmark(SlowLoader(clock, FAST, 800), train, CPU, "map", tmp_path, seconds=0.1, no_sync=no_sync)
     record = json.loads((tmp_path / "throughput.json").read_text())
     assert record["SYNTHETIC"]["trials"] == pytest.approx([8 / SLOW] * 3)
     for kind in ("COMPUTE", "BARRIER"):
@@ -119,30 +119,31 @@ def test_compute_is_measured_without_communication(clock: Clock, tmp_path: Path)
     ],
 )
 def test_the_reason_of_a_failed_launch_is_one_line(stderr: str, expected: str) -> None:
-    assert launch.reason(stderr).startswith(expected)
-    assert "\n" not in launch.reason(stderr)
+    assert launching.reason(stderr).startswith(expected)
+    assert "\n" not in launching.reason(stderr)
 
 
 def test_slurm_starts_as_few_nodes_as_hold_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(launch.shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert launch.launcher(2)[2:5] == ["--nodes=1", "--ntasks=2", "--ntasks-per-node=2"]
-    assert launch.launcher(8)[2:5] == ["--nodes=2", "--ntasks=8", "--ntasks-per-node=4"]
+    monkeypatch.setattr(launching.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert launching.launcher(2)[2:5] == ["--nodes=1", "--ntasks=2", "--ntasks-per-node=2"]
+    assert launching.launcher(8)[2:5] == ["--nodes=2", "--ntasks=8", "--ntasks-per-node=4"]
 
 
 def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, scale: Script, tmp_path: Path) -> None:
     """The whole command, with launches that answer at once."""
     started = []
 
-    def answer(start: list[str], script: list, folder: Path, out: Path, threads: int) -> dict:
-        started.append((next(word for word in start if "nproc" in word), script[0], threads))
+    def answer(command: list, folder: Path, *, out: Path, threads: int, flag: str = "--out") -> dict:
+        script = next(word for word in command if str(word).endswith(".py"))
+        started.append((next(word for word in command if "nproc" in word), script, threads))
         ranks = int(started[-1][0].split("=")[1])
-        if script[0] == "-m":
+        if script == "experiments/matrix_products.py":
             return {"MATRIX": [10.0 * ranks] * 3}
         return {kind: {"trials": [100.0 * ranks] * 3} for kind in KINDS}
 
-    monkeypatch.setattr(launch, "measure", answer)
+    monkeypatch.setattr(launching, "read_record", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     result = scale("--max_ranks", 2, "--rounds", 2, "--out", tmp_path)
     assert result.status == 0, result.stderr
@@ -172,7 +173,7 @@ def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, 
         (["--loadr", "map"], "unknown flag --loadr; did you mean --loader?"),
         (["--sync_gradients", "false"], "--sync_gradients is set by this script itself"),
         (["--out", "/dev/null/x"], "cannot write to /dev/null/x"),
-        (["--max_ranks", 1, "--data_dir", "/nowhere"], "to bring MNIST run"),
+        (["--max_ranks", 1, "--data_dir", "/nowhere"], "to bring mnist run"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(scale: Script, tmp_path: Path, flags: list, message: str) -> None:

@@ -29,4 +29,4 @@ def test_without_shards_it_says_how_to_get_them(run_script: Script, tmp_path: Pa
         "01_single_gpu/experiments/sequential_reads.py", "--data_dir", tmp_path, "--out", tmp_path / "out"
     )
     assert (result.status, len(result.stderr.splitlines())) == (2, 1)
-    assert "python ../../data/prepare.py mnist --shards" in result.stderr
+    assert "python ../data/prepare.py mnist --shards" in result.stderr

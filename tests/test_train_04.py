@@ -21,6 +21,7 @@ from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError
 from workshop.loaders import build_loaders
 from workshop.loaders.order import EpochOrder
+from workshop.measuring.launching import load_script
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
 from workshop.run import Run
@@ -30,7 +31,7 @@ from workshop.step.precision import choose_memory_format, require_options, set_u
 
 CPU = torch.device("cpu")
 LESSON = REPOSITORY / "04_mixed_precision"
-Config = runpy.run_path(str(LESSON / "train.py"), run_name="lesson")["Config"]
+Config = load_script(LESSON).Config
 TINY = ["--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml"]
 SHORT = ["--limit_train", 64, "--limit_val", 33, "--loader", "memory", "--num_workers", 0, "--batch_size", 32]
 MNIST = [*SHORT]

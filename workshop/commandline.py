@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -83,7 +84,7 @@ def _add_groups(parser: jsonargparse.ArgumentParser, config_class: type) -> None
     added: set[str] = set()
     for group in filter(dataclasses.is_dataclass, config_class.__mro__):
         names = {f.name for f in dataclasses.fields(group)}
-        own = names & vars(group).get("__annotations__", {}).keys() - added
+        own = names & inspect.get_annotations(group).keys() - added
         if own:
             parser.add_class_arguments(group, skip=names - own)
         added |= own

@@ -144,9 +144,7 @@ def main(config: Config) -> None:
     """Measure each size together with the other ranks; rank 0 prints and writes what came of it."""
     with process_group() as (ranks, device):
         if ranks.world_size == 1:
-            raise UserError(
-                "one rank has nobody to talk to: torchrun --standalone --nproc-per-node 2 experiments/allreduce.py"
-            )
+            raise UserError("one rank has nothing to add up: torchrun --nproc-per-node 2 experiments/allreduce.py")
         if ranks.is_main:
             make_output_folder(config.out)
         rows = []
