@@ -5,7 +5,7 @@ from typing import Any
 import prediction
 from alpha_beta import Network
 from render import load, not_measured, picture, source, table
-from scaling_study import KINDS
+from scaling_study import KINDS, verdict
 
 
 def mean_std(throughput: dict[str, Any]) -> str:
@@ -47,9 +47,14 @@ def scaling() -> str:
     shown = ("efficiency", "ceiling", "matrix products", "of the ceiling", "communication overhead", "waiting")
     threads = f"{record['threads_per_rank']} thread(s) per rank; samples/s, mean ± standard deviation."
     plot = picture("scaling", "Throughput, efficiency and communication overhead by ranks")
-    verdicts = [f"- {text}" for text in record["verdicts"].values()]
+    verdicts = [f"- {scaling_verdict(kind)}" for kind in record["verdicts"]]
     lines = [table(["scaling", "ranks", "batch per rank", *KINDS, *shown], rows), "", threads, source(record), ""]
     return "\n".join([*lines, *verdicts, "", plot])
+
+
+def scaling_verdict(kind: str) -> str:
+    """Render in words what weak or strong scaling comes to."""
+    return verdict([row for row in load("scaling")["rows"] if row["scaling"] == kind])
 
 
 def allreduce() -> str:
@@ -94,4 +99,4 @@ def published() -> str:
     network = Network(prediction.ALPHA_US * 1e-6, 1e-9 / prediction.GB_PER_SECOND)
     rows = prediction.against_published(prediction.published_steps(), network)
     lines = table(prediction.published_header(), [prediction.published_cells(row) for row in rows])
-    return f'{lines}\n\n"Off by" is in percentage points. Computed by `python predict.py`.'
+    return f'{lines}\n\n"Off by" is in percentage points. Computed by `python experiments/predict.py`.'

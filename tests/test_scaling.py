@@ -63,7 +63,7 @@ def test_the_verdict_says_it_in_words() -> None:
     found = rows("weak", [ONE, TWO], MEASURED)
     assert verdict(found) == (
         "Weak scaling, 1 to 2 ranks: 1.52 times the samples/s of one, 76% of ideal. "
-        "Ranks that never talk reach 60% of ideal here; matrix products alone, 90%. "
+        "Ranks that do not communicate reach 60% of ideal here; matrix products alone, 90%. "
         "With communication, the same ranks train at 0.93 of their speed without; "
         "with nothing but a barrier in each step, at 0.96."
     )

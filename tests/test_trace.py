@@ -15,10 +15,14 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from workshop.config import TrainConfig
+from workshop.distributed.ranks import ONE_PROCESS
 from workshop.errors import UserError
+from workshop.loaders.order import EpochOrder
 from workshop.profiling import trace as trace_module
 from workshop.profiling.annotate import annotate, annotated
 from workshop.profiling.trace import Trace, top_operators
+from workshop.run import Run
 
 # Not by "from workshop.profiling import annotate": that may be the function.
 annotate_module = importlib.import_module("workshop.profiling.annotate")
@@ -91,11 +95,24 @@ def test_an_epoch_of_warm_up_alone_is_not_traced(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out == "no trace: the epoch has 2 step(s), and the first 2 are to warm up\n"
 
 
-def test_a_disabled_trace_does_nothing(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "run", CPU, enabled=False)
-    with trace:
-        assert list(trace.watch([3, 1, 2], 3)) == [3, 1, 2]
-    assert not (tmp_path / "run").exists()
+class Numbers:
+    """A loader of three steps."""
+
+    sampler = EpochOrder(3, 1, ONE_PROCESS, seed=1, shuffle=True)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([3, 1, 2])
+
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("flags", [{}, {"trace": True, "benchmark": True}], ids=["no trace", "benchmark"])
+def test_a_run_without_a_trace_just_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict) -> None:
+    monkeypatch.setattr(trace_module, "Trace", None)  # would fail if it were used
+    with Run(TrainConfig(run_dir=tmp_path, **flags), CPU) as run:
+        assert list(run.watch(Numbers())) == [3, 1, 2]
+    assert not list(tmp_path.glob("*.trace.*"))
 
 
 def fail_in(failing_step: int) -> Callable[[int], None]:

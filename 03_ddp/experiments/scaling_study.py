@@ -60,7 +60,7 @@ def rows(scaling: str, study: Sequence[Setting], measured: dict[Setting, Trials]
 
     - ``speedup``: FULL samples/s, in units of one rank's.
     - ``efficiency``: speedup over ranks; 1 is ideal.
-    - ``machine_ceiling``: the efficiency of ranks that compute the same and never talk (COMPUTE).
+    - ``machine_ceiling``: the efficiency of ranks that compute the same and do not communicate (COMPUTE).
     - ``matrix_ceiling``: that of matrix products, which need no memory to speak of; None where not measured.
     - ``against_ceiling``: efficiency over machine_ceiling, so what communication and loading leave of it.
     - ``with_communication``: SYNTHETIC over COMPUTE of the same ranks.
@@ -130,7 +130,7 @@ def verdict(found: list[dict[str, Any]]) -> str:
     name = f"{last['scaling'].capitalize()} scaling, 1 to {last['ranks']} ranks"
     return (
         f"{name}: {last['speedup']:.2f} times the samples/s of one, {last['efficiency']:.0%} of ideal. "
-        f"Ranks that never talk reach {last['machine_ceiling']:.0%} of ideal here{matrix}. "
+        f"Ranks that do not communicate reach {last['machine_ceiling']:.0%} of ideal here{matrix}. "
         f"With communication, the same ranks train at {last['with_communication']:.2f} of their speed without; with "
         f"nothing but a barrier in each step, at {last['with_barrier']:.2f}."
     )
@@ -173,7 +173,7 @@ def _draw_throughput(axis: Axes, rows: list[dict[str, Any]]) -> None:
 def _draw_efficiency(axis: Axes, rows: list[dict[str, Any]]) -> None:
     ranks = [row["ranks"] for row in rows]
     axis.axhline(1, color="black", linestyle=":", label="ideal")
-    axis.plot(ranks, [row["machine_ceiling"] for row in rows], "s--", color="grey", label="ceiling: ranks never talk")
+    axis.plot(ranks, [row["machine_ceiling"] for row in rows], "s--", color="grey", label="ceiling: no communication")
     if all(row["matrix_ceiling"] is not None for row in rows):
         axis.plot(
             ranks, [row["matrix_ceiling"] for row in rows], "^--", color="tab:brown", label="ceiling: matrix products"
