@@ -1,7 +1,9 @@
 """Runs under a real Slurm that survive being requeued, and their own time limit."""
 
+import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,7 +64,9 @@ def submit(slurm: SlurmCluster, data_dir: Path, tmp_path_factory: pytest.TempPat
         train = (lesson / "train.py").read_text()
         assert train.count("run.end_step(loss)") == 1
         (lesson / "train.py").write_text(train.replace("run.end_step(loss)", SLOW))
-        environment = f"--export=ALL,WORKSHOP_DATA={data_dir},WORKSHOP_RUNS={copy}/runs,PYTHONPATH={REPOSITORY}"
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the copy has no .venv of its own
+        folders = f"WORKSHOP_DATA={data_dir},WORKSHOP_RUNS={copy}/runs,PYTHONPATH={REPOSITORY}"
+        environment = f"--export=ALL,PATH={path},{folders}"
         flags = [*map(str, SHORT), "--log_interval", "1"]
         number = slurm.submit(environment, *options, f"--cpus-per-task={threads}", "job.slurm", *flags, cwd=lesson)
         return Job(slurm, lesson, number)

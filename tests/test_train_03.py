@@ -1,6 +1,7 @@
 """Lesson 03 as its user runs it: one rank or many learn the same; mistakes are told in one line and end all ranks."""
 
 import ast
+import inspect
 import json
 import math
 import runpy
@@ -11,6 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from conftest import REPOSITORY, Script
 from ranks import free_port, start_ranks
@@ -113,6 +116,28 @@ def test_without_communication_and_with_one_rank(train: Script, tmp_path: Path) 
     assert result.status == 0, result.stderr
     assert "0 all-reduce(s) per step" in result.stdout
     assert summary_of(tmp_path)["all_reduces_per_step"] == 0
+
+
+class Seen(Exception):
+    """What was to be seen has been seen."""
+
+
+@pytest.mark.parametrize("lesson", ["03_ddp", "04_mixed_precision"])
+def test_flags_reach_distributed_data_parallel(run_script: Script, monkeypatch: pytest.MonkeyPatch, lesson: str) -> None:
+    parameters = inspect.signature(DistributedDataParallel)
+    seen = {}
+
+    def see(*positional: object, **named: object) -> None:
+        parameters.bind(*positional, **named)  # one of them has another name in another torch
+        seen.update(named)
+        raise Seen
+
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", see)
+    flags = {"bucket_cap_mb": 2.5, "gradient_as_bucket_view": True, "static_graph": True, "forward_sync_buffers": False}
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value).lower())]
+    with pytest.raises(Seen):
+        run_script(f"{lesson}/train.py", *SHORT, *words)
+    assert list(seen.values()) == list(flags.values())
 
 
 def test_resume_goes_on_with_the_schedule(train: Script, tmp_path: Path) -> None:

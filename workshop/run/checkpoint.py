@@ -135,6 +135,11 @@ def misfit(theirs: dict[str, Any], mine: dict[str, Any], in_epoch: int | None) -
     return "; ".join(f"{field} is {theirs.get(field)} there and {mine.get(field)} here" for field in fields) + why
 
 
+def position(epoch: int, step: int) -> str:
+    """Say where a run is that has taken ``step`` steps of ``epoch``, counted from 1."""
+    return f"after step {step} of epoch {epoch}" if step else f"after epoch {epoch - 1}"
+
+
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return the states of torch's generators, on the CPU and on ``device``, and of Python's and numpy's.
 

@@ -20,6 +20,7 @@ from workshop.run.checkpoint import (
     identity,
     load_checkpoint,
     misfit,
+    position,
     random_state,
     save_checkpoint,
     set_random_state,
@@ -244,8 +245,3 @@ class Progress:
             set_random_state(mine["random"], self.device)
             if run["step"]:
                 self._start_step, self._start_loss, self.seconds_before = run["step"], mine["loss_sum"], run["seconds"]
-
-
-def position(epoch: int, step: int) -> str:
-    """Say where a run is that has taken ``step`` steps of ``epoch``, counted from 1."""
-    return f"after step {step} of epoch {epoch}" if step else f"after epoch {epoch - 1}"
