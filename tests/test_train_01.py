@@ -83,6 +83,15 @@ def test_resume_goes_on_with_the_next_epoch(train: Script, tmp_path: Path) -> No
     assert state["scheduler"]["_last_lr"] == [pytest.approx(1e-3 * 0.7**2)]
 
 
+def test_resume_leaves_a_finished_run_as_it_is(train: Script, tmp_path: Path) -> None:
+    assert train(*SHORT, "--run_dir", tmp_path).status == 0
+    summary = summary_of(tmp_path)
+    result = train(*SHORT, "--run_dir", tmp_path, "--resume", "true", "--trace", "true", "--monitor", "true")
+    assert result.status == 0, result.stderr
+    assert "after epoch 1" in result.stdout
+    assert summary_of(tmp_path) == summary
+
+
 def test_a_new_run_replaces_the_record_of_the_old_one(train: Script, tmp_path: Path) -> None:
     for _ in range(2):
         assert train(*SHORT, "--run_dir", tmp_path / "run").status == 0

@@ -59,7 +59,7 @@ class Run:
         self._instruments.close()  # first: the monitor writes to the record
         if self.monitor:
             self.record.log(self.monitor.table())
-            if self.progress.epochs:
+            if self.progress.epochs and self.progress.loader:  # a resumed run may have had nothing left to do
                 self._write_summary()  # once more, with the last sample
         self.record.close()
 

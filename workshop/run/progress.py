@@ -59,7 +59,7 @@ class Progress:
         """steps taken in the epochs before"""
         self.step = 0
         """steps taken in the epoch under way"""
-        self.loader: Loader
+        self.loader: Loader | None = None
         self._parts: dict[str, Stateful] = {}
         self.stop = StopSignals()
         self._agreement = Agreement(ranks)
