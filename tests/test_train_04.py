@@ -25,6 +25,7 @@ from workshop.measuring.launching import load_script
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
 from workshop.run import Run
+from workshop.run.progress import Progress
 from workshop.step.graph import StepGraph, require_one_shape
 from workshop.step.optimizers import build_optimizer
 from workshop.step.precision import choose_memory_format, require_options, set_up_device
@@ -341,6 +342,35 @@ def test_the_rate_of_a_capturable_optimizer_changes_in_place() -> None:
         scheduler.step()
         assert group["lr"] is rate
         assert rate == pytest.approx(0.25)
+
+
+def test_a_resumed_run_goes_on_with_the_tensor_that_a_graph_reads() -> None:
+    config = Config(lr=0.25)
+    optimizer = build_optimizer(config, torch.nn.Linear(2, 2), capturable=True)
+    (group,) = optimizer.param_groups
+    rate = group["lr"]
+    saved = {"state": {}, "param_groups": [dict(group, params=[0, 1], lr=torch.tensor(0.5))]}
+    progress = Progress(config, CPU, ONE_PROCESS, Path("none"), print)
+    progress._parts = {"optimizer": optimizer}
+    progress._restore({"optimizer": saved, "run": {"lr": 1.0, "epochs": [], "steps": 0, "step": 0, "ranks": []}})
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.125
+
+
+def test_a_first_step_that_overflows_leaves_no_momentum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty_like", lambda tensor: torch.full_like(tensor, torch.nan))  # what lay in memory
+    found = []
+    for fused in (False, True):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = build_optimizer(Config(optimizer="sgd", lr=0.5), torch.nn.ParameterList([weight]), fused=fused)
+        scaler = torch.amp.GradScaler("cpu")
+        for factor in (torch.inf, 0.125, 0.25):
+            optimizer.zero_grad()
+            scaler.scale((factor * weight).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        found.append(weight.detach())
+    assert torch.equal(*found)
 
 
 def test_switches_reach_torch(monkeypatch: pytest.MonkeyPatch) -> None:
