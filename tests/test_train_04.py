@@ -1,9 +1,12 @@
 """Lesson 04 as its user runs it: every option that a CPU has trains every workload; the others are refused."""
 
 import json
+import os
 import re
 import runpy
-from collections.abc import Iterator
+import signal
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -293,6 +296,18 @@ def test_without_a_graph_each_step_is_made_as_it_comes() -> None:
         assert graph.around(step)(torch.ones(3), torch.zeros(3)) == 3
 
 
+def pretend_graphs(patch: pytest.MonkeyPatch, graph: Callable, record: Callable = nullcontext) -> None:
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    for name, stand_in in {
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda _: nullcontext(),
+        "CUDAGraph": graph,
+        "graph": lambda graph, stream, capture_error_mode: record(),
+    }.items():
+        patch.setattr(torch.cuda, name, stand_in)
+
+
 def test_a_graph_takes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU would do is only noted here: which batches are made as they come, and which the replays find."""
     computed: list[float] = []
@@ -300,21 +315,13 @@ def test_a_graph_takes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     recording: list[bool] = []
 
     @contextmanager
-    def record(_: object, stream: object, capture_error_mode: str) -> Iterator[None]:
+    def record(*_: object, **__: object) -> Iterator[None]:
         recording.append(True)
         yield
         recording.append(False)
 
-    stream = SimpleNamespace(wait_stream=lambda _: None)
     recorded = SimpleNamespace(replay=lambda: replayed.append(graph.inputs.item()))
-    cuda = SimpleNamespace(
-        Stream=lambda: stream,
-        current_stream=lambda: stream,
-        stream=lambda _: nullcontext(),
-        CUDAGraph=lambda: recorded,
-        graph=record,
-    )
-    monkeypatch.setattr(torch, "cuda", cuda)
+    pretend_graphs(monkeypatch, lambda: recorded, record)
     graph = StepGraph(True, EpochOrder(64, 1, ONE_PROCESS, seed=1, shuffle=True))
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -327,6 +334,37 @@ def test_a_graph_takes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (computed, replayed) == ([float(n) for n in range(11)], [float(n) for n in range(11, 20)])
     assert recording == [True, False]
     assert losses == [-float(n) for n in range(20)]
+
+
+class GraphThatIsStopped:
+    """A graph that receives SIGTERM with its first replay."""
+
+    def replay(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_that_is_stopped_lets_go_of_its_graph_before_the_ranks_part(
+    train: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parting over NCCL waits for graphs, and the traceback of the stop still holds what train.py called."""
+    alive = weakref.WeakSet()
+    seen = []
+
+    def new_graph() -> GraphThatIsStopped:
+        graph = GraphThatIsStopped()
+        alive.add(graph)
+        seen.append(len(alive))
+        return graph
+
+    pretend_graphs(monkeypatch, new_graph)
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)  # what the step is recorded on
+    monkeypatch.setattr("workshop.step.precision.require_options", lambda *_: None)
+    part = torch.distributed.destroy_process_group
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: (seen.append(len(alive)), part()))
+    result = train(*SHORT, "--batch_size", 4, "--optimizer", "sgd", "--fused", "true", "--cuda_graph", "true")
+    assert result.status == 0, result.stderr
+    assert "told to stop by SIGTERM: saved after step 12 of epoch 1" in result.stdout
+    assert seen == [1, 0]
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")  # the optimizer's own step would need a GPU

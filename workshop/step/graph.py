@@ -26,6 +26,8 @@ class StepGraph:
     steps on the stream that is recorded; these are ordinary training steps, so no batch is used twice.
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
+    Used as a context manager, it lets go of the recording at the end: as long as there is one, the ranks cannot part.
+
     Raises:
         UserError: it is enabled, and the last batch of an epoch has fewer samples than the others.
     """
@@ -37,6 +39,12 @@ class StepGraph:
             require_one_shape(sampler)
             self.stream = torch.cuda.Stream()
             self.graph = torch.cuda.CUDAGraph()
+
+    def __enter__(self) -> "StepGraph":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.graph = None  # tracebacks keep this object, but nothing else keeps the graph
 
     def around(self, step: Step) -> Step:
         """Return what to call in place of ``step``: it does the same, and launches it as a graph once it can."""
