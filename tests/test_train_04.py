@@ -241,7 +241,6 @@ class FakeGPU:
 def old_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an old GPU")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     return FakeGPU()
 
 
@@ -249,7 +248,10 @@ def old_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
     ("flags", "message"),
     [
         ({"precision": "tf32"}, "compute capability 8.0 or newer; this is an old GPU"),
-        ({"precision": "bf16"}, "compute capability 8.0 or newer; this is an old GPU: try --precision fp16"),
+        (
+            {"precision": "bf16"},
+            "compute capability 8.0 or newer; this is an old GPU: try --precision fp16, as",
+        ),
         ({"cuda_graph": True, "compile": "reduce-overhead"}, "--compile reduce-overhead makes CUDA graphs of its own"),
         ({"cuda_graph": True, "precision": "fp16"}, "with --precision fp16 needs --fused true"),
     ],
