@@ -7,24 +7,39 @@ of which only the asking is seen. Fused optimizers have no fake kernels: `fused_
 """
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensorDeviceMismatchError,
+    FakeTensorMode,
+)
 from torch.optim.lr_scheduler import LambdaLR
 
 from conftest import REPOSITORY
 from workshop.config import TrainConfig
+from workshop.datasets.nbody import CHANNELS
 from workshop.distributed.ranks import ONE_PROCESS
+from workshop.loaders import Loader
+from workshop.loaders.crops import Crops
+from workshop.loaders.device import DeviceLoader
+from workshop.loaders.order import EpochOrder
+from workshop.loaders.transform import BatchTransform
+from workshop.loaders.volumes import VolumeLoader
 from workshop.measuring.launching import load_script
+from workshop.models import build_model
 from workshop.run.progress import Progress
 from workshop.step.optimizers import build_optimizer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
-UNET = {"dataset": "nbody", "model": "unet3d", "width": 2, "depth": 1}
+DIGITS = {"dataset": "mnist", "model": "mnist_cnn"}
+PICTURES = {"dataset": "cifar10", "model": "cifar_cnn"}
+VOLUMES = {"dataset": "nbody", "model": "unet3d", "width": 2, "depth": 1}
 KINDS = ["eager", "fused", "capturable", "fused capturable"]
 """of optimizers, by the options they are built with"""
 FOR_SGD = ["eager", "fused", "fused capturable"]
@@ -46,6 +61,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.Tensor, "__deepcopy__", lambda tensor, _: tensor.clone())  # they have no memory to copy
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_"):
         monkeypatch.setattr(torch, name, fused_kernel)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -109,3 +125,81 @@ def test_a_resumed_optimizer_is_that_of_its_own_flags(name: str, before: str, af
         if "step" in state:
             assert state.pop("step").device == (CPU if after == "eager" else CUDA)
         assert {(tensor.device, tensor.stride()) for tensor in state.values()} == {(CUDA, weight.stride())}
+
+
+@pytest.mark.usefixtures("fake")
+def test_mixed_devices_and_asking_for_a_number_are_noticed() -> None:
+    on_gpu = torch.ones(3, device=CUDA)
+    with pytest.raises(FakeTensorDeviceMismatchError):
+        on_gpu + torch.ones(3)
+    with pytest.raises(DataDependentOutputException):
+        on_gpu.sum().item()
+
+
+@pytest.fixture
+def train_loader(request: pytest.FixtureRequest, fake: None, monkeypatch: pytest.MonkeyPatch) -> Loader:
+    """Rung ``device``: all of the data are there."""
+    if request.param is VOLUMES:
+        crops = Crops(samples=4, cells=8, size=4, periodic=True, seed=1)
+        boxes = tuple(torch.zeros(channels, 8, 8, 8, device=CUDA) for channels in CHANNELS.values())
+        return VolumeLoader(boxes, crops, EpochOrder(4, 2, ONE_PROCESS, seed=1, shuffle=True))
+    monkeypatch.setattr("workshop.loaders.device.free_bytes", lambda _: 2**40)
+    shape = (1, 28, 28) if request.param is DIGITS else (3, 32, 32)
+    images, labels = torch.zeros(4, *shape, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+    transform = BatchTransform([0.5], [0.5], augment=request.param is PICTURES, samples=4, seed=1)
+    return DeviceLoader(images, labels, EpochOrder(4, 2, ONE_PROCESS, seed=1, shuffle=True), transform, CUDA)
+
+
+def steps(config: TrainConfig, loader: Loader, kind: str, patch: pytest.MonkeyPatch) -> None:
+    with CUDA:
+        model = build_model(config)
+    patch.setattr(torch.Tensor, "backward", partial(give_gradients, model))
+    optimizer = build(config, model, kind)
+    scheduler = LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    scaler = torch.amp.GradScaler("cuda", enabled=config.precision == "fp16")
+    progress = Progress(config, CUDA, ONE_PROCESS, Path("none"), print)
+    for inputs, targets in loader:
+        assert (inputs.device, targets.device) == (CUDA, CUDA)
+        loss = LESSON.train_step(config, model, optimizer, scaler, inputs, targets)
+        scheduler.step()
+        progress.count_step(loss)
+    assert progress.step == 2
+
+
+@pytest.mark.parametrize(
+    ("train_loader", "workload"), [(w, w) for w in (DIGITS, PICTURES, VOLUMES)], indirect=["train_loader"]
+)
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_step_waits_for_the_gpu(
+    train_loader: Loader, workload: dict, precision: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LESSON.Config(**workload, precision=precision)
+    if precision == "fp16" and "fused" not in kind:  # the scaler asks whether gradients overflowed
+        with pytest.raises(DataDependentOutputException):
+            steps(config, train_loader, kind, monkeypatch)
+    else:
+        steps(config, train_loader, kind, monkeypatch)
+
+
+@pytest.mark.parametrize("train_loader", [VOLUMES], indirect=True)
+def test_cubes_are_cut_without_a_copy_that_waits(train_loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned, copied = [], []
+    copy = torch.Tensor.to
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    def to(tensor: torch.Tensor, *where: object, **how: object) -> torch.Tensor:
+        found = copy(tensor, *where, **how)
+        if found.device != tensor.device:
+            copied.append((tensor, how))
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    next(iter(train_loader))
+    assert copied
+    assert [id(tensor) for tensor, _ in copied] == [id(tensor) for tensor in pinned]
+    assert all(how == {"non_blocking": True} for _, how in copied)

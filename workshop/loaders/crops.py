@@ -58,14 +58,19 @@ def cut(box: torch.Tensor, corners: torch.Tensor, symmetries: torch.Tensor, size
     steps = torch.where(flips[:, :, None], size - 1 - steps, steps)  # (N, 3, size), along the new axes
     strides = torch.tensor([cells**2, cells, 1])[axes]
     positions = (corners.gather(1, axes)[:, :, None] + steps) % cells * strides[:, :, None]
-    x, y, z = positions.to(box.device, non_blocking=True).unbind(1)
+    x, y, z = _put(positions, box).unbind(1)
     position = x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]  # (N, size, size, size)
     sources = torch.arange(len(box)).repeat(len(corners), 1)  # (N, C): where each new channel comes from
     sources[:, VELOCITY] = VELOCITY[0] + axes  # component i is the one along the old axis that is now axis i
-    offsets = (sources * cells**3).to(box.device, non_blocking=True)
-    signs = torch.where(flips, -1, 1).to(box.device, box.dtype, non_blocking=True)
+    offsets = _put(sources * cells**3, box)
+    signs = _put(torch.where(flips, -1, 1).to(box.dtype), box)
     batch = box.new_empty(len(corners), len(box), size, size, size)
     for channel in range(len(box)):
         torch.take(box, position + offsets[:, channel, None, None, None], out=batch[:, channel])
     batch[:, VELOCITY[0] : VELOCITY[-1] + 1] *= signs[:, :, None, None, None]
     return batch
+
+
+def _put(tensor: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to the device of ``box``, from memory that a GPU can copy from while the CPU goes on."""
+    return (tensor.pin_memory() if box.is_cuda else tensor).to(box.device, non_blocking=True)
