@@ -58,19 +58,15 @@ def cut(box: torch.Tensor, corners: torch.Tensor, symmetries: torch.Tensor, size
     steps = torch.where(flips[:, :, None], size - 1 - steps, steps)  # (N, 3, size), along the new axes
     strides = torch.tensor([cells**2, cells, 1])[axes]
     positions = (corners.gather(1, axes)[:, :, None] + steps) % cells * strides[:, :, None]
-    x, y, z = _put(positions, box).unbind(1)
-    position = x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]  # (N, size, size, size)
     sources = torch.arange(len(box)).repeat(len(corners), 1)  # (N, C): where each new channel comes from
     sources[:, VELOCITY] = VELOCITY[0] + axes  # component i is the one along the old axis that is now axis i
-    offsets = _put(sources * cells**3, box)
-    signs = _put(torch.where(flips, -1, 1).to(box.dtype), box)
+    parts = positions, sources * cells**3, torch.where(flips, -1, 1).to(box.dtype)
+    pinned = (part.pin_memory() for part in parts) if box.is_cuda else parts  # a GPU copies from there by itself
+    positions, offsets, signs = (part.to(box.device, non_blocking=True) for part in pinned)
+    x, y, z = positions.unbind(1)
+    position = x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]  # (N, size, size, size)
     batch = box.new_empty(len(corners), len(box), size, size, size)
     for channel in range(len(box)):
         torch.take(box, position + offsets[:, channel, None, None, None], out=batch[:, channel])
     batch[:, VELOCITY[0] : VELOCITY[-1] + 1] *= signs[:, :, None, None, None]
     return batch
-
-
-def _put(tensor: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor to the device of ``box``, from memory that a GPU can copy from while the CPU goes on."""
-    return (tensor.pin_memory() if box.is_cuda else tensor).to(box.device, non_blocking=True)

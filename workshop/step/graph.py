@@ -1,7 +1,7 @@
 """A training step as a CUDA graph: recorded once, then launched as a whole instead of kernel by kernel."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -15,7 +15,7 @@ EAGER_STEPS = 11
 """how many steps DistributedDataParallel must have made before it can be recorded, says PyTorch's documentation"""
 
 
-class StepGraph:
+class StepGraph(AbstractContextManager):
     """Makes the first steps as they come, records the next one, and replays it from then on; disabled, it does nothing.
 
     A graph replays the same kernels on the same addresses. So each batch is copied to where the recorded one would have
@@ -39,9 +39,6 @@ class StepGraph:
             require_one_shape(sampler)
             self.stream = torch.cuda.Stream()
             self.graph = torch.cuda.CUDAGraph()
-
-    def __enter__(self) -> "StepGraph":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.graph = None  # tracebacks keep this object, but nothing else keeps the graph

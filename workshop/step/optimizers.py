@@ -51,11 +51,8 @@ def restore_optimizer(optimizer: optim.Optimizer, saved: dict[str, Any], factor:
     """
     own = optimizer.param_groups
     pairs = list(zip(own, saved["param_groups"], strict=True))
-    # All that loading goes by: which weights there are, and whether the count of steps belongs on their device.
-    groups = [
-        {"params": theirs["params"], "fused": mine.get("fused"), "capturable": mine.get("capturable")}
-        for mine, theirs in pairs
-    ]
+    # These two options decide on which device the count of steps belongs; all others stay as they are.
+    groups = [theirs | {name: mine.get(name) for name in ("fused", "capturable")} for mine, theirs in pairs]
     optimizer.load_state_dict({"state": optimizer.state_dict()["state"] | saved["state"], "param_groups": groups})
     optimizer.param_groups = own
     for mine, theirs in pairs:
