@@ -155,6 +155,16 @@ def test_a_resumed_run_in_fp16_needs_a_scaler_in_its_checkpoint(train: Script, t
     assert line.startswith("error: ") and "does not fit this run's scaler" in line
 
 
+def test_a_resumed_run_computes_as_its_own_flags_say(train: Script, tmp_path: Path) -> None:
+    assert train(*MNIST, "--epochs", 1, "--precision", "fp16", "--fused", "true", "--run_dir", tmp_path).status == 0
+    result = train(*MNIST, "--epochs", 2, "--channels_last", "true", "--resume", "true", "--run_dir", tmp_path)
+    assert result.status == 0, result.stderr
+    saved = torch.load(tmp_path / "checkpoint.pt")
+    assert saved["optimizer"]["param_groups"][0]["fused"] is None
+    assert saved["optimizer"]["state"][2]["exp_avg"].is_contiguous(memory_format=torch.channels_last)
+    assert saved["scaler"] == {}
+
+
 STOP_AFTER_AN_EPOCH = """
 import runpy, sys
 from workshop.run import Run
