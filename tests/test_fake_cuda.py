@@ -13,11 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensorDeviceMismatchError,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.optim.lr_scheduler import LambdaLR
 
 from conftest import REPOSITORY
@@ -130,7 +126,7 @@ def test_a_resumed_optimizer_is_that_of_its_own_flags(name: str, before: str, af
 @pytest.mark.usefixtures("fake")
 def test_mixed_devices_and_asking_for_a_number_are_noticed() -> None:
     on_gpu = torch.ones(3, device=CUDA)
-    with pytest.raises(FakeTensorDeviceMismatchError):
+    with pytest.raises(RuntimeError, match=r"(?i)device"):
         on_gpu + torch.ones(3)
     with pytest.raises(DataDependentOutputException):
         on_gpu.sum().item()
