@@ -2,8 +2,9 @@
 
 An operation on tensors of different devices raises, and so does asking such a tensor for its number, as ``.item()``
 does, for which the CPU would have to wait. Not held here, as torch asks the driver for them even so: the engine of
-autograd, in whose place every gradient simply appears; streams, CUDA graphs and DistributedDataParallel; and pinning,
-of which only the asking is seen. Fused optimizers have no fake kernels: `fused_kernel` checks what they would be given.
+autograd, in whose place every gradient simply appears; validation, which is in inference mode; streams, CUDA graphs and
+DistributedDataParallel; and pinning, of which only the asking is seen. Fused optimizers have no fake kernels:
+`fused_kernel` checks what they would be given.
 """
 
 from collections.abc import Iterator
@@ -176,6 +177,39 @@ def test_no_step_waits_for_the_gpu(
             steps(config, train_loader, kind, monkeypatch)
     else:
         steps(config, train_loader, kind, monkeypatch)
+
+
+class Steps:
+    """What an epoch sees of a run."""
+
+    count = 0
+
+    def loss_sum(self) -> torch.Tensor:
+        return torch.zeros((), device=CUDA)
+
+    def watch(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return iter(loader)
+
+    def end_step(self, _: torch.Tensor) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("train_loader", [PICTURES], indirect=True)
+@pytest.mark.parametrize("lesson", ["01_single_gpu", "02_dataparallel", "03_ddp"])
+def test_an_epoch_asks_for_a_number_after_its_last_step(
+    train_loader: Loader, lesson: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, run = load_script(REPOSITORY / lesson), Steps()
+    config = script.Config(**PICTURES)
+    with CUDA:
+        model = build_model(config)
+    monkeypatch.setattr(torch.Tensor, "backward", partial(give_gradients, model))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda _: None)
+    optimizer = build_optimizer(config, model)
+    scheduler = [LambdaLR(optimizer, lambda step: 1 / (step + 1))] if lesson == "03_ddp" else []
+    with pytest.raises(DataDependentOutputException):
+        script.train_one_epoch(config, model, train_loader, optimizer, *scheduler, CUDA, run)
+    assert run.count == 2
 
 
 @pytest.mark.parametrize("train_loader", [VOLUMES], indirect=True)
