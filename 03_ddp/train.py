@@ -113,7 +113,7 @@ def train(config: Config, device: torch.device, ranks: Ranks) -> None:
         static_graph=config.static_graph,
         **forward_sync_buffers(config.forward_sync_buffers),
     )
-    all_reduces = AllReduces(ddp_model)
+    all_reduces = AllReduces(ddp_model, enabled=not config.benchmark)
     communication = nullcontext() if config.sync_gradients else ddp_model.no_sync()
     optimizer = build_optimizer(config, model)
     steps, batch = config.epochs * len(train_loader), train_loader.sampler.global_batch_size

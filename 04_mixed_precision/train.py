@@ -110,7 +110,7 @@ def train_one_epoch(
 
 @torch.inference_mode()
 def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> tuple[float, float | None]:
-    """Return the mean loss and, unless these are volumes, the share of right answers over the validation samples."""
+    """Return the mean loss and the share of right answers over the validation samples."""
     model.eval()
     dtype = AUTOCAST_DTYPES.get(config.precision)
     loss_sum = torch.zeros((), device=device)
@@ -125,7 +125,7 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
             correct += (outputs.argmax(dim=1) == targets).sum()
     for each_rank_sum in (loss_sum, correct):  # at the end only: some ranks may have had a batch more than others
         dist.all_reduce(each_rank_sum)
-    accuracy = None if config.dataset == "nbody" else correct.item() / loader.sampler.samples
+    accuracy = None if config.dataset == "nbody" else correct.item() / loader.sampler.samples  # volumes have none
     return loss_sum.item() / loader.sampler.samples, accuracy
 
 
@@ -151,7 +151,7 @@ def train(config: Config, device: torch.device, ranks: Ranks) -> None:
             static_graph=config.static_graph,
             **forward_sync_buffers(config.forward_sync_buffers),
         )
-    all_reduces = AllReduces(ddp_model)
+    all_reduces = AllReduces(ddp_model, enabled=not config.benchmark)
     communication = nullcontext() if config.sync_gradients else ddp_model.no_sync()
     if config.compile != "off":
         ddp_model = torch.compile(ddp_model, mode=config.compile, dynamic=False)
@@ -161,7 +161,7 @@ def train(config: Config, device: torch.device, ranks: Ranks) -> None:
     steps, batch = config.epochs * len(train_loader), train_loader.sampler.global_batch_size
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(config, batch, step, steps))
 
-    with Run(config, device, ranks) as run, communication:
+    with graph, Run(config, device, ranks) as run, communication:
         if config.benchmark:
             run.benchmark(
                 train_loader,

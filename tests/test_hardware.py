@@ -27,11 +27,16 @@ def cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     [(ZEN_3, {"bf16", "fp16"}), (ZEN_4, {"fp16"}), (GRAVITON_3, set()), ("", set())],
     ids=["AVX2", "AVX-512", "ARM", "unknown"],
 )
-def test_formats_that_a_cpu_only_imitates(cpuinfo: Path, text: str, imitated: set[str]) -> None:
+def test_formats_that_a_device_only_imitates(
+    cpuinfo: Path, text: str, imitated: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cpuinfo.write_text(text)
     formats = ("fp32", "tf32", "bf16", "fp16")
     assert {precision for precision in formats if hardware.only_imitates(CPU, precision)} == imitated
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert not any(hardware.only_imitates(GPU, precision) for precision in formats)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert [precision for precision in formats if hardware.only_imitates(GPU, precision)] == ["bf16"]
 
 
 def test_no_file_tells_nothing(cpuinfo: Path) -> None:

@@ -1,6 +1,8 @@
 """The measurements of lesson 04: the precision ladder, gradient underflow, tensor cores, and the score of a run."""
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from gradients import (
     scaled_shares,
 )
 from matrix_peak import matmul_tflops, matrix_peak
-from precision_ladder import row_options
+from precision_ladder import AS_PYTORCH_COMES, reset_switches, row_options
 from tensor_memory import peak_bytes_on_cpu
 from trainer import Trainer, batches_of, errors_of, flops_per_sample, reference
 from workload import WorkloadConfig
@@ -26,6 +28,7 @@ from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders.order import EpochOrder
 from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.unet3d import UNet3D
+from workshop.step.precision import set_switches
 
 CPU = torch.device("cpu")
 
@@ -49,11 +52,11 @@ def test_the_ladder_measures_every_row(run_script: Script, tmp_path: Path) -> No
     assert result.stderr == ""
     record = json.loads((tmp_path / "ladder.json").read_text())
     rows = {row["name"]: row for row in record["rows"]}
-    plain = ["fp32", "tf32", "fp16", "bf16"]
+    plain = ["fp32", "tf32", AS_PYTORCH_COMES, "fp16", "bf16"]
     more = ["+ channels_last", "+ cudnn_benchmark", "+ fused", "+ compile", "+ cuda_graph"]
     assert list(rows) == [*plain, *more]
     missing = {name for name, row in rows.items() if row["note"].startswith("not available: ")}
-    assert missing == {"tf32", "+ cudnn_benchmark", "+ compile", "+ cuda_graph"}
+    assert missing == {"tf32", AS_PYTORCH_COMES, "+ cudnn_benchmark", "+ compile", "+ cuda_graph"}
     for name, row in rows.items():
         assert (name in result.stdout) and (row["samples_per_second"] is None) == (name in missing)
         if name not in missing:
@@ -76,6 +79,21 @@ def test_rows_add_one_option_each_to_what_the_device_has(monkeypatch: pytest.Mon
         batch_size=7, precision="bf16", channels_last=True, fused=True, compile="default"
     )
     assert "needs an NVIDIA GPU" in found["+ cuda_graph"][1]
+
+
+def test_one_row_has_the_switches_with_which_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precision_ladder.require_options", lambda *_: None)
+    rows = {name: (options, lack) for name, options, lack in row_options(WorkloadConfig(), CPU)}
+    assert rows[AS_PYTORCH_COMES] == (WorkloadConfig(), "")
+    switches = "[b.cuda.matmul.fp32_precision, b.cudnn.conv.fp32_precision, b.cudnn.benchmark]"
+    fresh = subprocess.run(
+        [sys.executable, "-c", f"from torch import backends as b; print({switches})"], capture_output=True, text=True
+    )
+    trainer = Trainer(WorkloadConfig(), MnistCNN(), Digits(), CPU, set_switches=reset_switches)
+    set_switches(WorkloadConfig(cudnn_benchmark=True))
+    trainer.train(iter([]))
+    assert fresh.stdout == f"{eval(switches, {'b': torch.backends})}\n"
+    set_switches(WorkloadConfig())
 
 
 def test_a_trainer_makes_the_steps_of_a_plain_training_loop() -> None:

@@ -116,6 +116,17 @@ def test_rungs_augment_alike() -> None:
             torch.testing.assert_close(inputs, memory[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("rung", ["shards", "memory"])
+def test_what_is_pinned_is_the_batch(packed_data: Path, rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
+    loader, _ = loaders(packed_data, rung, num_workers=0, limit_train=128)
+    loader.pin_memory = True
+    batches = list(loader)
+    assert [id(tensor) for batch in batches for tensor in batch] == [id(tensor) for tensor in pinned]
+    assert [len(targets) for _, targets in batches] == [64, 64]
+
+
 def test_an_epoch_that_is_broken_off_leaves_nothing_behind() -> None:
     for loader, fresh in zip(colour_loaders().values(), colour_loaders().values(), strict=True):
         next(iter(loader))

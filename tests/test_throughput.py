@@ -1,6 +1,7 @@
 """The verdict finds what was slowed on purpose."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.loaders import Loader
 from workshop.profiling.calibration import repeats_for
 from workshop.profiling.throughput import benchmark, verdict
+from workshop.step.graph import EAGER_STEPS
 
 
 def measured(clock: Clock, folder: Path, load: float, train: float, samples: int = 800) -> dict:
@@ -40,6 +42,27 @@ def test_a_slow_model_is_found_out(clock: Clock, tmp_path: Path) -> None:
 
 def test_work_that_does_not_overlap_is_found_out(clock: Clock, tmp_path: Path) -> None:
     assert measured(clock, tmp_path, load=SLOW, train=SLOW)["verdict"].startswith("Poor overlap: ")
+
+
+@pytest.mark.parametrize("steps_per_epoch", [1, 4, 6, 7, 9, 100])
+def test_a_cuda_graph_is_recorded_before_anything_is_timed(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_per_epoch: int
+) -> None:
+    trained, before = [], []
+
+    def train(batches: Loader) -> None:
+        for batch in batches:
+            clock.sleep(FAST)
+            trained.append(batch)
+
+    def fewest(seconds: float, time_of: Callable, first: int) -> int:
+        before.append(len(trained))
+        return first
+
+    monkeypatch.setattr("workshop.profiling.throughput.repeats_for", fewest)
+    loader = SlowLoader(clock, FAST, samples=8 * steps_per_epoch)
+    benchmark(loader, train, torch.device("cpu"), "map", tmp_path, seconds=0.1)
+    assert before[0] > EAGER_STEPS
 
 
 def test_the_verdict_says_by_how_much() -> None:

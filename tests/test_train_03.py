@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conftest import REPOSITORY, Script
 from ranks import free_port, start_ranks
+from workshop.run import Run
 
 LESSON = REPOSITORY / "03_ddp"
 SHORT = ["--limit_train", 320, "--limit_val", 101, "--loader", "memory", "--num_workers", 0]
@@ -141,6 +142,18 @@ def test_flags_reach_distributed_data_parallel(
         run_script(f"{lesson}/train.py", *SHORT, *words)
     newer_names = {"broadcast_buffers": "forward_sync_buffers"}
     assert {newer_names.get(name, name): value for name, value in seen.items()} == flags
+
+
+@pytest.mark.parametrize("lesson", ["03_ddp", "04_mixed_precision"])
+def test_no_all_reduce_is_counted_where_time_is_measured(
+    run_script: Script, monkeypatch: pytest.MonkeyPatch, lesson: str
+) -> None:
+    hooks, measured = [], []
+    monkeypatch.setattr(DistributedDataParallel, "register_comm_hook", lambda *hook: hooks.append(hook))
+    monkeypatch.setattr(Run, "benchmark", lambda *works: measured.append(works))
+    result = run_script(f"{lesson}/train.py", *SHORT, "--benchmark", "true")
+    assert result.status == 0, result.stderr
+    assert (len(hooks), len(measured)) == (0, 1)
 
 
 def test_resume_goes_on_with_the_schedule(train: Script, tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """Lesson 04 as its user runs it: every option that a CPU has trains every workload; the others are refused."""
 
 import json
+import os
 import re
 import runpy
-from collections.abc import Iterator
+import signal
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -25,6 +28,7 @@ from workshop.measuring.launching import load_script
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
 from workshop.run import Run
+from workshop.run.progress import Progress
 from workshop.step.graph import StepGraph, require_one_shape
 from workshop.step.optimizers import build_optimizer
 from workshop.step.precision import choose_memory_format, require_options, set_up_device
@@ -151,6 +155,16 @@ def test_a_resumed_run_in_fp16_needs_a_scaler_in_its_checkpoint(train: Script, t
     assert line.startswith("error: ") and "does not fit this run's scaler" in line
 
 
+def test_a_resumed_run_computes_as_its_own_flags_say(train: Script, tmp_path: Path) -> None:
+    assert train(*MNIST, "--epochs", 1, "--precision", "fp16", "--fused", "true", "--run_dir", tmp_path).status == 0
+    result = train(*MNIST, "--epochs", 2, "--channels_last", "true", "--resume", "true", "--run_dir", tmp_path)
+    assert result.status == 0, result.stderr
+    saved = torch.load(tmp_path / "checkpoint.pt")
+    assert saved["optimizer"]["param_groups"][0]["fused"] is None
+    assert saved["optimizer"]["state"][2]["exp_avg"].is_contiguous(memory_format=torch.channels_last)
+    assert saved["scaler"] == {}
+
+
 STOP_AFTER_AN_EPOCH = """
 import runpy, sys
 from workshop.run import Run
@@ -237,7 +251,6 @@ class FakeGPU:
 def old_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an old GPU")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     return FakeGPU()
 
 
@@ -245,7 +258,10 @@ def old_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
     ("flags", "message"),
     [
         ({"precision": "tf32"}, "compute capability 8.0 or newer; this is an old GPU"),
-        ({"precision": "bf16"}, "compute capability 8.0 or newer; this is an old GPU: try --precision fp16"),
+        (
+            {"precision": "bf16"},
+            "compute capability 8.0 or newer; this is an old GPU: try --precision fp16, as",
+        ),
         ({"cuda_graph": True, "compile": "reduce-overhead"}, "--compile reduce-overhead makes CUDA graphs of its own"),
         ({"cuda_graph": True, "precision": "fp16"}, "with --precision fp16 needs --fused true"),
     ],
@@ -292,6 +308,18 @@ def test_without_a_graph_each_step_is_made_as_it_comes() -> None:
         assert graph.around(step)(torch.ones(3), torch.zeros(3)) == 3
 
 
+def pretend_graphs(patch: pytest.MonkeyPatch, graph: Callable, record: Callable = nullcontext) -> None:
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    for name, stand_in in {
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda _: nullcontext(),
+        "CUDAGraph": graph,
+        "graph": lambda graph, stream, capture_error_mode: record(),
+    }.items():
+        patch.setattr(torch.cuda, name, stand_in)
+
+
 def test_a_graph_takes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU would do is only noted here: which batches are made as they come, and which the replays find."""
     computed: list[float] = []
@@ -299,21 +327,13 @@ def test_a_graph_takes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     recording: list[bool] = []
 
     @contextmanager
-    def record(_: object, stream: object, capture_error_mode: str) -> Iterator[None]:
+    def record(*_: object, **__: object) -> Iterator[None]:
         recording.append(True)
         yield
         recording.append(False)
 
-    stream = SimpleNamespace(wait_stream=lambda _: None)
     recorded = SimpleNamespace(replay=lambda: replayed.append(graph.inputs.item()))
-    cuda = SimpleNamespace(
-        Stream=lambda: stream,
-        current_stream=lambda: stream,
-        stream=lambda _: nullcontext(),
-        CUDAGraph=lambda: recorded,
-        graph=record,
-    )
-    monkeypatch.setattr(torch, "cuda", cuda)
+    pretend_graphs(monkeypatch, lambda: recorded, record)
     graph = StepGraph(True, EpochOrder(64, 1, ONE_PROCESS, seed=1, shuffle=True))
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -326,6 +346,37 @@ def test_a_graph_takes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (computed, replayed) == ([float(n) for n in range(11)], [float(n) for n in range(11, 20)])
     assert recording == [True, False]
     assert losses == [-float(n) for n in range(20)]
+
+
+class GraphThatIsStopped:
+    """A graph that receives SIGTERM with its first replay."""
+
+    def replay(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_that_is_stopped_lets_go_of_its_graph_before_the_ranks_part(
+    train: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parting over NCCL waits for graphs, and the traceback of the stop still holds what train.py called."""
+    alive = weakref.WeakSet()
+    seen = []
+
+    def new_graph() -> GraphThatIsStopped:
+        graph = GraphThatIsStopped()
+        alive.add(graph)
+        seen.append(len(alive))
+        return graph
+
+    pretend_graphs(monkeypatch, new_graph)
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)  # what the step is recorded on
+    monkeypatch.setattr("workshop.step.precision.require_options", lambda *_: None)
+    part = torch.distributed.destroy_process_group
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: (seen.append(len(alive)), part()))
+    result = train(*SHORT, "--batch_size", 4, "--optimizer", "sgd", "--fused", "true", "--cuda_graph", "true")
+    assert result.status == 0, result.stderr
+    assert "told to stop by SIGTERM: saved after step 12 of epoch 1" in result.stdout
+    assert seen == [1, 0]
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")  # the optimizer's own step would need a GPU
@@ -341,6 +392,35 @@ def test_the_rate_of_a_capturable_optimizer_changes_in_place() -> None:
         scheduler.step()
         assert group["lr"] is rate
         assert rate == pytest.approx(0.25)
+
+
+def test_a_resumed_run_goes_on_with_the_tensor_that_a_graph_reads() -> None:
+    config = Config(lr=0.25)
+    optimizer = build_optimizer(config, torch.nn.Linear(2, 2), capturable=True)
+    (group,) = optimizer.param_groups
+    rate = group["lr"]
+    saved = {"state": {}, "param_groups": [dict(group, params=[0, 1], lr=torch.tensor(0.5))]}
+    progress = Progress(config, CPU, ONE_PROCESS, Path("none"), print)
+    progress._parts = {"optimizer": optimizer}
+    progress._restore({"optimizer": saved, "run": {"lr": 1.0, "epochs": [], "steps": 0, "step": 0, "ranks": []}})
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.125
+
+
+def test_a_first_step_that_overflows_leaves_no_momentum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty_like", lambda tensor: torch.full_like(tensor, torch.nan))  # what lay in memory
+    found = []
+    for fused in (False, True):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = build_optimizer(Config(optimizer="sgd", lr=0.5), torch.nn.ParameterList([weight]), fused=fused)
+        scaler = torch.amp.GradScaler("cpu")
+        for factor in (torch.inf, 0.125, 0.25):
+            optimizer.zero_grad()
+            scaler.scale((factor * weight).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        found.append(weight.detach())
+    assert torch.equal(*found)
 
 
 def test_switches_reach_torch(monkeypatch: pytest.MonkeyPatch) -> None:

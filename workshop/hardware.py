@@ -46,10 +46,12 @@ def describe_hardware(device: torch.device) -> dict[str, Any]:
 
 
 def only_imitates(device: torch.device, precision: str) -> bool:
-    """Return whether ``device`` is a CPU known to have no instructions for a number format, such as "bf16".
+    """Return whether ``device`` is known to have no instructions for a number format, such as "bf16".
 
-    It computes with it all the same, but slower than in fp32. Only Linux tells.
+    It computes with it all the same, but slower than in fp32. Of CPUs, only Linux tells.
     """
+    if device.type == "cuda":
+        return precision == "bf16" and torch.cuda.get_device_capability(device) < (8, 0)
     flags = _cpuinfo("flags") or _cpuinfo("Features")
     needed = CPU_FLAGS.get(precision)
     return bool(device.type == "cpu" and flags and needed) and needed.isdisjoint(flags.split())

@@ -17,13 +17,24 @@ from matrix_peak import matrix_peak, synchronize
 from tensor_memory import PeakOnCuda, peak_bytes_on_cpu
 from trainer import Batch, Trainer, batches_of, errors_of, flops_per_sample, reference
 from workload import FORMATS, MORE, WorkloadConfig
+from workshop.config import ComputeFlags
 from workshop.errors import UserError
 from workshop.loaders import build_loaders
 from workshop.models import build_model
 from workshop.profiling.calibration import repeats_for
 from workshop.step.graph import EAGER_STEPS
 from workshop.step.optimizers import build_optimizer
-from workshop.step.precision import require_options
+from workshop.step.precision import require_options, set_switches
+
+AS_PYTORCH_COMES = "fp32 as PyTorch comes"
+"""the row for which nobody sets TF32: on NVIDIA GPUs convolutions round to it, and matrix products do not"""
+
+
+def reset_switches(_: ComputeFlags) -> None:
+    """Put torch's switches back to where they are when it is imported."""
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    torch.backends.cudnn.benchmark = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,8 @@ def row_options(
     for name, options in FORMATS.items():
         candidate = dataclasses.replace(config, **options)
         yield name, candidate, _lack(candidate, device)
+        if name == "tf32":
+            yield AS_PYTORCH_COMES, config, _lack(candidate, device) and "where there is no TF32, it is fp32"
     below = dataclasses.replace(config, **(FORMATS["fp32"] if _lack(candidate, device) else FORMATS["bf16"]))
     for name, options in MORE.items():
         candidate = dataclasses.replace(below, **options)
@@ -100,7 +113,8 @@ def climb(
         if options.precision not in peaks:
             peaks[options.precision] = matrix_peak(options.precision, device)
         cuda_peak = PeakOnCuda(device) if device.type == "cuda" else None
-        trainer = trainers[name] = Trainer(options, model, train_loader, device)
+        switches = reset_switches if name == AS_PYTORCH_COMES else set_switches
+        trainer = trainers[name] = Trainer(options, model, train_loader, device, set_switches=switches)
         outputs, gradients = errors_of(trainer, batch, truth)
         if cuda_peak:
             cuda_peak.reset()  # comparing is no part of training

@@ -1,7 +1,7 @@
 """A model trained with one set of lesson 04's options after the other, by the lesson's own training step."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, islice
 
@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from workload import LESSON, WorkloadConfig
+from workshop.config import ComputeFlags
 from workshop.loaders import Loader
 from workshop.models import build_model
 from workshop.step.graph import StepGraph
@@ -24,7 +25,7 @@ class Trainer:
 
     Dropout is off: it would make rows differ that should not. Other trainers may have run in between, so every method
     sets torch's switches anew. With ``scale``, the loss is always multiplied by that, and the gradients divided by it;
-    without, GradScaler finds the factor where the precision is fp16.
+    without, GradScaler finds the factor where the precision is fp16. ``set_switches`` may be that of another row.
     """
 
     def __init__(
@@ -34,10 +35,12 @@ class Trainer:
         loader: Loader,
         device: torch.device,
         scale: float | None = None,
+        set_switches: Callable[[ComputeFlags], None] = set_switches,
     ) -> None:
         self.config = config
         self.device = device
-        set_switches(config)
+        self.set_switches = partial(set_switches, config)
+        self.set_switches()
         memory_format = choose_memory_format(config.channels_last, volumes=config.dataset == "nbody")
         self.model = copy.deepcopy(model).to(device, memory_format=memory_format).train()
         for module in self.model.modules():
@@ -59,14 +62,14 @@ class Trainer:
 
     def train(self, batches: Iterator[Batch]) -> None:
         """Make a step on each batch."""
-        set_switches(self.config)
+        self.set_switches()
         for inputs, targets in batches:
             self.step(inputs.to(self.device), targets.to(self.device))
 
     @torch.no_grad()
     def validate(self, loader: Loader) -> float:
         """Return the mean loss over the validation samples."""
-        set_switches(self.config)
+        self.set_switches()
         total = torch.zeros((), device=self.device)
         with self.autocast():
             for inputs, targets in loader:
@@ -76,7 +79,7 @@ class Trainer:
 
     def outputs_and_gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
         """Return the outputs of a batch and the gradients of all weights, as one long vector each, in float64."""
-        set_switches(self.config)
+        self.set_switches()
         while True:
             self.optimizer.zero_grad()
             with self.autocast():

@@ -58,12 +58,13 @@ def cut(box: torch.Tensor, corners: torch.Tensor, symmetries: torch.Tensor, size
     steps = torch.where(flips[:, :, None], size - 1 - steps, steps)  # (N, 3, size), along the new axes
     strides = torch.tensor([cells**2, cells, 1])[axes]
     positions = (corners.gather(1, axes)[:, :, None] + steps) % cells * strides[:, :, None]
-    x, y, z = positions.to(box.device, non_blocking=True).unbind(1)
-    position = x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]  # (N, size, size, size)
     sources = torch.arange(len(box)).repeat(len(corners), 1)  # (N, C): where each new channel comes from
     sources[:, VELOCITY] = VELOCITY[0] + axes  # component i is the one along the old axis that is now axis i
-    offsets = (sources * cells**3).to(box.device, non_blocking=True)
-    signs = torch.where(flips, -1, 1).to(box.device, box.dtype, non_blocking=True)
+    parts = positions, sources * cells**3, torch.where(flips, -1, 1).to(box.dtype)
+    pinned = (part.pin_memory() for part in parts) if box.is_cuda else parts  # a GPU copies from there by itself
+    positions, offsets, signs = (part.to(box.device, non_blocking=True) for part in pinned)
+    x, y, z = positions.unbind(1)
+    position = x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]  # (N, size, size, size)
     batch = box.new_empty(len(corners), len(box), size, size, size)
     for channel in range(len(box)):
         torch.take(box, position + offsets[:, channel, None, None, None], out=batch[:, channel])

@@ -73,13 +73,13 @@ class ShardLoader:
             self._pipeline(batch_size),
             batch_size=None,
             num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
             worker_init_fn=obey_only_parent,
             generator=torch.Generator(),  # else it draws the workers' seeds from what dropout draws from
         )
         # Shards are read from front to back: the batches of steps to leave out are read as well.
         for indices, images, targets in islice(rebatch(chunks, batch_size), self.sampler.start_step, len(self)):
-            yield self.transform(images, indices), targets
+            batch = self.transform(images, indices), targets
+            yield tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch
 
     def __len__(self) -> int:
         return len(self.sampler)

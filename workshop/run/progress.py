@@ -26,7 +26,7 @@ from workshop.run.checkpoint import (
     set_random_state,
 )
 from workshop.signals import StopSignals
-from workshop.step.optimizers import scale_lr
+from workshop.step.optimizers import restore_optimizer
 
 LONGEST_PACE = 1024
 """at most so many steps from one agreement of the ranks to the next; losses are kept on the device until then"""
@@ -232,13 +232,15 @@ class Progress:
 
     def _restore(self, saved: dict[str, Any]) -> None:
         run = saved["run"]
+        saved.get("scheduler", {}).pop("base_lrs", None)  # they follow from this run's --lr
         for name, part in self._parts.items():
             try:
-                part.load_state_dict(saved[name])
+                if name == "optimizer":
+                    restore_optimizer(part, saved[name], self.config.lr / run["lr"])
+                else:
+                    part.load_state_dict(saved[name])
             except (KeyError, RuntimeError, ValueError) as error:
                 raise UserError(f"{self.checkpoint} does not fit this run's {name}: {error}") from None
-        if "optimizer" in self._parts:
-            scale_lr(self._parts["optimizer"], self._parts.get("scheduler"), self.config.lr / run["lr"])
         self.epochs, self.steps = run["epochs"], run["steps"]
         if self.ranks.rank < len(run["ranks"]):  # others are new to this run, and keep what their seed gave them
             mine = run["ranks"][self.ranks.rank]

@@ -1,7 +1,7 @@
 """A training step as a CUDA graph: recorded once, then launched as a whole instead of kernel by kernel."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -15,7 +15,7 @@ EAGER_STEPS = 11
 """how many steps DistributedDataParallel must have made before it can be recorded, says PyTorch's documentation"""
 
 
-class StepGraph:
+class StepGraph(AbstractContextManager):
     """Makes the first steps as they come, records the next one, and replays it from then on; disabled, it does nothing.
 
     A graph replays the same kernels on the same addresses. So each batch is copied to where the recorded one would have
@@ -25,6 +25,8 @@ class StepGraph:
     Nothing can be recorded on the default stream. DistributedDataParallel must have been built and have made its first
     steps on the stream that is recorded; these are ordinary training steps, so no batch is used twice.
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+
+    Used as a context manager, it lets go of the recording at the end: as long as there is one, the ranks cannot part.
 
     Raises:
         UserError: it is enabled, and the last batch of an epoch has fewer samples than the others.
@@ -37,6 +39,9 @@ class StepGraph:
             require_one_shape(sampler)
             self.stream = torch.cuda.Stream()
             self.graph = torch.cuda.CUDAGraph()
+
+    def __exit__(self, *exception: object) -> None:
+        self.graph = None  # tracebacks keep this object, but nothing else keeps the graph
 
     def around(self, step: Step) -> Step:
         """Return what to call in place of ``step``: it does the same, and launches it as a graph once it can."""

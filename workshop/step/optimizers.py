@@ -1,5 +1,7 @@
 """The optimizers, by name."""
 
+from typing import Any
+
 import torch
 from torch import nn, optim
 
@@ -34,15 +36,29 @@ def build_optimizer(
             raise UserError(
                 "--cuda_graph true with --optimizer sgd needs --fused true, which reads the rate on the GPU"
             )
-        return optim.SGD(parameters, lr=lr, momentum=0.9, fused=fused or None)  # None: PyTorch's own choice
+        optimizer = optim.SGD(parameters, lr=lr, momentum=0.9, fused=fused or None)  # None: PyTorch's own choice
+        if fused:  # else a first step that overflows in fp16 leaves the momentum as it lay in memory
+            optimizer.state |= {weights: {"momentum_buffer": torch.zeros_like(weights)} for weights in parameters}
+        return optimizer
     optimizers = {"adam": optim.Adam, "adamw": optim.AdamW}
     return optimizers[name](parameters, lr=lr, fused=fused or None, capturable=capturable)
 
 
-def scale_lr(optimizer: optim.Optimizer, scheduler: optim.lr_scheduler.LRScheduler | None, factor: float) -> None:
-    """Multiply the present learning rate by ``factor``, and those that the schedule starts from."""
-    for group in optimizer.param_groups:
-        for name in group.keys() & {"lr", "initial_lr"}:
-            group[name] *= factor
-    if scheduler:
-        scheduler.base_lrs = [lr * factor for lr in scheduler.base_lrs]
+def restore_optimizer(optimizer: optim.Optimizer, saved: dict[str, Any], factor: float) -> None:
+    """Load the ``saved`` state into an optimizer of the same kind; its own options, devices and memory formats stay.
+
+    The learning rate becomes the saved one times ``factor``, in the same tensor if a CUDA graph is to read it there.
+    """
+    own = optimizer.param_groups
+    pairs = list(zip(own, saved["param_groups"], strict=True))
+    # These two options decide on which device the count of steps belongs; all others stay as they are.
+    groups = [theirs | {name: mine.get(name) for name in ("fused", "capturable")} for mine, theirs in pairs]
+    optimizer.load_state_dict({"state": optimizer.state_dict()["state"] | saved["state"], "param_groups": groups})
+    optimizer.param_groups = own
+    for mine, theirs in pairs:
+        rate = float(theirs["lr"]) * factor
+        mine["lr"] = mine["lr"].fill_(rate) if isinstance(mine["lr"], torch.Tensor) else rate
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim():  # fused kernels read both as they lie in memory
+                state[name] = torch.empty_like(parameter).copy_(value)

@@ -62,9 +62,10 @@ def _require_precision(config: ComputeFlags, device: torch.device) -> None:
     ampere = cuda and torch.cuda.get_device_capability(device) >= (8, 0)
     if config.precision == "tf32" and not ampere:
         raise UserError(f"--precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; {_this_is(device)}")
-    if config.precision == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if config.precision == "bf16" and cuda and only_imitates(device, "bf16"):
         raise UserError(
             f"--precision bf16 needs a GPU of compute capability 8.0 or newer; {_this_is(device)}: try --precision fp16"
+            ", as PyTorch would only imitate bf16"
         )
 
 

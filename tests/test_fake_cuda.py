@@ -1,0 +1,235 @@
+"""What a step does on a GPU, without one: tensors that hold no numbers and claim to lie on it.
+
+An operation on tensors of different devices raises, and so does asking such a tensor for its number, as ``.item()``
+does, for which the CPU would have to wait. Not held here, as torch asks the driver for them even so: the engine of
+autograd, in whose place every gradient simply appears; validation, which is in inference mode; streams, CUDA graphs and
+DistributedDataParallel; and pinning, of which only the asking is seen. Fused optimizers have no fake kernels:
+`fused_kernel` checks what they would be given.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.optim.lr_scheduler import LambdaLR
+
+from conftest import REPOSITORY
+from workshop.config import TrainConfig
+from workshop.datasets.nbody import CHANNELS
+from workshop.distributed.ranks import ONE_PROCESS
+from workshop.loaders import Loader
+from workshop.loaders.crops import Crops
+from workshop.loaders.device import DeviceLoader
+from workshop.loaders.order import EpochOrder
+from workshop.loaders.transform import BatchTransform
+from workshop.loaders.volumes import VolumeLoader
+from workshop.measuring.launching import load_script
+from workshop.models import build_model
+from workshop.run.progress import Progress
+from workshop.step.optimizers import build_optimizer
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+LESSON = load_script(REPOSITORY / "04_mixed_precision")
+DIGITS = {"dataset": "mnist", "model": "mnist_cnn"}
+PICTURES = {"dataset": "cifar10", "model": "cifar_cnn"}
+VOLUMES = {"dataset": "nbody", "model": "unet3d", "width": 2, "depth": 1}
+KINDS = ["eager", "fused", "capturable", "fused capturable"]
+"""of optimizers, by the options they are built with"""
+FOR_SGD = ["eager", "fused", "fused capturable"]
+
+
+def fused_kernel(weights: list[torch.Tensor], *lists: list[torch.Tensor], **options: object) -> None:
+    """See that all a fused kernel is given is on the GPU, and what belongs to a weight in the same order in memory."""
+    for tensors in lists:
+        for weight, tensor in zip(weights, tensors, strict=bool(tensors)):
+            assert tensor.device == CUDA
+            assert tensor.dim() == 0 or tensor.stride() == weight.stride()
+    for option in options.values():
+        assert not isinstance(option, torch.Tensor) or option.device == CUDA
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every tensor made from here on is fake, wherever it claims to lie."""
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "__deepcopy__", lambda tensor, _: tensor.clone())  # they have no memory to copy
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_"):
+        monkeypatch.setattr(torch, name, fused_kernel)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def build(config: TrainConfig, model: torch.nn.Module, kind: str) -> torch.optim.Optimizer:
+    with pytest.MonkeyPatch.context() as patch:  # optimizers ask, once, whether the rate is negative
+        patch.setattr(torch.Tensor, "__ge__", lambda *_: True)
+        patch.setattr(torch.Tensor, "__lt__", lambda *_: False)
+        return build_optimizer(config, model, fused="fused" in kind, capturable="capturable" in kind)
+
+
+def give_gradients(model: torch.nn.Module, *_: object) -> None:
+    for weight in model.parameters():
+        weight.grad = torch.empty_like(weight)
+
+
+def checkpoint(config: TrainConfig, model: torch.nn.Module, kind: str) -> dict:
+    """What a run on a GPU with such an optimizer has saved, as it is read: on the CPU."""
+    optimizer = build_optimizer(config, model)
+    scheduler = LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    give_gradients(model)
+    optimizer.step()
+    scheduler.step()
+    parts = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+    (group,) = parts["optimizer"]["param_groups"]
+    group["fused"] = "fused" in kind or None
+    if "capturable" in kind:
+        group |= {name: torch.tensor(group[name]) for name in ("lr", "initial_lr")} | {"capturable": True}
+        parts["scheduler"]["base_lrs"] = [group["initial_lr"]]
+    return parts | {"run": {"lr": config.lr, "epochs": [], "steps": 0, "step": 0, "ranks": []}}
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [("adam", *pair) for pair in product(KINDS, KINDS)] + [("sgd", *pair) for pair in product(FOR_SGD, FOR_SGD)],
+)
+def test_a_resumed_optimizer_is_that_of_its_own_flags(name: str, before: str, after: str) -> None:
+    saved = checkpoint(TrainConfig(optimizer=name, lr=0.5), torch.nn.Conv2d(2, 2, 3), before)
+    with CUDA:
+        model = torch.nn.Conv2d(2, 2, 3)
+    model.weight = torch.nn.Parameter(model.weight.detach().contiguous(memory_format=torch.channels_last))
+    config = TrainConfig(optimizer=name, lr=0.25)
+    optimizer = build(config, model, after)
+    scheduler = LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    options = {name: option for name, option in optimizer.param_groups[0].items() if name != "params"}
+    rate = options.pop("lr")
+    progress = Progress(config, CPU, ONE_PROCESS, Path("none"), print)
+    progress._parts = {"optimizer": optimizer, "scheduler": scheduler}
+    progress._restore(saved)
+    (group,) = optimizer.param_groups
+    assert {name: group[name] for name in options} == options
+    assert group["lr"] is rate if "capturable" in after else group["lr"] == 0.125
+    give_gradients(model)
+    optimizer.step()
+    scheduler.step()
+    assert group["lr"] is rate if "capturable" in after else group["lr"] == pytest.approx(0.25 / 3)
+    for weight, state in optimizer.state.items():
+        if "step" in state:
+            assert state.pop("step").device == (CPU if after == "eager" else CUDA)
+        assert {(tensor.device, tensor.stride()) for tensor in state.values()} == {(CUDA, weight.stride())}
+
+
+@pytest.mark.usefixtures("fake")
+def test_mixed_devices_and_asking_for_a_number_are_noticed() -> None:
+    on_gpu = torch.ones(3, device=CUDA)
+    with pytest.raises(RuntimeError, match=r"(?i)device"):
+        on_gpu + torch.ones(3)
+    with pytest.raises(DataDependentOutputException):
+        on_gpu.sum().item()
+
+
+@pytest.fixture
+def train_loader(request: pytest.FixtureRequest, fake: None, monkeypatch: pytest.MonkeyPatch) -> Loader:
+    """Rung ``device``: all of the data are there."""
+    if request.param is VOLUMES:
+        crops = Crops(samples=4, cells=8, size=4, periodic=True, seed=1)
+        boxes = tuple(torch.zeros(channels, 8, 8, 8, device=CUDA) for channels in CHANNELS.values())
+        return VolumeLoader(boxes, crops, EpochOrder(4, 2, ONE_PROCESS, seed=1, shuffle=True))
+    monkeypatch.setattr("workshop.loaders.device.free_bytes", lambda _: 2**40)
+    shape = (1, 28, 28) if request.param is DIGITS else (3, 32, 32)
+    images, labels = torch.zeros(4, *shape, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+    transform = BatchTransform([0.5], [0.5], augment=request.param is PICTURES, samples=4, seed=1)
+    return DeviceLoader(images, labels, EpochOrder(4, 2, ONE_PROCESS, seed=1, shuffle=True), transform, CUDA)
+
+
+def steps(config: TrainConfig, loader: Loader, kind: str, patch: pytest.MonkeyPatch) -> None:
+    with CUDA:
+        model = build_model(config)
+    patch.setattr(torch.Tensor, "backward", partial(give_gradients, model))
+    optimizer = build(config, model, kind)
+    scheduler = LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    scaler = torch.amp.GradScaler("cuda", enabled=config.precision == "fp16")
+    progress = Progress(config, CUDA, ONE_PROCESS, Path("none"), print)
+    for inputs, targets in loader:
+        assert (inputs.device, targets.device) == (CUDA, CUDA)
+        loss = LESSON.train_step(config, model, optimizer, scaler, inputs, targets)
+        scheduler.step()
+        progress.count_step(loss)
+    assert progress.step == 2
+
+
+@pytest.mark.parametrize(
+    ("train_loader", "workload"), [(w, w) for w in (DIGITS, PICTURES, VOLUMES)], indirect=["train_loader"]
+)
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_step_waits_for_the_gpu(
+    train_loader: Loader, workload: dict, precision: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LESSON.Config(**workload, precision=precision)
+    if precision == "fp16" and "fused" not in kind:  # the scaler asks whether gradients overflowed
+        with pytest.raises(DataDependentOutputException):
+            steps(config, train_loader, kind, monkeypatch)
+    else:
+        steps(config, train_loader, kind, monkeypatch)
+
+
+class Steps:
+    """What an epoch sees of a run."""
+
+    count = 0
+
+    def loss_sum(self) -> torch.Tensor:
+        return torch.zeros((), device=CUDA)
+
+    def watch(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return iter(loader)
+
+    def end_step(self, _: torch.Tensor) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("train_loader", [PICTURES], indirect=True)
+@pytest.mark.parametrize("lesson", ["01_single_gpu", "02_dataparallel", "03_ddp"])
+def test_an_epoch_asks_for_a_number_after_its_last_step(
+    train_loader: Loader, lesson: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, run = load_script(REPOSITORY / lesson), Steps()
+    config = script.Config(**PICTURES)
+    with CUDA:
+        model = build_model(config)
+    monkeypatch.setattr(torch.Tensor, "backward", partial(give_gradients, model))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda _: None)
+    optimizer = build_optimizer(config, model)
+    scheduler = [LambdaLR(optimizer, lambda step: 1 / (step + 1))] if lesson == "03_ddp" else []
+    with pytest.raises(DataDependentOutputException):
+        script.train_one_epoch(config, model, train_loader, optimizer, *scheduler, CUDA, run)
+    assert run.count == 2
+
+
+@pytest.mark.parametrize("train_loader", [VOLUMES], indirect=True)
+def test_cubes_are_cut_without_a_copy_that_waits(train_loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned, copied = [], []
+    copy = torch.Tensor.to
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    def to(tensor: torch.Tensor, *where: object, **how: object) -> torch.Tensor:
+        found = copy(tensor, *where, **how)
+        if found.device != tensor.device:
+            copied.append((tensor, how))
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    next(iter(train_loader))
+    assert copied
+    assert [id(tensor) for tensor, _ in copied] == [id(tensor) for tensor in pinned]
+    assert all(how == {"non_blocking": True} for _, how in copied)
