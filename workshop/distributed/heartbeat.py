@@ -2,13 +2,16 @@
 
 A collective waits for all ranks: over gloo a dead one makes it fail without a name, over NCCL it may wait for minutes.
 So every rank counts up a heartbeat in the store through which the ranks met. Rank 0 looks whether all of them go on,
-the others look at that of rank 0 and at what it found.
+the others look at that of rank 0 and at what it found. Silence is counted in rounds of one's own, so that a process
+which was stopped and wakes does not take the time it has missed for the silence of others.
 """
 
+import math
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NoReturn
 
@@ -20,6 +23,7 @@ SILENCE = 40.0
 """seconds without one after which a rank is taken for dead"""
 SILENCE_AFTER_FAILURE = 5.0
 """the same once a collective has failed, which is evidence of its own"""
+NO_STORE = "rank 0 is gone, or its node: the store that it keeps does not answer"
 
 
 def key_of(rank: int) -> str:
@@ -28,25 +32,31 @@ def key_of(rank: int) -> str:
 
 
 class Heartbeats:
-    """A thread that shows the other ranks that this one lives, and ends the process when one of them no longer does."""
+    """Shows the other ranks that this one lives, and ends the process when one of them no longer does.
+
+    One thread asks the store; if rank 0 hangs it gets no answer, for good, so another one looks for how long it waits.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.silence = SILENCE
         self._store = store.clone()  # on one connection, an operation waits for the one before
         others = range(1, world_size) if rank == 0 else [0]
-        self._heard = {other: ("", time.monotonic()) for other in others}
-        self._ended = threading.Event()
-        self._verdict = threading.Event()
+        self._beats = self._unanswered = 0
+        self._heard = {other: ("", 0) for other in others}
+        self._stopped = ("", -math.inf)
+        self._ended, self._left, self._verdict = threading.Event(), threading.Event(), threading.Event()
         self._gone = ""
         self._main_asks = False
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch_the_store, daemon=True).start()
 
     def stop(self) -> None:
         """End the watch; to the others this rank falls silent."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join()  # it may wait for the store, which is watched till then
+        self._left.set()
 
     def close(self) -> None:
         """End the watch because training has ended; rank 0, with whom the store goes, waits for the others a little."""
@@ -92,32 +102,54 @@ class Heartbeats:
         os._exit(1)
 
     def _watch(self) -> None:
-        beats = 0
-        while not self._ended.wait(PERIOD):
-            beats += 1
+        for _ in self._rounds(self._ended):
+            self._beats += 1
             try:
-                self._store.set(key_of(self.rank), str(beats))
+                self._store.set(key_of(self.rank), str(self._beats))
                 self._gone = self._look()
+                self._unanswered = 0
             except RuntimeError:
-                self._gone = "rank 0 is gone, or its node: the store that it keeps does not answer"
+                self._gone = self._unless_stopped(NO_STORE)
             if self._gone:
                 self._verdict.set()
                 if self._main_asks:
                     return
                 self.end_process(self._gone)
 
+    def _watch_the_store(self) -> None:
+        for _ in self._rounds(self._left):
+            self._unanswered += 1
+            if self._unanswered * PERIOD > self.silence:
+                print(f"error: {NO_STORE}; this ends all ranks", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def _rounds(self, end: threading.Event) -> Iterator[None]:
+        """Yield once a PERIOD until ``end``; take note when this process itself was stopped meanwhile."""
+        before = time.monotonic()
+        while not end.wait(PERIOD):
+            now = time.monotonic()
+            if now - before > SILENCE_AFTER_FAILURE:
+                told = f"rank {self.rank} on {os.uname().nodename} itself was stopped for {now - before:.0f} s"
+                self._stopped = (told, now)
+            yield
+            before = time.monotonic()
+
+    def _unless_stopped(self, gone: str) -> str:
+        """Return ``gone``; but if this process has just woken, that: the others have given it up."""
+        told, woken = self._stopped
+        return told if time.monotonic() - woken < 3 * SILENCE_AFTER_FAILURE else gone
+
     def _look(self) -> str:
         if self._store.check(["gone"]):
             return self._store.get("gone").decode()
         if self._store.check(["a collective failed"]):
             self.silence = SILENCE_AFTER_FAILURE
-        now = time.monotonic()
         for other, beat in zip(self._heard, self._store.multi_get([key_of(r) for r in self._heard]), strict=True):
             before, since = self._heard[other]
             if beat != before:
-                self._heard[other] = (beat, now)
-            elif now - since > self.silence:
-                gone = f"rank {other} is gone: no sign of life for {self.silence:.0f} s"
+                self._heard[other] = (beat, self._beats)
+            elif (self._beats - since) * PERIOD > self.silence:
+                gone = self._unless_stopped(f"rank {other} is gone: no sign of life for {self.silence:.0f} s")
                 self._store.set("gone", gone)
                 return gone
         return ""
