@@ -2,18 +2,15 @@
 
 A collective waits for all ranks: over gloo a dead one makes it fail without a name, over NCCL it may wait for minutes.
 So every rank counts up a heartbeat in the store through which the ranks met. Rank 0 looks whether all of them go on,
-the others look at that of rank 0 and at what it found. Silence is counted in rounds of one's own, so that a process
-which was stopped and wakes does not take the time it has missed for the silence of others.
+the others look at that of rank 0 and at what it found. Silence is counted in beats of one's own: a process that was
+stopped does not take what it missed for the silence of others.
 """
 
-import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -32,10 +29,7 @@ def key_of(rank: int) -> str:
 
 
 class Heartbeats:
-    """Shows the other ranks that this one lives, and ends the process when one of them no longer does.
-
-    One thread asks the store; if rank 0 hangs it gets no answer, for good, so another one looks for how long it waits.
-    """
+    """A thread that shows the other ranks that this one lives, and ends the process when one of them no longer does."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -44,10 +38,8 @@ class Heartbeats:
         others = range(1, world_size) if rank == 0 else [0]
         self._beats = self._unanswered = 0
         self._heard = {other: ("", 0) for other in others}
-        self._stopped = ("", -math.inf)
-        self._ended, self._left, self._verdict = threading.Event(), threading.Event(), threading.Event()
-        self._gone = ""
-        self._main_asks = False
+        self._stopped = ""
+        self._ended, self._left = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         threading.Thread(target=self._watch_the_store, daemon=True).start()
@@ -81,15 +73,38 @@ class Heartbeats:
         except RuntimeError:
             pass
 
-    def who_is_gone(self) -> str:
-        """Return, after a collective has failed, which rank is gone, in words; or nothing if all are there."""
-        self._main_asks = True
+    def find_the_dead(self) -> None:
+        """After a collective has failed, end the process if a rank is gone; if all are there, return."""
         with suppress(RuntimeError):  # the watch will find the same
             self._store.set("a collective failed", "")
-        self._verdict.wait(SILENCE_AFTER_FAILURE + 5 * PERIOD)
-        return self._gone
+        time.sleep(SILENCE_AFTER_FAILURE + 5 * PERIOD)
 
-    def end_process(self, gone: str) -> NoReturn:
+    def _watch(self) -> None:
+        began = time.monotonic()
+        while not self._ended.wait(PERIOD):
+            if (seconds := time.monotonic() - began) > SILENCE_AFTER_FAILURE:
+                self._stopped = f"rank {self.rank} on {os.uname().nodename} itself was stopped for {seconds:.0f} s"
+                self._woken = self._beats
+            self._beats += 1
+            try:
+                self._store.set(key_of(self.rank), str(self._beats))
+                gone = self._look()
+                self._unanswered = 0
+            except RuntimeError:
+                gone = self._unless_stopped(NO_STORE)
+            if gone:
+                self._end_process(gone)
+            began = time.monotonic()
+
+    def _watch_the_store(self) -> None:
+        """End the process when the store, of which each question waits for good, has not answered for too long."""
+        while not self._left.wait(PERIOD):
+            self._unanswered += 1
+            if self._unanswered * PERIOD > self.silence:
+                print(f"error: {NO_STORE}; this ends all ranks", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def _end_process(self, gone: str) -> None:
         """End this process with status 1, whatever its main thread waits for; one of the ranks says why."""
         try:
             first = self._store.add(f"told: {gone}", 1) == 1
@@ -101,43 +116,9 @@ class Heartbeats:
             time.sleep(2 * PERIOD)  # the store goes with rank 0: leave the others time to look
         os._exit(1)
 
-    def _watch(self) -> None:
-        for _ in self._rounds(self._ended):
-            self._beats += 1
-            try:
-                self._store.set(key_of(self.rank), str(self._beats))
-                self._gone = self._look()
-                self._unanswered = 0
-            except RuntimeError:
-                self._gone = self._unless_stopped(NO_STORE)
-            if self._gone:
-                self._verdict.set()
-                if self._main_asks:
-                    return
-                self.end_process(self._gone)
-
-    def _watch_the_store(self) -> None:
-        for _ in self._rounds(self._left):
-            self._unanswered += 1
-            if self._unanswered * PERIOD > self.silence:
-                print(f"error: {NO_STORE}; this ends all ranks", file=sys.stderr, flush=True)
-                os._exit(1)
-
-    def _rounds(self, end: threading.Event) -> Iterator[None]:
-        """Yield once a PERIOD until ``end``; take note when this process itself was stopped meanwhile."""
-        before = time.monotonic()
-        while not end.wait(PERIOD):
-            now = time.monotonic()
-            if now - before > SILENCE_AFTER_FAILURE:
-                told = f"rank {self.rank} on {os.uname().nodename} itself was stopped for {now - before:.0f} s"
-                self._stopped = (told, now)
-            yield
-            before = time.monotonic()
-
     def _unless_stopped(self, gone: str) -> str:
         """Return ``gone``; but if this process has just woken, that: the others have given it up."""
-        told, woken = self._stopped
-        return told if time.monotonic() - woken < 3 * SILENCE_AFTER_FAILURE else gone
+        return self._stopped if self._stopped and self._beats - self._woken < 15 else gone
 
     def _look(self) -> str:
         if self._store.check(["gone"]):
