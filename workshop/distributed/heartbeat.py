@@ -53,25 +53,21 @@ class Heartbeats:
     def close(self) -> None:
         """End the watch because training has ended; rank 0, with whom the store goes, waits for the others a little."""
         self.stop()
-        try:
+        with suppress(RuntimeError):  # the store may be gone already
             left = self._store.add("ranks that left", 1)
             end = time.monotonic() + 10
             while self.rank == 0 and left < self.world_size and time.monotonic() < end:
                 time.sleep(0.02)
                 left = self._store.add("ranks that left", 0)
-        except RuntimeError:  # the store is gone already
-            pass
 
     def blame(self, error: BaseException) -> None:
         """Let the others know that this rank ends because of ``error``."""
         self.stop()
         reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        try:
+        with suppress(RuntimeError):
             self._store.set("gone", f"rank {self.rank} on {os.uname().nodename} failed: {reason}")
             if self.rank == 0:
                 time.sleep(2 * PERIOD)  # the store goes with rank 0: leave the others time to look
-        except RuntimeError:
-            pass
 
     def find_the_dead(self) -> None:
         """After a collective has failed, end the process if a rank is gone; if all are there, return."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from workshop.distributed.heartbeat import Heartbeats, key_of
 from workshop.distributed.ranks import Ranks, in_srun, launched_as
 from workshop.errors import UserError, leave_with_status_2_when_told_to_end
+from workshop.hardware import the_cpu
 
 ONE_EACH = "start one rank per GPU, or train on CPUs with CUDA_VISIBLE_DEVICES= in the environment"
 
@@ -35,17 +36,12 @@ def process_group() -> Iterator[tuple[Ranks, torch.device]]:
     ranks = launched_as()
     rank, world_size = ranks.rank, ranks.world_size
     device = _own_device(ranks.local_rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    backend, gpu = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    if gpu:
+        torch.cuda.set_device(gpu)
     store = meet(ranks, device)
-    try:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            device_id=device if device.type == "cuda" else None,  # connects now, not in the first step
-        )
+    try:  # told of its GPU, NCCL connects now, not in the first step
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=gpu)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise UserError(f"rank {rank} of {world_size} came, but cannot reach the others: {reason}") from None
@@ -75,7 +71,7 @@ def process_group() -> Iterator[tuple[Ranks, torch.device]]:
 def _own_device(local_rank: int) -> torch.device:
     """Return this rank's own GPU, else the CPU (of accelerators, only CUDA's, or ROCm's, have collectives here)."""
     if not torch.cuda.is_available():
-        return torch.device("cpu")
+        return the_cpu()
     gpus = torch.cuda.device_count()
     index = 0 if gpus == 1 and in_srun() else local_rank  # Slurm may show each task its own GPU only, as number 0
     if index >= gpus:
