@@ -47,10 +47,20 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, *uuids: str) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=next(names)))
 
 
-@pytest.mark.parametrize("uuids", [("GPU-a", "GPU-b"), ()], ids=["GPUs", "CPUs"])
-def test_ranks_with_a_gpu_each_or_none_meet(monkeypatch: pytest.MonkeyPatch, store: dist.Store, uuids: tuple) -> None:
+def test_ranks_on_cpus_meet(store: dist.Store) -> None:
+    assert all_meet(CPU, CPU) == [None, None]
+
+
+@pytest.mark.parametrize("uuids", [("GPU-a", "GPU-b"), ("GPU-a", "GPU-a")], ids=["its own", "the same"])
+def test_each_task_of_srun_may_see_one_gpu_if_it_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, store: dist.Store, uuids: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
     pretend_gpus(monkeypatch, *uuids)
-    assert all_meet(*[GPU if uuids else CPU] * 2) == [None, None]
+    errors = all_meet(*map(process_group._own_device, range(2)))
+    assert [error is None for error in errors] == [uuids[0] != uuids[1]] * 2
 
 
 @pytest.mark.parametrize(

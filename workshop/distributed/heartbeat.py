@@ -102,10 +102,9 @@ class Heartbeats:
 
     def _end_process(self, gone: str) -> None:
         """End this process with status 1, whatever its main thread waits for; one of the ranks says why."""
-        try:
+        first = True
+        with suppress(RuntimeError):
             first = self._store.add(f"told: {gone}", 1) == 1
-        except RuntimeError:
-            first = True
         if first:
             print(f"error: {gone}; this ends all ranks", file=sys.stderr, flush=True)
         if self.rank == 0:
