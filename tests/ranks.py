@@ -1,6 +1,7 @@
 """Starts several ranks of a script on this machine, as a launcher would, and collects what each of them says."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,10 +23,12 @@ def start_ranks(
     cwd: Path,
     environment: dict[str, str] | None = None,
     announced: int | None = None,
+    woken: int | None = None,
 ) -> list[Result]:
     """Run ``python command`` as that many ranks, one thread each; return what each did.
 
-    With ``announced`` they are told of another number.
+    With ``announced`` they are told of another number. The rank ``woken``, which stops itself, is made to go on when
+    the others have ended.
     """
     world_size = announced or count
     common = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": 1}
@@ -42,7 +45,11 @@ def start_ranks(
         )
         processes.append(process)
     try:
-        outputs = [process.communicate(timeout=300) for process in processes]
+        outputs: list = [None] * count
+        for rank in sorted(range(count), key=lambda rank: rank == woken):
+            if rank == woken:
+                processes[rank].send_signal(signal.SIGCONT)
+            outputs[rank] = processes[rank].communicate(timeout=300)
     finally:
         for process in processes:
             process.kill()

@@ -1,5 +1,6 @@
 """What a CPU can compute with is known where Linux tells, and users are told when a format gains them nothing."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 
 from conftest import Script
 from workshop import hardware
+from workshop.distributed import process_group
+from workshop.errors import UserError
 from workshop.profiling.throughput import verdict
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -58,3 +61,50 @@ def test_a_verdict_recommends_only_what_gains_something() -> None:
     rates = {"io": 300, "synthetic": 100, "full": 95}
     assert "to the step: --precision bf16 and --channels_last true." in verdict(**rates, loader="map")
     assert "to the step: --channels_last true." in verdict(**rates, loader="map", bf16=False)
+
+
+GRANTED = [
+    {"CUDA_VISIBLE_DEVICES": "0,1"},
+    {"CUDA_VISIBLE_DEVICES": "GPU-8932f937"},
+    {"SLURM_JOB_GPUS": "0"},
+    {"SLURM_GPUS_ON_NODE": "2"},
+]
+NOT_GRANTED = [
+    {},
+    {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0,1"},
+    {"CUDA_VISIBLE_DEVICES": "-1"},
+    {"CUDA_VISIBLE_DEVICES": "NoDevFiles"},
+    {"SLURM_GPUS_ON_NODE": "0"},
+    {"CUDA_VISIBLE_DEVICES": "100", "SLURM_JOB_GPUS": "0", "WORKSHOP_PRETENDED_GPUS": "yes"},
+]
+
+
+@pytest.fixture
+def no_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in {name for environment in GRANTED for name in environment}:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def set_all(patch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    for name, value in environment.items():
+        patch.setenv(name, value)
+
+
+@pytest.mark.parametrize("environment", GRANTED, ids=str)
+@pytest.mark.parametrize("own_device", [lambda: hardware.pick_device(), lambda: process_group._own_device(0)])
+def test_a_gpu_that_was_granted_is_not_done_without(
+    no_gpu_is_found: pytest.MonkeyPatch, environment: dict[str, str], own_device: Callable[[], torch.device]
+) -> None:
+    set_all(no_gpu_is_found, environment)
+    ((name, value),) = environment.items()
+    with pytest.raises(UserError, match=f"^{name}={value}, but torch .* finds no GPU: .*R580 or newer.*older CUDA"):
+        own_device()
+
+
+@pytest.mark.parametrize("environment", NOT_GRANTED, ids=str)
+def test_without_a_gpu_granted_the_cpu_is_right(no_gpu_is_found: pytest.MonkeyPatch, environment: dict) -> None:
+    set_all(no_gpu_is_found, environment)
+    assert hardware.pick_device() == process_group._own_device(0) == CPU

@@ -1,6 +1,7 @@
 """The scaling study: which runs it takes, what it makes of their figures, and how it tells mistakes."""
 
 import json
+import os
 import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,12 +124,26 @@ def test_the_reason_of_a_failed_launch_is_one_line(stderr: str, expected: str) -
     assert "\n" not in launching.reason(stderr)
 
 
-def test_slurm_starts_as_few_nodes_as_hold_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}.items():
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The environment of a job on two nodes."""
+    for tool in ("srun", "scontrol"):
+        (tmp_path / tool).write_text("#!/bin/sh\nprintf 'first\\nsecond\\n'\n")
+        (tmp_path / tool).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    for name, value in {"SLURM_JOB_ID": "10007", "SLURM_NTASKS": "8", "SLURM_NNODES": "2", "PATH": path}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(launching.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+def test_slurm_starts_as_few_nodes_as_hold_the_ranks(job: None) -> None:
     assert launching.launcher(2)[2:5] == ["--nodes=1", "--ntasks=2", "--ntasks-per-node=2"]
     assert launching.launcher(8)[2:5] == ["--nodes=2", "--ntasks=8", "--ntasks-per-node=4"]
+
+
+def test_ranks_of_slurm_are_told_where_to_meet_unless_the_job_did(job: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--export=ALL,MASTER_ADDR=first,MASTER_PORT=20007" in launching.launcher(2)
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    assert "MASTER_ADDR" not in " ".join(launching.launcher(2))
 
 
 def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, scale: Script, tmp_path: Path) -> None:

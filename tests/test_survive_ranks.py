@@ -66,6 +66,16 @@ def test_a_killed_rank_is_named_and_ends_the_others(start: partial, tmp_path: Pa
     assert "Traceback" not in results[1 - rank].stderr
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_is_named_by_the_others_and_blames_itself(start: partial, tmp_path: Path, rank: int) -> None:
+    """Rank 0 keeps the store: while it is stopped, no question to the store is answered."""
+    results = start(SIGNALLED, rank, 12, "SIGSTOP", "train.py", *SHORT, "--run_dir", tmp_path, woken=rank)
+    assert statuses(results) == [1, 1]
+    assert f"error: rank {rank} is gone" in results[1 - rank].stderr
+    assert f"error: rank {rank} on" in results[rank].stderr
+    assert f"rank {1 - rank}" not in results[rank].stderr
+
+
 def test_a_rank_that_fails_is_named(start: partial, tmp_path: Path) -> None:
     results = start(SIGNALLED, 1, 12, "SIGINT", "train.py", *SHORT, "--run_dir", tmp_path)
     assert results[0].status == 1

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 class UserError(ValueError):
     """A mistake the user can mend; its message is the one line they are shown."""
 
-    told = False
-    """whether another rank, which has met the same mistake, shows it"""
+    def __init__(self, message: str, *, told: bool = False) -> None:
+        super().__init__(message)
+        self.told = told  # by another rank, which has met the same mistake
 
 
 def run_reporting_user_errors(main: Callable[[], None]) -> None:

@@ -2,12 +2,15 @@
 
 import os
 import platform
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from workshop.errors import UserError, first_on_node
 
 CPUINFO = Path("/proc/cpuinfo")
 CPU_FLAGS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
@@ -17,7 +20,21 @@ PACKAGES = ("torch", "torchvision", "line_profiler", "nvidia-dali-cuda120", "num
 
 def pick_device() -> torch.device:
     """Return the accelerator of this machine (CUDA, Apple's MPS, ...) if it has one, else the CPU."""
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    return torch.accelerator.current_accelerator(check_available=True) or the_cpu()
+
+
+def the_cpu() -> torch.device:
+    """Return the CPU, for want of a GPU that torch finds; raise a `UserError` where this process was granted one."""
+    names = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
+    granted = next((f"{name}={os.environ[name]}" for name in names if name in os.environ), "")
+    if re.search("S=[0-9]|=GPU-|=MIG-|NODE=[1-9]", granted) and "WORKSHOP_PRETENDED_GPUS" not in os.environ:
+        raise UserError(
+            f"{granted}, but torch {torch.__version__} (built for CUDA: {torch.version.cuda or 'no'}) finds no GPU: "
+            "CUDA 13 needs driver R580 or newer, an older driver needs a torch built for an older CUDA; or train on "
+            "CPUs with CUDA_VISIBLE_DEVICES= in the environment",
+            told=not first_on_node(),
+        )
+    return torch.device("cpu")
 
 
 def available_cpus() -> int:

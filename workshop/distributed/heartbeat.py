@@ -2,7 +2,8 @@
 
 A collective waits for all ranks: over gloo a dead one makes it fail without a name, over NCCL it may wait for minutes.
 So every rank counts up a heartbeat in the store through which the ranks met. Rank 0 looks whether all of them go on,
-the others look at that of rank 0 and at what it found.
+the others look at that of rank 0 and at what it found. Silence is counted in beats of one's own: a process that was
+stopped does not take what it missed for the silence of others.
 """
 
 import os
@@ -10,7 +11,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -20,6 +20,7 @@ SILENCE = 40.0
 """seconds without one after which a rank is taken for dead"""
 SILENCE_AFTER_FAILURE = 5.0
 """the same once a collective has failed, which is evidence of its own"""
+NO_STORE = "rank 0 is gone, or its node: the store that it keeps does not answer"
 
 
 def key_of(rank: int) -> str:
@@ -35,89 +36,96 @@ class Heartbeats:
         self.silence = SILENCE
         self._store = store.clone()  # on one connection, an operation waits for the one before
         others = range(1, world_size) if rank == 0 else [0]
-        self._heard = {other: ("", time.monotonic()) for other in others}
-        self._ended = threading.Event()
-        self._verdict = threading.Event()
-        self._gone = ""
-        self._main_asks = False
+        self._beats = self._unanswered = 0
+        self._heard = {other: ("", 0) for other in others}
+        self._stopped = ""
+        self._ended, self._left = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch_the_store, daemon=True).start()
 
     def stop(self) -> None:
         """End the watch; to the others this rank falls silent."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join()  # it may wait for the store, which is watched till then
+        self._left.set()
 
     def close(self) -> None:
         """End the watch because training has ended; rank 0, with whom the store goes, waits for the others a little."""
         self.stop()
-        try:
+        with suppress(RuntimeError):  # the store may be gone already
             left = self._store.add("ranks that left", 1)
             end = time.monotonic() + 10
             while self.rank == 0 and left < self.world_size and time.monotonic() < end:
                 time.sleep(0.02)
                 left = self._store.add("ranks that left", 0)
-        except RuntimeError:  # the store is gone already
-            pass
 
     def blame(self, error: BaseException) -> None:
         """Let the others know that this rank ends because of ``error``."""
         self.stop()
         reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        try:
+        with suppress(RuntimeError):
             self._store.set("gone", f"rank {self.rank} on {os.uname().nodename} failed: {reason}")
             if self.rank == 0:
                 time.sleep(2 * PERIOD)  # the store goes with rank 0: leave the others time to look
-        except RuntimeError:
-            pass
 
-    def who_is_gone(self) -> str:
-        """Return, after a collective has failed, which rank is gone, in words; or nothing if all are there."""
-        self._main_asks = True
+    def find_the_dead(self) -> None:
+        """After a collective has failed, end the process if a rank is gone; if all are there, return."""
         with suppress(RuntimeError):  # the watch will find the same
             self._store.set("a collective failed", "")
-        self._verdict.wait(SILENCE_AFTER_FAILURE + 5 * PERIOD)
-        return self._gone
+        time.sleep(SILENCE_AFTER_FAILURE + 5 * PERIOD)
 
-    def end_process(self, gone: str) -> NoReturn:
+    def _watch(self) -> None:
+        began = time.monotonic()
+        while not self._ended.wait(PERIOD):
+            if (seconds := time.monotonic() - began) > SILENCE_AFTER_FAILURE:
+                self._stopped = f"rank {self.rank} on {os.uname().nodename} itself was stopped for {seconds:.0f} s"
+                self._woken = self._beats
+            self._beats += 1
+            try:
+                self._store.set(key_of(self.rank), str(self._beats))
+                gone = self._look()
+                self._unanswered = 0
+            except RuntimeError:
+                gone = self._unless_stopped(NO_STORE)
+            if gone:
+                self._end_process(gone)
+            began = time.monotonic()
+
+    def _watch_the_store(self) -> None:
+        """End the process when the store, of which each question waits for good, has not answered for too long."""
+        while not self._left.wait(PERIOD):
+            self._unanswered += 1
+            if self._unanswered * PERIOD > self.silence:
+                print(f"error: {NO_STORE}; this ends all ranks", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def _end_process(self, gone: str) -> None:
         """End this process with status 1, whatever its main thread waits for; one of the ranks says why."""
-        try:
+        first = True
+        with suppress(RuntimeError):
             first = self._store.add(f"told: {gone}", 1) == 1
-        except RuntimeError:
-            first = True
         if first:
             print(f"error: {gone}; this ends all ranks", file=sys.stderr, flush=True)
         if self.rank == 0:
             time.sleep(2 * PERIOD)  # the store goes with rank 0: leave the others time to look
         os._exit(1)
 
-    def _watch(self) -> None:
-        beats = 0
-        while not self._ended.wait(PERIOD):
-            beats += 1
-            try:
-                self._store.set(key_of(self.rank), str(beats))
-                self._gone = self._look()
-            except RuntimeError:
-                self._gone = "rank 0 is gone, or its node: the store that it keeps does not answer"
-            if self._gone:
-                self._verdict.set()
-                if self._main_asks:
-                    return
-                self.end_process(self._gone)
+    def _unless_stopped(self, gone: str) -> str:
+        """Return ``gone``; but if this process has just woken, that: the others have given it up."""
+        return self._stopped if self._stopped and self._beats - self._woken < 15 else gone
 
     def _look(self) -> str:
         if self._store.check(["gone"]):
             return self._store.get("gone").decode()
         if self._store.check(["a collective failed"]):
             self.silence = SILENCE_AFTER_FAILURE
-        now = time.monotonic()
         for other, beat in zip(self._heard, self._store.multi_get([key_of(r) for r in self._heard]), strict=True):
             before, since = self._heard[other]
             if beat != before:
-                self._heard[other] = (beat, now)
-            elif now - since > self.silence:
-                gone = f"rank {other} is gone: no sign of life for {self.silence:.0f} s"
+                self._heard[other] = (beat, self._beats)
+            elif (self._beats - since) * PERIOD > self.silence:
+                gone = self._unless_stopped(f"rank {other} is gone: no sign of life for {self.silence:.0f} s")
                 self._store.set("gone", gone)
                 return gone
         return ""

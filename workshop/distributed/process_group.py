@@ -1,9 +1,12 @@
 """Meeting the other ranks: all of them come to MASTER_ADDR:MASTER_PORT, where rank 0 listens."""
 
+import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -13,6 +16,9 @@ import torch.distributed as dist
 from workshop.distributed.heartbeat import Heartbeats, key_of
 from workshop.distributed.ranks import Ranks, in_srun, launched_as
 from workshop.errors import UserError, leave_with_status_2_when_told_to_end
+from workshop.hardware import the_cpu
+
+ONE_EACH = "start one rank per GPU, or train on CPUs with CUDA_VISIBLE_DEVICES= in the environment"
 
 
 @contextmanager
@@ -24,23 +30,18 @@ def process_group() -> Iterator[tuple[Ranks, torch.device]]:
     A rank that does not come is waited for 120 seconds, or ``$WORKSHOP_RENDEZVOUS_SECONDS``.
 
     Raises:
-        UserError: the ranks do not know where to meet, cannot meet there, or not all of them come; or there are fewer
-            GPUs than ranks.
+        UserError: the ranks do not know where to meet, cannot meet there, or not all of them come; or only some
+            find a GPU of their own.
     """
     ranks = launched_as()
     rank, world_size = ranks.rank, ranks.world_size
     device = _own_device(ranks.local_rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    store = _meet(rank, world_size)
-    try:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            device_id=device if device.type == "cuda" else None,  # connects now, not in the first step
-        )
+    backend, gpu = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    if gpu:
+        torch.cuda.set_device(gpu)
+    store = meet(ranks, device)
+    try:  # told of its GPU, NCCL connects now, not in the first step
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=gpu)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise UserError(f"rank {rank} of {world_size} came, but cannot reach the others: {reason}") from None
@@ -52,12 +53,13 @@ def process_group() -> Iterator[tuple[Ranks, torch.device]]:
         if heartbeats:
             if isinstance(error, UserError):
                 heartbeats.stop()
-                leave_with_status_2_when_told_to_end()
                 error.told = _told_by_another(str(error), world_size, store)
             elif stopped:
                 heartbeats.close()
             else:
-                _tell_who_is_gone(error, heartbeats)
+                if any(sign in str(error) for sign in ("gloo", "NCCL", "Connection", "connection")):
+                    heartbeats.find_the_dead()
+                heartbeats.blame(error)
         if device.type == "cpu" or stopped:  # over NCCL, parting could wait for ranks that wait for this one
             dist.destroy_process_group()
         raise
@@ -66,52 +68,51 @@ def process_group() -> Iterator[tuple[Ranks, torch.device]]:
     dist.destroy_process_group()
 
 
-def _tell_who_is_gone(error: BaseException, heartbeats: Heartbeats) -> None:
-    """If ``error`` comes from another rank's death, end with one line on that; else let the others know of it."""
-    others = any(sign in str(error) for sign in ("gloo", "NCCL", "Connection", "connection"))
-    if others and (gone := heartbeats.who_is_gone()):
-        heartbeats.end_process(gone)
-    heartbeats.blame(error)
-
-
 def _own_device(local_rank: int) -> torch.device:
     """Return this rank's own GPU, else the CPU (of accelerators, only CUDA's, or ROCm's, have collectives here)."""
     if not torch.cuda.is_available():
-        return torch.device("cpu")
+        return the_cpu()
     gpus = torch.cuda.device_count()
     index = 0 if gpus == 1 and in_srun() else local_rank  # Slurm may show each task its own GPU only, as number 0
     if index >= gpus:
         raise UserError(
-            f"local rank {local_rank} finds no GPU of its own on {os.uname().nodename}, which shows {gpus}: start one "
-            "rank per GPU, or train on CPUs with CUDA_VISIBLE_DEVICES= in the environment"
+            f"local rank {local_rank} finds no GPU of its own on {os.uname().nodename}, which shows {gpus}: {ONE_EACH}"
         )
     return torch.device("cuda", index)
 
 
-def _meet(rank: int, world_size: int) -> dist.Store:
+def meet(ranks: Ranks, device: torch.device) -> dist.Store:
     """Return the store through which the ranks find each other, once all of them have come to it."""
-    where = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
-    if world_size == 1 and not all(where.values()):
+    rank, world_size = ranks.rank, ranks.world_size
+    address, port = where = [os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")]
+    if world_size == 1 and not all(where):
         return dist.HashStore()  # nobody to meet
-    for name, value in where.items():
-        if not value:
-            error = UserError(
-                f"{name} is not set, so {world_size} ranks do not know where to meet: start them with torchrun, "
-                "or export it as the job files do"
-            )
-            error.told = rank > 0  # all ranks see this
-            raise error
-    address, port = where["MASTER_ADDR"], where["MASTER_PORT"]
+    if not all(where):
+        raise UserError(
+            f"{'MASTER_PORT' if address else 'MASTER_ADDR'} is not set, so {world_size} ranks do not know where to "
+            "meet: start them with torchrun, or export it as the job files do",
+            told=rank > 0,  # all ranks see this
+        )
     patience = timedelta(seconds=float(os.environ.get("WORKSHOP_RENDEZVOUS_SECONDS", 120)))
-    keys = [f"world size of rank {other}" for other in range(world_size)]
-    try:
-        with _silent_stderr():
+    cards = [f"card of rank {other}" for other in range(world_size)]
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    meeting = Future()
+
+    def come() -> None:  # each of these calls has a limit of its own, or none
+        try:
             store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=patience))
             store.set(key_of(rank), "0")
-            store.set(keys[rank], str(world_size))
-            store.wait(keys, patience)
-            told = [int(size) for size in store.multi_get(keys)]
-    except dist.DistError as error:
+            store.set(cards[rank], json.dumps([world_size, os.uname().nodename, gpu]))
+            store.wait(cards, patience)
+            meeting.set_result((store, *zip(*map(json.loads, store.multi_get(cards)), strict=True)))
+        except Exception as error:
+            meeting.set_exception(error)
+
+    try:
+        with _silent_stderr():
+            threading.Thread(target=come, daemon=True).start()
+            store, sizes, nodes, gpus = meeting.result(patience.total_seconds() + 5)  # who keeps to it is first
+    except (dist.DistError, TimeoutError) as error:
         if "EADDRINUSE" in str(error):
             raise UserError(f"port {port} is in use on this machine; export another MASTER_PORT") from None
         raise UserError(
@@ -120,8 +121,12 @@ def _meet(rank: int, world_size: int) -> dist.Store:
         ) from None
     except ValueError as error:
         raise UserError(f"MASTER_ADDR={address} MASTER_PORT={port} is no place to meet: {error}") from None
-    if set(told) != {world_size}:
-        raise UserError(f"the ranks disagree on how many they are, {min(told)} or {max(told)}: check WORLD_SIZE")
+    if set(sizes) != {world_size}:
+        raise UserError(f"the ranks disagree on how many they are, {min(sizes)} or {max(sizes)}: check WORLD_SIZE")
+    lacking = [rank for rank, gpu in enumerate(gpus) if not gpu or gpu in gpus[:rank]]
+    if lacking and any(gpus):
+        mistake = f"rank {lacking[0]} finds no GPU of its own on {nodes[lacking[0]]}, but others do: {ONE_EACH}"
+        raise UserError(mistake, told=_told_by_another(mistake, world_size, store))
     return store
 
 
@@ -145,12 +150,11 @@ def _told_by_another(message: str, world_size: int, store: dist.Store) -> bool:
     Returns when all ranks have met it too, or some seconds later. Else the first one to leave would take the store
     along, or have the launcher end those that do not know yet with which status to go.
     """
+    leave_with_status_2_when_told_to_end()
     key, end = f"told/{message}", time.monotonic() + 5
-    try:
-        told = store.add(key, 1) > 1
-    except RuntimeError:
-        return False
+    told = False
     with suppress(RuntimeError), _silent_stderr():  # the store may go with rank 0, which torch would tell in C++
+        told = store.add(key, 1) > 1
         while store.add(key, 0) < world_size and time.monotonic() < end:
             time.sleep(0.05)
     return told

@@ -28,19 +28,23 @@ def launched_as() -> Ranks:
     """Return what torchrun or srun set; if neither started this process, it is the only one.
 
     Raises:
-        UserError: this is a job of several tasks, but not srun started this process, so the others are missing.
+        UserError: what they set is no rank; or this is a job of several tasks, but srun did not start this process.
     """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:
-        found = env["RANK"], env.get("LOCAL_RANK", "0"), env["WORLD_SIZE"]
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     elif in_srun():
-        found = env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_STEP_NUM_TASKS"]
+        names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
     else:
         tasks = max(int(env.get("SLURM_NTASKS", 1)), int(env.get("SLURM_NNODES", 1)))  # -N alone sets no tasks
         if tasks > 1:
             raise UserError(f"this job has {tasks} tasks, but only one was started: write srun before it in the job")
         return ONE_PROCESS
-    rank, local_rank, world_size = map(int, found)
+    found = [env.get(name, "0") for name in names]
+    rank, local_rank, world_size = (int(text) if text.isdecimal() else -1 for text in found)
+    if not 0 <= rank < world_size or local_rank < 0:
+        told = " ".join(f"{name}={text}" for name, text in zip(names, found, strict=True))
+        raise UserError(f"{told}: ranks are numbers from 0 to below the world size; torchrun and srun set them so")
     return Ranks(rank=rank, local_rank=local_rank, world_size=world_size)
 
 

@@ -1,0 +1,94 @@
+"""How ranks meet: within one deadline, and with devices that fit; GPUs are pretended."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from workshop.distributed import process_group
+from workshop.distributed.ranks import Ranks
+from workshop.errors import UserError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
+    """What all ranks meet at; they are threads of this process."""
+    store = dist.HashStore()
+    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(store, 0, 2)]))
+    monkeypatch.setattr(process_group, "_silent_stderr", nullcontext)  # it belongs to the process
+    monkeypatch.setattr(process_group, "leave_with_status_2_when_told_to_end", lambda: None)
+    for name, value in {"MASTER_ADDR": "somewhere", "MASTER_PORT": "1", "WORKSHOP_RENDEZVOUS_SECONDS": "60"}.items():
+        monkeypatch.setenv(name, value)
+    return store
+
+
+def all_meet(*devices: torch.device) -> list[UserError | None]:
+    """What each rank, of these devices, is told."""
+
+    def meet(rank: int) -> UserError | None:
+        try:
+            process_group.meet(Ranks(rank=rank, world_size=len(devices)), devices[rank])
+        except UserError as error:
+            return error
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        return list(pool.map(meet, range(len(devices))))
+
+
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch, *uuids: str) -> None:
+    """Give the ranks, in the order they ask, GPUs of these names."""
+    names = iter(uuids)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=next(names)))
+
+
+def test_ranks_on_cpus_meet(store: dist.Store) -> None:
+    assert all_meet(CPU, CPU) == [None, None]
+
+
+@pytest.mark.parametrize("uuids", [("GPU-a", "GPU-b"), ("GPU-a", "GPU-a")], ids=["its own", "the same"])
+def test_each_task_of_srun_may_see_one_gpu_if_it_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, store: dist.Store, uuids: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    pretend_gpus(monkeypatch, *uuids)
+    errors = all_meet(*map(process_group._own_device, range(2)))
+    assert [error is None for error in errors] == [uuids[0] != uuids[1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "lacking"),
+    [((GPU, GPU), 1), ((GPU, CPU), 1), ((CPU, GPU), 0)],
+    ids=["two share one", "the second has none", "the first has none"],
+)
+def test_a_rank_without_a_gpu_of_its_own_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, store: dist.Store, devices: tuple, lacking: int
+) -> None:
+    pretend_gpus(monkeypatch, "GPU-a", "GPU-a")
+    errors = all_meet(*devices)
+    assert [str(error).partition(" on ")[0] for error in errors] == [f"rank {lacking} finds no GPU of its own"] * 2
+    assert sorted(error.told for error in errors) == [False, True]
+
+
+def test_all_of_the_meeting_has_one_deadline(monkeypatch: pytest.MonkeyPatch, store: dist.Store) -> None:
+    """Connecting, which takes as long as it is told to, and then some more, ends with it."""
+    over = threading.Event()
+
+    def rendezvous(*_: object, **__: object) -> object:
+        over.wait(20)
+        return iter([(store, 0, 2)])
+
+    store.set("card of rank 1", '[2, "node", ""]')
+    store.set("world size of rank 1", "2")
+    monkeypatch.setattr(dist, "rendezvous", rendezvous)
+    monkeypatch.setenv("WORKSHOP_RENDEZVOUS_SECONDS", "1")
+    with pytest.raises(UserError, match="rank 0 of 2 waited up to 1 s at somewhere:1, but not all came"):
+        process_group.meet(Ranks(rank=0, world_size=2), CPU)
+    over.set()
