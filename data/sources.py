@@ -102,7 +102,6 @@ def pack(name: str, data_dir: Path) -> None:
     def write(folder: Path) -> None:
         for split, (images, targets) in splits.items():
             shards.write_split(folder, split, images, targets)
-        shards.write_sizes(folder)
 
     fill_folder(shards.folder_of(name, data_dir), origin, shards.check_folder, write)
 
