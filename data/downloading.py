@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from workshop.datasets.files import synced
 from workshop.errors import UserError
+from writing import synced
 
 TIMEOUT_SECONDS = 20  # without a sign of life from a mirror
 SLOWEST = 1000  # bytes per second, on the mean over each of these periods

@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from workshop.datasets.files import ORIGIN_FILE, read_origin, synced
+from workshop.datasets.files import ORIGIN_FILE, read_origin
 from workshop.errors import UserError
+from writing import synced
 
 
 def fill_folder(

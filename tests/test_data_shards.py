@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import sources
 from conftest import Script
 from data_helpers import assert_one_line
 from data_helpers import prepare as prepare
@@ -42,17 +43,17 @@ def read_all(data_dir: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def pack_adding(members: dict[str, bytes], data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_split = shards.write_split
+    write = sources.write_shards
 
     def write_more(folder: Path, split: str, *arrays: torch.Tensor) -> None:
-        write_split(folder, split, *arrays)
+        write(folder, split, *arrays)
         with tarfile.open(shards.shard_path(folder, split, 0), "a") as tar:
             for name, content in members.items():
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
 
-    monkeypatch.setattr(shards, "write_split", write_more)
+    monkeypatch.setattr(sources, "write_shards", write_more)
     pack("mnist", data_dir)
 
 

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-
 SIGNS_OF_WANT = ("DataLoader worker (pid", "Too many open files", "unable to mmap", "</torch_", "ancdata")
 """in what torch says when loader workers lack memory, shared memory or open files"""
 
@@ -24,7 +23,7 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
     """Call ``main()``; turn a `UserError`, and want of what loader workers need, into one line and exit status 2."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         try:
             main()

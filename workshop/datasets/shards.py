@@ -8,9 +8,7 @@
 import zlib
 from pathlib import Path
 
-import torch
-
-from workshop.datasets.files import ORIGIN_FILE, prepare_command, read_origin, synced
+from workshop.datasets.files import ORIGIN_FILE, prepare_command, read_origin
 from workshop.errors import UserError
 
 SHARDS = 32
@@ -29,22 +27,6 @@ def shard_path(folder: Path, split: str, shard: int) -> Path:
 def shard_paths(name: str, data_dir: Path, split: str) -> list[str]:
     """Return the paths of all shards of a split, by number."""
     return [str(shard_path(folder_of(name, data_dir), split, shard)) for shard in range(SHARDS)]
-
-
-def write_split(folder: Path, split: str, images: torch.Tensor, targets: torch.Tensor) -> None:
-    """Pack images (N, C, H, W) uint8 and classes (N,) int64 into new files.
-
-    Raises:
-        UserError: WebDataset is not installed.
-    """
-    try:
-        import webdataset as wds
-    except ImportError:
-        raise UserError("--shards needs WebDataset: pip install webdataset") from None
-    for shard in range(SHARDS):
-        with synced(shard_path(folder, split, shard)) as file, wds.TarWriter(file, mtime=0) as tar:
-            for i in range(shard, len(images), SHARDS):
-                tar.write({"__key__": f"{i:08d}", "npy": images[i].numpy(), "cls": int(targets[i])})
 
 
 def check(name: str, data_dir: Path) -> dict[str, int]:
