@@ -12,6 +12,10 @@ SIGNS_OF_WANT = ("DataLoader worker (pid", "Too many open files", "unable to mma
 """in what torch says when loader workers lack memory, shared memory or open files"""
 
 
+WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""what the system says when it lacks files, memory or processes"""
+
+
 class UserError(ValueError):
     """A mistake the user can mend; its message is the one line they are shown."""
 
@@ -43,7 +47,7 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
         sys.exit(2)
     except (OSError, RuntimeError) as error:
         number = getattr(error, "errno", None)
-        if number not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) and not any(s in str(error) for s in SIGNS_OF_WANT):
+        if number not in WANT and not any(s in str(error) for s in SIGNS_OF_WANT):
             raise
         reason = str(error).strip().splitlines()[-1]
         advice = "take fewer --num_workers, or give the job more memory, a larger /dev/shm or a higher ulimit -n"
