@@ -52,6 +52,7 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
         reason = str(error).strip().splitlines()[-1]
         advice = "take fewer --num_workers, or give the job more memory, a larger /dev/shm or a higher ulimit -n"
         print(f"error: {reason}; {advice}", file=sys.stderr)
+        sys.unraisablehook = lambda _: None  # torch trips over what is left of a loader whose workers could not start
         sys.exit(2)
 
 
