@@ -8,12 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-SIGNS_OF_WANT = ("DataLoader worker (pid", "Too many open files", "unable to mmap", "</torch_", "ancdata")
-"""in what torch says when loader workers lack memory, shared memory or open files"""
-
-
-WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""what the system says when it lacks files, memory or processes"""
+WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # of open files, memory or processes
+SIGNS_OF_WANT = ("DataLoader worker (pid", "Too many open files", "unable to mmap", "</torch_", "ancdata")  # of torch
 
 
 class UserError(ValueError):
@@ -46,10 +42,9 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
             print(f"error: {' '.join(message.split())}", file=sys.stderr)
         sys.exit(2)
     except (OSError, RuntimeError) as error:
-        number = getattr(error, "errno", None)
-        if number not in WANT and not any(s in str(error) for s in SIGNS_OF_WANT):
+        if getattr(error, "errno", None) not in WANT and not any(sign in str(error) for sign in SIGNS_OF_WANT):
             raise
-        reason = str(error).strip().splitlines()[-1]
+        reason = str(error).strip(" .\n").splitlines()[-1]
         advice = "take fewer --num_workers, or give the job more memory, a larger /dev/shm or a higher ulimit -n"
         print(f"error: {reason}; {advice}", file=sys.stderr)
         sys.unraisablehook = lambda _: None  # torch trips over what is left of a loader whose workers could not start

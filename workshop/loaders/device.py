@@ -12,11 +12,10 @@ from workshop.loaders.order import EpochOrder
 from workshop.loaders.transform import BatchTransform
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-CGROUP_FILES = {
+CGROUP_FILES = {  # by version: limit, memory in use, and in memory.stat the file cache in it that can be had back
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""by version: limit, memory in use, and the line of memory.stat with what of it is file cache to be had back"""
 
 
 class DeviceLoader:
