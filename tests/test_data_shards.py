@@ -57,7 +57,7 @@ def pack_adding(members: dict[str, bytes], data_dir: Path, monkeypatch: pytest.M
     pack("mnist", data_dir)
 
 
-@pytest.mark.parametrize("member", ["00000000.pyd", "00000000.pickle", "00000000.pkl", "stray.pkl"])
+@pytest.mark.parametrize("member", ["00000000.pyd", "00000000.pickle", "00000000.pkl", "stray.pkl", "stray.npy"])
 def test_no_member_runs_code(member: str, digits_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evil = pickle.dumps(RunsCode(digits_dir / "run"))
     image = io.BytesIO()

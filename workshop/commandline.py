@@ -26,13 +26,14 @@ class StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:  # noqa: D102
         keys = [key.value for key, _ in node.value]
         for twice in (key for key in keys if keys.count(key) > 1):
-            raise yaml.constructor.ConstructorError(None, None, f"key '{twice}' is there twice", node.start_mark)
+            raise yaml.MarkedYAMLError(None, None, f"key '{twice}' is there twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
     def construct_scalar(self, node: yaml.ScalarNode) -> str:  # noqa: D102
         if re.fullmatch(r".*:(int|float)", node.tag) and re.match(r"[-+]?0[\d_]|.*:", node.value):
-            plainly = "write a number without zeros in front or colons, and text in quotes"
-            raise yaml.constructor.ConstructorError(None, None, f"{node.value}: {plainly}", node.start_mark)
+            raise yaml.MarkedYAMLError(
+                None, None, f"write {node.value} as a plain number, or in quotes", node.start_mark
+            )
         return super().construct_scalar(node)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -119,11 +120,7 @@ def rebatch(chunks: Iterable[list[torch.Tensor]], batch_size: int) -> Iterator[l
 def _samples_of(shards: Iterable[dict[str, str]]) -> Iterator[dict[str, Any]]:
     """Yield the samples of sound shards, undecoded, of each its image and class alone."""
     opened = (shard | {"stream": io.BytesIO(read(Path(shard["url"])))} for shard in shards)
-    return group_by_keys(tar_file_expander(opened, select_files=_is_image_or_class))
-
-
-def _is_image_or_class(member: str) -> bool:
-    return member.endswith((".npy", ".cls"))
+    return group_by_keys(tar_file_expander(opened, select_files=re.compile(r"\d+\.(npy|cls)").fullmatch))
 
 
 def _is_among_first(samples: int, sample: dict[str, Any]) -> bool:
@@ -132,7 +129,7 @@ def _is_among_first(samples: int, sample: dict[str, Any]) -> bool:
 
 def _index_image_target(sample: dict[str, Any]) -> tuple[int, torch.Tensor, int]:
     try:
-        image = torch.from_numpy(np.load(io.BytesIO(sample["npy"]), allow_pickle=False))  # a pickle could run anything
-        return int(sample["__key__"]), image, int(sample["cls"])
+        image = np.lib.format.read_array(io.BytesIO(sample["npy"]), allow_pickle=False)  # which could run anything
+        return int(sample["__key__"]), torch.from_numpy(image), int(sample["cls"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{sample['__url__']}: sample {sample['__key__']} is no image with a class ({error})") from None

@@ -125,10 +125,11 @@ def build_volume_loader(
 
 
 def _check_room(config: VolumeFlags, box: nbody.Box, device: torch.device) -> None:
-    """Raise `UserError` unless both fields of the box fit into the memory that is free on ``device``."""
+    """Raise `UserError` unless both fields of the box fit into the memory that is free, also on ``device``."""
     cells = box.cells**3
     if config.loader == "dali":  # makes a copy, and continues it if it is periodic
         cells += (box.cells + (config.crop_size - 1) * box.periodic) ** 3
     other = "memory" if config.loader == "device" else "map"
     needed = 4 * sum(nbody.CHANNELS.values()) * cells
-    require_room(config.loader, needed, device, f"use --loader {other}", what=f" for {box.path}")
+    for place, rung in ((device, other), (torch.device("cpu"), "map")):  # where it is read to in any case
+        require_room(config.loader, needed, place, f"use --loader {rung}", what=f" for {box.path}")
