@@ -1,9 +1,8 @@
-# Everything runs in .venv, made from nothing by the first target that needs it.
+# Everything runs in .venv, made from nothing by the first target that needs it. Its path is relative, as make cannot
+# hold one with spaces.
 PYTHON ?= python3
-VENV := $(CURDIR)/.venv
-BIN := $(VENV)/bin
-INSTALLED := $(VENV)/installed
-export PATH := $(BIN):$(PATH)
+INSTALLED := .venv/installed
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: setup demo test lint docs clean
 
@@ -11,13 +10,13 @@ setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing into .venv: some gigabytes, a few minutes."
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	"$(PYTHON)" -m venv .venv
+	.venv/bin/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
 	touch $@
 
 demo: setup
 	python data/prepare.py mnist --synthetic
-	cd 01_single_gpu && kernprof -l -o demo.lprof train.py --limit_train 16000 --run_dir ../runs/demo
+	cd 01_single_gpu && python -m kernprof -l -o demo.lprof train.py --limit_train 16000 --run_dir ../runs/demo
 	cd 01_single_gpu && python -m line_profiler -mt demo.lprof
 	@python -c "import json; epoch = json.load(open('runs/demo/summary.json'))['epochs'][-1]; \
 		print('Accuracy on the validation digits: {:.2%}. Now read 01_single_gpu/README.md'.format(epoch['val_accuracy']))"
@@ -33,5 +32,6 @@ lint: setup
 docs: setup
 	python -m cogapp -r -I results -I 03_ddp/experiments README.md */README.md */experiments/README.md
 
+# what setup and demo made, and nothing else
 clean:
-	rm -rf $(VENV) runs *.egg-info */*.lprof */*.log
+	rm -rf .venv multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof

@@ -2,16 +2,19 @@
 
 import http.client
 import os
+import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from workshop.datasets.files import synced
 from workshop.errors import UserError
+from writing import synced
 
 TIMEOUT_SECONDS = 20  # without a sign of life from a mirror
+SLOWEST = 1000  # bytes per second, on the mean over each of these periods
+PERIOD_SECONDS = 60
 
 
 class DownloadError(UserError):
@@ -42,8 +45,16 @@ def download(urls: Sequence[str], path: Path, md5: str | None) -> None:
 
 def _fetch(url: str, path: Path) -> None:
     with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, synced(path) as file:
-        size = int(response.headers.get("Content-Length") or 0) or None
-        with tqdm(total=size, desc=path.stem, unit="B", unit_scale=True, disable=None, leave=False) as progress:
-            while chunk := response.read(1 << 16):
+        size = response.length  # what Content-Length says, if that is a number
+        begun, received = time.monotonic(), 0
+        with tqdm(total=size or None, desc=path.stem, unit="B", unit_scale=True, disable=None, leave=False) as progress:
+            while chunk := response.read1(1 << 16):
                 file.write(chunk)
                 progress.update(len(chunk))
+                received += len(chunk)
+                if (seconds := time.monotonic() - begun) > PERIOD_SECONDS:
+                    if received < SLOWEST * seconds:
+                        raise OSError(f"too slow, {received} bytes in {seconds:.0f} s")
+                    begun, received = time.monotonic(), 0
+    if size is not None and path.stat().st_size != size:
+        raise OSError(f"cut short, {path.stat().st_size} of {size} bytes")

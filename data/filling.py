@@ -2,13 +2,15 @@
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from workshop.datasets.files import ORIGIN_FILE, read_origin, synced
+from workshop.datasets.files import ORIGIN_FILE, read_origin
 from workshop.errors import UserError
+from writing import synced
 
 
 def fill_folder(
@@ -40,9 +42,10 @@ def fill_folder(
             try:
                 new.mkdir(parents=True)
                 write(new)
-                check(new)
+                noted = {**origin, "files": {path.name: _length_and_checksum(path) for path in sorted(new.iterdir())}}
                 with synced(new / ORIGIN_FILE) as file:
-                    file.write(json.dumps(origin, indent=2).encode() + b"\n")
+                    file.write(json.dumps(noted, indent=2).encode() + b"\n")
+                check(new)
                 if folder.exists():
                     folder.rename(old)
                 new.rename(folder)
@@ -57,11 +60,7 @@ def _is_filled(folder: Path, origin: Mapping[str, Any], check: Callable[[Path], 
     """Whether the folder holds data of this origin; `UserError` if it holds others that must not be replaced."""
     if not folder.exists() or not any(folder.iterdir()):
         return False
-    damage = None
-    try:
-        check(folder)
-    except UserError as error:
-        damage = error
+    damage = find_damage(folder, check)
     choice = f"move {folder} away or choose another --data_dir"
     there = read_origin(folder)
     if there is None:
@@ -71,15 +70,41 @@ def _is_filled(folder: Path, origin: Mapping[str, Any], check: Callable[[Path], 
         state = f"damaged ({damage})" if damage else "complete"
         raise UserError(f"{folder} has data of your own, {state}, which are never overwritten: {choice}")
     if there["origin"] != origin["origin"]:
-        raise UserError(f"{folder} has {there['origin']} data, {origin['origin']} ones will not replace them: {choice}")
+        state = f", damaged ({damage})" if damage else ""
+        raise UserError(
+            f"{folder} has {there['origin']} data{state}, {origin['origin']} ones will not replace them: {choice}"
+        )
     if damage:
         print(f"{damage}; replacing all of {folder}")
         return False
-    if there != origin:
+    if {key: value for key, value in there.items() if key != "files"} != origin:
         print(f"{folder}: replacing {_describe(there)} with {_describe(origin)}")
         return False
     print(f"{folder}: {_describe(there)}; complete, nothing to do")
     return True
+
+
+def find_damage(folder: Path, check: Callable[[Path], None]) -> UserError | None:
+    """Return what ``check`` finds wrong with the files in ``folder``, or which is not as it was when it was brought."""
+    try:
+        check(folder)
+        files = (read_origin(folder) or {}).get("files")
+        for name, noted in files.items() if isinstance(files, dict) else ():
+            if _length_and_checksum(folder / name) != noted:
+                raise UserError(f"{folder / name}: damaged, no longer what was brought here")
+    except UserError as error:
+        return error
+    except OSError as error:
+        return UserError(f"cannot read {error.filename}: {error.strerror}")
+    return None
+
+
+def _length_and_checksum(path: Path) -> list[int]:
+    length = checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            length, checksum = length + len(chunk), zlib.crc32(chunk, checksum)
+    return [length, checksum]
 
 
 def _describe(origin: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from filling import find_damage
 from sources import SOURCES, bring_drawn, bring_real, pack
 from workshop.datasets import IMAGES, shards
 from workshop.errors import UserError, nearest, run_reporting_user_errors
@@ -40,11 +41,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def is_there(name: str, data_dir: Path) -> bool:
     """Return whether the data set's files are there and sound, wherever they come from."""
-    try:
-        SOURCES[name].check_folder(SOURCES[name].folder(data_dir))
-    except UserError:
-        return False
-    return True
+    return find_damage(SOURCES[name].folder(data_dir), SOURCES[name].check_folder) is None
 
 
 def main() -> None:

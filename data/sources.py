@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+import torch
 
 import digits
 import pictures
@@ -18,8 +18,18 @@ from downloading import DownloadError, download
 from drawing import complete_recipe
 from filling import fill_folder
 from workshop.datasets import IMAGES, cifar10, mnist, nbody, shards
-from workshop.datasets.files import prepare_command, synced
+from workshop.datasets.files import prepare_command
 from workshop.errors import UserError
+from workshop.loaders.device import free_bytes
+from writing import (
+    synced,
+    write_box,
+    write_cifar10,
+    write_cifar10_lengths,
+    write_cifar10_names,
+    write_mnist,
+    write_shards,
+)
 
 Recipe = dict[str, int]
 
@@ -101,8 +111,7 @@ def pack(name: str, data_dir: Path) -> None:
 
     def write(folder: Path) -> None:
         for split, (images, targets) in splits.items():
-            shards.write_split(folder, split, images, targets)
-        shards.write_sizes(folder)
+            write_shards(folder, split, images, targets)
 
     fill_folder(shards.folder_of(name, data_dir), origin, shards.check_folder, write)
 
@@ -127,7 +136,7 @@ def _real_mnist() -> dict[str, Any]:
 def _draw_mnist(folder: Path, recipe: Recipe) -> None:
     for number, split in enumerate(("train", "val")):
         drawn = digits.draw_digits(recipe[f"{split}_samples"], 2 * recipe["seed"] + number)
-        mnist.write_split(folder, split, *drawn)
+        write_mnist(folder, split, *drawn)
 
 
 def _fetch_cifar10(folder: Path) -> None:
@@ -143,7 +152,7 @@ def _fetch_cifar10(folder: Path) -> None:
                 with synced(wanted[member.name]) as target:
                     shutil.copyfileobj(archive.extractfile(member), target)
     packed.unlink()
-    cifar10.write_lengths(folder)
+    write_cifar10_lengths(folder)
 
 
 def _real_cifar10() -> dict[str, Any]:
@@ -155,9 +164,9 @@ def _real_cifar10() -> dict[str, Any]:
 def _draw_cifar10(folder: Path, recipe: Recipe) -> None:
     for number, split in enumerate(("train", "val")):
         drawn = pictures.draw_pictures(recipe[f"{split}_samples"], 2 * recipe["seed"] + number)
-        cifar10.write_split(folder, split, *drawn)
-    cifar10.write_names(folder, pictures.NAMES)
-    cifar10.write_lengths(folder)
+        write_cifar10(folder, split, *drawn)
+    write_cifar10_names(folder, pictures.NAMES)
+    write_cifar10_lengths(folder)
 
 
 def _fetch_nbody(folder: Path) -> None:
@@ -166,7 +175,7 @@ def _fetch_nbody(folder: Path) -> None:
 
 
 def _require_memory(cells: int) -> None:
-    needed, free = NBODY_BYTES_PER_CELL * cells**3, psutil.virtual_memory().available
+    needed, free = NBODY_BYTES_PER_CELL * cells**3, free_bytes(torch.device("cpu"))
     if needed > free:
         raise UserError(f"--cells {cells} needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free")
 
@@ -178,7 +187,7 @@ def _draw_nbody(folder: Path, recipe: Recipe) -> None:
         seed = 2 * recipe["seed"] + number
         about = {"periodic": True, "seed": seed, "redshift": 3.0, "box_size_mpc_h": cells * physics.cell}
         about |= {"velocity_unit": "100 km/s"} | {f"physics_{name}": value for name, value in vars(physics).items()}
-        nbody.write_box(nbody.path_of(folder, split), *universe.draw_box(cells, seed, physics), about)
+        write_box(nbody.path_of(folder, split), *universe.draw_box(cells, seed, physics), about)
 
 
 SOURCES = {

@@ -43,8 +43,23 @@ daemons() {
 }
 
 all_alive() { [[ $(daemons | wc -l) -eq 4 ]]; } # munged, slurmctld and two slurmd
+start_dead() { # every daemon that is not running, and wait until all are
+    local name
+    # --force: munged wants a folder that everyone may enter; this one is private on purpose
+    alive munged >/dev/null ||
+        munged --force --origin=127.0.0.1 --key-file="$state/munge.key" --socket="$state/munge.socket" \
+            --seed-file="$state/munge.seed" --pid-file="$state/munged.pid" --log-file="$state/munged.log"
+    alive slurmctld >/dev/null || slurmctld -f "$state/slurmctld.conf"
+    for name in "${nodes[@]}"; do
+        alive "slurmd-$name" >/dev/null || slurmd -f "$state/slurmd.conf" -N "$name"
+    done
+    wait_for 30 all_ready
+}
+
 all_dead() { [[ -z $(daemons) ]]; }
-all_idle() { [[ $(sinfo --noheader --Node --format=%T 2>&1 | grep -cx idle) -eq 2 ]]; }
+all_ready() { # idle or at work
+    all_alive && [[ $(sinfo --noheader --Node --format=%T 2>&1 | grep -cxE 'idle|mixed|allocated|completing') -eq 2 ]]
+}
 no_jobs() { [[ -z $(squeue --noheader 2>&1) ]]; }
 
 free_ports() { # the first of three neighbouring ports that nobody answers on; other users may have a cluster too
@@ -60,9 +75,13 @@ free_ports() { # the first of three neighbouring ports that nobody answers on; o
 }
 
 write_settings() { # PORT
+    # The one address that Slurm's daemons can be told to listen on is that of the machine's name. Mostly it is one that
+    # other machines do not see, 127.0.0.1 or 127.0.1.1; else the daemons listen on all addresses.
+    local here listen=CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+    here=$(getent ahostsv4 "$(uname -n)" | grep -o -m 1 '^127[0-9.]*') || here=127.0.0.1 listen=
     cat >"$state/slurm.conf" <<EOF_CONF
 ClusterName=workshop
-SlurmctldHost=localhost(127.0.0.1)
+SlurmctldHost=localhost($here)
 SlurmctldPort=$1
 # Jobs derive ports from their numbers, so clusters that share a machine must not share these.
 FirstJobId=$((($1 - 17817) * 100 + 1))
@@ -91,19 +110,21 @@ DefMemPerCPU=1024
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 # sbatch --wait looks every 2 seconds if its own settings forget finished jobs this soon, else after 2, 10, 42, 74...
 MinJobAge=4
-# the controller's settings differ from these on purpose, see below
+# the daemons' settings differ from these on purpose, see below
 DebugFlags=NO_CONF_HASH
 JobRequeue=1
 KillWait=10
 ReturnToService=2
 GresTypes=gpu
 TaskProlog=$state/task_prolog.sh
-NodeName=${nodes[0]} NodeAddr=127.0.0.1 Port=$(($1 + 1)) CPUs=8 RealMemory=65536 Gres=gpu:2
-NodeName=${nodes[1]} NodeAddr=127.0.0.1 Port=$(($1 + 2)) CPUs=8 RealMemory=65536 Gres=gpu:2
+NodeName=${nodes[0]} NodeAddr=$here Port=$(($1 + 1)) CPUs=8 RealMemory=65536 Gres=gpu:2
+NodeName=${nodes[1]} NodeAddr=$here Port=$(($1 + 2)) CPUs=8 RealMemory=65536 Gres=gpu:2
 PartitionName=workshop Nodes=ALL Default=YES
 EOF_CONF
+    # srun must be heard on 127.0.0.1 whatever the machine's name, so only the daemons have it.
+    (cat "$state/slurm.conf" && echo "$listen") >"$state/slurmd.conf"
     # How long finished jobs stay in scontrol is the controller's setting: 10 minutes.
-    sed 's/^MinJobAge=.*/MinJobAge=600/' "$state/slurm.conf" >"$state/slurmctld.conf"
+    sed 's/^MinJobAge=.*/MinJobAge=600/' "$state/slurmd.conf" >"$state/slurmctld.conf"
 
     # Slurm wants a character device for each GPU; any will do, and these two are everywhere.
     cat >"$state/gres.conf" <<EOF_CONF
@@ -118,18 +139,20 @@ EOF_CONF
 #!/bin/sh
 echo "export CUDA_VISIBLE_DEVICES=$(echo "$CUDA_VISIBLE_DEVICES" | sed 's/[0-9]/10&/g')"
 echo "export WORKSHOP_PRETENDED_GPUS=yes" # elsewhere a job whose torch does not find its GPUs ends
+echo "export SLURM_CONF=${SLURM_CONF%/*}/slurm.conf" # not that of the daemon
 EOF_PROLOG
     chmod +x "$state/task_prolog.sh"
 }
 
 up() {
-    local command name port
+    local command port
     for command in munged slurmctld slurmd sbatch; do
         command -v "$command" >/dev/null ||
             fail 2 "$command is missing; install it with: apt-get install slurmctld slurmd slurm-client munge"
     done
     [[ $state =~ ^[A-Za-z0-9/._-]+$ ]] || fail 2 "slurm.conf cannot hold this path, set WORKSHOP_SLURM_DIR: $state"
-    if is_ours && all_alive; then
+    if is_ours && [[ -n $(daemons) ]]; then # jobs may be running: what is alive goes on
+        all_alive || start_dead || fail 1 "some of it does not start again, see $state/*.log; down ends it with all jobs"
         say_up
         return
     fi
@@ -142,12 +165,7 @@ up() {
     trap 'tail -n 5 "$state"/*.log >&2 2>/dev/null || true; down >/dev/null; fail 1 "Slurm did not start"' EXIT
     write_settings "$port"
     head -c 128 /dev/urandom >"$state/munge.key"
-    # --force: munged wants a folder that everyone may enter; this one is private on purpose
-    munged --force --origin=127.0.0.1 --key-file="$state/munge.key" --socket="$state/munge.socket" \
-        --seed-file="$state/munge.seed" --pid-file="$state/munged.pid" --log-file="$state/munged.log"
-    slurmctld -f "$state/slurmctld.conf"
-    for name in "${nodes[@]}"; do slurmd -f "$SLURM_CONF" -N "$name"; done
-    wait_for 30 all_idle
+    start_dead
     trap - EXIT
     say_up
 }

@@ -6,8 +6,10 @@
 import gc
 import shutil
 import sys
+import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -80,6 +82,8 @@ class Mirror:
     def __init__(self) -> None:
         self.pages: dict[str, bytes | None] = {}
         self.cut = 0  # bytes withheld from the end of each page
+        self.length: str | None = None  # said to be each page's, whatever it is
+        self.pause = 0.0  # seconds between one byte and the next
         self.asked: list[str] = []
         mirror = self
 
@@ -88,9 +92,13 @@ class Mirror:
                 mirror.asked.append(self.path)
                 page = mirror.pages.get(self.path)
                 self.send_response(404 if page is None else 200)
-                self.send_header("Content-Length", str(len(page or b"")))
+                self.send_header("Content-Length", mirror.length or str(len(page or b"")))
                 self.end_headers()
-                self.wfile.write((page or b"")[: len(page or b"") - mirror.cut])
+                content = (page or b"")[: len(page or b"") - mirror.cut]
+                with suppress(OSError):  # the other side may have left
+                    for part in [content[i : i + 1] for i in range(len(content))] if mirror.pause else [content]:
+                        self.wfile.write(part)
+                        time.sleep(mirror.pause)
 
             def log_message(self, *arguments: object) -> None: ...
 

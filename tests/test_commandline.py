@@ -82,6 +82,14 @@ def test_wrong_flags(arguments: list[str], message: str) -> None:
         ("batch_size: many\n", "--batch_size takes int, got 'many' (in {file})"),
         ("- a\n- b\n", "{file} must hold lines of the form 'key: value', found a list"),
         ("a: [\n", "{file} is not valid YAML"),
+        ("lr: 1\nlr: 2\n", "{file} is not valid YAML: key 'lr' is there twice"),
+        ("batch_size: 010\n", "{file} is not valid YAML: write 010 as a plain number, or in quotes"),
+        ("epochs: 1:30\n", "{file} is not valid YAML: write 1:30 as a plain number, or in quotes"),
+        ("lr: 1:30.5\n", "{file} is not valid YAML: write 1:30.5 as a plain number, or in quotes"),
+        ("a: " + 2000 * "[" + 2000 * "]", "{file} is not valid YAML: maximum recursion depth exceeded"),
+        ("lr:\n", "{file}: 'lr' has no value; give it one, or take the line out"),
+        ("lr: .nan\n", "--lr must be a number of at most 3.4e+38, got nan"),
+        ("lr: 1e39\n", "--lr must be a number of at most 3.4e+38, got 1e+39"),
     ],
 )
 def test_wrong_yaml_names_the_file(tmp_path: Path, text: str, message: str) -> None:
@@ -89,6 +97,17 @@ def test_wrong_yaml_names_the_file(tmp_path: Path, text: str, message: str) -> N
     with pytest.raises(UserError) as error:
         load_config(Config, ["--config", file])
     assert message.format(file=file) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
+def test_a_file_may_be_empty(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path / "run.yaml", text)
+    assert load_config(Config, ["--config", file, "--lr", "0.5"]) == Config(lr=0.5)
+
+
+def test_a_flag_that_may_be_unset_may_be_empty(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.yaml", "limit_train: 5\n"), write(tmp_path / "b.yaml", "limit_train:\nlr: 1\n")
+    assert load_config(Config, ["--config", first, "--config", second]) == Config(lr=1.0)
 
 
 def lesson_04() -> ModuleType:

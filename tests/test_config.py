@@ -1,5 +1,6 @@
 """The groups of flags: they stand side by side, and each checks its own."""
 
+import math
 from dataclasses import fields, make_dataclass
 from itertools import combinations, permutations
 
@@ -60,8 +61,11 @@ def test_what_is_counted_is_at_least_one(group: type, flag: str) -> None:
 @pytest.mark.parametrize(("group", "flag"), [(group, flag) for group in AMOUNTS for flag in AMOUNTS[group]])
 def test_what_is_measured_is_above_zero(group: type, flag: str) -> None:
     assert getattr(group(**{flag: 1e-9}), flag) == 1e-9
-    for value in (0.0, -0.5, float("nan")):
+    for value in (0.0, -0.5):
         with pytest.raises(UserError, match=rf"^--{flag} must be above 0, got {value}$"):
+            group(**{flag: value})
+    for value in (math.nan, math.inf, -math.inf, 1e39):
+        with pytest.raises(UserError, match=rf"^--{flag} must be a number of at most 3\.4e\+38, got "):
             group(**{flag: value})
 
 
@@ -69,6 +73,10 @@ def test_what_is_measured_is_above_zero(group: type, flag: str) -> None:
     ("group", "flags", "message"),
     [
         (TrainConfig, {"num_workers": -1}, r"--num_workers must be 0 .* or more, got -1"),
+        (TrainConfig, {"seed": -1}, r"^--seed must be 0 or more, got -1$"),
+        (TrainConfig, {"seed": 2**63}, r"^--seed must be a number of at most 9\.2e\+18, got 9223372036854775808$"),
+        (DDPFlags, {"warmup": math.nan}, r"^--warmup must be a number of at most 3\.4e\+38, got nan$"),
+        (DDPFlags, {"bucket_cap_mb": 1e30}, r"^--bucket_cap_mb is in MiB, at most a million, got 1e\+30$"),
         (DDPFlags, {"warmup": 1.0}, r"--warmup is a share of all steps, from 0 to below 1, got 1\.0"),
         (DDPFlags, {"warmup": -0.1}, r"--warmup is a share of all steps, from 0 to below 1, got -0\.1"),
         (DDPFlags, {"static_graph": True, "sync_gradients": False}, r"--static_graph true .*: --sync_gradients true"),

@@ -105,6 +105,19 @@ def test_unreadable_files_are_told(copy: Path) -> None:
         raw(copy).parent.chmod(0o755)
 
 
+@pytest.mark.parametrize("flags", [[], ["--shards"]], ids=str)
+def test_a_flipped_pixel_is_found_and_mended(flags: list, copy: Path, generated: Path, prepare: Callable) -> None:
+    path = raw(copy) / "train-images-idx3-ubyte"
+    edit(path, 5000, path.read_bytes()[5000] ^ 1)
+    if flags:  # whatever is there would do, were it sound
+        status, stdout, stderr = prepare("mnist", "--data_dir", copy, *flags)
+        assert (status, stdout) == (2, "") and f"damaged ({path}: damaged, no longer what was brought" in stderr
+        assert_one_line(stderr)
+    status, stdout, _ = prepare("mnist", "--synthetic", "--data_dir", copy, *flags)
+    assert status == 0 and f"{path}: damaged, no longer what was brought here; replacing" in stdout
+    assert contents(copy) == contents(generated)
+
+
 # What is left alone and what is replaced
 
 
@@ -117,6 +130,7 @@ def test_twice_does_nothing_other_values_replace(copy: Path, prepare: Callable) 
     status, stdout, _ = prepare("mnist", "--synthetic", "--data_dir", copy, "--val_samples", 50)
     assert status == 0 and "replacing generated data" in stdout and "val_samples 50" in stdout
     origin = json.loads((raw(copy) / "ORIGIN.json").read_text())
+    assert origin.pop("files").keys() == contents(copy).keys()
     assert origin == {"origin": "generated", "seed": 7, "train_samples": 300, "val_samples": 50, "version": VERSION}
     assert len(mnist.arrays(copy, "val")[0]) == 50
 

@@ -151,15 +151,30 @@ def test_next_mirror_when_one_fails(
 
 @pytest.mark.parametrize(
     ("fault", "reasons"),
-    [("wrong bytes", ["wrong checksum, 5 bytes"] * 2), ("closed", ["Connection refused", "Not Found"])],
+    [
+        ("wrong bytes", ["wrong checksum, 5 bytes"] * 2),
+        ("cut short", ["cut short, 10 of 20 bytes"] * 2),
+        ("no length", ["wrong checksum, 5 bytes"] * 2),
+        ("drips", ["too slow, "] * 2),
+        ("closed", ["Connection refused", "Not Found"]),
+    ],
 )
-def test_no_mirror_delivers(fault: str, reasons: list[str], mirrors: tuple, tmp_path: Path, prepare: Callable) -> None:
+def test_no_mirror_delivers(
+    fault: str, reasons: list[str], mirrors: tuple, tmp_path: Path, prepare: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = mirrors
-    if fault == "wrong bytes":
-        first.pages["/t10k-labels-idx1-ubyte.gz"] = second.pages["/t10k-labels-idx1-ubyte.gz"] = b"spoof"
-    else:
+    if fault == "closed":
         first.close()
         second.pages.clear()
+    elif fault in ("wrong bytes", "no length"):
+        first.pages["/t10k-labels-idx1-ubyte.gz"] = second.pages["/t10k-labels-idx1-ubyte.gz"] = b"spoof"
+    else:
+        first.pages = second.pages = dict.fromkeys(first.pages, b"x" * 20)
+    for mirror in mirrors:
+        mirror.cut = 10 if fault == "cut short" else 0
+        mirror.length = "many" if fault == "no length" else None
+        mirror.pause = 0.02 if fault == "drips" else 0.0
+    monkeypatch.setattr("downloading.PERIOD_SECONDS", 0.1)
     status, stdout, stderr = prepare("mnist", "--data_dir", tmp_path)
     assert (status, stdout) == (2, "")
     assert_one_line(stderr)

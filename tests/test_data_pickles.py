@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workshop.datasets.pickles import read_dictionary, write_dictionary
+from workshop.datasets.pickles import read_dictionary
 from workshop.errors import UserError
+from writing import write_dictionary
 
 CONTENT = {"data": np.arange(300, dtype=np.uint16).astype(np.uint8).reshape(3, 100), "labels": [1, 0, 9], "name": "ä"}
 

@@ -211,6 +211,28 @@ def test_device_too_small(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> No
         loaders(data_dir, "device")
 
 
+@pytest.mark.parametrize("rung", ["memory", "dali", "device"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_job_may_have_less_memory_than_the_machine(
+    rung: str, version: int, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(device, "CGROUPS", tmp_path)
+    line, folder = {1: ("4:cpu,memory:/job/step", "memory/job"), 2: ("0::/job/step", "job")}[version]
+    (tmp_path / "own").write_text(f"7:pids:/\n{line}\n")
+    job, (limit, usage, cache) = tmp_path / folder, device.CGROUP_FILES[version]
+    (job / "step").mkdir(parents=True)
+    (job / "step" / limit).write_text("max\n")  # its own group sets no limit, the one above does
+    files = {limit: "300000000\n", usage: "299500000\n", "memory.stat": f"rss 1\n{cache} 1000000\n"}
+    for name, text in files.items():
+        (job / name).write_text(text)
+    assert device.free_bytes(CPU) == 1_500_000
+    with pytest.raises(UserError, match=rf"--loader {rung} needs 0.0\d GB on cpu, but 0.00 GB are free; use --loader"):
+        loaders(data_dir, rung)
+    (job / limit).write_text("900000000\n")
+    loaders(data_dir, rung)
+
+
 @pytest.mark.parametrize(
     ("rung", "module", "advice"),
     [

@@ -214,7 +214,7 @@ def test_figures_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     page["scaling"].__globals__["load"] = records.get  # all functions look their records up through it
     assert "| weak | 2 | 64 | 2,000 ± 0 |" in page["scaling"]()
-    assert "- So it is." in page["scaling"]()
+    assert "- Weak scaling, 1 to 2 ranks: " in page["scaling"]()
     assert "| 4 | 1.000 | 0.004 |" in page["allreduce"]()
     step, talk = 128 / 120, 0.04 + 8e-9
     assert f"| {step / (step + talk + 0.04):.1%} |" in page["predicted_here"]()

@@ -1,6 +1,10 @@
 """The local cluster and what every job sources, as a user meets them."""
 
+import os
+import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -75,6 +79,34 @@ def test_up_status_and_down_can_be_repeated_and_leave_nothing(state: Path, tmp_p
         assert local_cluster(state, "down").returncode == 0
     assert processes_mentioning(str(state)) == []
     assert list(state.parent.iterdir()) == []
+
+
+def test_up_starts_again_what_is_dead_and_jobs_go_on(state: Path, tmp_path: Path) -> None:
+    require_slurm()
+    assert local_cluster(state, "up").returncode == 0
+    slurm = SlurmCluster(state)
+    job = slurm.submit("--nodelist=127.0.0.1", "--wrap=touch running; sleep 600", cwd=tmp_path)
+    wait_for_file(tmp_path / "running")
+    os.kill(int((state / "slurmd-127.0.0.2.pid").read_text()), signal.SIGKILL)
+    assert local_cluster(state, "status").returncode == 1
+    again = local_cluster(state, "up")
+    assert (again.returncode, again.stdout) == (0, f"export SLURM_CONF={state}/slurm.conf\n"), again.stderr
+    assert local_cluster(state, "status").returncode == 0
+    assert slurm.job(job)["JobState"] == "RUNNING"
+    assert slurm.run("srun", "--nodelist=127.0.0.2", "echo", "back") == "back\n"
+
+
+@pytest.mark.skipif(not shutil.which("ss"), reason="needs ss, of the package iproute2")
+def test_no_other_machine_reaches_it(slurm: SlurmCluster) -> None:
+    if not socket.gethostbyname(socket.gethostname()).startswith("127."):
+        pytest.skip(
+            "Slurm's daemons listen on the address of the machine's name or on all, and here it is a public one"
+        )
+    port = int(re.search(r"SlurmctldPort=(\d+)", (slurm.state / "slurm.conf").read_text())[1])
+    listening = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=True).stdout.splitlines()
+    addresses = [line.split()[3].rpartition(":") for line in listening]
+    found = {int(number): address for address, _, number in addresses if int(number) in range(port, port + 3)}
+    assert len(found) == 3 and all(address.startswith("127.") for address in found.values()), found
 
 
 def test_a_folder_with_other_files_is_refused_and_kept(state: Path) -> None:

@@ -13,7 +13,7 @@ from data_helpers import VolumeConfig, assert_pipelines_end_with
 from sources import bring_drawn
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
-from workshop.loaders import Loader, build_loaders, volumes
+from workshop.loaders import Loader, build_loaders, device
 from workshop.loaders.crops import AXES, FLIPS, Crops, cut
 
 RUNGS = ["map", "memory", "device", "dali"]
@@ -229,7 +229,7 @@ def test_mistakes(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         loaders(data_dir, "memory", world_size=4)
     with pytest.raises(UserError, match=r"has no train\.h5; to bring nbody run `python"):
         loaders(tmp_path, "memory")
-    monkeypatch.setattr(volumes, "free_bytes", lambda _: 1_000_000)
+    monkeypatch.setattr(device, "free_bytes", lambda _: 1_000_000)
     for rung, other in (("device", "memory"), ("memory", "map"), ("dali", "map")):
         with pytest.raises(UserError, match=rf"--loader {rung} needs 0.00 GB on cpu .*; use --loader {other}"):
             loaders(data_dir, rung)

@@ -20,6 +20,23 @@ jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 C = TypeVar("C")
 
 
+class StrictLoader(yaml.SafeLoader):
+    """Refuses what YAML would not read as people do: the same key twice, 010 (which is 8) and 1:30 (which is 90)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:  # noqa: D102
+        keys = [key.value for key, _ in node.value]
+        for twice in (key for key in keys if keys.count(key) > 1):
+            raise yaml.MarkedYAMLError(None, None, f"key '{twice}' is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> str:  # noqa: D102
+        if re.fullmatch(r".*:(int|float)", node.tag) and re.match(r"[-+]?0[\d_]|.*:", node.value):
+            raise yaml.MarkedYAMLError(
+                None, None, f"write {node.value} as a plain number, or in quotes", node.start_mark
+            )
+        return super().construct_scalar(node)
+
+
 def load_config(config_class: type[C], arguments: list[str], description: str | None = None) -> C:
     """Build the configuration from ``[--config FILE ...] [--KEY VALUE ...]``.
 
@@ -35,14 +52,17 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
         found, flags = files_parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(_explain(str(error), {})) from None
-    known = {f.name for f in dataclasses.fields(config_class)}
+    known = {f.name: f for f in dataclasses.fields(config_class)}
     keys_of = {file: _keys(file) for file in found.config}
     for file, keys in keys_of.items():
-        for key in keys - known:
-            raise UserError(f"{file}: unknown key '{key}'; {nearest(key, known)}")
+        for key, value in keys.items():
+            if key not in known:
+                raise UserError(f"{file}: unknown key '{key}'; {nearest(key, known)}")
+            if value is None and known[key].default is not None:
+                raise UserError(f"{file}: '{key}' has no value; give it one, or take the line out")
     for flag in flags:
         name = flag.removeprefix("--").partition("=")[0]
-        if flag.startswith("--") and name not in known | {"help", "print_config"}:
+        if flag.startswith("--") and name not in {*known, "help", "print_config"}:
             raise UserError(f"unknown flag --{name}; {nearest(f'--{name}', (f'--{key}' for key in known))}")
     switches = {f"--{f.name}" for f in dataclasses.fields(config_class) if f.type is bool}
     flags = list(_with_true_after(switches, flags))
@@ -50,7 +70,7 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description)
     parser.add_argument("--config", action="config", help="YAML file of flags; may be given more than once")
     _add_groups(parser, config_class)
-    files = [part for file in found.config for part in ("--config", file)]
+    files = [part for file in found.config if keys_of[file] for part in ("--config", file)]
     try:
         values = parser.parse_args(files + flags).as_dict()
     except argparse.ArgumentError as error:
@@ -97,19 +117,19 @@ def _with_true_after(switches: set[str], flags: list[str]) -> Iterator[str]:
             yield "true"
 
 
-def _keys(file: str) -> set[str]:
+def _keys(file: str) -> dict[str, object]:
     try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+        content = yaml.load(Path(file).read_text(encoding="utf-8"), StrictLoader) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the config file {file}: {getattr(error, 'strerror', None) or error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{file} is not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold lines of the form 'key: value', found a {type(content).__name__}")
-    return {str(key) for key in content}
+    return {str(key): value for key, value in content.items()}
 
 
-def _explain(message: str, keys_of: dict[str, set[str]]) -> str:
+def _explain(message: str, keys_of: dict[str, dict[str, object]]) -> str:
     """Say in the user's words what the parser found wrong, and in which file if it was in one."""
     wrong = re.search(r'key "(\w+)":\s*Expected an? (.*)\. Got value: (.*)', message, re.DOTALL)
     if not wrong:

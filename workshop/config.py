@@ -15,10 +15,13 @@ from workshop.paths import default_data_dir
 
 
 class Flags:
-    """Where the groups' ``__post_init__``, each of which calls the next one, end."""
+    """Where the groups' ``__post_init__``, each of which calls the next one, end: with what holds for all numbers."""
 
     def __post_init__(self) -> None:
-        pass
+        for name, value in vars(self).items():
+            limit = {int: 2**63 - 1, float: 3.4028234663852886e38}.get(type(value))
+            if limit and not abs(value) <= limit:
+                raise UserError(f"--{name} must be a number of at most {limit:.2g}, got {value}")
 
     def require_positive(self, *names: str) -> None:
         """See that these flags, where they are set, are above 0; whole numbers then are at least 1.
@@ -91,6 +94,8 @@ class TrainConfig(Flags):
         super().__post_init__()
         self.require_positive("batch_size", "epochs", "log_interval", "save_interval", "prefetch_factor")
         self.require_positive("limit_train", "limit_val", "benchmark_seconds", "lr")
+        if self.seed < 0:
+            raise UserError(f"--seed must be 0 or more, got {self.seed}")
         if self.num_workers < 0:
             raise UserError(f"--num_workers must be 0 (load in the training process) or more, got {self.num_workers}")
 
@@ -121,6 +126,8 @@ class DDPFlags(Flags):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_positive("global_batch_size", "base_batch_size", "bucket_cap_mb")
+        if self.bucket_cap_mb is not None and self.bucket_cap_mb > 1e6:
+            raise UserError(f"--bucket_cap_mb is in MiB, at most a million, got {self.bucket_cap_mb}")
         if self.static_graph and not self.sync_gradients:
             raise UserError("--static_graph true has DDP learn the graph while it communicates: --sync_gradients true")
         if not 0 <= self.warmup < 1:

@@ -1,11 +1,15 @@
 """How a user's mistake is told: one line saying what is wrong, where, and what to do; exit status 2."""
 
 import difflib
+import errno
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+
+WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # of open files, memory or processes
+SIGNS_OF_WANT = ("DataLoader worker (pid", "Too many open files", "unable to mmap", "</torch_", "ancdata")  # of torch
 
 
 class UserError(ValueError):
@@ -17,15 +21,34 @@ class UserError(ValueError):
 
 
 def run_reporting_user_errors(main: Callable[[], None]) -> None:
-    """Call ``main()``; turn a `UserError` into one line on stderr and exit status 2."""
+    """Call ``main()``; turn a `UserError`, and want of what loader workers need, into one line and exit status 2."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
-        main()
+        try:
+            main()
+        finally:
+            sys.stdout.flush()  # not at exit, where it is too late to see that nobody reads any more
+    except BrokenPipeError:  # as with `| head`
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        sys.exit(1)
     except UserError as error:
         if error.told:
             leave_with_status_2_when_told_to_end()
             time.sleep(3)  # else the launcher, seeing this rank gone, could end the one that tells before it does
         else:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            message = str(error).rpartition("UserError: ")[2]  # one from a loader worker begins with its traceback
+            print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        sys.exit(2)
+    except (OSError, RuntimeError) as error:
+        if getattr(error, "errno", None) not in WANT and not any(sign in str(error) for sign in SIGNS_OF_WANT):
+            raise
+        reason = str(error).strip(" .\n").splitlines()[-1]
+        advice = "take fewer --num_workers, or give the job more memory, a larger /dev/shm or a higher ulimit -n"
+        print(f"error: {reason}; {advice}", file=sys.stderr)
+        sys.unraisablehook = lambda _: None  # torch trips over what is left of a loader whose workers could not start
         sys.exit(2)
 
 

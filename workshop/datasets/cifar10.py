@@ -9,7 +9,7 @@ too, and lets them build arrays and nothing else (see `pickles`).
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,28 +97,6 @@ class _Pictures(Dataset):
 
     def __len__(self) -> int:
         return len(self.labels)
-
-
-def write_split(folder: Path, split: str, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Write images (N, 3, 32, 32) uint8 and labels (N,) int64 into new files."""
-    names = FILES[split]
-    image_parts = np.array_split(images.flatten(1).numpy(), len(names))
-    label_parts = np.array_split(labels.numpy(), len(names))
-    for name, data, targets in zip(names, image_parts, label_parts, strict=True):
-        content = {"batch_label": name, "data": data, "labels": targets.tolist()}
-        pickles.write_dictionary(folder / name, content)
-
-
-def write_names(folder: Path, names: Sequence[str]) -> None:
-    """Write the names of the classes into a new file."""
-    pickles.write_dictionary(folder / NAMES_FILE, {NAMES_KEY: list(names)})
-
-
-def write_lengths(folder: Path) -> None:
-    """Note how long the files are, when all of them are there: what `check` compares them with."""
-    lengths = {name: (folder / name).stat().st_size for name in ALL_FILES if (folder / name).exists()}
-    with files.synced(folder / LENGTHS_FILE) as file:
-        file.write(json.dumps(lengths, indent=2).encode() + b"\n")
 
 
 def check_folder(folder: Path) -> None:

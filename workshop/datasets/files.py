@@ -1,12 +1,10 @@
-"""What the files of all data sets have in common: who brought them, and how they are written."""
+"""What the files of all data sets have in common: who brought them."""
 
 import json
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from workshop.paths import REPOSITORY, default_data_dir
 
@@ -35,12 +33,3 @@ def read_origin(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return origin if isinstance(origin, dict) and "origin" in origin else None
-
-
-@contextmanager
-def synced(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file for writing; it is on disk, not only on its way there, when the ``with`` block ends."""
-    with open(path, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())

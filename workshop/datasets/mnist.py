@@ -51,7 +51,7 @@ def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         Images (N, 1, 28, 28) uint8 and labels (N,) int64.
     """
-    images, labels = _paths(folder(data_dir), split)
+    images, labels = paths_of(folder(data_dir), split)
     pixels = torch.from_numpy(np.fromfile(images, dtype=np.uint8, offset=IMAGES_HEADER))
     classes = torch.from_numpy(np.fromfile(labels, dtype=np.uint8, offset=LABELS_HEADER))
     return pixels.view(-1, *SAMPLE_SHAPE), classes.long()
@@ -70,15 +70,7 @@ def dataset(data_dir: Path, split: str) -> Dataset:
     return MNIST(data_dir, train=split == "train", transform=transform)
 
 
-def write_split(folder: Path, split: str, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Write images (N, 28, 28) uint8 and labels (N,) uint8 into new files."""
-    for path, magic, array in zip(_paths(folder, split), (IMAGES_MAGIC, LABELS_MAGIC), (images, labels), strict=True):
-        with files.synced(path) as file:
-            file.write(np.array([magic, *array.shape], dtype=">u4").tobytes())
-            file.write(array.numpy().tobytes())
-
-
-def _paths(folder: Path, split: str) -> tuple[Path, Path]:
+def paths_of(folder: Path, split: str) -> tuple[Path, Path]:
     """Return the paths of a split's images and labels."""
     prefix = FILE_PREFIX[split]
     return folder / f"{prefix}-images-idx3-ubyte", folder / f"{prefix}-labels-idx1-ubyte"
@@ -87,7 +79,7 @@ def _paths(folder: Path, split: str) -> tuple[Path, Path]:
 def check_folder(folder: Path) -> None:
     """Raise `UserError` unless the files of both splits are in this folder, whole and consistent."""
     try:
-        pairs = [_paths(folder, split) for split in FILE_PREFIX]
+        pairs = [paths_of(folder, split) for split in FILE_PREFIX]
         missing = [path.name for pair in pairs for path in pair if not path.is_file()]
         if missing:
             raise UserError(f"{folder}: has no {', '.join(missing)}")

@@ -7,8 +7,6 @@ attribute ``periodic`` and it is true, the box goes on at its other side. The na
 files that NERSC's tutorial "Deep Learning at Scale" reads.
 """
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,16 +109,6 @@ def folder(data_dir: Path) -> Path:
 def path_of(folder: Path, split: str) -> Path:
     """Return the path of the file of a split."""
     return folder / f"{split}.h5"
-
-
-def write_box(path: Path, nbody: torch.Tensor, hydro: torch.Tensor, attributes: Mapping[str, object]) -> None:
-    """Write the fields (4, n, n, n) and (5, n, n, n), both float32, into a new file."""
-    with h5py.File(path, "w") as file:
-        file.attrs.update(attributes)
-        file.create_dataset("Nbody", data=nbody.numpy())
-        file.create_dataset("Hydro", data=hydro.numpy())
-    with open(path, "rb") as written:
-        os.fsync(written.fileno())
 
 
 def check_folder(folder: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from workshop.datasets.files import synced
 from workshop.errors import UserError
 
 _reconstruct = np.empty(0).__reduce__()[0]
@@ -31,14 +30,8 @@ class ArrayUnpickler(pickle.Unpickler):
         return KNOWN[module, name]
 
 
-def write_dictionary(path: Path, content: dict[str, Any]) -> None:
-    """Write a new pickle file; it is on disk on return."""
-    with synced(path) as file:
-        pickle.dump(content, file, protocol=4)
-
-
 def read_dictionary(path: Path) -> dict[str, Any]:
-    """Read a file that `write_dictionary` or Python 2 wrote.
+    """Read a file that Python 2 or 3 wrote.
 
     Raises:
         UserError: it cannot be read, or is damaged, or holds something else.

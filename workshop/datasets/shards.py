@@ -2,18 +2,16 @@
 
 ``data_dir/shards/<name>/<split>-<shard>.tar`` holds for each sample ``<index>.npy``, the image (C, H, W) uint8, and
 ``<index>.cls``, its class. Sample i is in shard i % SHARDS, so that any first n samples are spread evenly.
+``ORIGIN.json`` beside them notes the length and the checksum of each shard.
 """
 
-import json
+import zlib
 from pathlib import Path
 
-import torch
-
-from workshop.datasets.files import prepare_command, read_origin, synced
+from workshop.datasets.files import ORIGIN_FILE, prepare_command, read_origin
 from workshop.errors import UserError
 
 SHARDS = 32
-SIZES_FILE = "SIZES.json"
 
 
 def folder_of(name: str, data_dir: Path) -> Path:
@@ -31,29 +29,6 @@ def shard_paths(name: str, data_dir: Path, split: str) -> list[str]:
     return [str(shard_path(folder_of(name, data_dir), split, shard)) for shard in range(SHARDS)]
 
 
-def write_split(folder: Path, split: str, images: torch.Tensor, targets: torch.Tensor) -> None:
-    """Pack images (N, C, H, W) uint8 and classes (N,) int64 into new files.
-
-    Raises:
-        UserError: WebDataset is not installed.
-    """
-    try:
-        import webdataset as wds
-    except ImportError:
-        raise UserError("--shards needs WebDataset: pip install webdataset") from None
-    for shard in range(SHARDS):
-        with synced(shard_path(folder, split, shard)) as file, wds.TarWriter(file, mtime=0) as tar:
-            for i in range(shard, len(images), SHARDS):
-                tar.write({"__key__": f"{i:08d}", "npy": images[i].numpy(), "cls": int(targets[i])})
-
-
-def write_sizes(folder: Path) -> None:
-    """Note how long the files are, when all of them are there: what `check` compares them with."""
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.tar"))}
-    with synced(folder / SIZES_FILE) as file:
-        file.write(json.dumps(sizes, indent=2).encode())
-
-
 def check(name: str, data_dir: Path) -> dict[str, int]:
     """Check that all shards are there and whole; return the number of samples in each split.
 
@@ -64,19 +39,39 @@ def check(name: str, data_dir: Path) -> dict[str, int]:
     try:
         check_folder(folder)
     except UserError as error:
-        raise UserError(f"{error}; to pack the shards run `{prepare_command(name, data_dir, '--shards')}`") from None
-    origin = read_origin(folder)
-    return {split: origin[f"{split}_samples"] for split in ("train", "val")}
+        raise UserError(f"{error}; {_how_to_pack(folder)}") from None
+    return _noted(folder)[0]
 
 
 def check_folder(folder: Path) -> None:
     """Raise `UserError` unless all shards are in this folder, as long as they should be."""
-    try:
-        sizes = json.loads((folder / SIZES_FILE).read_text())
-    except (OSError, ValueError):
-        raise UserError(f"no shards in {folder}") from None
-    for name, size in sizes.items():
+    for name, (size, _) in _noted(folder)[1].items():
         path = folder / name
         found = path.stat().st_size if path.exists() else 0
         if found != size:
             raise UserError(f"{path} is cut short or missing: expected {size} bytes, found {found}")
+
+
+def read(path: Path) -> bytes:
+    """Return all of a shard; `UserError` if it is gone or damaged since `check` looked at its length."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; {_how_to_pack(path.parent)}") from None
+    if _noted(path.parent)[1].get(path.name) != (len(content), zlib.crc32(content)):
+        raise UserError(f"{path}: damaged, not what was packed; {_how_to_pack(path.parent)}")
+    return content
+
+
+def _how_to_pack(folder: Path) -> str:
+    return f"to pack the shards run `{prepare_command(folder.name, folder.parent.parent, '--shards')}`"
+
+
+def _noted(folder: Path) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+    """Return the number of samples in each split, and length and checksum of each shard by name."""
+    origin = read_origin(folder) or {}
+    try:
+        samples = {split: int(origin[f"{split}_samples"]) for split in ("train", "val")}
+        return samples, {name: (size, checksum) for name, (size, checksum) in origin["files"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"no shards in {folder}, or no {ORIGIN_FILE} that tells what is in them") from None

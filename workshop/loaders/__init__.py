@@ -12,7 +12,7 @@ from workshop.datasets import shards as packed
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError, warn
 from workshop.hardware import available_cpus
-from workshop.loaders.device import DeviceLoader
+from workshop.loaders.device import DeviceLoader, require_room
 from workshop.loaders.map import MapLoader, SeededSamples
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder
@@ -98,6 +98,9 @@ def _build_image_loader(
         paths = packed.shard_paths(config.dataset, config.data_dir, split)
         return ShardLoader(paths, order_of(count, ShardOrder), transform_of(count), config.num_workers, pin_memory)
 
+    if training and config.loader != "device":  # which needs more, and sees to that
+        needed = sum(file.stat().st_size for file in dataset.folder(config.data_dir).iterdir())
+        require_room(config.loader, needed, torch.device("cpu"), "use --loader shards, or give the job more memory")
     images, targets = dataset.arrays(config.data_dir, split)
     images, targets = images[:limit], targets[:limit]
     order, transform = order_of(len(images)), transform_of(len(images))

@@ -1,6 +1,8 @@
 """Rung ``device``: the whole data set on the accelerator as bytes; each epoch is augmented and shuffled there."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import torch
@@ -8,6 +10,12 @@ import torch
 from workshop.errors import UserError
 from workshop.loaders.order import EpochOrder
 from workshop.loaders.transform import BatchTransform
+
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUP_FILES = {  # by version: limit, memory in use, and in memory.stat the file cache in it that can be had back
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 class DeviceLoader:
@@ -27,12 +35,7 @@ class DeviceLoader:
     ) -> None:
         epoch_values = images.numel() // sampler.ranks.world_size
         needed = images.nbytes + targets.nbytes + 3 * 4 * epoch_values  # float32: the epoch, and room to make it in
-        free = free_bytes(device)
-        if needed > free:
-            raise UserError(
-                f"--loader device needs {needed / 1e9:.2f} GB on {device}, but {free / 1e9:.2f} GB are free; "
-                "use --loader memory, or fewer samples with --limit_train"
-            )
+        require_room("device", needed, device, "use --loader memory, or fewer samples with --limit_train")
         self.images = images.to(device)
         self.targets = targets.to(device)
         self.sampler = sampler
@@ -54,8 +57,34 @@ class DeviceLoader:
         return len(self.sampler)
 
 
+def require_room(loader: str, needed: int, device: torch.device, advice: str, what: str = "") -> None:
+    """Raise `UserError` unless so many bytes are free on ``device``."""
+    free = free_bytes(device)
+    if needed > free:
+        needs = f"--loader {loader} needs {needed / 1e9:.2f} GB on {device}{what}"
+        raise UserError(f"{needs}, but {free / 1e9:.2f} GB are free; {advice}")
+
+
 def free_bytes(device: torch.device) -> int:
-    """Return how much memory is free on ``device``; devices that share the CPU's memory have what is free there."""
+    """Return how much memory is free on ``device``; devices that share the CPU's have what machine and job have left.
+
+    Beyond the limit of a job's control group, which Slurm and containers set, the kernel kills without a word.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    return max(0, min([psutil.virtual_memory().available, *_left_in_cgroups()]))
+
+
+def _left_in_cgroups() -> Iterator[int]:
+    """Yield how much each control group that this process is in, and that has a limit, leaves it."""
+    for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        limit, usage, cache = CGROUP_FILES[1 if controllers else 2]
+        group = CGROUPS / ("memory" if controllers else "") / path.lstrip("/")
+        for folder in (group, *group.parents):  # containers see some of them only, from the top
+            with suppress(OSError, ValueError):  # not there, or "max"
+                maximum, used = (int((folder / name).read_text()) for name in (limit, usage))
+                rows = (row.split() for row in (folder / "memory.stat").read_text().splitlines())
+                yield maximum - used + int(dict(rows).get(cache, 0))

@@ -1,15 +1,19 @@
 """Rung ``shards``: tar files read from front to back with WebDataset, instead of single samples at random."""
 
+import io
 import random
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from workshop.datasets.shards import SHARDS
+from workshop.datasets.shards import SHARDS, read
 from workshop.errors import UserError
 from workshop.loaders.order import EpochOrder
 from workshop.loaders.transform import BatchTransform
@@ -17,6 +21,7 @@ from workshop.signals import obey_only_parent
 
 try:
     import webdataset as wds
+    from webdataset.tariterators import group_by_keys, tar_file_expander
 except ImportError:
     raise UserError("--loader shards needs WebDataset: pip install webdataset") from None
 
@@ -91,10 +96,9 @@ class ShardLoader:
         return wds.DataPipeline(
             wds.SimpleShardList(paths),
             wds.split_by_worker,
-            wds.tarfile_to_samples(),
+            _samples_of,
             wds.select(partial(_is_among_first, sampler.samples)),
             *(shuffle if sampler.shuffle else []),
-            wds.decode(),
             wds.map(_index_image_target),
             wds.batched(batch_size, collation_fn=default_collate),
         )
@@ -113,9 +117,19 @@ def rebatch(chunks: Iterable[list[torch.Tensor]], batch_size: int) -> Iterator[l
 
 
 # Functions with a name, not lambdas: worker processes that are not forked get them by name.
+def _samples_of(shards: Iterable[dict[str, str]]) -> Iterator[dict[str, Any]]:
+    """Yield the samples of sound shards, undecoded, of each its image and class alone."""
+    opened = (shard | {"stream": io.BytesIO(read(Path(shard["url"])))} for shard in shards)
+    return group_by_keys(tar_file_expander(opened, select_files=re.compile(r"\d+\.(npy|cls)").fullmatch))
+
+
 def _is_among_first(samples: int, sample: dict[str, Any]) -> bool:
     return int(sample["__key__"]) < samples
 
 
 def _index_image_target(sample: dict[str, Any]) -> tuple[int, torch.Tensor, int]:
-    return int(sample["__key__"]), torch.from_numpy(sample["npy"]), sample["cls"]
+    try:
+        image = np.lib.format.read_array(io.BytesIO(sample["npy"]), allow_pickle=False)  # which could run anything
+        return int(sample["__key__"]), torch.from_numpy(image), int(sample["cls"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{sample['__url__']}: sample {sample['__key__']} is no image with a class ({error})") from None

@@ -12,7 +12,7 @@ from workshop.datasets import nbody
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 from workshop.loaders.crops import Crops, cut
-from workshop.loaders.device import free_bytes
+from workshop.loaders.device import require_room
 from workshop.loaders.map import MapLoader
 from workshop.loaders.order import EpochOrder
 
@@ -125,14 +125,11 @@ def build_volume_loader(
 
 
 def _check_room(config: VolumeFlags, box: nbody.Box, device: torch.device) -> None:
-    """Raise `UserError` unless both fields of the box fit into the memory that is free on ``device``."""
+    """Raise `UserError` unless both fields of the box fit into the memory that is free, also on ``device``."""
     cells = box.cells**3
     if config.loader == "dali":  # makes a copy, and continues it if it is periodic
         cells += (box.cells + (config.crop_size - 1) * box.periodic) ** 3
-    needed, free = 4 * sum(nbody.CHANNELS.values()) * cells, free_bytes(device)
-    if needed > free:
-        other = "memory" if config.loader == "device" else "map"
-        raise UserError(
-            f"--loader {config.loader} needs {needed / 1e9:.2f} GB on {device} for {box.path}, but "
-            f"{free / 1e9:.2f} GB are free; use --loader {other}"
-        )
+    other = "memory" if config.loader == "device" else "map"
+    needed = 4 * sum(nbody.CHANNELS.values()) * cells
+    for place, rung in ((device, other), (torch.device("cpu"), "map")):  # where it is read to in any case
+        require_room(config.loader, needed, place, f"use --loader {rung}", what=f" for {box.path}")
