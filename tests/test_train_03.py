@@ -123,7 +123,9 @@ class Seen(Exception):
 
 
 @pytest.mark.parametrize("lesson", ["03_ddp", "04_mixed_precision"])
-def test_flags_reach_distributed_data_parallel(run_script: Script, monkeypatch: pytest.MonkeyPatch, lesson: str) -> None:
+def test_flags_reach_distributed_data_parallel(
+    run_script: Script, monkeypatch: pytest.MonkeyPatch, lesson: str
+) -> None:
     parameters = inspect.signature(DistributedDataParallel)
     seen = {}
 

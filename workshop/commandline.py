@@ -44,6 +44,9 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
         name = flag.removeprefix("--").partition("=")[0]
         if flag.startswith("--") and name not in known | {"help", "print_config"}:
             raise UserError(f"unknown flag --{name}; {nearest(f'--{name}', (f'--{key}' for key in known))}")
+    for flag, value in [*pairwise(flags), *(flag.split("=", 1) for flag in flags if "=" in flag)]:
+        if flag.startswith("--") and not value:
+            raise UserError(f"{flag} has an empty value: name one, or leave the flag out")
     switches = {f"--{f.name}" for f in dataclasses.fields(config_class) if f.type is bool}
     flags = list(_with_true_after(switches, flags))
 
@@ -106,6 +109,8 @@ def _keys(file: str) -> set[str]:
         raise UserError(f"{file} is not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold lines of the form 'key: value', found a {type(content).__name__}")
+    if empty := [key for key, value in content.items() if value == ""]:
+        raise UserError(f"{file}: '{empty[0]}' has an empty value: name one, or leave the key out")
     return {str(key) for key in content}
 
 

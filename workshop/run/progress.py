@@ -62,7 +62,7 @@ class Progress:
         self.loader: Loader
         self._parts: dict[str, Stateful] = {}
         self.stop = StopSignals()
-        self._agreement = Agreement(ranks)
+        self.agreement = Agreement(ranks)
         self._pace = 1
         self._losses = torch.zeros(LONGEST_PACE, device=device)
         self._unseen = 0
@@ -83,7 +83,7 @@ class Progress:
             UserError: the checkpoints are damaged, or of a run that this one cannot continue.
         """
         self._parts = parts
-        saved = self._agreement.on_main(self._read) if self.config.resume else None
+        saved = self.agreement.on_main(self._read) if self.config.resume else None
         if saved is not None:
             self._restore(saved)
         return len(self.epochs) + 1
@@ -152,7 +152,7 @@ class Progress:
         bad = (first + finite.index(False)) * world_size + self.ranks.rank if False in finite else math.inf
         now = time.perf_counter()
         pace = self._unseen / max(now - self._agreed, 1e-6)  # steps per second
-        bad, told, pace = self._agreement.minimum([bad, -self.stop.received, pace])
+        bad, told, pace = self.agreement.minimum([bad, -self.stop.received, pace])
         if bad < math.inf:
             step, rank = divmod(int(bad), world_size)
             raise UserError(
@@ -188,8 +188,8 @@ class Progress:
             UserError: on all ranks, if it cannot be written or the weights are not finite.
         """
         mine = {"loss_sum": self._loss_sum.item(), "random": random_state(self.device)}
-        per_rank = self._agreement.gather(mine)
-        self._agreement.on_main(lambda: self._write_for_all(per_rank))
+        per_rank = self.agreement.gather(mine)
+        self.agreement.on_main(lambda: self._write_for_all(per_rank))
 
     def _write_for_all(self, per_rank: list[dict[str, Any]]) -> None:
         state = {name: part.state_dict() for name, part in self._parts.items()}

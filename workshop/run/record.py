@@ -5,8 +5,9 @@ import json
 import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from tqdm import tqdm
@@ -16,6 +17,11 @@ from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
 from workshop.paths import default_runs_dir, lesson_name
+
+LOCK = "workshop_run.lock"
+"""locked by the run that writes to its folder; not empty where files of the names below are known to be of runs"""
+WRITTEN = ("summary.json", "summary.tmp", "throughput.json", "events.out.tfevents.*", "rank*.pt.trace.json.gz")
+WRITTEN += ("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp")
 
 
 def run_directory(config: TrainConfig) -> Path:
@@ -27,24 +33,41 @@ def run_directory(config: TrainConfig) -> Path:
     return config.run_dir or default_runs_dir() / lesson_name() / os.environ.get("SLURM_JOB_ID", config.dataset)
 
 
-class _NoBoard:
-    """Stands in for the TensorBoard writer on ranks that record nothing."""
+def claim(config: TrainConfig, folder: Path) -> TextIO:
+    """Make the run folder; unless this run resumes or measures, remove what earlier runs have written there.
 
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        pass
+    Returns:
+        The file that is locked, so that no other run writes there, until it is closed or the process ends.
 
-    def close(self) -> None:
-        pass
+    Raises:
+        UserError: another run writes there, or there are files that this run would overwrite, and no run wrote them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / LOCK).open("a")
+    with suppress(ImportError):
+        import fcntl
+
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike that of flock, workers do not inherit this lock
+        except BlockingIOError:
+            raise UserError(f"another run writes to {folder}; choose another --run_dir") from None
+        except OSError:  # a file system without locks
+            pass
+    found = [file for pattern in WRITTEN for file in folder.glob(pattern)]
+    known = lock.tell() > 0
+    if not known and not found:
+        lock.write("The files of runs in this folder are replaced by the next run.\n")
+        lock.flush()
+    elif not known and not (config.resume and any(file.name.startswith("checkpoint") for file in found)):
+        raise UserError(f"no run is known to have written {found[0]}; move it away, or choose another --run_dir")
+    elif not (config.resume or config.benchmark):
+        for file in found:
+            file.unlink()
+    return lock
 
 
 class Record:
-    """Everything one run writes down; of several ranks only the main one does, the others are silent.
-
-    Training without ``--resume true`` replaces the record of an earlier run in the same folder.
-
-    Raises:
-        UserError: the run folder cannot be written.
-    """
+    """Everything one run writes down; of several ranks only the main one does, the others are silent."""
 
     def __init__(self, config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
         self.config = config
@@ -52,25 +75,28 @@ class Record:
         self.ranks = ranks
         self.directory = run_directory(config)
         self.notes: dict[str, Any] = {}
+        self.board: Any = None
+
+    def open(self) -> None:
+        """Have the run folder for this run alone; called on the main rank.
+
+        Raises:
+            UserError: the folder cannot be written, or not by this run.
+        """
+        from torch.utils.tensorboard import SummaryWriter  # here: --help does not need it
+
         try:
-            self.board = self._open_board() if ranks.is_main else _NoBoard()
+            self._lock = claim(self.config, self.directory)
+            self.board = SummaryWriter(self.directory)
         except OSError as error:
             reason = error.strerror or error
             raise UserError(f"cannot write into {self.directory}: {reason}; choose another --run_dir") from None
 
-    def _open_board(self) -> Any:  # noqa: ANN401, a SummaryWriter
-        from torch.utils.tensorboard import SummaryWriter  # here: --help does not need it
-
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if not (self.config.resume or self.config.benchmark):
-            for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "*.json", "checkpoint.*"):
-                for file in self.directory.glob(pattern):
-                    file.unlink()
-        return SummaryWriter(self.directory)
-
     def close(self) -> None:
-        """Have the curves complete on disk."""
-        self.board.close()
+        """Have the curves complete on disk, and leave the folder to other runs."""
+        if self.board:
+            self.board.close()
+            self._lock.close()
 
     def log(self, line: str) -> None:
         """Print one line without disturbing the progress bar."""
@@ -86,7 +112,7 @@ class Record:
     def add_curves(self, group: str, values: dict[str, float | None], step: int) -> None:
         """Add a point to each of a group of TensorBoard curves; None is no point."""
         for name, value in values.items():
-            if value is not None:
+            if self.board and value is not None:
                 self.board.add_scalar(f"{group}/{name}", value, step)
 
     def log_epoch(self, epoch: dict[str, Any], lr: float) -> None:
