@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from conftest import REPOSITORY, Result, Script
-from sources import pack
+from sources import bring_drawn, pack
 from workshop.run.progress import Progress
 
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 8, "--epochs", 2]  # 10 steps an epoch
@@ -183,6 +183,99 @@ def test_a_checkpoint_of_another_run_is_refused(
         data = ["--data_dir", data_dir] if "cifar10" in flags else []
         line = one_line(train(*MEMORY, *flags, *data, "--resume", "true", "--run_dir", tmp_path))
         assert f"{tmp_path}/checkpoint.pt is of another run: " in line and difference in line
+
+
+def fail_with(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (OSError(5, "Input/output error"), "Input/output error"),
+        (MemoryError(), "no memory left"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "DefaultCPUAllocator: can't allocate"),
+    ],
+    ids=["permission", "disk", "memory", "torch"],
+)
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(
+    train: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    assert train(*MEMORY, "--run_dir", tmp_path).status == 0
+    before = {file.name: file.read_bytes() for file in tmp_path.glob("checkpoint*")}
+    load = torch.load
+    fail = fail_with(error)
+    monkeypatch.setattr(
+        torch, "load", lambda file, **how: fail() if file.name == "checkpoint.pt" else load(file, **how)
+    )
+    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
+    assert f"cannot read {tmp_path}/checkpoint.pt, which may be whole: {reason}" in line
+    assert {file.name: file.read_bytes() for file in tmp_path.glob("checkpoint*")} == before
+
+
+def spoiled(state: dict, *keys: object, value: object = None) -> dict:
+    """The state with one of its entries taken away, or replaced by a value."""
+    *path, last = keys
+    inner = state
+    for key in path:
+        inner = inner[key]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    return state
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda state: torch.zeros(3),
+        lambda state: [state],
+        lambda state: spoiled(state, "run"),
+        lambda state: spoiled(state, "run", "step"),
+        lambda state: spoiled(state, "run", "lr"),
+        lambda state: spoiled(state, "optimizer"),
+        lambda state: spoiled(state, "model", value=torch.zeros(3)),
+        lambda state: spoiled(state, "run", "ranks", 0, "random", "torch", value=torch.zeros(3, dtype=torch.uint8)),
+        lambda state: spoiled(state, "run", "ranks", 0, "random", "python", value=(3, (1, 2), None)),
+    ],
+)
+def test_a_checkpoint_that_no_run_has_written_is_one_line(train: Script, tmp_path: Path, spoil: Callable) -> None:
+    assert train(*MEMORY, "--epochs", 1, "--run_dir", tmp_path).status == 0
+    torch.save(spoil(state_of(tmp_path)), tmp_path / "checkpoint.pt")
+    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
+    assert f"{tmp_path}/checkpoint.pt does not fit this run (" in line and "choose another --run_dir" in line
+
+
+def test_other_data_of_the_same_name_are_another_run(train: Script, at_step: Callable, tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    flags = ["--batch_size", 8, "--loader", "memory", "--data_dir", data, "--run_dir", run]
+    bring_drawn("mnist", data, train_samples=80, val_samples=16)
+    at_step(6, tell(signal.SIGTERM))
+    assert train(*flags).status == 0
+    shutil.copytree(run, tmp_path / "copy")
+
+    bring_drawn("mnist", data, train_samples=40, val_samples=16)
+    line = one_line(train(*flags, "--resume", "true"))
+    assert f"{run}/checkpoint.pt is of another run: data is origin generated" in line
+    assert "train_samples 80" in line and "train_samples 40" in line
+
+    for file in data.rglob("ORIGIN.json"):  # data of the user's own, there and here
+        file.unlink()
+    state = spoiled(state_of(run), "run", "is", "data", value="of unknown origin")
+    torch.save(state, run / "checkpoint.pt")
+    line = one_line(train(*flags, "--resume", "true"))
+    assert "train_samples is 80 there and 40 here; steps_per_epoch is 10 there and 5 here" in line
+
+    bring_drawn("mnist", tmp_path / "again", train_samples=80, val_samples=16)
+    early = spoiled(spoiled(state_of(tmp_path / "copy"), "run", "size"), "run", "is", "data")
+    torch.save(early, run / "checkpoint.pt")  # as they were before these were noted
+    resumed = train(*flags, "--data_dir", tmp_path / "again", "--resume", "true")
+    assert resumed.status == 0, resumed.stderr
 
 
 def test_another_learning_rate_takes_effect(train: Script, tmp_path: Path) -> None:

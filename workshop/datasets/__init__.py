@@ -24,6 +24,9 @@ class ImageDataSet(Protocol):
     AUGMENT: bool
     """whether training images are flipped and shifted at random"""
 
+    def folder(self, data_dir: Path) -> Path:
+        """Return the folder that the files are in."""
+
     def check(self, data_dir: Path) -> None:
         """Raise `UserError`, saying which command mends it, unless all files are there and sound; takes moments."""
 
