@@ -19,6 +19,7 @@ import torch
 from conftest import REPOSITORY, Result, Script
 from sources import bring_drawn, pack
 from workshop.run.progress import Progress
+from workshop.signals import StopSignals
 
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 8, "--epochs", 2]  # 10 steps an epoch
 MEMORY = [*SHORT, "--loader", "memory"]
@@ -126,6 +127,58 @@ def test_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
     assert re.search(r"epoch 2  step  5/10 .*\n.*epoch 2  step 10/10", resumed.stdout)
     assert_equal(state_of(tmp_path / "parts"), state_of(tmp_path / "whole"))
     assert results_of(tmp_path / "parts") == results_of(tmp_path / "whole")
+
+
+def die(*_: object) -> None:
+    raise RuntimeError("died of a signal")
+
+
+@pytest.fixture
+def dies_of_signals() -> Iterator[None]:
+    """Have SIGINT and SIGHUP, which whoever runs the tests may ignore, be fatal."""
+    before = {number: signal.signal(number, die) for number in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_closed_terminal_stop_a_run_as_slurm_does(
+    train: Script, at_step: Callable, tmp_path: Path, dies_of_signals: None, number: signal.Signals
+) -> None:
+    flags = [*SHORT, "--loader", "map", "--num_workers", 1, "--run_dir", tmp_path]
+    at_step(14, tell(number))
+    stopped = train(*flags)
+    assert stopped.status == 0, stopped.stderr
+    assert f"told to stop by {number.name}: saved after step 4 of epoch 2; --resume true" in stopped.stdout
+    assert stopped.stderr == ""
+    resumed = train(*flags, "--resume", "true")
+    assert "checkpoint.pt after step 4 of epoch 2\n" in resumed.stdout
+
+
+@pytest.mark.parametrize("ending", [False, True], ids=["running", "ending"])
+def test_a_second_ctrl_c_ends_a_run_at_once(dies_of_signals: None, ending: bool) -> None:
+    run = os.fork()
+    if run == 0:
+        try:
+            stop = StopSignals()
+            stop.__enter__()
+            os.kill(os.getpid(), signal.SIGINT)
+            if ending:
+                stop.__exit__()
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os._exit(stop.received)
+    assert os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]) == -signal.SIGINT
+
+
+def test_what_nohup_ignores_stops_no_run(dies_of_signals: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.received == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == signal.SIGTERM
 
 
 def test_a_checkpoint_holds_all_that_the_run_is_made_of(train: Script, tmp_path: Path) -> None:

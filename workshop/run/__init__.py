@@ -51,7 +51,7 @@ class Run:
 
     def __enter__(self) -> "Run":
         self.record.log(f"writing to {self.record.directory}, computing on {self.device}")
-        for instrument in (self.progress.stop, self.trace, self.monitor):
+        for instrument in (None if self.config.benchmark else self.progress.stop, self.trace, self.monitor):
             if instrument:
                 self._instruments.enter_context(instrument)
         return self

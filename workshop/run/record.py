@@ -1,11 +1,14 @@
 """What a run leaves in its folder: log lines, TensorBoard curves, summary.json."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import shlex
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,7 +17,7 @@ from tqdm import tqdm
 
 from workshop.config import TrainConfig
 from workshop.distributed.ranks import Ranks
-from workshop.errors import UserError
+from workshop.errors import UserError, warn
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
 from workshop.paths import default_runs_dir, lesson_name
 
@@ -34,25 +37,21 @@ def run_directory(config: TrainConfig) -> Path:
 
 
 def claim(config: TrainConfig, folder: Path) -> TextIO:
-    """Make the run folder; unless this run resumes or measures, remove what earlier runs have written there.
+    """Make the run folder and return a file that keeps other runs out of it until it is closed or the process ends.
 
-    Returns:
-        The file that is locked, so that no other run writes there, until it is closed or the process ends.
+    What earlier runs have written there is removed, unless this run resumes or measures.
 
     Raises:
         UserError: another run writes there, or there are files that this run would overwrite, and no run wrote them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = (folder / LOCK).open("a")
-    with suppress(ImportError):
-        import fcntl
-
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike that of flock, workers do not inherit this lock
-        except BlockingIOError:
-            raise UserError(f"another run writes to {folder}; choose another --run_dir") from None
-        except OSError:  # a file system without locks
-            pass
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike that of flock, workers do not inherit this lock
+    except BlockingIOError:
+        raise UserError(f"another run writes to {folder}; choose another --run_dir") from None
+    except OSError:  # a file system without locks
+        pass
     found = [file for pattern in WRITTEN for file in folder.glob(pattern)]
     known = lock.tell() > 0
     if not known and not found:
@@ -76,6 +75,7 @@ class Record:
         self.directory = run_directory(config)
         self.notes: dict[str, Any] = {}
         self.board: Any = None
+        self._lost: set[str] = set()
 
     def open(self) -> None:
         """Have the run folder for this run alone; called on the main rank.
@@ -85,6 +85,8 @@ class Record:
         """
         from torch.utils.tensorboard import SummaryWriter  # here: --help does not need it
 
+        hook = threading.excepthook  # which would print what `_or_warn` says in a line
+        threading.excepthook = lambda met: type(met.thread).__name__ == "_AsyncWriterThread" or hook(met)
         try:
             self._lock = claim(self.config, self.directory)
             self.board = SummaryWriter(self.directory)
@@ -95,13 +97,25 @@ class Record:
     def close(self) -> None:
         """Have the curves complete on disk, and leave the folder to other runs."""
         if self.board:
-            self.board.close()
+            with self._or_warn("curves"):
+                self.board.close()
             self._lock.close()
+
+    @contextmanager
+    def _or_warn(self, what: str) -> Iterator[None]:
+        """Let training go on where ``what`` cannot be written, with one warning."""
+        try:
+            yield
+        except OSError as error:
+            if what not in self._lost:
+                warn(f"cannot write {what} in {self.directory}, training goes on: {error.strerror or error}")
+            self._lost.add(what)
 
     def log(self, line: str) -> None:
         """Print one line without disturbing the progress bar."""
         if self.ranks.is_main:
-            tqdm.write(line)
+            with suppress(OSError):  # of a terminal that was closed
+                tqdm.write(line)
 
     def note(self, line: str, **facts: object) -> None:
         """Put ``facts`` into summary.json, and print ``line``, which tells them, if they are new."""
@@ -113,7 +127,8 @@ class Record:
         """Add a point to each of a group of TensorBoard curves; None is no point."""
         for name, value in values.items():
             if self.board and value is not None:
-                self.board.add_scalar(f"{group}/{name}", value, step)
+                with self._or_warn("curves"):
+                    self.board.add_scalar(f"{group}/{name}", value, step)
 
     def log_epoch(self, epoch: dict[str, Any], lr: float) -> None:
         """Print what `Run.log_epoch` was told, and add it to the curves."""
@@ -146,5 +161,6 @@ class Record:
             "monitor": monitor,
         }
         temporary = self.directory / "summary.tmp"
-        temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n")
-        temporary.replace(self.directory / "summary.json")
+        with self._or_warn("summary.json"):
+            temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n")
+            temporary.replace(self.directory / "summary.json")
