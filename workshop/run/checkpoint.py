@@ -53,7 +53,9 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         if path.exists():
             path.replace(previous(path))
         temporary.replace(path)
-        _flush_names(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)  # else the renames might not last beyond a power cut
+        os.close(folder)
     except (OSError, RuntimeError) as error:  # in words of its own torch.save says that its file could not be written
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -64,8 +66,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, str]:
     """Return the state at ``path``, else the `previous` one if ``path`` is damaged or missing.
 
-    A damaged file is set aside, so that the next checkpoint does not push the last good one out. One that cannot be
-    read may be whole: it stays where it is.
+    A damaged file is set aside, so that the next checkpoint does not push the last good one out.
 
     Returns:
         The state, on the CPU, or None if there is no checkpoint; and where it comes from, in words.
@@ -102,15 +103,6 @@ def _read(file: Path) -> dict[str, Any]:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def _flush_names(folder: Path) -> None:
-    """Make the renames in ``folder`` last beyond a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def identity(config: TrainConfig, ranks: Ranks, parts: Mapping[str, object]) -> dict[str, Any]:
     """Return what two runs must have in common for one to go on where the other stopped.
 
@@ -134,12 +126,9 @@ def identity(config: TrainConfig, ranks: Ranks, parts: Mapping[str, object]) -> 
 
 
 def refuse_misfit(path: Path, theirs: dict[str, Any], mine: dict[str, Any], in_epoch: int | None) -> None:
-    """See that the run of the checkpoint at ``path`` is this one, by the `identity` of both, or another part of it.
+    """Raise `UserError` if the `identity` of the checkpoint's run, or another part of what it is, differs from mine.
 
-    If it was saved between two epochs, ``in_epoch`` is None.
-
-    Raises:
-        UserError: they differ in fields that matter.
+    ``in_epoch`` is the epoch that was under way, None if it was saved between two.
     """
     fields = [field for field in theirs | mine if theirs.get(field) != mine.get(field)]
     fields = [field for field in fields if field in theirs.keys() & mine.keys() or field not in MAY_BE_MISSING]

@@ -38,12 +38,7 @@ class Progress:
     About once a second the ranks agree on whether one of them was told to stop or had a loss that is not finite. In
     the steps between they exchange nothing for it, and nothing waits for the device.
 
-    Args:
-        config: of the lesson.
-        device: that trains.
-        ranks: who trains together.
-        checkpoint: the file to save to and to go on from.
-        log: is given lines for the user.
+    It saves to the file ``checkpoint`` and goes on from there; ``log`` is given lines for the user.
     """
 
     def __init__(
@@ -98,8 +93,7 @@ class Progress:
     def begin_epoch(self, loader: Loader) -> None:
         """Have ``loader`` leave out the steps of the coming epoch that were taken before the run was stopped.
 
-        Raises:
-            UserError: it has other data than the run that is resumed.
+        Raise `UserError` if these are of other data.
         """
         self.loader = loader
         in_epoch = len(self.epochs) + 1 if self._start_step else None

@@ -78,11 +78,7 @@ class Record:
         self._lost: set[str] = set()
 
     def open(self) -> None:
-        """Have the run folder for this run alone; called on the main rank.
-
-        Raises:
-            UserError: the folder cannot be written, or not by this run.
-        """
+        """Have the run folder for this run alone, on the main rank; raise `UserError` if it cannot be written."""
         from torch.utils.tensorboard import SummaryWriter  # here: --help does not need it
 
         hook = threading.excepthook  # which would print what `_or_warn` says in a line
