@@ -87,7 +87,7 @@ def test_wrong_flags(arguments: list[str], message: str) -> None:
         ("epochs: 1:30\n", "{file} is not valid YAML: write 1:30 as a plain number, or in quotes"),
         ("lr: 1:30.5\n", "{file} is not valid YAML: write 1:30.5 as a plain number, or in quotes"),
         ("a: " + 2000 * "[" + 2000 * "]", "{file} is not valid YAML: maximum recursion depth exceeded"),
-        ("lr:\n", "{file}: 'lr' has no value; give it one, or take the line out"),
+        ("lr:\n", "{file}: 'lr' has an empty value: give it one, or take the line out"),
         ("lr: .nan\n", "--lr must be a number of at most 3.4e+38, got nan"),
         ("lr: 1e39\n", "--lr must be a number of at most 3.4e+38, got 1e+39"),
     ],

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from conftest import REPOSITORY, Result, Script
-from sources import pack
+from sources import bring_drawn, pack
 from workshop.run.progress import Progress
+from workshop.signals import StopSignals
 
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 8, "--epochs", 2]  # 10 steps an epoch
 MEMORY = [*SHORT, "--loader", "memory"]
@@ -128,6 +129,58 @@ def test_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
     assert results_of(tmp_path / "parts") == results_of(tmp_path / "whole")
 
 
+def die(*_: object) -> None:
+    raise RuntimeError("died of a signal")
+
+
+@pytest.fixture
+def dies_of_signals() -> Iterator[None]:
+    """Have SIGINT and SIGHUP, which whoever runs the tests may ignore, be fatal."""
+    before = {number: signal.signal(number, die) for number in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_closed_terminal_stop_a_run_as_slurm_does(
+    train: Script, at_step: Callable, tmp_path: Path, dies_of_signals: None, number: signal.Signals
+) -> None:
+    flags = [*SHORT, "--loader", "map", "--num_workers", 1, "--run_dir", tmp_path]
+    at_step(14, tell(number))
+    stopped = train(*flags)
+    assert stopped.status == 0, stopped.stderr
+    assert f"told to stop by {number.name}: saved after step 4 of epoch 2; --resume true" in stopped.stdout
+    assert stopped.stderr == ""
+    resumed = train(*flags, "--resume", "true")
+    assert "checkpoint.pt after step 4 of epoch 2\n" in resumed.stdout
+
+
+@pytest.mark.parametrize("ending", [False, True], ids=["running", "ending"])
+def test_a_second_ctrl_c_ends_a_run_at_once(dies_of_signals: None, ending: bool) -> None:
+    run = os.fork()
+    if run == 0:
+        try:
+            stop = StopSignals()
+            stop.__enter__()
+            os.kill(os.getpid(), signal.SIGINT)
+            if ending:
+                stop.__exit__()
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os._exit(stop.received)
+    assert os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]) == -signal.SIGINT
+
+
+def test_what_nohup_ignores_stops_no_run(dies_of_signals: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.received == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == signal.SIGTERM
+
+
 def test_a_checkpoint_holds_all_that_the_run_is_made_of(train: Script, tmp_path: Path) -> None:
     assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
     state = state_of(tmp_path)
@@ -183,6 +236,99 @@ def test_a_checkpoint_of_another_run_is_refused(
         data = ["--data_dir", data_dir] if "cifar10" in flags else []
         line = one_line(train(*MEMORY, *flags, *data, "--resume", "true", "--run_dir", tmp_path))
         assert f"{tmp_path}/checkpoint.pt is of another run: " in line and difference in line
+
+
+def fail_with(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (OSError(5, "Input/output error"), "Input/output error"),
+        (MemoryError(), "no memory left"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "DefaultCPUAllocator: can't allocate"),
+    ],
+    ids=["permission", "disk", "memory", "torch"],
+)
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(
+    train: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    assert train(*MEMORY, "--run_dir", tmp_path).status == 0
+    before = {file.name: file.read_bytes() for file in tmp_path.glob("checkpoint*")}
+    load = torch.load
+    fail = fail_with(error)
+    monkeypatch.setattr(
+        torch, "load", lambda file, **how: fail() if file.name == "checkpoint.pt" else load(file, **how)
+    )
+    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
+    assert f"cannot read {tmp_path}/checkpoint.pt, which may be whole: {reason}" in line
+    assert {file.name: file.read_bytes() for file in tmp_path.glob("checkpoint*")} == before
+
+
+def spoiled(state: dict, *keys: object, value: object = None) -> dict:
+    """The state with one of its entries taken away, or replaced by a value."""
+    *path, last = keys
+    inner = state
+    for key in path:
+        inner = inner[key]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    return state
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda state: torch.zeros(3),
+        lambda state: [state],
+        lambda state: spoiled(state, "run"),
+        lambda state: spoiled(state, "run", "step"),
+        lambda state: spoiled(state, "run", "lr"),
+        lambda state: spoiled(state, "optimizer"),
+        lambda state: spoiled(state, "model", value=torch.zeros(3)),
+        lambda state: spoiled(state, "run", "ranks", 0, "random", "torch", value=torch.zeros(3, dtype=torch.uint8)),
+        lambda state: spoiled(state, "run", "ranks", 0, "random", "python", value=(3, (1, 2), None)),
+    ],
+)
+def test_a_checkpoint_that_no_run_has_written_is_one_line(train: Script, tmp_path: Path, spoil: Callable) -> None:
+    assert train(*MEMORY, "--epochs", 1, "--run_dir", tmp_path).status == 0
+    torch.save(spoil(state_of(tmp_path)), tmp_path / "checkpoint.pt")
+    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
+    assert f"{tmp_path}/checkpoint.pt does not fit this run (" in line and "choose another --run_dir" in line
+
+
+def test_other_data_of_the_same_name_are_another_run(train: Script, at_step: Callable, tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    flags = ["--batch_size", 8, "--loader", "memory", "--data_dir", data, "--run_dir", run]
+    bring_drawn("mnist", data, train_samples=80, val_samples=16)
+    at_step(6, tell(signal.SIGTERM))
+    assert train(*flags).status == 0
+    shutil.copytree(run, tmp_path / "copy")
+
+    bring_drawn("mnist", data, train_samples=40, val_samples=16)
+    line = one_line(train(*flags, "--resume", "true"))
+    assert f"{run}/checkpoint.pt is of another run: data is origin generated" in line
+    assert "train_samples 80" in line and "train_samples 40" in line
+
+    for file in data.rglob("ORIGIN.json"):  # data of the user's own, there and here
+        file.unlink()
+    state = spoiled(state_of(run), "run", "is", "data", value="of unknown origin")
+    torch.save(state, run / "checkpoint.pt")
+    line = one_line(train(*flags, "--resume", "true"))
+    assert "train_samples is 80 there and 40 here; steps_per_epoch is 10 there and 5 here" in line
+
+    bring_drawn("mnist", tmp_path / "again", train_samples=80, val_samples=16)
+    early = spoiled(spoiled(state_of(tmp_path / "copy"), "run", "size"), "run", "is", "data")
+    torch.save(early, run / "checkpoint.pt")  # as they were before these were noted
+    resumed = train(*flags, "--data_dir", tmp_path / "again", "--resume", "true")
+    assert resumed.status == 0, resumed.stderr
 
 
 def test_another_learning_rate_takes_effect(train: Script, tmp_path: Path) -> None:

@@ -56,6 +56,12 @@ def test_two_ranks_stop_together_and_go_on_bit_for_bit(start: partial, run_scrip
     assert len(results_of(parts)) == 3
 
 
+def test_two_ranks_stop_together_of_ctrl_c(start: partial, tmp_path: Path) -> None:
+    results = start(SIGNALLED, 1, 12, "SIGINT", "train.py", *SHORT, "--run_dir", tmp_path)
+    assert statuses(results) == [0, 0], results[1].stderr
+    assert "told to stop by SIGINT: saved after step" in results[0].stdout
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named_and_ends_the_others(start: partial, tmp_path: Path, rank: int) -> None:
     results = start(SIGNALLED, rank, 12, "SIGKILL", "train.py", *SHORT, "--run_dir", tmp_path)
@@ -77,6 +83,6 @@ def test_a_stopped_rank_is_named_by_the_others_and_blames_itself(start: partial,
 
 
 def test_a_rank_that_fails_is_named(start: partial, tmp_path: Path) -> None:
-    results = start(SIGNALLED, 1, 12, "SIGINT", "train.py", *SHORT, "--run_dir", tmp_path)
+    results = start(SIGNALLED, 1, 12, "KeyboardInterrupt", "train.py", *SHORT, "--run_dir", tmp_path)
     assert results[0].status == 1
     assert "failed: KeyboardInterrupt" in results[0].stderr

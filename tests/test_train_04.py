@@ -152,7 +152,7 @@ def test_a_resumed_run_in_fp16_needs_a_scaler_in_its_checkpoint(train: Script, t
     result = train(*UNET, "--epochs", 2, "--precision", "fp16", "--resume", "true", "--run_dir", tmp_path)
     assert result.status == 2
     (line,) = (line for line in result.stderr.splitlines() if not line.startswith("warning: "))  # of fp16 on this CPU
-    assert line.startswith("error: ") and "does not fit this run's scaler" in line
+    assert line.startswith("error: ") and "precision is fp32 there and fp16 here" in line
 
 
 def test_a_resumed_run_computes_as_its_own_flags_say(train: Script, tmp_path: Path) -> None:

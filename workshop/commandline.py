@@ -58,12 +58,15 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
         for key, value in keys.items():
             if key not in known:
                 raise UserError(f"{file}: unknown key '{key}'; {nearest(key, known)}")
-            if value is None and known[key].default is not None:
-                raise UserError(f"{file}: '{key}' has no value; give it one, or take the line out")
+            if value == "" or (value is None and known[key].default is not None):
+                raise UserError(f"{file}: '{key}' has an empty value: give it one, or take the line out")
     for flag in flags:
         name = flag.removeprefix("--").partition("=")[0]
         if flag.startswith("--") and name not in {*known, "help", "print_config"}:
             raise UserError(f"unknown flag --{name}; {nearest(f'--{name}', (f'--{key}' for key in known))}")
+    for flag, value in [*pairwise(flags), *(flag.split("=", 1) for flag in flags if "=" in flag)]:
+        if flag.startswith("--") and not value:
+            raise UserError(f"{flag} has an empty value: name one, or leave the flag out")
     switches = {f"--{f.name}" for f in dataclasses.fields(config_class) if f.type is bool}
     flags = list(_with_true_after(switches, flags))
 

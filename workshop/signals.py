@@ -1,7 +1,7 @@
-"""Being told to stop: SIGTERM and SIGUSR1 are noted when they come and acted on later, between two steps.
+"""Being told to stop: signals are noted when they come and acted on later, between two steps.
 
-Slurm sends SIGTERM when a job is cancelled, preempted or requeued, and whatever ``#SBATCH --signal`` says before the
-time limit. It may send them to all processes of a task, so also to those that load data.
+Ctrl-C sends SIGINT, a terminal that is closed SIGHUP. Slurm sends SIGTERM when a job is cancelled, preempted or
+requeued, and whatever ``#SBATCH --signal`` says before the time limit. All may reach those that load data as well.
 """
 
 import os
@@ -9,17 +9,18 @@ import signal
 import threading
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class StopSignals:
-    """While it is entered, notes the stop signals instead of dying of them."""
+    """While it is entered, notes the stop signals instead of dying of them, except of a second SIGINT."""
 
     received = 0
     """number of the last one, 0 while there was none"""
 
     def __enter__(self) -> "StopSignals":
-        self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
+        self._before = {number: signal.signal(number, self._note) for number in heeded}
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -28,6 +29,9 @@ class StopSignals:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.received = number
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            self._before[number] = signal.SIG_DFL  # also while the run ends
 
 
 def obey_only_parent(_: int = 0) -> None:
@@ -36,6 +40,7 @@ def obey_only_parent(_: int = 0) -> None:
     A ``DataLoader`` whose worker dies raises in the middle of whatever the training process is doing, so a worker must
     not die while that one has a checkpoint to write. Use as ``worker_init_fn``.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which no training process sends
     if not hasattr(signal, "sigwaitinfo"):  # macOS, where there is no Slurm
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

@@ -27,7 +27,7 @@ class Run:
         ranks: who trains together; by default this process alone.
 
     Raises:
-        UserError: the run folder cannot be written.
+        UserError: the run folder cannot be written, or not by this run.
     """
 
     def __init__(self, config: TrainConfig, device: torch.device, ranks: Ranks = ONE_PROCESS) -> None:
@@ -36,6 +36,7 @@ class Run:
         self.ranks = ranks
         self.record = Record(config, device, ranks)
         self.progress = Progress(config, device, ranks, self.record.directory / "checkpoint.pt", self.record.log)
+        self.progress.agreement.on_main(self.record.open)
         # Instruments are imported by the runs that use them.
         self.trace = self.monitor = None
         if config.trace and not config.benchmark:
@@ -50,7 +51,7 @@ class Run:
 
     def __enter__(self) -> "Run":
         self.record.log(f"writing to {self.record.directory}, computing on {self.device}")
-        for instrument in (self.progress.stop, self.trace, self.monitor):
+        for instrument in (None if self.config.benchmark else self.progress.stop, self.trace, self.monitor):
             if instrument:
                 self._instruments.enter_context(instrument)
         return self

@@ -4,6 +4,7 @@ import os
 import random
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,11 +12,15 @@ import numpy as np
 import torch
 
 from workshop.config import TrainConfig
+from workshop.datasets import IMAGES
+from workshop.datasets.files import read_origin
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 
-ONLY_WITHIN_AN_EPOCH = {"world_size", "seed", "loader"}
+ONLY_WITHIN_AN_EPOCH = {"world_size", "seed", "loader", "steps_per_epoch"}
 """what may change from one epoch to the next, but not within one: the rest of it would be other samples"""
+MAY_BE_MISSING = {"precision", "data", "train_samples", "steps_per_epoch"}
+"""what is not compared where one of two runs has not noted it: not all lessons, and no early checkpoints, have it"""
 
 
 class Stateful(Protocol):
@@ -48,9 +53,13 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         if path.exists():
             path.replace(previous(path))
         temporary.replace(path)
-        _flush_names(path.parent)
-    except (OSError, RuntimeError) as error:  # torch.save tells of a full disk by a RuntimeError
-        reason = getattr(error, "strerror", None) or error
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)  # else the renames might not last beyond a power cut
+        os.close(folder)
+    except (OSError, RuntimeError) as error:  # in words of its own torch.save says that its file could not be written
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or getattr(error.__context__, "strerror", None) or error
         raise UserError(f"cannot write {path}: {reason}; the checkpoints before it are as they were") from None
 
 
@@ -63,7 +72,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, str]:
         The state, on the CPU, or None if there is no checkpoint; and where it comes from, in words.
 
     Raises:
-        UserError: all checkpoints that are there are damaged.
+        UserError: all checkpoints that are there are damaged, or one cannot be read.
     """
     damage = ""
     for file in (path, previous(path)):
@@ -72,7 +81,10 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, str]:
         except FileNotFoundError:
             continue
         except Exception as error:  # torch.load raises whatever a damaged archive or pickle happens to trip over
-            damage = damage or f"{file} is damaged ({str(error).strip().partition(chr(10))[0]})"
+            reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or "no memory left"
+            if isinstance(error, OSError | MemoryError) or "memory" in reason:
+                raise UserError(f"cannot read {file}, which may be whole: {reason}") from None
+            damage = damage or f"{file} is damaged ({reason})"
             continue
         if not damage:
             return state, str(file)
@@ -91,15 +103,6 @@ def _read(file: Path) -> dict[str, Any]:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def _flush_names(folder: Path) -> None:
-    """Make the renames in ``folder`` last beyond a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def identity(config: TrainConfig, ranks: Ranks, parts: Mapping[str, object]) -> dict[str, Any]:
     """Return what two runs must have in common for one to go on where the other stopped.
 
@@ -107,7 +110,11 @@ def identity(config: TrainConfig, ranks: Ranks, parts: Mapping[str, object]) -> 
     """
     shards = f" of {config.num_workers} worker(s)" if config.loader == "shards" else ""  # each reads shards of its own
     kinds = {name: type(part).__name__ for name, part in parts.items()}
+    kinds |= {"precision": config.precision} if hasattr(config, "precision") else {}
+    module = IMAGES.get(config.dataset)  # volumes lie in a folder of their name
+    origin = read_origin(module.folder(config.data_dir) if module else config.data_dir / config.dataset)
     return kinds | {
+        "data": "of unknown origin" if origin is None else ", ".join(f"{key} {origin[key]}" for key in origin),
         "model": config.model,
         "dataset": config.dataset,
         "limit_train": config.limit_train,
@@ -118,21 +125,19 @@ def identity(config: TrainConfig, ranks: Ranks, parts: Mapping[str, object]) -> 
     }
 
 
-def misfit(theirs: dict[str, Any], mine: dict[str, Any], in_epoch: int | None) -> str | None:
-    """Return in words in which fields the run of a checkpoint differs from this one, if any matters.
+def refuse_misfit(path: Path, theirs: dict[str, Any], mine: dict[str, Any], in_epoch: int | None) -> None:
+    """Raise `UserError` if the `identity` of the checkpoint's run, or another part of what it is, differs from mine.
 
-    Args:
-        theirs: `identity` of the run that saved it.
-        mine: `identity` of this run.
-        in_epoch: the epoch that was under way, None if it was saved between two.
+    ``in_epoch`` is the epoch that was under way, None if it was saved between two.
     """
     fields = [field for field in theirs | mine if theirs.get(field) != mine.get(field)]
+    fields = [field for field in fields if field in theirs.keys() & mine.keys() or field not in MAY_BE_MISSING]
     if in_epoch is None:
         fields = [field for field in fields if field not in ONLY_WITHIN_AN_EPOCH]
-    if not fields:
-        return None
-    why = f", and it was saved in the middle of epoch {in_epoch}" if ONLY_WITHIN_AN_EPOCH & set(fields) else ""
-    return "; ".join(f"{field} is {theirs.get(field)} there and {mine.get(field)} here" for field in fields) + why
+    if fields:
+        what = "; ".join(f"{field} is {theirs.get(field)} there and {mine.get(field)} here" for field in fields)
+        why = f", and it was saved in the middle of epoch {in_epoch}" if ONLY_WITHIN_AN_EPOCH & set(fields) else ""
+        raise UserError(f"{path} is of another run: {what}{why}; give the same, or another --run_dir")
 
 
 def position(epoch: int, step: int) -> str:

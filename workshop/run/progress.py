@@ -19,9 +19,9 @@ from workshop.run.checkpoint import (
     Stateful,
     identity,
     load_checkpoint,
-    misfit,
     position,
     random_state,
+    refuse_misfit,
     save_checkpoint,
     set_random_state,
 )
@@ -38,12 +38,7 @@ class Progress:
     About once a second the ranks agree on whether one of them was told to stop or had a loss that is not finite. In
     the steps between they exchange nothing for it, and nothing waits for the device.
 
-    Args:
-        config: of the lesson.
-        device: that trains.
-        ranks: who trains together.
-        checkpoint: the file to save to and to go on from.
-        log: is given lines for the user.
+    It saves to the file ``checkpoint`` and goes on from there; ``log`` is given lines for the user.
     """
 
     def __init__(
@@ -60,9 +55,10 @@ class Progress:
         self.step = 0
         """steps taken in the epoch under way"""
         self.loader: Loader | None = None
+        self._resumed: dict[str, Any] = {}  # `_size` of the run that this one goes on from
         self._parts: dict[str, Stateful] = {}
         self.stop = StopSignals()
-        self._agreement = Agreement(ranks)
+        self.agreement = Agreement(ranks)
         self._pace = 1
         self._losses = torch.zeros(LONGEST_PACE, device=device)
         self._unseen = 0
@@ -74,18 +70,18 @@ class Progress:
         self._epoch_started = self._agreed = time.perf_counter()
 
     def resume(self, **parts: Stateful) -> int:
-        """Return the epoch to begin with, counted from 1; with ``--resume true``, load the checkpoint into ``parts``.
-
-        From then on these parts are saved. If the run was stopped in the middle of an epoch, that epoch's `loss_sum`
-        and loader start where it was.
-
-        Raises:
-            UserError: the checkpoints are damaged, or of a run that this one cannot continue.
-        """
+        """See `Run.resume`."""
         self._parts = parts
-        saved = self._agreement.on_main(self._read) if self.config.resume else None
-        if saved is not None:
-            self._restore(saved)
+        if self.config.resume:
+            saved, source = self.agreement.on_main(lambda: load_checkpoint(self.checkpoint))
+            try:
+                if saved is not None:
+                    self._restore(saved, source)
+            except Exception as error:  # whatever a content that no such run writes happens to trip over
+                if isinstance(error, UserError):
+                    raise
+                what = f"does not fit this run ({type(error).__name__}: {error}); choose another --run_dir"
+                raise UserError(f"{self.checkpoint} {what}") from None
         return len(self.epochs) + 1
 
     def loss_sum(self) -> torch.Tensor:
@@ -95,8 +91,13 @@ class Progress:
         return self._loss_sum
 
     def begin_epoch(self, loader: Loader) -> None:
-        """Have ``loader`` leave out the steps of the coming epoch that were taken before the run was stopped."""
+        """Have ``loader`` leave out the steps of the coming epoch that were taken before the run was stopped.
+
+        Raise `UserError` if these are of other data.
+        """
         self.loader = loader
+        in_epoch = len(self.epochs) + 1 if self._start_step else None
+        refuse_misfit(self.checkpoint, self._resumed, self._size(), in_epoch)
         self.step = loader.sampler.start_step = self._start_step
         self._start_step = self._unseen = 0
         self._agreed = time.perf_counter()
@@ -152,7 +153,7 @@ class Progress:
         bad = (first + finite.index(False)) * world_size + self.ranks.rank if False in finite else math.inf
         now = time.perf_counter()
         pace = self._unseen / max(now - self._agreed, 1e-6)  # steps per second
-        bad, told, pace = self._agreement.minimum([bad, -self.stop.received, pace])
+        bad, told, pace = self.agreement.minimum([bad, -self.stop.received, pace])
         if bad < math.inf:
             step, rank = divmod(int(bad), world_size)
             raise UserError(
@@ -182,14 +183,10 @@ class Progress:
         raise SystemExit(0)
 
     def _write(self) -> None:
-        """Write checkpoint.pt.
-
-        Raises:
-            UserError: on all ranks, if it cannot be written or the weights are not finite.
-        """
+        """Write checkpoint.pt; raise `UserError` on all ranks if that fails or the weights are not finite."""
         mine = {"loss_sum": self._loss_sum.item(), "random": random_state(self.device)}
-        per_rank = self._agreement.gather(mine)
-        self._agreement.on_main(lambda: self._write_for_all(per_rank))
+        per_rank = self.agreement.gather(mine)
+        self.agreement.on_main(lambda: self._write_for_all(per_rank))
 
     def _write_for_all(self, per_rank: list[dict[str, Any]]) -> None:
         state = {name: part.state_dict() for name, part in self._parts.items()}
@@ -201,6 +198,7 @@ class Progress:
                 )
         state["run"] = {
             "is": identity(self.config, self.ranks, self._parts),
+            "size": self._size(),
             "lr": self.config.lr,
             "epochs": self.epochs,
             "steps": self.steps,
@@ -210,40 +208,26 @@ class Progress:
         }
         save_checkpoint(self.checkpoint, state)
 
-    def _read(self) -> dict[str, Any] | None:
-        """Return the checkpoint to go on from, if there is one.
+    def _size(self) -> dict[str, int]:
+        return {"train_samples": self.loader.sampler.samples, "steps_per_epoch": len(self.loader)}
 
-        Raises:
-            UserError: it does not fit this run.
-        """
-        saved, source = load_checkpoint(self.checkpoint)
-        if saved is None:
-            return None
-        run = saved["run"]
-        epoch, step = len(run["epochs"]) + 1, run["step"]
+    def _restore(self, saved: dict[str, Any], source: str) -> None:
+        run = saved.pop("run")  # of a tensor, indexing would warn first
+        epoch, step, wrote = len(run["epochs"]) + 1, run["step"], len(run["ranks"])
         mine = identity(self.config, self.ranks, self._parts)
-        if difference := misfit(run["is"], mine, epoch if step else None):
-            raise UserError(f"{self.checkpoint} is of another run: {difference}; give the same, or another --run_dir")
-        wrote = len(run["ranks"])
+        refuse_misfit(self.checkpoint, run["is"], mine, epoch if step else None)
+        saved.get("scheduler", {}).pop("base_lrs", None)  # they follow from this run's --lr
+        for name, part in self._parts.items():
+            if name == "optimizer":
+                restore_optimizer(part, saved[name], self.config.lr / run["lr"])
+            else:
+                part.load_state_dict(saved[name])
+        self.epochs, self.steps, self._resumed = run["epochs"], run["steps"], run.get("size", {})
+        if self.ranks.rank < wrote:  # others are new to this run, and keep what their seed gave them
+            mine = run["ranks"][self.ranks.rank]
+            set_random_state(mine["random"], self.device)
+            if step:
+                self._start_step, self._start_loss, self.seconds_before = step, mine["loss_sum"], run["seconds"]
         others = "" if wrote == self.ranks.world_size else f", written by {wrote} rank(s)"
         lr = "" if run["lr"] == self.config.lr else f", with --lr {self.config.lr} in place of {run['lr']}"
         self.log(f"resumed from {source} {position(epoch, step)}{others}{lr}")
-        return saved
-
-    def _restore(self, saved: dict[str, Any]) -> None:
-        run = saved["run"]
-        saved.get("scheduler", {}).pop("base_lrs", None)  # they follow from this run's --lr
-        for name, part in self._parts.items():
-            try:
-                if name == "optimizer":
-                    restore_optimizer(part, saved[name], self.config.lr / run["lr"])
-                else:
-                    part.load_state_dict(saved[name])
-            except (KeyError, RuntimeError, ValueError) as error:
-                raise UserError(f"{self.checkpoint} does not fit this run's {name}: {error}") from None
-        self.epochs, self.steps = run["epochs"], run["steps"]
-        if self.ranks.rank < len(run["ranks"]):  # others are new to this run, and keep what their seed gave them
-            mine = run["ranks"][self.ranks.rank]
-            set_random_state(mine["random"], self.device)
-            if run["step"]:
-                self._start_step, self._start_loss, self.seconds_before = run["step"], mine["loss_sum"], run["seconds"]

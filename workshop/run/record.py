@@ -1,21 +1,30 @@
 """What a run leaves in its folder: log lines, TensorBoard curves, summary.json."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import shlex
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from tqdm import tqdm
 
 from workshop.config import TrainConfig
 from workshop.distributed.ranks import Ranks
-from workshop.errors import UserError
+from workshop.errors import UserError, warn
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
 from workshop.paths import default_runs_dir, lesson_name
+
+LOCK = "workshop_run.lock"
+"""locked by the run that writes to its folder; not empty where files of the names below are known to be of runs"""
+WRITTEN = ("summary.json", "summary.tmp", "throughput.json", "events.out.tfevents.*", "rank*.pt.trace.json.gz")
+WRITTEN += ("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp")
 
 
 def run_directory(config: TrainConfig) -> Path:
@@ -27,24 +36,37 @@ def run_directory(config: TrainConfig) -> Path:
     return config.run_dir or default_runs_dir() / lesson_name() / os.environ.get("SLURM_JOB_ID", config.dataset)
 
 
-class _NoBoard:
-    """Stands in for the TensorBoard writer on ranks that record nothing."""
+def claim(config: TrainConfig, folder: Path) -> TextIO:
+    """Make the run folder and return a file that keeps other runs out of it until it is closed or the process ends.
 
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        pass
+    What earlier runs have written there is removed, unless this run resumes or measures.
 
-    def close(self) -> None:
+    Raises:
+        UserError: another run writes there, or there are files that this run would overwrite, and no run wrote them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / LOCK).open("a")
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike that of flock, workers do not inherit this lock
+    except BlockingIOError:
+        raise UserError(f"another run writes to {folder}; choose another --run_dir") from None
+    except OSError:  # a file system without locks
         pass
+    found = [file for pattern in WRITTEN for file in folder.glob(pattern)]
+    known = lock.tell() > 0
+    if not known and not found:
+        lock.write("The files of runs in this folder are replaced by the next run.\n")
+        lock.flush()
+    elif not known and not (config.resume and any(file.name.startswith("checkpoint") for file in found)):
+        raise UserError(f"no run is known to have written {found[0]}; move it away, or choose another --run_dir")
+    elif not (config.resume or config.benchmark):
+        for file in found:
+            file.unlink()
+    return lock
 
 
 class Record:
-    """Everything one run writes down; of several ranks only the main one does, the others are silent.
-
-    Training without ``--resume true`` replaces the record of an earlier run in the same folder.
-
-    Raises:
-        UserError: the run folder cannot be written.
-    """
+    """Everything one run writes down; of several ranks only the main one does, the others are silent."""
 
     def __init__(self, config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
         self.config = config
@@ -52,30 +74,44 @@ class Record:
         self.ranks = ranks
         self.directory = run_directory(config)
         self.notes: dict[str, Any] = {}
+        self.board: Any = None
+        self._lost: set[str] = set()
+
+    def open(self) -> None:
+        """Have the run folder for this run alone, on the main rank; raise `UserError` if it cannot be written."""
+        from torch.utils.tensorboard import SummaryWriter  # here: --help does not need it
+
+        hook = threading.excepthook  # which would print what `_or_warn` says in a line
+        threading.excepthook = lambda met: type(met.thread).__name__ == "_AsyncWriterThread" or hook(met)
         try:
-            self.board = self._open_board() if ranks.is_main else _NoBoard()
+            self._lock = claim(self.config, self.directory)
+            self.board = SummaryWriter(self.directory)
         except OSError as error:
             reason = error.strerror or error
             raise UserError(f"cannot write into {self.directory}: {reason}; choose another --run_dir") from None
 
-    def _open_board(self) -> Any:  # noqa: ANN401, a SummaryWriter
-        from torch.utils.tensorboard import SummaryWriter  # here: --help does not need it
-
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if not (self.config.resume or self.config.benchmark):
-            for pattern in ("events.out.tfevents.*", "*.pt.trace.json.gz", "*.json", "checkpoint.*"):
-                for file in self.directory.glob(pattern):
-                    file.unlink()
-        return SummaryWriter(self.directory)
-
     def close(self) -> None:
-        """Have the curves complete on disk."""
-        self.board.close()
+        """Have the curves complete on disk, and leave the folder to other runs."""
+        if self.board:
+            with self._or_warn("curves"):
+                self.board.close()
+            self._lock.close()
+
+    @contextmanager
+    def _or_warn(self, what: str) -> Iterator[None]:
+        """Let training go on where ``what`` cannot be written, with one warning."""
+        try:
+            yield
+        except OSError as error:
+            if what not in self._lost:
+                warn(f"cannot write {what} in {self.directory}, training goes on: {error.strerror or error}")
+            self._lost.add(what)
 
     def log(self, line: str) -> None:
         """Print one line without disturbing the progress bar."""
         if self.ranks.is_main:
-            tqdm.write(line)
+            with suppress(OSError):  # of a terminal that was closed
+                tqdm.write(line)
 
     def note(self, line: str, **facts: object) -> None:
         """Put ``facts`` into summary.json, and print ``line``, which tells them, if they are new."""
@@ -86,8 +122,9 @@ class Record:
     def add_curves(self, group: str, values: dict[str, float | None], step: int) -> None:
         """Add a point to each of a group of TensorBoard curves; None is no point."""
         for name, value in values.items():
-            if value is not None:
-                self.board.add_scalar(f"{group}/{name}", value, step)
+            if self.board and value is not None:
+                with self._or_warn("curves"):
+                    self.board.add_scalar(f"{group}/{name}", value, step)
 
     def log_epoch(self, epoch: dict[str, Any], lr: float) -> None:
         """Print what `Run.log_epoch` was told, and add it to the curves."""
@@ -120,5 +157,6 @@ class Record:
             "monitor": monitor,
         }
         temporary = self.directory / "summary.tmp"
-        temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n")
-        temporary.replace(self.directory / "summary.json")
+        with self._or_warn("summary.json"):
+            temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n")
+            temporary.replace(self.directory / "summary.json")

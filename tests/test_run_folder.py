@@ -1,0 +1,195 @@
+"""The folder of a run: one run at a time has it, and what runs have not written there is left alone."""
+
+import io
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import Script
+from test_survive import one_line
+from workshop.config import TrainConfig
+from workshop.errors import UserError
+from workshop.run import Run
+from workshop.run.checkpoint import save_checkpoint
+from workshop.run.progress import Progress
+
+SHORT = ["--limit_train", 40, "--limit_val", 8, "--batch_size", 8, "--loader", "memory"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def train(run_script: Script) -> Script:
+    return partial(run_script, "01_single_gpu/train.py", *SHORT)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def test_a_run_leaves_the_users_files_alone(train: Script, tmp_path: Path) -> None:
+    for name in ("results.json", "checkpoint.backup-from-may", "my.pt.trace.json.gz", "checkpoint.pt.old"):
+        (tmp_path / name).write_text(f"mine: {name}")
+    before = contents(tmp_path)
+    for _ in range(2):
+        result = train("--run_dir", tmp_path)
+        assert result.status == 0, result.stderr
+        assert before.items() <= contents(tmp_path).items()
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1  # those of the first run have made room
+
+
+@pytest.mark.parametrize("flags", [[], ["--resume", "true"], ["--benchmark", "true"]], ids=" ".join)
+@pytest.mark.parametrize("name", ["summary.json", "events.out.tfevents.1.mine", "rank0.pt.trace.json.gz"])
+def test_files_named_as_a_run_names_its_own_are_not_taken_for_its_own(
+    train: Script, tmp_path: Path, name: str, flags: list
+) -> None:
+    (tmp_path / name).write_text("mine")
+    for _ in range(2):
+        line = one_line(train("--run_dir", tmp_path, *flags))
+        assert f"no run is known to have written {tmp_path}/{name}; move it away, or choose another --run_dir" in line
+    assert contents(tmp_path) == {name: b"mine", "workshop_run.lock": b""}
+
+
+def test_a_folder_of_a_run_made_before_there_was_a_mark_can_be_resumed(train: Script, tmp_path: Path) -> None:
+    assert train("--run_dir", tmp_path).status == 0
+    (tmp_path / "workshop_run.lock").unlink()
+    resumed = train("--run_dir", tmp_path, "--resume", "true", "--epochs", 2)
+    assert resumed.status == 0, resumed.stderr
+    assert "after epoch 1" in resumed.stdout
+    assert "no run is known to have written" in one_line(train("--run_dir", tmp_path))
+    assert (tmp_path / "checkpoint.pt").exists()
+
+
+def test_an_empty_value_is_not_the_current_folder(train: Script, tmp_path: Path) -> None:
+    for flags in (["--run_dir", ""], ["--run_dir="], ["--data_dir", ""]):
+        assert f"{flags[0].strip('=')} has an empty value" in one_line(train(*flags))
+    (tmp_path / "flags.yaml").write_text('run_dir: ""\n')
+    assert "flags.yaml: 'run_dir' has an empty value" in one_line(train("--config", tmp_path / "flags.yaml"))
+
+
+def told(folder: Path, **flags: bool) -> str:
+    """What the user is told of a run that another process begins in ``folder``; nothing if it can begin."""
+    return told_of(lambda: Run(TrainConfig(run_dir=folder, **flags), CPU))
+
+
+def told_of(work: Callable[[], object]) -> str:
+    """What the user is told of work that another process does; nothing if it succeeds."""
+    reader, writer = os.pipe()
+    other = os.fork()
+    if other == 0:
+        try:
+            work()
+        except UserError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(other, 0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        return pipe.read()
+
+
+@pytest.mark.parametrize("flags", [{}, {"resume": True}, {"benchmark": True}], ids=str)
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path, flags: dict[str, bool]) -> None:
+    with Run(TrainConfig(run_dir=tmp_path), CPU):
+        assert told(tmp_path, **flags) == f"another run writes to {tmp_path}; choose another --run_dir"
+    assert told(tmp_path, **flags) == ""
+
+
+def test_a_killed_run_leaves_its_folder_to_the_next_at_once(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    other = os.fork()
+    if other == 0:
+        try:
+            run = Run(TrainConfig(run_dir=tmp_path), CPU)
+            worker = os.fork()  # one that loads data, and notices only later that its run is gone
+            if worker:
+                os.write(writer, b"%d" % worker)
+            time.sleep(60)
+            del run
+        finally:
+            os._exit(0)
+    worker = int(os.read(reader, 20))
+    try:
+        assert "another run writes" in told(tmp_path)
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+        assert told(tmp_path) == ""
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.fixture
+def after_a_step(monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """Has something done once, after the first step of the runs that follow."""
+
+    def plan(action: Callable[[], object]) -> None:
+        count_step = Progress.count_step
+
+        def counted(progress: Progress, loss: torch.Tensor) -> None:
+            count_step(progress, loss)
+            if progress.steps + progress.step == 1:
+                action()
+
+        monkeypatch.setattr(Progress, "count_step", counted)
+
+    return plan
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is needed")
+def test_a_checkpoint_for_which_there_is_no_room_ends_the_run(
+    train: Script, tmp_path: Path, after_a_step: Callable
+) -> None:
+    after_a_step(lambda: (tmp_path / "checkpoint.tmp").symlink_to("/dev/full"))
+    line = one_line(train("--run_dir", tmp_path))
+    assert f"cannot write {tmp_path}/checkpoint.pt: No space left on device" in line
+    assert not (tmp_path / "checkpoint.tmp").is_symlink()
+
+
+def test_a_checkpoint_that_is_cut_off_is_told_by_its_cause(tmp_path: Path) -> None:
+    def save() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+        save_checkpoint(tmp_path / "checkpoint.pt", {str(part): torch.zeros(20_000) for part in range(20)})
+
+    assert told_of(save).startswith(f"cannot write {tmp_path}/checkpoint.pt: File too large;")  # not in torch's words
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is needed")
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_summary_and_curves_for_which_there_is_no_room_are_warnings(
+    train: Script, tmp_path: Path, after_a_step: Callable
+) -> None:
+    def fill() -> None:
+        (tmp_path / "summary.tmp").symlink_to("/dev/full")
+        for curves in tmp_path.glob("events*"):
+            curves.unlink()
+            curves.symlink_to("/dev/full")
+
+    after_a_step(fill)
+    result = train("--run_dir", tmp_path, "--epochs", 3, "--log_interval", 1)
+    assert result.status == 0
+    assert sorted(result.stderr.splitlines()) == [
+        f"warning: cannot write {what} in {tmp_path}, training goes on: No space left on device"
+        for what in ("curves", "summary.json")
+    ]
+    assert len(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["run"]["epochs"]) == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is needed")
+def test_a_line_that_cannot_be_printed_is_lost_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Run(TrainConfig(run_dir=tmp_path), CPU) as run, open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
+        run.record.log("a terminal that was closed takes no lines")
+        monkeypatch.undo()
