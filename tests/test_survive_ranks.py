@@ -62,6 +62,14 @@ def test_two_ranks_stop_together_of_ctrl_c(start: partial, tmp_path: Path) -> No
     assert "told to stop by SIGINT: saved after step" in results[0].stdout
 
 
+def test_two_ranks_tell_once_that_a_folder_is_not_theirs(start: partial, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("mine")
+    results = start("train.py", *SHORT, "--run_dir", tmp_path)
+    assert statuses(results) == [2, 2]
+    (line,) = (line for result in results for line in result.stderr.splitlines())
+    assert f"no run is known to have written {tmp_path}/summary.json" in line
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named_and_ends_the_others(start: partial, tmp_path: Path, rank: int) -> None:
     results = start(SIGNALLED, rank, 12, "SIGKILL", "train.py", *SHORT, "--run_dir", tmp_path)
