@@ -12,6 +12,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
+import cpu_or_gpu
 import sweep as sweep_module
 from backends import Backend, compiled_torch_backend, find_backends, numpy_backend, torch_backend
 from computations import EXPERIMENTS
@@ -150,8 +151,8 @@ def test_threads_are_set_while_measuring_and_put_back() -> None:
     [(1, False, [1]), (2, False, [1, 2]), (6, False, [1, 2, 4, 6]), (8, False, [1, 2, 4, 8]), (6, True, [1, 6])],
 )
 def test_thread_counts(cpus: int, quick: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "available_cpus", lambda: cpus)
-    assert timing.thread_counts(quick) == expected
+    monkeypatch.setattr(cpu_or_gpu, "available_cpus", lambda: cpus)
+    assert cpu_or_gpu.thread_counts(quick) == expected
 
 
 def test_an_accelerator_is_waited_for_and_its_copy_counted_only_where_it_says() -> None:

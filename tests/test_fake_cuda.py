@@ -29,6 +29,7 @@ from workshop.loaders.transform import BatchTransform
 from workshop.loaders.volumes import VolumeLoader
 from workshop.measuring.launching import load_script
 from workshop.models import build_model
+from workshop.run.checkpoint import identity
 from workshop.run.progress import Progress
 from workshop.step.optimizers import build_optimizer
 
@@ -110,7 +111,8 @@ def test_a_resumed_optimizer_is_that_of_its_own_flags(name: str, before: str, af
     rate = options.pop("lr")
     progress = Progress(config, CPU, ONE_PROCESS, Path("none"), print)
     progress._parts = {"optimizer": optimizer, "scheduler": scheduler}
-    progress._restore(saved)
+    saved["run"]["is"] = identity(config, ONE_PROCESS, progress._parts)
+    progress._restore(saved, "a checkpoint")
     (group,) = optimizer.param_groups
     assert {name: group[name] for name in options} == options
     assert group["lr"] is rate if "capturable" in after else group["lr"] == 0.125

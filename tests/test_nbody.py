@@ -12,6 +12,7 @@ import torch
 
 from data_helpers import Mirror, assert_one_line
 from data_helpers import prepare as prepare
+from measure import trivial_loss
 from sources import NBODY_FILES, bring_drawn
 from universe import Physics, draw_box, linear_density
 from workshop.datasets import nbody
@@ -100,10 +101,10 @@ def test_gas_is_smooth_and_hot_where_it_is_dense() -> None:
 def test_trivial_loss() -> None:
     inputs, targets = torch.zeros(2, 4, 3, 3, 3), torch.zeros(2, 5, 3, 3, 3)
     inputs[:, 0], targets[:, 0], targets[:, 4] = 3.0, 1.0, -0.5
-    assert math.isclose(nbody.trivial_loss(inputs, targets).item(), (2 + 0.5) / 5, rel_tol=1e-6)
+    assert math.isclose(trivial_loss(inputs, targets).item(), (2 + 0.5) / 5, rel_tol=1e-6)
     inputs, targets = (torch.stack(fields) for fields in zip(draw_box(CELLS, 0), draw_box(CELLS, 1), strict=True))
     copied = (inputs - targets[:, :4]).abs().mean() * 4 / 5 + targets[:, 4].abs().mean() / 5
-    torch.testing.assert_close(nbody.trivial_loss(inputs, targets), copied)
+    torch.testing.assert_close(trivial_loss(inputs, targets), copied)
     assert copied > 2 * (0.8 * PHYSICS.scatter) / 5  # more than twice what no network can foresee
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+import ranks_of_a_job
 from conftest import REPOSITORY, Script
 from scaling_study import KINDS, Setting, plot, rows, scaling_table, settings, verdict
 from slow_work import FAST, SLOW, Clock, SlowLoader
@@ -136,14 +137,14 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_slurm_starts_as_few_nodes_as_hold_the_ranks(job: None) -> None:
-    assert launching.launcher(2)[2:5] == ["--nodes=1", "--ntasks=2", "--ntasks-per-node=2"]
-    assert launching.launcher(8)[2:5] == ["--nodes=2", "--ntasks=8", "--ntasks-per-node=4"]
+    assert ranks_of_a_job.launcher(2)[2:5] == ["--nodes=1", "--ntasks=2", "--ntasks-per-node=2"]
+    assert ranks_of_a_job.launcher(8)[2:5] == ["--nodes=2", "--ntasks=8", "--ntasks-per-node=4"]
 
 
 def test_ranks_of_slurm_are_told_where_to_meet_unless_the_job_did(job: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--export=ALL,MASTER_ADDR=first,MASTER_PORT=20007" in launching.launcher(2)
+    assert "--export=ALL,MASTER_ADDR=first,MASTER_PORT=20007" in ranks_of_a_job.launcher(2)
     monkeypatch.setenv("MASTER_ADDR", "elsewhere")
-    assert "MASTER_ADDR" not in " ".join(launching.launcher(2))
+    assert "MASTER_ADDR" not in " ".join(ranks_of_a_job.launcher(2))
 
 
 def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, scale: Script, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from conftest import REPOSITORY, Script
+from measure import trivial_loss
 from ranks import start_ranks
 from workshop.commandline import load_config
 from workshop.config import ComputeFlags
-from workshop.datasets import nbody
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError
 from workshop.loaders import build_loaders
@@ -102,7 +102,7 @@ def test_the_tiny_unet_beats_a_copy_twice_over(train: Script, data_dir: Path, tm
     files = [str(REPOSITORY / "configs" / name) for name in ("unet3d.yaml", "unet3d_tiny.yaml")]
     config = load_config(Config, ["--config", files[0], "--config", files[1], "--data_dir", str(data_dir)])
     batches = list(build_loaders(config, CPU)[1])
-    trivial = nbody.trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
+    trivial = trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
     assert fp32 < trivial / 2
     assert bf16 == pytest.approx(fp32, rel=0.05)
 

@@ -19,10 +19,10 @@ from conclusions import conclude, measured_sweeps, sweep_table
 from crossover_plot import plot
 from sweep import Row, run_sweep
 from workshop.errors import UserError, nearest, run_reporting_user_errors, warn
-from workshop.hardware import describe_versions, pick_device
+from workshop.hardware import available_cpus, describe_versions, pick_device
 from workshop.measuring.flags import Parser, make_output_folder
 from workshop.measuring.records import write_record
-from workshop.measuring.timing import cpu_share, thread_counts
+from workshop.measuring.timing import cpu_share
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -48,6 +48,13 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.all == bool(arguments.experiment):
         raise UserError(f"give either --all or --experiment NAME; known are: {', '.join(EXPERIMENTS)}")
     return arguments
+
+
+def thread_counts(quick: bool = False) -> list[int]:
+    """Return the thread counts to sweep: 1, 2, 4, ... and all CPUs of this process; only the ends when quick."""
+    cpus = available_cpus()
+    doubling = [2**i for i in range(cpus.bit_length())]
+    return sorted({1, cpus} if quick else {*doubling, cpus})
 
 
 def main() -> None:

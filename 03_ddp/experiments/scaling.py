@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from ranks_of_a_job import in_slurm, launcher, slurm_tasks
 from scaling_study import (
     KINDS,
     Setting,
@@ -31,7 +32,7 @@ from scaling_study import (
 from workshop.errors import run_reporting_user_errors, warn
 from workshop.hardware import available_cpus, pick_device
 from workshop.measuring.flags import Parser, make_output_folder, require_positive
-from workshop.measuring.launching import benchmark, check_flags, in_slurm, launcher, read_record, slurm_tasks
+from workshop.measuring.launching import benchmark, check_flags, read_record
 from workshop.measuring.records import write_record
 from workshop.measuring.timing import cpu_share
 from workshop.models import build_model

@@ -17,10 +17,8 @@ class ImageDataSet(Protocol):
     NUM_CLASSES: int
     SAMPLE_SHAPE: tuple[int, ...]
     """of one sample: channels, rows, columns"""
-    MEAN: tuple[float, ...]
-    """of the training pixels of each channel, on a scale where white is 1"""
+    MEAN: tuple[float, ...]  # of the training pixels of each channel, on a scale where white is 1; STD likewise
     STD: tuple[float, ...]
-    """likewise"""
     AUGMENT: bool
     """whether training images are flipped and shifted at random"""
 

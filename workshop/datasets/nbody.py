@@ -13,7 +13,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from workshop.datasets import files
 from workshop.errors import UserError
@@ -37,18 +36,6 @@ class Box:
     cells: int
     """along each edge"""
     periodic: bool
-
-
-def trivial_loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean absolute error, (), of a prediction that needs no network, to be beaten by any that has one.
-
-    It says that the gas is where the dark matter is, moves as it does, and has the same temperature everywhere.
-
-    Args:
-        inputs: (N, 4, X, Y, Z).
-        targets: (N, 5, X, Y, Z).
-    """
-    return F.l1_loss(torch.cat([inputs, torch.zeros_like(targets[:, 4:])], dim=1), targets)
 
 
 def check(data_dir: Path) -> None:

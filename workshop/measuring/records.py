@@ -13,12 +13,9 @@ from workshop.hardware import describe_hardware, describe_versions
 
 
 def write_record(file: Path, device: torch.device, figures: dict[str, Any]) -> None:
-    """Write the figures, after the date, the command, the hardware and the versions they were measured with.
+    """Write the figures as JSON, after the date, the command, the hardware and the versions they were measured with.
 
-    Args:
-        file: of JSON, in a folder that exists.
-        device: what was measured.
-        figures: their own entries win, such as the hardware of a run that ended earlier.
+    Entries of the figures win, such as the hardware of a run that ended earlier.
     """
     about = {
         "date": date.today().isoformat(),

@@ -62,13 +62,6 @@ def thread_limit(threads: int | None) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def thread_counts(quick: bool = False) -> list[int]:
-    """Return the thread counts to sweep: 1, 2, 4, ... and all CPUs of this process; only the ends when quick."""
-    cpus = available_cpus()
-    doubling = [2**i for i in range(cpus.bit_length())]
-    return sorted({1, cpus} if quick else {*doubling, cpus})
-
-
 def cpu_share() -> float:
     """Return the share of the CPUs' time that this process gets if it wants all of it: 1 on an idle machine.
 

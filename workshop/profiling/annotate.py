@@ -1,9 +1,8 @@
 """Names for the parts of a training step, which profilers show as ranges on their time lines.
 
-The lessons name ``data`` (waiting for the next batch), ``forward``, ``backward`` and ``optimizer``. Nobody looks at
-the names in an ordinary run, so there they cost next to nothing: `annotate` hands out one context manager that does
-nothing. They are switched on by ``--trace true``, as ranges of ``torch.profiler``, and under Nsight Systems, as NVTX
-ranges.
+The lessons name ``data`` (waiting for the next batch), ``forward``, ``backward`` and ``optimizer``. In an ordinary run
+`annotate` hands out a context manager that does nothing. ``--trace true`` makes ranges of ``torch.profiler`` of the
+names, Nsight Systems NVTX ranges.
 """
 
 import os

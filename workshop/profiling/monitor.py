@@ -8,8 +8,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -24,21 +22,6 @@ SHORTEST_INTERVAL = 0.1
 PATIENCE = 5.0  # seconds; a GPU that has failed may leave a call to NVML without an answer
 
 Record = Callable[[str, float, float], None]
-
-
-@dataclass
-class Statistics:
-    """Mean and largest of the values added, without keeping them."""
-
-    count: int = 0
-    sum: float = 0.0
-    max: float = -math.inf
-
-    def add(self, value: float) -> None:
-        """Take one more value into account."""
-        self.count += 1
-        self.sum += value
-        self.max = max(self.max, value)
 
 
 class ProcessTree:
@@ -102,7 +85,7 @@ class Monitor:
         self.record = record or (lambda name, value, seconds: None)
         self.interval = max(interval, SHORTEST_INTERVAL)
         self._samples = 0
-        self._statistics: dict[str, Statistics] = {}
+        self._statistics: dict[str, tuple[int, float, float]] = {}  # count, sum and largest of the values so far
         self._left_out: dict[str, str] = {}
         self._failure: str | None = None
         self._lock = threading.Lock()
@@ -120,9 +103,7 @@ class Monitor:
             self._fail(f"{type(error).__name__}: {error}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stop.set()
         if self._thread.ident:
             self._thread.join(PATIENCE)
@@ -135,7 +116,9 @@ class Monitor:
             return {
                 "interval_seconds": self.interval,
                 "samples": self._samples,
-                "quantities": {name: {"mean": s.sum / s.count, "max": s.max} for name, s in self._statistics.items()},
+                "quantities": {
+                    name: {"mean": total / n, "max": top} for name, (n, total, top) in self._statistics.items()
+                },
                 "left_out": dict(self._left_out),
                 "failure": self._failure,
             }
@@ -179,7 +162,8 @@ class Monitor:
             self._samples += 1
             self._left_out |= gpu.left_out if gpu else {}
             for name, value in values.items():
-                self._statistics.setdefault(name, Statistics()).add(value)
+                count, total, largest = self._statistics.get(name, (0, 0.0, -math.inf))
+                self._statistics[name] = count + 1, total + value, max(largest, value)
         for name, value in values.items():
             self.record(name, value, seconds)
 

@@ -30,8 +30,7 @@ class Gpu:
     Args:
         uuid: as torch gives it. A number would not do: ``CUDA_VISIBLE_DEVICES`` renumbers GPUs for CUDA, not for NVML.
 
-    Raises:
-        Exception: NVML is not there, or does not know the GPU.
+    Raises whatever NVML raises, where it is missing or does not know the GPU.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -45,11 +44,7 @@ class Gpu:
         self._readers = self._working(_readers(pynvml, handle, with_pcie=self._gpm is None))
 
     def read(self) -> dict[str, float]:
-        """Return the present value of every quantity this GPU has.
-
-        Raises:
-            Exception: a counter that worked so far does not any more.
-        """
+        """Return the present value of every quantity this GPU has; raise if a counter does not work any more."""
         values = {name: float(read()) for name, read in self._readers.items()}
         if self._gpm:
             readings = self._gpm.read()

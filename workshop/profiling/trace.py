@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
@@ -42,9 +41,6 @@ class Trace:
     Args:
         folder: where the trace is written; made if it is not there.
         device: the device that trains.
-        skip: steps to leave out, fewer in a short epoch.
-        warmup: steps for the profiler to get going, at least 1.
-        active: steps to record.
         name: what the file is called before the ``.pt.trace.json.gz``; ranks in one folder need different ones.
         log: is given the lines for the user.
 
@@ -82,9 +78,7 @@ class Trace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def watch(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
