@@ -28,6 +28,7 @@ from workshop.measuring.launching import load_script
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
 from workshop.run import Run
+from workshop.run.checkpoint import identity
 from workshop.run.progress import Progress
 from workshop.step.graph import StepGraph, require_one_shape
 from workshop.step.optimizers import build_optimizer
@@ -156,7 +157,7 @@ def test_a_resumed_run_in_fp16_needs_a_scaler_in_its_checkpoint(train: Script, t
 
 
 def test_a_resumed_run_computes_as_its_own_flags_say(train: Script, tmp_path: Path) -> None:
-    assert train(*MNIST, "--epochs", 1, "--precision", "fp16", "--fused", "true", "--run_dir", tmp_path).status == 0
+    assert train(*MNIST, "--epochs", 1, "--fused", "true", "--run_dir", tmp_path).status == 0
     result = train(*MNIST, "--epochs", 2, "--channels_last", "true", "--resume", "true", "--run_dir", tmp_path)
     assert result.status == 0, result.stderr
     saved = torch.load(tmp_path / "checkpoint.pt")
@@ -402,7 +403,15 @@ def test_a_resumed_run_goes_on_with_the_tensor_that_a_graph_reads() -> None:
     saved = {"state": {}, "param_groups": [dict(group, params=[0, 1], lr=torch.tensor(0.5))]}
     progress = Progress(config, CPU, ONE_PROCESS, Path("none"), print)
     progress._parts = {"optimizer": optimizer}
-    progress._restore({"optimizer": saved, "run": {"lr": 1.0, "epochs": [], "steps": 0, "step": 0, "ranks": []}})
+    run = {
+        "is": identity(config, ONE_PROCESS, progress._parts),
+        "lr": 1.0,
+        "epochs": [],
+        "steps": 0,
+        "step": 0,
+        "ranks": [],
+    }
+    progress._restore({"optimizer": saved, "run": run}, "a checkpoint")
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == 0.125
 

@@ -183,7 +183,7 @@ def _read_all(loader: Loader) -> None:
 
 
 def verdict(io: float, synthetic: float, full: float, loader: str, bf16: bool = True) -> str:
-    """Say what bounds a run, by how much, and which flag to try next: not bf16 where the device gains nothing from it."""
+    """Say what bounds a run, by how much, and which flag to try next; not bf16 where the device gains nothing by it."""
     slower = min(io, synthetic)
     if full < GOOD_OVERLAP * slower:
         return (
@@ -191,7 +191,8 @@ def verdict(io: float, synthetic: float, full: float, loader: str, bf16: bool = 
             f"Loading and training wait for each other or share the CPUs: try {NEXT_STEP[loader]}."
         )
     if io < synthetic:
-        return f"Data-bound: training could take {synthetic / io:.1f} times what the loader gives. Try {NEXT_STEP[loader]}."
+        faster = f"training could take {synthetic / io:.1f} times what the loader gives"
+        return f"Data-bound: {faster}. Try {NEXT_STEP[loader]}."
     fewer_bits = "--precision bf16 and " if bf16 else ""
     return (
         f"Compute-bound: the loader could give {io / synthetic:.1f} times what training takes. Faster loading will not "
