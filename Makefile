@@ -27,7 +27,7 @@ test: setup
 lint: setup
 	ruff check .
 	ruff format --check .
-	shellcheck slurm/*.sh */*.slurm .ci/run
+	shellcheck slurm/*.sh */*.slurm */experiments/*.slurm .ci/run
 
 docs: setup
 	python -m cogapp -r -I results -I 03_ddp/experiments README.md */README.md */experiments/README.md
