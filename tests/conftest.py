@@ -21,6 +21,9 @@ for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"
     del os.environ[name]
 
 
+# The tests are those of a machine without GPUs, wherever they run.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # Several processes share the cores, and threads that wait for work by spinning would take them from the others.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 

@@ -66,7 +66,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.data_dir) as folder:  # on the same disk as the shards
         for path in tars:
             with tarfile.open(path) as tar:
-                tar.extractall(folder, filter="data")
+                for member in tar:
+                    Path(folder, member.name).write_bytes(tar.extractfile(member).read())
         files = list(Path(folder).iterdir())
         random.Random(0).shuffle(files)
         samples = len(files) // FILES_PER_SAMPLE
