@@ -1,88 +1,72 @@
 """Measure the figures of the READMEs on this machine and keep them in results/<machine>.json.
 
-    python results/measure.py              # every experiment
-    python results/measure.py workers      # one of them
+    python results/measure.py                    # every experiment
+    python results/measure.py workers            # one of them
+    python results/measure.py gpu --minutes 9    # on a machine with GPUs: the most important first, within that time
 
 Run it on an idle machine, then `make docs` renders the figures into the pages.
 """
 
-import argparse
 import json
-import linecache
-import re
+import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from datetime import date
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import line_profiler
 import torch
 import torch.nn.functional as F
 
-from workshop.hardware import available_cpus, describe_hardware, describe_versions, only_imitates, pick_device
+import gpu_day
+from lesson_runs import (
+    BASELINE,
+    LESSON_01,
+    LESSON_02,
+    LESSON_03,
+    LESSON_04,
+    RESULTS,
+    data_ladder,
+    line_profile,
+    prepare,
+    study,
+    time_to_target,
+    train,
+)
+from record_file import machine_name, put_record, read_records
+from workshop.errors import UserError, nearest, run_reporting_user_errors
+from workshop.hardware import available_cpus
 from workshop.loaders import build_loaders
-from workshop.measuring.launching import check_flags, read_record, torchrun
+from workshop.measuring.flags import Parser
+from workshop.measuring.launching import check_flags
 from workshop.paths import REPOSITORY
 
-TARGET = 0.98
-RESULTS = REPOSITORY / "results"
-LESSON_01 = REPOSITORY / "01_single_gpu"
-LESSON_02 = REPOSITORY / "02_dataparallel"
-LESSON_03 = REPOSITORY / "03_ddp"
-LESSON_04 = REPOSITORY / "04_mixed_precision"
 TINY_UNET = ("--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml")
-BASELINE = ("--config", "../configs/mnist.yaml")
-FAST = (*BASELINE, "--config", "../configs/mnist_fast.yaml")
 
 
-def train(*flags: object, lesson: Path = LESSON_01, launcher: tuple[str, ...] = (sys.executable,)) -> dict[str, Any]:
-    """Train a lesson; return its summary."""
-    return read_record([*launcher, "train.py", *flags], lesson, flag="--run_dir", show=True)
-
-
-def study(
-    lesson: Path, script: str, *flags: object, name: str | None = None, data: str | None = None, ranks: int = 1
-) -> dict[str, Any]:
-    """Run an experiment of a lesson; return its record, and keep its plot, if it draws one, under this machine's name.
-
-    The plot is further named after the script, or ``name``; ``data`` is a data set to generate before.
-    """
-    if data:
-        subprocess.run([sys.executable, "data/prepare.py", data, "--synthetic"], cwd=REPOSITORY, check=True)
-    start = [sys.executable] if ranks == 1 else torchrun(ranks)
-    with tempfile.TemporaryDirectory() as plots:
-        figures = read_record([*start, f"experiments/{script}", *flags], lesson, show=True, plots=Path(plots))
-        for plot in Path(plots).glob("*.png"):
-            shutil.copy(plot, RESULTS / f"{machine_name()}_{name or plot.stem}.png")
-    for path in ("data_dir", "run_dir", "out"):  # of this machine
-        figures.get("config", {}).pop(path, None)
-    return figures
+@contextmanager
+def ranks_of_gpus() -> Iterator[int]:
+    """Give how many GPUs there are for ranks; where it is one, hide it, and let CPUs be the devices."""
+    gpus = torch.cuda.device_count()
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus == 1:
+        print("one GPU has nobody to exchange anything with: measured with ranks on CPUs", flush=True)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        yield gpus if gpus > 1 else 0
+    finally:
+        if gpus == 1:
+            os.environ.pop("CUDA_VISIBLE_DEVICES")
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 def baseline() -> dict[str, Any]:
     """Lesson 01 as it comes: one epoch under the line profiler."""
-    with tempfile.TemporaryDirectory() as folder:
-        profile = Path(folder) / "train.lprof"
-        summary = train(*BASELINE, launcher=(sys.executable, "-m", "kernprof", "-l", "-o", str(profile)))
-        stats = line_profiler.load_stats(str(profile))
-    ((file, first_line, function), timings) = next(item for item in stats.timings.items() if item[1])
-    total = sum(time for _, _, time in timings)
-    lines = [
-        {
-            "line": line,
-            "hits": hits,
-            "seconds": time * stats.unit,
-            "percent": 100 * time / total,
-            "text": linecache.getline(str(LESSON_01 / file), line).rstrip(),
-        }
-        for line, hits, time in timings
-    ]
-    return {"epoch": summary["epochs"][0], "function": function, "first_line": first_line, "lines": lines}
+    return line_profile(*BASELINE)
 
 
 def workers() -> dict[str, Any]:
@@ -96,33 +80,13 @@ def workers() -> dict[str, Any]:
 
 def ladder() -> dict[str, Any]:
     """IO, SYNTHETIC and FULL throughput on every rung of the data ladder, each with one worker."""
-    flags = ("--benchmark", "true", "--benchmark_seconds", 3, "--num_workers", 1)
     rungs = ("map", "shards", "memory", "device", "dali")
-    return {"rungs": {rung: train(*flags, "--loader", rung) for rung in rungs}}
+    return list(data_ladder(rungs, "--benchmark_seconds", 3))[-1]
 
 
 def fast() -> dict[str, Any]:
     """Training seconds to 98 % accuracy: of lesson 01, also on fewer samples, and of mnist_fast.yaml, in turn."""
-    configurations = {
-        "baseline": (LESSON_01, BASELINE),
-        "fewer": (LESSON_01, (*BASELINE, "--limit_train", 40000)),
-        "fast": (LESSON_04, FAST),
-        "fast_fp32": (LESSON_04, (*FAST, "--precision", "fp32")),
-    }
-    imitated = None
-    if only_imitates(pick_device(), "bf16"):  # it would take ten times as long: a glimpse will do
-        lesson, flags = configurations.pop("fast")
-        glimpse = train(*flags, "--limit_train", 1280, "--limit_val", 500, lesson=lesson)
-        imitated = glimpse["epochs"][0]["samples_per_second"]
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in configurations}
-    for _ in range(3):
-        for name, (lesson, flags) in configurations.items():
-            (epoch,) = train(*flags, lesson=lesson)["epochs"]
-            assert epoch["val_accuracy"] >= TARGET, f"{name} did not reach {TARGET:.0%} in one epoch"
-            runs[name].append({key: epoch[key] for key in ("seconds", "samples_per_second", "val_accuracy")})
-    medians = {name: statistics.median(run["seconds"] for run in measured) for name, measured in runs.items()}
-    speedup = {name: medians["baseline"] / medians[name] for name in runs}
-    return {"target": TARGET, "runs": runs, "speedup": speedup, "imitated_bf16_samples_per_second": imitated}
+    return list(time_to_target(rounds=3))[-1]
 
 
 def cpu_or_gpu() -> dict[str, Any]:
@@ -147,12 +111,14 @@ def compare() -> dict[str, Any]:
 
 def scaling() -> dict[str, Any]:
     """Weak and strong scaling over the ranks of this machine."""
-    return study(LESSON_03, "scaling.py", "--rounds", 3, "--seconds", 2)
+    with ranks_of_gpus():
+        return study(LESSON_03, "scaling.py", "--rounds", 3, "--seconds", 2)
 
 
 def allreduce() -> dict[str, Any]:
     """All-reduce by message size, over a rank per GPU, else two ranks of one thread (what torchrun sets)."""
-    return study(LESSON_03, "allreduce.py", "--seconds", 0.5, ranks=torch.cuda.device_count() or 2)
+    with ranks_of_gpus() as gpus:
+        return study(LESSON_03, "allreduce.py", "--seconds", 0.5, ranks=gpus or 2)
 
 
 def convergence() -> dict[str, Any]:
@@ -176,17 +142,20 @@ def convergence() -> dict[str, Any]:
 
 def survive() -> dict[str, Any]:
     """What a step costs more because the run survives, on two ranks."""
-    return study(LESSON_03, "end_step.py", *BASELINE, "--loader", "memory", ranks=2)
+    with ranks_of_gpus():
+        return study(LESSON_03, "end_step.py", *BASELINE, "--loader", "memory", ranks=2)
 
 
 def precision_ladder() -> dict[str, Any]:
     """What each option of lesson 04 costs and gives."""
-    return study(LESSON_04, "ladder.py", name="precision_ladder", data="nbody")
+    prepare("nbody", "--synthetic")
+    return study(LESSON_04, "ladder.py", name="precision_ladder")
 
 
 def underflow() -> dict[str, Any]:
     """Gradients that 16 bits cannot hold."""
-    return study(LESSON_04, "underflow.py", data="nbody")
+    prepare("nbody", "--synthetic")
+    return study(LESSON_04, "underflow.py")
 
 
 def tensor_cores() -> dict[str, Any]:
@@ -208,7 +177,7 @@ def trivial_loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def unet3d() -> dict[str, Any]:
     """The tiny U-Net in each number format that a CPU has, against a predictor that copies what it is given."""
-    subprocess.run([sys.executable, "data/prepare.py", "nbody", "--synthetic"], cwd=REPOSITORY, check=True)
+    prepare("nbody", "--synthetic")
     files = [word.replace("..", str(REPOSITORY)) for word in TINY_UNET]
     batches = list(build_loaders(check_flags(LESSON_04, files), torch.device("cpu"))[1])
     trivial = trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
@@ -243,35 +212,39 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def machine_name() -> str:
-    """Return a file name for this machine: its accelerator's name, else its processor's with what it can and has."""
-    hardware = describe_hardware(pick_device())
-    name = hardware.get("device_name") or "{cpu} {cpu_instructions} {cpus_available}cpu".format(**hardware)
-    return re.sub(r"\W+", "_", name.lower()).strip("_")
+def measure(names: list[str], file: Path) -> None:
+    """Run experiments and put the figures of each into the file at once; what cannot be measured here is told.
+
+    Raises:
+        UserError: some of them could not be measured.
+    """
+    missing = []
+    for name in names:
+        try:
+            put_record(file, name, EXPERIMENTS[name](), f"python results/measure.py {name}")
+            print(f"{name}: written to {file.relative_to(REPOSITORY)}", flush=True)
+        except (UserError, subprocess.CalledProcessError) as error:
+            missing.append(name)
+            print(f"{name}: not measured: {error}", file=sys.stderr, flush=True)
+    if missing:
+        raise UserError(f"not measured: {', '.join(missing)}; the lines above say why")
 
 
 def main() -> None:
-    """Run the experiments named on the command line and merge their figures into this machine's file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run the experiments named on the command line, or all; merge their figures into this machine's file."""
+    if sys.argv[1:2] == ["gpu"]:
+        gpu_day.main(sys.argv[2:])
+        return
+    parser = Parser(__doc__)
     parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"some of: {', '.join(EXPERIMENTS)}")
     parser.add_argument("--machine", default=machine_name(), help="name of the file (default: %(default)s)")
     arguments = parser.parse_args()
-    if unknown := set(arguments.experiments) - set(EXPERIMENTS):
-        parser.error(f"unknown experiment {', '.join(sorted(unknown))}; known are: {', '.join(EXPERIMENTS)}")
-
+    if unknown := next((name for name in arguments.experiments if name not in EXPERIMENTS), None):
+        raise UserError(f"no experiment '{unknown}'; {nearest(unknown, EXPERIMENTS)}")
     file = RESULTS / f"{arguments.machine}.json"
-    for name in arguments.experiments or EXPERIMENTS:
-        figures = EXPERIMENTS[name]()
-        record = json.loads(file.read_text()) if file.exists() else {}
-        record[name] = figures | {
-            "date": date.today().isoformat(),
-            "command": f"python results/measure.py {name}",
-            "hardware": describe_hardware(pick_device()),
-            "versions": describe_versions(),
-        }
-        file.write_text(json.dumps(record, indent=2) + "\n")
-        print(f"{name}: written to {file.relative_to(REPOSITORY)}")
+    read_records(file)  # now, not after minutes
+    measure(arguments.experiments or list(EXPERIMENTS), file)
 
 
 if __name__ == "__main__":
-    main()
+    run_reporting_user_errors(main)

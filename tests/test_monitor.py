@@ -22,7 +22,7 @@ from workshop.profiling import monitor as monitor_module
 from workshop.profiling.monitor import Monitor
 from workshop.profiling.nvml import Gpu
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 UUID = "3b5d8a5e-0c1d-4f5e-9a43-6b1f0f3c2d10"
 CPU_QUANTITIES = {"cpu_percent", "rss_bytes", "system_memory_bytes"}
 GPM = {  # metric -> value: percent, MiB/s
@@ -56,7 +56,7 @@ class PretendedNvml:
 
     def __init__(self, hopper: bool = True) -> None:
         self.hopper = hopper
-        self.uuid = f"GPU-{UUID}"
+        self.uuids = [f"GPU-{UUID}"]
         self.unsupported: set[str | int] = set()
         """functions and GPM metrics that answer "Not Supported" """
         self.lost = False
@@ -85,7 +85,7 @@ class PretendedNvml:
         self.running -= 1
 
     def _nvmlDeviceGetHandleByUUID(self, uuid: ctypes.c_char_p, handle: object) -> int | None:
-        if uuid.value != self.uuid.encode():
+        if uuid.value.decode() not in self.uuids:
             return pynvml.NVML_ERROR_NOT_FOUND
         return None
 
@@ -134,9 +134,15 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> PretendedNvml:
     library = PretendedNvml()
     monkeypatch.setattr(pynvml, "nvmlLib", library)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    properties = {CUDA: SimpleNamespace(uuid=UUID)}
-    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    pretend_gpus(monkeypatch, [(UUID, 2**20)])
     return library
+
+
+def pretend_gpus(patch: pytest.MonkeyPatch, gpus: list[tuple[str, int]]) -> None:
+    """GPUs by their uuid, and the bytes that this process has on each."""
+    patch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    patch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=gpus[number][0]))
+    patch.setattr(torch.cuda, "memory_reserved", lambda number: gpus[number][1])
 
 
 def means(monitor: Monitor) -> dict[str, float]:
@@ -218,6 +224,17 @@ def test_a_hopper_gpu_tells_everything(nvml: PretendedNvml) -> None:
     assert (nvml.running, nvml.samples) == (0, 0)  # all given back
 
 
+def test_every_gpu_that_the_process_uses_is_watched(nvml: PretendedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [("one", 0), ("two", 2**20), ("three", 0), ("four", 2**20)]
+    nvml.uuids = [f"GPU-{uuid}" for uuid, _ in gpus]
+    pretend_gpus(monkeypatch, gpus)
+    with Monitor(CUDA) as monitor:
+        pass
+    another = {f"gpu3_{name.removeprefix('gpu_')}": value for name, value in HOPPER.items()}
+    assert {name: value for name, value in means(monitor).items() if name not in CPU_QUANTITIES} == HOPPER | another
+    assert (nvml.running, nvml.samples) == (0, 0)
+
+
 def test_an_older_gpu_lacks_the_gpm_counters(nvml: PretendedNvml) -> None:
     nvml.hopper = False
     with Monitor(CUDA) as monitor:
@@ -246,12 +263,12 @@ def test_a_driver_too_old_for_gpm(nvml: PretendedNvml) -> None:
 
 
 def test_a_part_of_a_gpu_is_found_too(nvml: PretendedNvml) -> None:
-    nvml.uuid = f"MIG-{UUID}"
+    nvml.uuids = [f"MIG-{UUID}"]
     assert Gpu(UUID).read() == HOPPER
 
 
 def test_without_nvml_the_cpus_are_watched(nvml: PretendedNvml, capsys: pytest.CaptureFixture) -> None:
-    nvml.uuid = "GPU-another"
+    nvml.uuids = ["GPU-another"]
     with Monitor(CUDA) as monitor:
         pass
     assert set(means(monitor)) == CPU_QUANTITIES

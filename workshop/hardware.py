@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from workshop.errors import UserError, first_on_node
 
@@ -59,6 +60,7 @@ def describe_hardware(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         hardware |= {"device_name": properties.name, "device_memory_bytes": properties.total_memory}
+        hardware |= {"gpus": torch.cuda.device_count(), "driver": _driver()}
     return hardware
 
 
@@ -75,8 +77,10 @@ def only_imitates(device: torch.device, precision: str) -> bool:
 
 
 def describe_versions() -> dict[str, str | None]:
-    """Return the versions of Python, of torch's CUDA and of the packages that matter; None where not installed."""
+    """Return the versions of Python, of CUDA, cuDNN and NCCL, and of the packages that matter; None where not there."""
     versions: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
+    versions["cudnn"] = str(torch.backends.cudnn.version() or "") or None
+    versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
     for package in PACKAGES:
         try:
             versions[package] = version(package)
@@ -93,6 +97,17 @@ def peak_memory_bytes(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _driver() -> str | None:
+    """Return the version of NVIDIA's driver; None where NVML, which knows it, does not work."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml.nvmlSystemGetDriverVersion()
+    except Exception:
+        return None
 
 
 def _cpuinfo(key: str) -> str:

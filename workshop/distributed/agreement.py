@@ -1,5 +1,6 @@
 """Ranks agreeing with each other, in CPU memory, whatever their gradients travel by."""
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,6 +11,10 @@ from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 
 T = TypeVar("T")
+UNREACHABLE = (
+    "the ranks cannot reach each other over gloo: the name of each node, here {}, must lead to an address that the "
+    "others reach; or export GLOO_SOCKET_IFNAME with the name of a network interface that has one"
+)
 
 
 class Agreement:
@@ -21,7 +26,11 @@ class Agreement:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.group = dist.new_group(backend="gloo") if ranks.world_size > 1 else None
+        try:
+            self.group = dist.new_group(backend="gloo") if ranks.world_size > 1 else None
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise UserError(f"{UNREACHABLE.format(os.uname().nodename)}: {reason}") from None
 
     def minimum(self, values: list[float]) -> list[float]:
         """Return, for each of the values, the smallest that any rank has."""

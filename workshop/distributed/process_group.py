@@ -1,5 +1,6 @@
 """Meeting the other ranks: all of them come to MASTER_ADDR:MASTER_PORT, where rank 0 listens."""
 
+import atexit
 import json
 import os
 import sys
@@ -62,6 +63,8 @@ def process_group() -> Iterator[tuple[Ranks, torch.device]]:
                 heartbeats.blame(error)
         if device.type == "cpu" or stopped:  # over NCCL, parting could wait for ranks that wait for this one
             dist.destroy_process_group()
+        elif isinstance(error, UserError):  # which is told in one line; torch would warn at the very end
+            atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)
         raise
     if heartbeats:
         heartbeats.close()

@@ -74,7 +74,8 @@ class Monitor:
     A run shorter than the interval gets one sample, at its end.
 
     Args:
-        device: the device that trains; on an NVIDIA GPU its counters are read too.
+        device: the device that trains; where it is an NVIDIA GPU, the counters of all that this process uses are read
+            too. Names of quantities of the first begin with "gpu" as a rule, those of the third with "gpu2".
         record: is called, from the thread, with the name of a quantity (which ends in its unit), its value, and the
             seconds since the start.
         interval: seconds between samples, 0.1 or more.
@@ -97,7 +98,8 @@ class Monitor:
         try:
             self._processes = ProcessTree()
             # Asked for here, as "the current device" means another one in another thread.
-            self._uuid = str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else None
+            visible = range(torch.cuda.device_count() if self.device.type == "cuda" else 0)
+            self._uuids = {number: str(torch.cuda.get_device_properties(number).uuid) for number in visible}
             self._thread.start()
         except Exception as error:
             self._fail(f"{type(error).__name__}: {error}")
@@ -132,35 +134,40 @@ class Monitor:
         return "\n".join(lines)
 
     def _watch(self) -> None:
-        gpu = None
+        gpus: dict[int, Gpu] = {}
         try:
-            gpu = self._open_gpu()
+            self._open(gpus)
             stopping = False
             while not stopping:
                 looked = time.perf_counter()
                 stopping = self._stop.wait(self.interval)
                 time.sleep(max(0.0, looked + SHORTEST_INTERVAL - time.perf_counter()))
-                self._sample(gpu)
+                self._sample(gpus)
         except Exception as error:
             self._fail(f"{type(error).__name__}: {error}")
         finally:
-            if gpu:
+            for gpu in gpus.values():
                 with contextlib.suppress(Exception):
                     gpu.close()
 
-    def _open_gpu(self) -> Gpu | None:
-        try:
-            return Gpu(self._uuid) if self._uuid else None
-        except Exception as error:  # no NVML, or too old for this: the CPUs can be watched all the same
-            self._left_out["gpu"] = str(error)
-            return None
+    def _open(self, gpus: dict[int, Gpu]) -> None:
+        for number, uuid in self._uuids.items():
+            try:
+                gpus[number] = Gpu(uuid)
+            except Exception as error:  # no NVML, or too old for this: the CPUs can be watched all the same
+                self._left_out["gpu"] = str(error)
 
-    def _sample(self, gpu: Gpu | None) -> None:
-        values = self._processes.read() | (gpu.read() if gpu else {})
+    def _sample(self, gpus: dict[int, Gpu]) -> None:
+        values = self._processes.read()
+        used = [number for number in gpus if torch.cuda.memory_reserved(number)]
+        for number in used:
+            for name, value in gpus[number].read().items():
+                values[name if number == used[0] else f"gpu{number}_{name.removeprefix('gpu_')}"] = value
         seconds = time.perf_counter() - self._started
         with self._lock:
             self._samples += 1
-            self._left_out |= gpu.left_out if gpu else {}
+            for number in used:
+                self._left_out |= gpus[number].left_out
             for name, value in values.items():
                 count, total, largest = self._statistics.get(name, (0, 0.0, -math.inf))
                 self._statistics[name] = count + 1, total + value, max(largest, value)

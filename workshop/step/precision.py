@@ -4,11 +4,14 @@ What the device at hand lacks is refused in one line. On TF32 and its switches s
 https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
 """
 
+import signal
+
 import torch
 
 from workshop.config import ComputeFlags
 from workshop.errors import UserError, first_on_node, warn
 from workshop.hardware import only_imitates
+from workshop.signals import STOP_SIGNALS
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """what ``--precision`` makes torch.autocast compute in where that is safe; with fp32 and tf32 it stays switched off"""
@@ -84,7 +87,11 @@ def _require_cuda_graph(config: ComputeFlags, device: torch.device) -> None:
 
 
 def _require_compiler(device: torch.device) -> None:
-    """Compile something small: no list of what torch.compile needs is as good as a trial."""
+    """Compile something small: no list of what torch.compile needs is as good as a trial.
+
+    It starts the processes that compile from now on: they inherit that stop signals, which reach them too, wait.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         torch.compile(torch.square)(torch.ones(2, device=device))
     except Exception as error:  # torch raises many kinds, some of its own
@@ -93,6 +100,8 @@ def _require_compiler(device: torch.device) -> None:
             f"--compile: torch.compile does not work here: {reason}; it needs a C++ compiler such as g++, and on a GPU "
             "also Triton: install them, or use --compile off"
         ) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _this_is(device: torch.device) -> str:
