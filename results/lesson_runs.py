@@ -105,10 +105,11 @@ def time_to_target(
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in configurations}
     for _ in range(rounds):
         for name, (lesson, own_flags) in configurations.items():
-            (epoch,) = train(*own_flags, *flags, lesson=lesson)["epochs"]
+            summary = train(*own_flags, *flags, lesson=lesson)
+            (epoch,) = summary["epochs"]
             assert epoch["val_accuracy"] >= target, f"{name} did not reach {target:.0%} in one epoch"
-            kept = ("seconds", "first_step_seconds", "samples_per_second", "val_accuracy")
-            runs[name].append({key: epoch[key] for key in kept if key in epoch})
+            kept = {key: epoch[key] for key in ("seconds", "samples_per_second", "val_accuracy")}
+            runs[name].append(kept | {"first_step_seconds": summary["first_step_seconds"]})
         medians = {name: statistics.median(run["seconds"] for run in measured) for name, measured in runs.items()}
         speedup = {name: medians["baseline"] / medians[name] for name in runs}
         yield {"target": target, "runs": runs, "speedup": speedup, "imitated_bf16_samples_per_second": imitated}

@@ -120,6 +120,10 @@ def fast(machine: str = MACHINE) -> str:
     header = ["lesson and `--config`", "samples/s", target, "lowest accuracy", "gain"]
     imitated = record.get("imitated_bf16_samples_per_second")
     note = f" With bf16, imitated, `mnist_fast.yaml` trains at {imitated:,.0f} samples/s." if imitated else ""
+    first = {key: [run.get("first_step_seconds") for run in runs] for key, runs in record["runs"].items()}
+    if all(seconds for found in first.values() for seconds in found):
+        firsts = ", ".join(f"{statistics.median(found):.1f}" for found in first.values())
+        note += f" Of these seconds the first step, in which libraries and kernels are loaded, took {firsts}."
     how = f"Three runs each, taken in turn; gain by the medians.{note}"
     return "\n".join([table(header, rows), "", how, source(record)])
 

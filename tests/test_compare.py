@@ -32,6 +32,23 @@ def test_with_gpus_each_rank_has_one() -> None:
     assert contenders(gpus=1, cpus=2)[1].reason == "not measured: needs two GPUs, found 1"
 
 
+@pytest.mark.parametrize("gpus", range(1, 9))
+def test_whatever_the_number_of_gpus_the_ranks_can_share_the_batch(
+    gpus: int, monkeypatch: pytest.MonkeyPatch, compare: Script, tmp_path: Path
+) -> None:
+    batches = set()
+
+    def answer(command: list, *_: object, **__: object) -> dict:
+        batches.add(next(command[i + 1] for i, word in enumerate(command) if str(word).endswith("batch_size")))
+        return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("SYNTHETIC", "FULL")} | {"verdict": "fine"}
+
+    monkeypatch.setattr("workshop.measuring.launching.read_record", answer)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert compare("--out", tmp_path).status == 0
+    (batch,) = batches
+    assert batch % gpus == 0 and 64 <= batch < 64 + gpus
+
+
 def test_the_table_has_ratios_to_the_first_row() -> None:
     one, parallel, ddp = contenders(gpus=0, cpus=1)
     one = replace(one, trials={"SYNTHETIC": [100, 110, 90], "FULL": [80, 80, 80]})

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 import torch
 
+import record_file
 from conftest import Script
 from workshop import hardware
 from workshop.distributed import process_group
@@ -40,6 +43,23 @@ def test_formats_that_a_device_only_imitates(
     assert not any(hardware.only_imitates(GPU, precision) for precision in formats)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert [precision for precision in formats if hardware.only_imitates(GPU, precision)] == ["bf16"]
+
+
+def test_a_record_tells_gpus_driver_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H200", total_memory=2**37)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.159.03")
+    told = hardware.describe_hardware(GPU)
+    assert (told["device_name"], told["gpus"], told["driver"]) == ("NVIDIA H200", 8, "580.159.03")
+    monkeypatch.setattr(record_file, "pick_device", lambda: GPU)
+    assert record_file.machine_name() == "nvidia_h200_8gpu"
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: 1 / 0)
+    assert hardware.describe_hardware(GPU)["driver"] is None
+    versions = hardware.describe_versions()
+    assert {"cuda", "cudnn", "nccl"} <= versions.keys()
+    assert all(version is None or isinstance(version, str) for version in versions.values())
 
 
 def test_no_file_tells_nothing(cpuinfo: Path) -> None:

@@ -23,7 +23,7 @@ from precision_ladder import AS_PYTORCH_COMES, reset_switches, row_options
 from tensor_memory import peak_bytes_on_cpu
 from trainer import Trainer, batches_of, errors_of, flops_per_sample, reference
 from workload import WorkloadConfig
-from workshop.config import TrainConfig
+from workshop.config import ComputeFlags, TrainConfig
 from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders.order import EpochOrder
 from workshop.models.mnist_cnn import MnistCNN
@@ -210,12 +210,23 @@ def test_without_a_scaler_gradients_of_large_volumes_are_lost() -> None:
 
 
 @pytest.mark.parametrize("script", ["underflow", "tensor_cores"])
-def test_demonstrations_leave_a_record_and_a_plot(run_script: Script, script: str, tmp_path: Path) -> None:
+def test_demonstrations_leave_a_record_and_a_plot(
+    run_script: Script, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounded = []
+
+    def collect(*arguments: object) -> torch.Tensor:
+        rounded.append((torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision))
+        return collect_gradients(*arguments)
+
+    monkeypatch.setattr("gradients.collect_gradients", collect)
+    reset_switches(ComputeFlags())
     result = run_script(f"04_mixed_precision/experiments/{script}.py", "--quick", "true", "--out", tmp_path)
     assert result.status == 0, result.stderr
     record = json.loads((tmp_path / f"{script}.json").read_text())
     assert (tmp_path / f"{script}.png").stat().st_size > 10_000
     if script == "underflow":
+        assert rounded == [("ieee", "ieee")]
         assert sum(record["histogram"]) == pytest.approx(1)
         assert set(record["val_losses"]) == {"fp32", "fp16, loss times 2^-8", "fp16, not scaled", "fp16, scaled"}
         zeros = [row["zero"] for row in record["rows"] if row["format"] == "fp16"]

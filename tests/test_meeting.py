@@ -1,5 +1,6 @@
 """How ranks meet: within one deadline, and with devices that fit; GPUs are pretended."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from workshop.distributed import process_group
+from workshop.distributed.agreement import Agreement
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 
@@ -75,6 +77,45 @@ def test_a_rank_without_a_gpu_of_its_own_is_named_once(
     errors = all_meet(*devices)
     assert [str(error).partition(" on ")[0] for error in errors] == [f"rank {lacking} finds no GPU of its own"] * 2
     assert sorted(error.told for error in errors) == [False, True]
+
+
+def test_ranks_that_cannot_meet_over_gloo_are_told_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside NCCL it is the second group, and wants an address that NCCL did not ask for."""
+
+    def refuse(backend: str) -> None:
+        assert backend == "gloo"
+        raise RuntimeError("[enforce fail at device.cc:84] rp != nullptr.\nUnable to find address for: node7")
+
+    monkeypatch.setattr(dist, "new_group", refuse)
+    with pytest.raises(UserError, match=r"over gloo: the name of each node.*GLOO_SOCKET_IFNAME.*address for: node7$"):
+        Agreement(Ranks(rank=0, world_size=2))
+
+
+@pytest.mark.parametrize("mistake", [UserError("no such data"), RuntimeError("a defect")], ids=["mistake", "defect"])
+def test_a_mistake_over_nccl_is_one_line_though_the_ranks_do_not_part(
+    monkeypatch: pytest.MonkeyPatch, mistake: Exception
+) -> None:
+    """Torch warns of that when the process ends, on the descriptor that C++ writes to; the group is gloo's here."""
+    parted, at_exit = [], []
+    part = dist.destroy_process_group
+    monkeypatch.setattr(process_group, "_own_device", lambda _: GPU)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-a"))
+    init = dist.init_process_group
+    monkeypatch.setattr(dist, "init_process_group", lambda _, device_id, **where: init("gloo", **where))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: parted.append(True))
+    monkeypatch.setattr("atexit.register", lambda *call: at_exit.append(call))
+    try:
+        with pytest.raises(type(mistake)), process_group.process_group():
+            raise mistake
+    finally:
+        part()
+    assert parted == []
+    silenced = [call for call in at_exit if call[0] is os.dup2 and call[2] == 2]
+    assert len(silenced) == isinstance(mistake, UserError)
+    for _, nowhere, _ in silenced:
+        assert os.fstat(nowhere).st_rdev == os.stat(os.devnull).st_rdev
+        os.close(nowhere)
 
 
 def test_all_of_the_meeting_has_one_deadline(monkeypatch: pytest.MonkeyPatch, store: dist.Store) -> None:

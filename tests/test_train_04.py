@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import signal
+import subprocess
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import REPOSITORY, Script
 from measure import trivial_loss
@@ -30,6 +32,7 @@ from workshop.models.unet3d import UNet3D
 from workshop.run import Run
 from workshop.run.checkpoint import identity
 from workshop.run.progress import Progress
+from workshop.signals import STOP_SIGNALS
 from workshop.step.graph import StepGraph, require_one_shape
 from workshop.step.optimizers import build_optimizer
 from workshop.step.precision import choose_memory_format, require_options, set_up_device
@@ -231,6 +234,22 @@ def test_a_mistake_is_one_line_and_status_2(train: Script, flags: list, message:
     assert message in line
 
 
+def test_what_compiles_in_other_processes_leaves_stop_signals_to_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the trial starts them; they inherit what is blocked."""
+    status = []
+
+    def compile_elsewhere(function: Callable) -> Callable:
+        status.append(subprocess.run(["grep", "SigBlk", "/proc/self/status"], capture_output=True, text=True).stdout)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_elsewhere)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    require_options(ComputeFlags(compile="default"), CPU)
+    blocked = int(status[0].split()[1], base=16)
+    assert all(blocked >> number - 1 & 1 for number in STOP_SIGNALS)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
 def test_without_a_compiler_one_line_says_so(train: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_nothing(*_: object, **__: object) -> None:
         raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found\nin a long list")
@@ -393,6 +412,28 @@ def test_the_rate_of_a_capturable_optimizer_changes_in_place() -> None:
         scheduler.step()
         assert group["lr"] is rate
         assert rate == pytest.approx(0.25)
+
+
+class Operations(TorchDispatchMode):
+    """Notes what is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None):  # noqa: ANN204
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_a_schedule_writes_the_rate_of_a_graph_and_multiplies_nothing_there() -> None:
+    """On a GPU each operation is a kernel; torch keeps a copy of the rate for those who ask for the last one."""
+    optimizer = build_optimizer(Config(lr=0.5), torch.nn.Linear(2, 2), capturable=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    with Operations() as operations:
+        scheduler.step()
+    assert operations.names == ["aten.fill_.Scalar", "aten.clone.default"]
 
 
 def test_a_resumed_run_goes_on_with_the_tensor_that_a_graph_reads() -> None:

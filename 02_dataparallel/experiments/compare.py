@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from contenders import KINDS, Contender, comparison_table, contenders, rows
+from contenders import KINDS, Contender, comparison_table, contenders, rows, shared_batch
 from workshop.errors import run_reporting_user_errors
 from workshop.hardware import available_cpus, pick_device
 from workshop.measuring.flags import Parser, make_output_folder, require_positive
@@ -31,7 +31,9 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     """
     parser = Parser(__doc__)
     parser.add_argument(
-        "--global_batch_size", type=int, default=64, help="samples per step, over all devices (default: %(default)s)"
+        "--global_batch_size",
+        type=int,
+        help="samples per step, over all devices (default: 64, or the next number that the ranks of DDP can share)",
     )
     parser.add_argument("--ranks", type=int, help="ranks of DDP (default: one per GPU, without GPUs 2)")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a trial (default: %(default)s)")
@@ -64,6 +66,7 @@ def main() -> None:
     check_flags(REPOSITORY / "01_single_gpu", flags)
     make_output_folder(arguments.out)
     found = contenders(torch.cuda.device_count(), available_cpus(), arguments.ranks)
+    arguments.global_batch_size = arguments.global_batch_size or shared_batch(found[-1].ranks)
     for _ in range(arguments.rounds):
         found = [measure(one, arguments, flags) for one in found]
 

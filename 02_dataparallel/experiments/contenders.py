@@ -50,6 +50,11 @@ def contenders(gpus: int, cpus: int, ranks: int | None = None) -> list[Contender
     return [*found, ddp]
 
 
+def shared_batch(ranks: int, at_least: int = 64) -> int:
+    """Return the smallest global batch from ``at_least`` on that so many ranks can share."""
+    return -(-at_least // ranks) * ranks
+
+
 def rows(measured: list[Contender]) -> list[dict[str, Any]]:
     """Return a row for each contender: mean and std of its samples/s, and the ratio of its mean to the first one's."""
     first = measured[0].trials

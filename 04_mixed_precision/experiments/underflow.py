@@ -28,12 +28,14 @@ from gradients import (
 )
 from trainer import Trainer, batches_of
 from workload import WorkloadConfig, read_workload, training_device
+from workshop.config import ComputeFlags
 from workshop.errors import run_reporting_user_errors
 from workshop.loaders import build_loaders
 from workshop.measuring.flags import default_folder, make_output_folder
 from workshop.measuring.records import write_record
 from workshop.measuring.tables import format_table
 from workshop.models import build_model
+from workshop.step.precision import set_switches
 
 SCALES = [2.0**power for power in (-8, 0, 4, 8, 12, 16, 20, 24, 28, 32)]
 """2^16 is what GradScaler begins with"""
@@ -87,6 +89,7 @@ def plot(record: dict[str, Any], file: Path) -> None:
 def main() -> None:
     """Collect the gradients of one batch, scale them, train; print, record and draw what was found."""
     device = training_device()
+    set_switches(ComputeFlags())  # float32 is to be float32: convolutions would round to TF32
     config = read_workload(WorkloadConfig, device, __doc__, steps=10)
     folder = config.out or default_folder()
     make_output_folder(folder)

@@ -25,7 +25,7 @@ from workshop.loaders import Loader
 from workshop.profiling.calibration import repeats_for
 
 TRIALS = 3
-FEWEST_STEPS = 12  # the last of which a CUDA graph records
+FEWEST_STEPS = 10
 GOOD_OVERLAP = 0.9
 
 NEXT_STEP = {

@@ -123,6 +123,7 @@ class Run:
         }
         self.progress.end_epoch(finished)
         self.record.log_epoch(finished, lr)
+        self.record.notes["first_step_seconds"] = self.progress.first_step_seconds
         self._write_summary()
 
     def save(self) -> None:

@@ -64,6 +64,8 @@ class Progress:
         self._unseen = 0
         """how many losses were put there since the last agreement"""
         self._start_step, self._start_loss = 0, 0.0
+        self.first_step_seconds: float | None = None
+        """how long the run's first step took, with its batch: libraries, kernels and compilers are loaded in it"""
         self.seconds_before = 0.0
         """spent on the epoch under way before the run was resumed in the middle of it"""
         self._loss_sum = torch.zeros(())
@@ -162,6 +164,7 @@ class Progress:
             )
         if self._unseen and self.step < len(self.loader):  # else the time is not that of training alone
             self._pace = max(1, min(round(pace), 2 * self._pace, LONGEST_PACE))
+            self.first_step_seconds = self.first_step_seconds or now - self._agreed
         self._agreed, self._unseen = now, 0
         self._next_agreement = self.step + self._pace
         return int(-told)

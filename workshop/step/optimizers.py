@@ -26,22 +26,23 @@ def build_optimizer(
     """
     name = config.optimizer
     parameters = list(model.parameters())
+    group = [{"params": parameters, "initial_lr": config.lr}]  # a number: schedules need no kernel to multiply it
     lr = torch.tensor(config.lr, device=parameters[0].device) if capturable else config.lr
     if name == "adadelta":
         if fused:
             raise UserError("--fused true: PyTorch has no fused adadelta; choose another --optimizer, or --fused false")
-        return optim.Adadelta(parameters, lr=lr, capturable=capturable)
+        return optim.Adadelta(group, lr=lr, capturable=capturable)
     if name == "sgd":
         if capturable and not fused:
             raise UserError(
                 "--cuda_graph true with --optimizer sgd needs --fused true, which reads the rate on the GPU"
             )
-        optimizer = optim.SGD(parameters, lr=lr, momentum=0.9, fused=fused or None)  # None: PyTorch's own choice
+        optimizer = optim.SGD(group, lr=lr, momentum=0.9, fused=fused or None)  # None: PyTorch's own choice
         if fused:  # else a first step that overflows in fp16 leaves the momentum as it lay in memory
             optimizer.state |= {weights: {"momentum_buffer": torch.zeros_like(weights)} for weights in parameters}
         return optimizer
     optimizers = {"adam": optim.Adam, "adamw": optim.AdamW}
-    return optimizers[name](parameters, lr=lr, fused=fused or None, capturable=capturable)
+    return optimizers[name](group, lr=lr, fused=fused or None, capturable=capturable)
 
 
 def restore_optimizer(optimizer: optim.Optimizer, saved: dict[str, Any], factor: float) -> None:
