@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -101,13 +102,11 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def _driver() -> str | None:
     """Return the version of NVIDIA's driver; None where NVML, which knows it, does not work."""
-    try:
+    with suppress(Exception):
         import pynvml
 
         pynvml.nvmlInit()
         return pynvml.nvmlSystemGetDriverVersion()
-    except Exception:
-        return None
 
 
 def _cpuinfo(key: str) -> str:

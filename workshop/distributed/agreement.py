@@ -11,10 +11,6 @@ from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 
 T = TypeVar("T")
-UNREACHABLE = (
-    "the ranks cannot reach each other over gloo: the name of each node, here {}, must lead to an address that the "
-    "others reach; or export GLOO_SOCKET_IFNAME with the name of a network interface that has one"
-)
 
 
 class Agreement:
@@ -30,7 +26,9 @@ class Agreement:
             self.group = dist.new_group(backend="gloo") if ranks.world_size > 1 else None
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise UserError(f"{UNREACHABLE.format(os.uname().nodename)}: {reason}") from None
+            name = f"the name of each node, here {os.uname().nodename}, must lead to an address that the others reach"
+            advice = f"{name}; or export GLOO_SOCKET_IFNAME, the network interface to use"
+            raise UserError(f"the ranks cannot talk over gloo: {reason}; {advice}") from None
 
     def minimum(self, values: list[float]) -> list[float]:
         """Return, for each of the values, the smallest that any rank has."""

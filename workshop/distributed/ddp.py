@@ -17,11 +17,7 @@ C = TypeVar("C", bound=DDPFlags)
 
 
 def share_batch(config: C, ranks: Ranks) -> C:
-    """Return the configuration with ``batch_size``, which is per rank, set from ``global_batch_size`` if that is given.
-
-    Raises:
-        UserError: the ranks cannot share it evenly.
-    """
+    """Share out ``global_batch_size``, if given, as ``batch_size`` per rank; `UserError` if that leaves a rest."""
     if config.global_batch_size is None:
         return config
     share, rest = divmod(config.global_batch_size, ranks.world_size)

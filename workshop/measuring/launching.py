@@ -85,11 +85,7 @@ def load_script(lesson: Path) -> ModuleType:
 
 
 def check_flags(lesson: Path, flags: list[str]) -> Any:  # noqa: ANN401
-    """Return the configuration that a lesson's ``train.py`` makes of these flags, before it is started with them.
-
-    Raises:
-        UserError: it would not understand them.
-    """
+    """Return the configuration that a lesson makes of these flags, before it is started; `UserError` if it cannot."""
     for own in ("run_dir", "benchmark", "batch_size", "global_batch_size", "sync_gradients"):
         if any(re.match(rf"--{own}\b", flag) for flag in flags):
             raise UserError(f"--{own} is set by this script itself; see --help")

@@ -77,11 +77,7 @@ class StepGraph(AbstractContextManager):
 
 
 def require_one_shape(sampler: EpochOrder) -> None:
-    """See that all batches of a training epoch have as many samples.
-
-    Raises:
-        UserError: the last one has fewer.
-    """
+    """Raise `UserError` unless all batches of a training epoch have as many samples."""
     rest = sampler.samples % sampler.global_batch_size
     if rest >= sampler.ranks.world_size:  # fewer sit out
         raise UserError(

@@ -18,11 +18,7 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_up_device(config: ComputeFlags, device: torch.device) -> None:
-    """Tell torch how ``device`` shall compute.
-
-    Raises:
-        UserError: the device lacks an option, or two options do not go together.
-    """
+    """Tell torch how ``device`` shall compute; raise as `require_options`."""
     require_options(config, device)
     set_switches(config)
     if first_on_node() and only_imitates(device, config.precision):
@@ -31,11 +27,7 @@ def set_up_device(config: ComputeFlags, device: torch.device) -> None:
 
 
 def require_options(config: ComputeFlags, device: torch.device) -> None:
-    """See that ``device`` has all options chosen.
-
-    Raises:
-        UserError: as `set_up_device`.
-    """
+    """Raise `UserError` unless ``device`` has all options chosen, and they go together."""
     _require_precision(config, device)
     if config.cudnn_benchmark and device.type != "cuda":
         raise UserError(f"--cudnn_benchmark true needs an NVIDIA GPU; {_this_is(device)}")
