@@ -1,0 +1,157 @@
+"""All that a GPU does differently: its results against the CPU's, and against its own without an option."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from conftest import REPOSITORY, Train
+from trace_table import trace_table
+from workshop.commandline import load_config
+from workshop.loaders import build_loaders
+from workshop.measuring.launching import load_script
+from workshop.step.optimizers import build_optimizer
+
+CONFIGS = REPOSITORY / "configs"
+LESSON = load_script(REPOSITORY / "04_mixed_precision")
+DIGITS = ["--limit_train", 640, "--limit_val", 128, "--num_workers", 1]
+TINY = ["--config", CONFIGS / "unet3d.yaml", "--config", CONFIGS / "unet3d_tiny.yaml"]
+UNET = [*TINY, "--width", 16, "--train_crops", 256, "--val_crops", 32, "--loader", "device", "--epochs", 2]
+"""16 steps an epoch: a graph is recorded in the 12th"""
+GRAPH = [*UNET, "--precision", "bf16", "--fused", "true", "--channels_last", "true", "--cuda_graph", "true"]
+RUNGS = {
+    "mnist": ["map", "shards", "memory", "device", "dali"],
+    "cifar10": ["map", "shards", "memory", "device", "dali"],
+    "nbody": ["map", "memory", "device", "dali"],
+}
+PRECISIONS = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
+"""how far, relatively, the losses may be from the CPU's in fp32"""
+
+
+def needs_dali(rung: str) -> None:
+    if rung == "dali" and importlib.util.find_spec("nvidia.dali") is None:
+        pytest.skip("DALI is not installed")
+
+
+@pytest.mark.parametrize(("name", "rung"), [(name, rung) for name, rungs in RUNGS.items() for rung in rungs])
+def test_every_rung_gives_the_batches_that_it_gives_a_cpu(
+    name: str, rung: str, data_dir: object, device: torch.device
+) -> None:
+    needs_dali(rung)
+    files = [CONFIGS / "unet3d.yaml", CONFIGS / "unet3d_tiny.yaml"] if name == "nbody" else []
+    words = [word for file in files for word in ("--config", file)] or ["--dataset", name, "--batch_size", 32]
+    words += ["--loader", rung, "--num_workers", 1, "--data_dir", data_dir]
+    words += ["--train_crops", 64, "--global_batch_size", 16] if files else ["--limit_train", 128]
+    config = load_config(LESSON.Config, [str(word) for word in words])
+    for mine, theirs in zip(build_loaders(config, device), build_loaders(config, torch.device("cpu")), strict=True):
+        for loader in (mine, theirs):
+            loader.sampler.set_epoch(1)
+        batches = 0
+        for got, expected in zip(mine, theirs, strict=True):
+            for tensor, reference in zip(got, expected, strict=True):
+                assert tensor.dtype == reference.dtype
+                torch.testing.assert_close(tensor.cpu(), reference, atol=2e-3 if rung == "dali" else 1e-5, rtol=0)
+            batches += 1
+        assert batches == len(mine)
+
+
+@pytest.mark.parametrize("lesson", ["01_single_gpu", "02_dataparallel", "03_ddp"])
+def test_the_first_lessons_train(lesson: str, train: Train, device: torch.device) -> None:
+    done = train(lesson, *DIGITS, "--epochs", 2, "--monitor", "true")
+    assert done.status == 0, done.stderr
+    first, last = done.summary["epochs"]
+    assert last["val_loss"] < first["val_loss"] < 2.5
+    hardware, watched = done.summary["hardware"], done.summary["monitor"]
+    assert hardware["device"] == device.type
+    assert watched["failure"] is None
+    if device.type == "cuda":
+        assert hardware["gpus"] == torch.cuda.device_count() and hardware["driver"]
+        assert watched["quantities"]["gpu_memory_bytes"]["max"] > 0
+        assert "gpu" not in watched["left_out"], watched
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_precision_learns_what_a_cpu_learns(
+    precision: str, train: Train, on_cpu: Train, device: torch.device
+) -> None:
+    if precision == "tf32" and device.type == "cpu":
+        pytest.skip("a CPU has no TF32")
+    done = train("04_mixed_precision", *UNET, "--precision", precision)
+    assert done.status == 0, done.stderr
+    assert done.losses == pytest.approx(on_cpu("04_mixed_precision", *UNET).losses, rel=PRECISIONS[precision])
+
+
+def test_a_graph_learns_what_single_kernels_do_and_its_rate_falls(train: Train) -> None:
+    plain = train("04_mixed_precision", *GRAPH, "--cuda_graph", "false", run="plain")
+    graph = train("04_mixed_precision", *GRAPH, run="graph")
+    assert (plain.status, graph.status) == (0, 0), plain.stderr + graph.stderr
+    assert graph.losses == pytest.approx(plain.losses, rel=5e-3)
+    (group,) = graph.checkpoint["optimizer"]["param_groups"]
+    assert float(group["lr"]) == pytest.approx(0, abs=1e-9)  # a cosine ends there
+
+
+@pytest.mark.parametrize("stop", [3, 14, 20], ids="stopped in step {}".format)
+def test_a_graph_goes_on_after_a_stop(stop: int, train: Train) -> None:
+    whole = train("04_mixed_precision", *GRAPH, run="whole")
+    stopped = train("04_mixed_precision", *GRAPH, stop=stop)
+    assert stopped.status == 0, stopped.stderr
+    assert "told to stop by SIGTERM" in stopped.stdout
+    resumed = train("04_mixed_precision", *GRAPH, "--resume", "true")
+    assert resumed.status == 0, resumed.stderr
+    assert resumed.losses == pytest.approx(whole.losses, rel=5e-3)
+
+
+def test_a_run_without_a_graph_goes_on_with_one(train: Train) -> None:
+    whole = train("04_mixed_precision", *GRAPH, run="whole")
+    eager = [*UNET, "--precision", "bf16"]
+    assert train("04_mixed_precision", *eager, stop=16).status == 0
+    resumed = train("04_mixed_precision", *GRAPH, "--resume", "true")
+    assert resumed.status == 0, resumed.stderr
+    assert resumed.losses == pytest.approx(whole.losses, rel=2e-2)
+
+
+def test_compiled_code_learns_what_single_kernels_do(train: Train) -> None:
+    flags = [*UNET, "--precision", "bf16"]
+    plain = train("04_mixed_precision", *flags, run="plain")
+    compiled = train("04_mixed_precision", *flags, "--compile", "default", "--cuda_graph", "true", "--fused", "true")
+    assert (plain.status, compiled.status) == (0, 0), plain.stderr + compiled.stderr
+    assert compiled.losses == pytest.approx(plain.losses, rel=2e-2)
+    assert compiled.summary["first_step_seconds"] > plain.summary["first_step_seconds"]
+
+
+def test_everything_at_once_on_digits(train: Train, device: torch.device) -> None:
+    configs = ["--config", CONFIGS / "mnist.yaml", "--config", CONFIGS / "mnist_fast.yaml"]
+    cudnn = ["--cudnn_benchmark", "true"] if device.type == "cuda" else []
+    done = train("04_mixed_precision", *configs, *cudnn, "--cuda_graph", "true", "--epochs", 2)
+    assert done.status == 0, done.stderr
+    assert done.summary["epochs"][-1]["val_accuracy"] > 0.5
+
+
+def test_a_trace_has_the_kernels(train: Train, device: torch.device) -> None:
+    done = train("04_mixed_precision", *UNET, "--epochs", 1, "--trace", "true")
+    assert done.status == 0, done.stderr
+    found = trace_table(done.folder / "rank0.pt.trace.json.gz")
+    assert found["clock"] == ("GPU" if device.type == "cuda" else "CPU")
+    assert found["steps"] > 0 and 0 < sum(row["share"] for row in found["rows"]) <= 1.0001
+
+
+def test_one_rank_over_nccl_and_a_mistake_in_one_line(start: Train, device: torch.device) -> None:
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    done = start("03_ddp", *DIGITS, **rank)
+    assert done.status == 0, done.stderr
+    assert done.summary["all_reduces_per_step"] == 1
+    mistaken = start("03_ddp", *DIGITS, "--lr", 1e30, "--optimizer", "sgd", run="mistaken", **rank)
+    assert mistaken.status == 2
+    (line,) = mistaken.stderr.splitlines()
+    assert line.startswith("error: the loss is not finite")
+
+
+def test_a_first_step_that_overflows_leaves_no_momentum(device: torch.device) -> None:
+    weight = torch.nn.Parameter(torch.ones(1000, device=device))
+    config = LESSON.Config(optimizer="sgd", lr=0.5)
+    optimizer = build_optimizer(config, torch.nn.ParameterList([weight]), fused=True)
+    scaler = torch.amp.GradScaler(device.type)
+    scaler.scale((torch.inf * weight).sum()).backward()
+    scaler.step(optimizer)
+    assert torch.equal(weight.detach().cpu(), torch.ones(1000))
+    assert not optimizer.state[weight]["momentum_buffer"].any()
