@@ -11,7 +11,7 @@
 # export SBATCH_RESERVATION=workshop
 # export SBATCH_CONSTRAINT=a100
 
-# 2. Where Python is. Keep one of the three.
+# 2. Where Python is. Keep one of the three. The nodes' driver must suit its PyTorch: see README.md, "Which GPU".
 #
 # (a) Modules and a conda environment called workshop. conda activate is a function of interactive shells, which a job
 #     is not, so conda.sh has to define it first.
