@@ -1,18 +1,22 @@
 """Turn figures on record and differences between scripts into parts of the READMEs; cog calls this (`make docs`)."""
 
 import difflib
+import functools
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+RESULTS = Path(__file__).parent
 MACHINE = "amd_epyc_avx512_2cpu"
 """the machine whose figures the pages show, a CPU with bf16 instructions"""
 WITHOUT_BF16 = "amd_epyc_avx2_2cpu"
 """another machine, without them"""
 ELSEWHERE = dict.fromkeys(("scaling", "allreduce"), WITHOUT_BF16)
 """the machine of these experiments, where it is not the first"""
+BY_MANY = ("compare", "scaling", "allreduce")
+"""what is best shown of a machine with many GPUs; all else of one GPU"""
 
 
 def machine_of(experiment: str) -> str:
@@ -22,13 +26,46 @@ def machine_of(experiment: str) -> str:
 
 def load(experiment: str, machine: str | None = None) -> dict[str, Any] | None:
     """Return the record of an experiment, on ``machine`` or the one the pages show; None if not measured there."""
-    file = Path(__file__).parent / f"{machine or machine_of(experiment)}.json"
+    file = RESULTS / f"{machine or machine_of(experiment)}.json"
     return json.loads(file.read_text()).get(experiment) if file.exists() else None
 
 
-def picture(experiment: str, what: str) -> str:
+def gpu_machine(experiment: str) -> str | None:
+    """Return the name of a machine that has a whole record of an experiment on its GPUs; None if none has."""
+    found = []
+    for file in RESULTS.glob("*gpu.json"):
+        record = load(experiment, file.stem)
+        if record and not record.get("unfinished") and record["hardware"]["device"] == "cuda":
+            found.append((record["hardware"]["gpus"], file.stem))
+    return sorted(found, reverse=experiment in BY_MANY)[0][1] if found else None
+
+
+def on_gpu(experiment: str) -> dict[str, Any] | None:
+    """Return the record of an experiment on a GPU; None if there is none."""
+    name = gpu_machine(experiment)
+    return load(experiment, name) if name else None
+
+
+Rendering = Callable[..., str]
+
+
+def also_on_gpu(experiment: str) -> Callable[[Rendering], Rendering]:
+    """Have a function render the pages' machine and then a GPU, if an experiment was measured on one."""
+
+    def decorate(one: Rendering) -> Rendering:
+        @functools.wraps(one)
+        def both(machine: str | None = None) -> str:
+            gpu = None if machine else gpu_machine(experiment)
+            return "\n\n".join([one(machine), *([one(gpu)] if gpu else [])])
+
+        return both
+
+    return decorate
+
+
+def picture(experiment: str, what: str, machine: str | None = None) -> str:
     """Return the plot of an experiment, for a lesson's page; ``what`` says what it shows."""
-    return f"![{what}](../results/{machine_of(experiment)}_{experiment}.png)"
+    return f"![{what}](../results/{machine or machine_of(experiment)}_{experiment}.png)"
 
 
 def not_measured(experiment: str) -> str:
@@ -56,9 +93,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def line_profile() -> str:
+@also_on_gpu("baseline")
+def line_profile(machine: str | None = None) -> str:
     """Render the line profile of lesson 01's baseline: the lines that took at least 0.1 % of the time."""
-    record = load("baseline")
+    record = load("baseline", machine)
     lines = [f"{'Line':>4} {'Hits':>6} {'Seconds':>8} {'% Time':>7}  Line contents"]
     for line in record["lines"]:
         if line["percent"] >= 0.1:
@@ -67,9 +105,10 @@ def line_profile() -> str:
     return "\n".join(["```text", *lines, "```", "", source(record)])
 
 
-def baseline_epoch() -> str:
+@also_on_gpu("baseline")
+def baseline_epoch(name: str | None = None) -> str:
     """Render one sentence on what one epoch of lesson 01 gives and costs."""
-    record = load("baseline")
+    record = load("baseline", name)
     epoch = record["epoch"]
     return (
         f"On {machine(record)}: **{epoch['val_accuracy']:.2%}** accuracy on the validation digits after one epoch of "
@@ -81,21 +120,30 @@ def ladder() -> str:
     """Render the throughputs of the data ladder and their verdicts."""
     rungs = load("ladder")["rungs"]
     kinds = ("IO", "SYNTHETIC", "FULL")
-    rows = [
-        (f"`{name}`", *(f"{rung[kind]['mean']:,.0f} ± {rung[kind]['std']:,.0f}" for kind in kinds))
-        for name, rung in rungs.items()
-    ]
+    gpu = on_gpu("ladder")
+    columns, sources = [rungs], [source(load("ladder"))]
     verdicts = [f"- `{name}`: {rung['verdict']}" for name, rung in rungs.items()]
+    if gpu:
+        columns.append(gpu["rungs"])
+        sources.append(source(gpu))
+        verdicts += [f"- `{name}`, on the GPU: {rung['verdict']}" for name, rung in gpu["rungs"].items()]
+
+    def cells(rung: dict[str, Any] | None) -> list[str]:
+        return [f"{rung[kind]['mean']:,.0f} ± {rung[kind]['std']:,.0f}" if rung else "" for kind in kinds]
+
+    rows = [(f"`{name}`", *(cell for found in columns for cell in cells(found.get(name)))) for name in rungs]
+    header = ["`--loader`", *kinds, *(f"{kind} on the GPU" for kind in kinds if gpu)]
     memory = rungs["memory"]
     gain = (
         f"`memory` loads {memory['IO']['mean'] / rungs['map']['IO']['mean']:.0f} times as fast as `map` with one "
         f"worker, and trains at {memory['FULL']['mean'] / memory['SYNTHETIC']['mean']:.0%} of its SYNTHETIC speed."
     )
     unit = "In samples/s, mean ± standard deviation of three trials."
-    return "\n".join([table(["`--loader`", *kinds], rows), "", unit, source(load("ladder")), "", *verdicts, "", gain])
+    return "\n".join([table(header, rows), "", unit, *sources, "", *verdicts, "", gain])
 
 
-def fast(machine: str = MACHINE) -> str:
+@also_on_gpu("fast")
+def fast(machine: str | None = None) -> str:
     """Render the seconds to 98 % accuracy of the baseline and of the fast configuration."""
     record = load("fast", machine)
     if not record:
@@ -124,19 +172,26 @@ def fast(machine: str = MACHINE) -> str:
     if all(seconds for found in first.values() for seconds in found):
         firsts = ", ".join(f"{statistics.median(found):.1f}" for found in first.values())
         note += f" Of these seconds the first step, in which libraries and kernels are loaded, took {firsts}."
-    how = f"Three runs each, taken in turn; gain by the medians.{note}"
+    runs = {1: "One run", 2: "Two runs", 3: "Three runs"}[len(record["runs"]["baseline"])]
+    how = f"{runs} each, taken in turn; gain by the medians.{note}"
     return "\n".join([table(header, rows), "", how, source(record)])
 
 
 def bandwidth() -> str:
     """Render this machine's row of the bandwidth table."""
-    record = load("bandwidth")
-    rows = []
-    for row in record["rows"]:
-        speed = row.get("gb_per_second")
-        figures = (f"{speed:,.2f}", f"{row['hours_per_petabyte']:,.0f}") if speed else ("not measured", "")
-        rows.append((row["path"], row["counted"], *figures))
-    return "\n".join([table(["path", "bytes counted", "GB/s", "hours per PB"], rows), "", source(record)])
+    record, gpu = load("bandwidth"), on_gpu("bandwidth")
+    measured = [found for found in (record, gpu) if found]
+    paths = {row["path"]: row["counted"] for found in measured for row in found["rows"] if row.get("gb_per_second")}
+    paths = {row["path"]: row["counted"] for row in record["rows"]} | paths
+
+    def cells(found: dict[str, Any], path: str) -> tuple[str, str]:
+        row = next((row for row in found["rows"] if row["path"] == path and row.get("gb_per_second")), None)
+        return (f"{row['gb_per_second']:,.2f}", f"{row['hours_per_petabyte']:,.0f}") if row else ("not measured", "")
+
+    rows = [(path, counted, *(cell for f in measured for cell in cells(f, path))) for path, counted in paths.items()]
+    header = ["path", "bytes counted", "GB/s", "hours per PB"]
+    header += ["GB/s, GPU machine", "hours per PB"] if gpu else []
+    return "\n".join([table(header, rows), "", *map(source, measured)])
 
 
 def sequential_reads() -> str:
@@ -147,11 +202,12 @@ def sequential_reads() -> str:
     return "\n".join([table(["read", "files", "samples/s"], rows), "", gain, source(record)])
 
 
-def cpu_or_gpu() -> str:
+@also_on_gpu("cpu_or_gpu")
+def cpu_or_gpu(machine: str | None = None) -> str:
     """Render the plot of cpu_or_gpu.py and the conclusions drawn from its figures."""
-    record = load("cpu_or_gpu")
+    record = load("cpu_or_gpu", machine)
     conclusions = [f"- **{name}**: {text}" for name, text in record["conclusions"].items()]
-    plot = picture("cpu_or_gpu", "Time by size, one line per library and number of threads")
+    plot = picture("cpu_or_gpu", "Time by size, one line per library and number of threads", machine)
     return "\n".join([plot, "", *conclusions, "", source(record)])
 
 

@@ -2,12 +2,13 @@
 
 import math
 
-from render import load, not_measured, picture, source, table
+from render import also_on_gpu, load, not_measured, picture, source, table
 
 
-def precision_ladder() -> str:
+@also_on_gpu("precision_ladder")
+def precision_ladder(machine: str | None = None) -> str:
     """Render what each option of lesson 04 costs and gives."""
-    record = load("precision_ladder")
+    record = load("precision_ladder", machine)
     if not record:
         return not_measured("precision_ladder")
     rows = [
@@ -32,13 +33,46 @@ def precision_ladder() -> str:
         f"{record['flops_per_sample'] / 1e9:.2g} GFLOP per sample; validation loss after {record['steps']} steps. "
         f"Peak of matrix products in TFLOP/s: {peaks}."
     )
-    plot = picture("precision_ladder", "Speed, memory and error of each rung")
-    return "\n".join([table(header, rows), "", workload, source(record), "", *missing, "", plot])
+    plot = picture("precision_ladder", "Speed, memory and error of each rung", machine)
+    lines = [table(header, rows), "", workload, source(record), "", *missing, "", plot]
+    return "\n".join([*lines, *(["", full_unet(machine)] if machine else [])])
 
 
-def underflow() -> str:
+def full_unet(machine: str) -> str:
+    """Render how fast the full U-Net trains with its data, and what its step is made of, where it was measured."""
+    lines = []
+    if record := load("unet3d_throughput", machine):
+        kinds = ("IO", "SYNTHETIC", "FULL")
+        rows = [
+            (
+                name,
+                *(f"{row[kind]['mean']:,.0f} ± {row[kind]['std']:,.0f}" for kind in kinds),
+                f"{row['FULL']['mean'] / row['SYNTHETIC']['mean']:.0%}",
+            )
+            for name, row in record["rows"].items()
+        ]
+        lines += [table(["full U-Net, samples/s", *kinds, "FULL of SYNTHETIC"], rows), "", source(record), ""]
+    if record := load("trace", machine):
+        rows = [
+            (
+                f"`{row['name'][:60]}`",
+                f"{row['calls_per_step']:.1f}",
+                f"{row['ms_per_step']:.2f}",
+                f"{row['share']:.1%}",
+            )
+            for row in record["rows"][:10]
+        ]
+        busy = (
+            f"A traced step takes {record['step_ms']:.1f} ms; kernels run in {record['busy_ms_per_step']:.1f} ms of it."
+        )
+        lines += [table(["kernel", "calls per step", "ms per step", "share"], rows), "", busy, source(record)]
+    return "\n".join(lines)
+
+
+@also_on_gpu("underflow")
+def underflow(machine: str | None = None) -> str:
     """Render what becomes of a model's gradients in 16 bits."""
-    record = load("underflow")
+    record = load("underflow", machine)
     if not record:
         return not_measured("underflow")
     rows = [
@@ -50,19 +84,20 @@ def underflow() -> str:
         for row in record["rows"]
     ]
     losses = "; ".join(f"{name}: **{loss:.4f}**" for name, loss in record["val_losses"].items())
-    plot = picture("underflow", "Histogram of the gradients' powers of two")
+    plot = picture("underflow", "Histogram of the gradients' powers of two", machine)
     header = ["format", "loss times", "become 0", "lose digits", "overflow"]
     trained = f"Validation loss after {record['steps']} steps, by format and scale: {losses}."
     return "\n".join([table(header, rows), "", trained, source(record), "", plot])
 
 
-def tensor_cores() -> str:
+@also_on_gpu("tensor_cores")
+def tensor_cores(machine: str | None = None) -> str:
     """Render how the rate of matrix products depends on their sizes."""
-    record = load("tensor_cores")
+    record = load("tensor_cores", machine)
     if not record:
         return not_measured("tensor_cores")
     conclusions = [f"- {text}" for text in record["conclusions"].values()]
-    plot = picture("tensor_cores", "Rate of matrix products by size")
+    plot = picture("tensor_cores", "Rate of matrix products by size", machine)
     return "\n".join([*conclusions, "", plot, "", source(record)])
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import prediction
 from alpha_beta import Network
-from render import load, not_measured, picture, source, table
+from render import also_on_gpu, load, not_measured, picture, source, table
 from scaling_study import KINDS, verdict
 
 
@@ -13,9 +13,10 @@ def mean_std(throughput: dict[str, Any]) -> str:
     return f"{throughput['mean']:,.0f} ± {throughput['std']:,.0f}"
 
 
-def compare() -> str:
+@also_on_gpu("compare")
+def compare(machine: str | None = None) -> str:
     """Render lesson 02's comparison of one device, DataParallel and DDP."""
-    record = load("compare")
+    record = load("compare", machine)
     if not record:
         return not_measured("compare")
     rows = []
@@ -28,9 +29,10 @@ def compare() -> str:
     return "\n".join([table(["", "SYNTHETIC", "ratio", "FULL", "ratio"], rows), "", unit, source(record)])
 
 
-def scaling() -> str:
+@also_on_gpu("scaling")
+def scaling(machine: str | None = None) -> str:
     """Render table, plot and verdicts of the scaling study."""
-    record = load("scaling")
+    record = load("scaling", machine)
     if not record:
         return not_measured("scaling")
     ratios = ("efficiency", "machine_ceiling", "matrix_ceiling", "against_ceiling", "communication_overhead", "waiting")
@@ -46,20 +48,21 @@ def scaling() -> str:
     ]
     shown = ("efficiency", "ceiling", "matrix products", "of the ceiling", "communication overhead", "waiting")
     threads = f"{record['threads_per_rank']} thread(s) per rank; samples/s, mean ± standard deviation."
-    plot = picture("scaling", "Throughput, efficiency and communication overhead by ranks")
-    verdicts = [f"- {scaling_verdict(kind)}" for kind in record["verdicts"]]
+    plot = picture("scaling", "Throughput, efficiency and communication overhead by ranks", machine)
+    verdicts = [f"- {scaling_verdict(kind, machine)}" for kind in record["verdicts"]]
     lines = [table(["scaling", "ranks", "batch per rank", *KINDS, *shown], rows), "", threads, source(record), ""]
     return "\n".join([*lines, *verdicts, "", plot])
 
 
-def scaling_verdict(kind: str) -> str:
+def scaling_verdict(kind: str, machine: str | None = None) -> str:
     """Render in words what weak or strong scaling comes to."""
-    return verdict([row for row in load("scaling")["rows"] if row["scaling"] == kind])
+    return verdict([row for row in load("scaling", machine)["rows"] if row["scaling"] == kind])
 
 
-def allreduce() -> str:
+@also_on_gpu("allreduce")
+def allreduce(machine: str | None = None) -> str:
     """Render the fitted latency and bandwidth of the all-reduce, and its plot."""
-    record = load("allreduce")
+    record = load("allreduce", machine)
     if not record:
         return not_measured("allreduce")
     rows = [
@@ -71,7 +74,7 @@ def allreduce() -> str:
         f"{record['world_size']} ranks over {record['backend']}; fitted: {1e6 * record['alpha']:,.0f} µs per message "
         f"(alpha) and {beta} (1 / beta)."
     )
-    plot = picture("allreduce", "Time and bus bandwidth of an all-reduce by message size")
+    plot = picture("allreduce", "Time and bus bandwidth of an all-reduce by message size", machine)
     return "\n".join([table(["KiB", "ms", "bus GB/s"], rows), "", fitted, source(record), "", plot])
 
 
