@@ -24,11 +24,7 @@ class Flags:
                 raise UserError(f"--{name} must be a number of at most {limit:.2g}, got {value}")
 
     def require_positive(self, *names: str) -> None:
-        """See that these flags, where they are set, are above 0; whole numbers then are at least 1.
-
-        Raises:
-            UserError: one is not.
-        """
+        """Raise a `UserError` unless these flags, where set, are above 0; whole numbers then are at least 1."""
         for name in names:
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -49,11 +49,7 @@ def true_or_false(text: str) -> bool:
 
 
 def require_positive(arguments: argparse.Namespace, *names: str) -> None:
-    """See that these flags, where they are set, are above 0.
-
-    Raises:
-        UserError: one is not.
-    """
+    """Raise a `UserError` unless these flags, where they are set, are above 0."""
     for name in names:
         value = getattr(arguments, name)
         if value is not None and not value > 0:
@@ -61,11 +57,7 @@ def require_positive(arguments: argparse.Namespace, *names: str) -> None:
 
 
 def make_output_folder(folder: Path) -> None:
-    """Make the folder of the results before anything is measured, and see that files can be written there.
-
-    Raises:
-        UserError: it cannot be made or written to.
-    """
+    """Make the folder of the results before anything is measured; raise a `UserError` if files cannot go there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
