@@ -4,7 +4,7 @@ PYTHON ?= python3
 INSTALLED := .venv/installed
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: setup demo test lint docs clean
+.PHONY: setup demo test preflight lint docs clean
 
 setup: $(INSTALLED)
 
@@ -23,6 +23,9 @@ demo: setup
 
 test: setup
 	python -m pytest -n 2 --dist worksteal
+
+preflight: setup
+	python slurm/preflight.py
 
 lint: setup
 	ruff check .
