@@ -20,7 +20,6 @@ RUNS = {
     "memory": f"01_single_gpu/train.py {FEW} --loader memory --benchmark true --benchmark_seconds 0.1",
     "device": f"01_single_gpu/train.py {FEW} --loader device --dataset cifar10 --model cifar_cnn",
     "dali": f"01_single_gpu/train.py {FEW} --loader dali",
-    "resumed": f"03_ddp/train.py {FEW} --save_interval 4 --resume true",
     "volumes": f"04_mixed_precision/train.py {UNET} --loader map",
     "volumes, dali": f"04_mixed_precision/train.py {UNET} --loader dali",
 }
