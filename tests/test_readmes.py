@@ -23,7 +23,7 @@ from conftest import REPOSITORY, Result, Script
 from sources import bring_drawn
 
 READMES = [
-    REPOSITORY / "README.md",
+    *sorted(REPOSITORY.glob("*.md")),
     *sorted(REPOSITORY.glob("[!.]*/README.md")),
     *sorted(REPOSITORY.glob("*/experiments/README.md")),
 ]
