@@ -55,7 +55,7 @@ def draw(ladder: dict[str, Any], fast: dict[str, Any], file: Path) -> None:
     right.bar_label(bars, labels, fontsize=10)
     right.set_yticks(range(len(seconds)), list(STEPS.values()), fontsize=9)
     right.invert_yaxis()
-    target = f"training seconds to {fast['target']:.0%} accuracy on the validation digits"
+    target = f"training seconds to {fast['target']:.0%} accuracy"
     right.set(xlim=(0, 1.25 * first), xlabel=target, title="2. Change one thing, measure again")
     right.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=110)
