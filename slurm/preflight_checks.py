@@ -76,7 +76,7 @@ def packages() -> list[Row]:
             old.append(f"{name} {number} ({least.group(1)} or newer)")
         elif number != tested.get(name):
             other.append(f"{name} {number} ({tested.get(name)})")
-    install = f"`make setup` in {REPOSITORY}, or `pip install --constraint constraints.txt --editable .[dev]`"
+    install = f"`make setup` in {REPOSITORY}, or `pip install --constraint constraints.txt --editable '.[dev]'`"
     if missing or old:
         return [Row("packages", "fail", f"missing or too old: {', '.join(missing + old)}", install)]
     if other:
