@@ -180,7 +180,7 @@ def main() -> int:
             print(json.dumps([vars(row) for row in rows]), flush=True)
         return 0
     if in_srun():
-        nodes = os.environ["PREFLIGHT_NODES"].split()
+        nodes = os.environ.get("PREFLIGHT_NODES", checks.this_node()).split()
         rows = with_the_other_ranks(
             lambda: [*base, *machine(), checks.names(nodes)] if local_rank == 0 else [checks.device(local_rank)]
         )
