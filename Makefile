@@ -4,7 +4,8 @@ PYTHON ?= python3
 INSTALLED := .venv/installed
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: setup demo test test-gpu lint docs clean
+
+.PHONY: setup demo test test-gpu preflight lint docs clean
 
 setup: $(INSTALLED)
 
@@ -27,13 +28,16 @@ test: setup
 test-gpu: setup
 	python -m pytest tests/gpu
 
+preflight: setup
+	python slurm/preflight.py
+
 lint: setup
 	ruff check .
 	ruff format --check .
 	shellcheck slurm/*.sh */*.slurm */experiments/*.slurm .ci/run
 
 docs: setup
-	python -m cogapp -r -I results -I 03_ddp/experiments README.md */README.md */experiments/README.md
+	python -m cogapp -r -I results -I 03_ddp/experiments *.md */README.md */experiments/README.md
 
 # what setup and demo made, and nothing else
 clean:

@@ -13,6 +13,10 @@ if ! command -v python >/dev/null; then
     exit 2
 fi
 
+# This clone's package goes first: an environment that several clones share may hold that of another one.
+PYTHONPATH=$(cd .. && pwd)${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH
+
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1} # else every rank starts a thread per core of the node
 if [[ -n ${SLURM_CPUS_PER_TASK-} ]]; then
     export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # since Slurm 22.05 srun no longer takes this over from sbatch

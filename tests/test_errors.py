@@ -1,6 +1,7 @@
 """How a script ends: in one line where the user can mend it, quietly where nobody reads, else as Python has it."""
 
 import errno
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from conftest import REPOSITORY
 from data_helpers import assert_one_line
-from workshop.errors import run_reporting_user_errors
+from workshop.commandline import run_with_config
+from workshop.config import TrainConfig
+from workshop.errors import refuse_another_clones_package, run_reporting_user_errors
 
 WORKERS = """
 import os, resource, signal, sys
@@ -101,3 +105,49 @@ def test_a_closed_stream_is_no_mistake(closed: int, stdout: str, stderr: str, tm
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, stdout, stderr)
     assert (tmp_path / "saved").read_text() == "saved"
+
+
+def clone(folder: Path, script: str) -> Path:
+    """Another clone, as far as it matters: with a package of its own, and a script that uses the package it gets."""
+    for file in (folder / "workshop" / "errors.py", folder / script):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "workshop" / "errors.py").touch()
+    (folder / script).write_text("def main(config=None):\n    print('runs')\n")
+    return folder / script
+
+
+@pytest.mark.parametrize("script", ["01_single_gpu/train.py", "03_ddp/experiments/allreduce.py", "data/prepare.py"])
+def test_a_script_of_one_clone_with_the_package_of_another_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture, script: str
+) -> None:
+    main = runpy.run_path(str(clone(tmp_path / "mine", script)))["main"]
+    with pytest.raises(SystemExit, match="2"):
+        run_reporting_user_errors(main)
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert_one_line(error)
+    mine = tmp_path / "mine"
+    assert f"{mine / script} got the package of another clone, {REPOSITORY / 'workshop'}" in error
+    assert f"`make setup` in {mine}" in error and f"export PYTHONPATH={mine}`" in error
+
+
+def test_a_lesson_with_the_package_of_another_clone_does_not_read_its_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = runpy.run_path(str(clone(tmp_path / "mine", "01_single_gpu/train.py")))["main"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "--no_such_flag"])
+    with pytest.raises(SystemExit, match="2"):
+        run_with_config(main, TrainConfig, None)
+    error = capsys.readouterr().err
+    assert "got the package of another clone" in error and "no_such_flag" not in error
+
+
+def test_a_copied_script_and_a_clone_under_another_name_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    alone = clone(tmp_path / "mine", "lesson/train.py")
+    (tmp_path / "mine" / "workshop" / "errors.py").unlink()
+    (tmp_path / "link").symlink_to(REPOSITORY)
+    linked = tmp_path / "link" / "tests" / Path(__file__).name
+    run_reporting_user_errors(runpy.run_path(str(alone))["main"])
+    refuse_another_clones_package(linked)
+    refuse_another_clones_package(REPOSITORY / "01_single_gpu" / "train.py")
+    assert capsys.readouterr().out == "runs\n"

@@ -263,6 +263,48 @@ def test_score(run_script: Script, tmp_path: Path) -> None:
         assert (result.status, result.stdout.splitlines()[-1]) == (0, f"verdict: {line}")
 
 
+def test_a_class_is_ranked_with_a_baseline_to_beat(run_script: Script, tmp_path: Path) -> None:
+    score = partial(run_script, "04_mixed_precision/experiments/score.py")
+    for name in ("ada", "bob", "eve", "kim", "max"):
+        (tmp_path / name).mkdir()
+    ada = summary(tmp_path / "ada" / "contest", [0.45, 0.41, 0.3], 5.0)
+    bob = summary(tmp_path / "bob" / "contest", [0.40, 0.39], 6.0)
+    eve = summary(tmp_path / "eve" / "contest", [0.42, 0.41], 1.0)
+    kim = summary(tmp_path / "kim" / "contest", [0.1], 1.0, model="resnet18")
+    plain = summary(tmp_path / "plain", [0.5, 0.4], 10.0)
+
+    def ranking(*arguments: object) -> list[list[str]]:
+        result = score(*arguments)
+        assert result.status == 0, result.stderr
+        return [line.split() for line in result.stdout.splitlines() if line[:1] == " " or line[:1].isdigit()]
+
+    runs = (ada, bob, eve, kim, tmp_path / "max" / "contest")
+    header, *rows = ranking(*runs, "--baseline", plain)
+    assert header[:4] == ["run", "s", "to", "0.4000"]
+    assert [row[:4] for row in rows] == [
+        ["1", "bob/contest", "6.0", "0.3900"],
+        ["2", "ada/contest", "15.0", "0.3000"],
+        ["3", "plain", "(the", "baseline)"],
+        ["4", "eve/contest", "never", "0.4100"],
+    ]
+    out = score(*runs, "--baseline", plain).stdout
+    assert f"not ranked: {kim}: resnet18 on nbody, not unet3d on nbody" in out
+    assert f"not ranked: cannot read {tmp_path / 'max' / 'contest'}: No such file" in out
+    _, *rows = ranking(ada, bob, eve)
+    assert [row[:3] for row in rows] == [["1", "ada", "0.3000"], ["2", "bob", "0.3900"], ["3", "eve", "0.4100"]]
+    _, *rows = ranking(ada, bob, eve, "--epochs", 1)
+    assert [row[1:3] for row in rows] == [["bob", "0.4000"], ["eve", "0.4200"], ["ada", "0.4500"]]
+
+
+def test_a_run_validated_on_other_samples_is_not_ranked(run_script: Script, tmp_path: Path) -> None:
+    honest, other = summary(tmp_path / "honest", [0.5], 1.0), summary(tmp_path / "other", [0.1], 1.0)
+    record = json.loads((other / "summary.json").read_text())
+    record["config"] |= {"limit_val": 4, "val_crops": None}
+    (other / "summary.json").write_text(json.dumps(record))
+    result = run_script("04_mixed_precision/experiments/score.py", honest, other)
+    assert f"not ranked: {other}: unet3d on nbody, limit_val 4, not unet3d on nbody" in result.stdout
+
+
 def test_what_cannot_be_scored_is_told_in_one_line(run_script: Script, tmp_path: Path) -> None:
     score = partial(run_script, "04_mixed_precision/experiments/score.py")
     run = summary(tmp_path / "run", [0.5], 1.0)

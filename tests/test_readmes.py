@@ -23,7 +23,7 @@ from conftest import REPOSITORY, Result, Script
 from sources import bring_drawn
 
 READMES = [
-    REPOSITORY / "README.md",
+    *sorted(REPOSITORY.glob("*.md")),
     *sorted(REPOSITORY.glob("[!.]*/README.md")),
     *sorted(REPOSITORY.glob("*/experiments/README.md")),
 ]
@@ -74,11 +74,14 @@ def copy_of_repository(folder: Path) -> Path:
         text=True,
     )
     for name in files.stdout.splitlines():
+        if name.startswith("workshop/"):
+            continue
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(REPOSITORY / name, folder / name)
     for name in ("pyproject.toml", "constraints.txt"):
         os.utime(folder / name, (0, 0))  # older than the environment, so that make does not install into it
     (folder / ".venv").symlink_to(sys.prefix)
+    (folder / "workshop").symlink_to(REPOSITORY / "workshop")  # else it were another clone's, for a script run in here
     return folder
 
 
@@ -103,7 +106,7 @@ def slurm_folder() -> Iterator[str]:
         yield f"{folder}/state"
 
 
-@pytest.mark.parametrize("readme", READMES, ids=name_of)
+@pytest.mark.parametrize("readme", [page for page in READMES if commands_of(page)], ids=name_of)
 def test_commands_run_as_they_stand(
     readme: Path,
     tmp_path: Path,

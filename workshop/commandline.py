@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -83,14 +84,9 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
 
 
 def run_with_config(main: Callable[[C], None], config_class: type[C], description: str | None) -> None:
-    """Run ``main`` with the configuration of the command line; tell a user's mistake in one line.
+    """Run a script's ``main`` with the configuration of the command line; tell a user's mistake in one line."""
 
-    Args:
-        main: of a script.
-        config_class: a dataclass made of groups of flags.
-        description: what ``--help`` shows first, as a rule the ``__doc__`` of the script.
-    """
-
+    @functools.wraps(main)
     def parse_and_run() -> None:
         try:
             config = load_config(config_class, sys.argv[1:], description)

@@ -2,11 +2,13 @@
 
 import difflib
 import errno
+import inspect
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # of open files, memory or processes
 SIGNS_OF_WANT = ("DataLoader worker (pid", "Too many open files", "unable to mmap", "</torch_", "ancdata")  # of torch
@@ -27,6 +29,7 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         try:
+            refuse_another_clones_package(Path(inspect.unwrap(main).__code__.co_filename))
             main()
         finally:
             sys.stdout.flush()  # not at exit, where it is too late to see that nobody reads any more
@@ -50,6 +53,16 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
         print(f"error: {reason}; {advice}", file=sys.stderr)
         sys.unraisablehook = lambda _: None  # torch trips over what is left of a loader whose workers could not start
         sys.exit(2)
+
+
+def refuse_another_clones_package(script: Path) -> None:
+    """Raise a `UserError` if ``script`` is of a clone with a package of its own, but runs with that of another one."""
+    package = Path(__file__).parent
+    for clone in script.resolve().parents[:3]:
+        if (clone / "workshop/errors.py").is_file() and not package.samefile(clone / "workshop"):
+            remedies = f"`make setup` in {clone} and use its .venv, or `export PYTHONPATH={clone}`"
+            mistake = f"{script} got the package of another clone, {package}"
+            raise UserError(f"{mistake}: {remedies}", told=not first_on_node())
 
 
 def leave_with_status_2_when_told_to_end() -> None:

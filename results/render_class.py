@@ -1,0 +1,32 @@
+"""Turn the figures on record into what an instructor compares a class's answers with; cog calls this."""
+
+import statistics
+
+from render import ELSEWHERE, load, machine, table
+
+
+def expected() -> str:
+    """Render what each exercise with a figure for an answer gives on the machine of the pages."""
+    rungs, epoch, fast = load("ladder")["rungs"], load("baseline")["epoch"], load("fast")
+    means = {name: [rung[kind]["mean"] for kind in ("IO", "SYNTHETIC", "FULL")] for name, rung in rungs.items()}
+    errors = {row["name"]: row["output_error"] for row in load("precision_ladder")["rows"]}
+    rates = {step: statistics.median(run["samples_per_second"] for run in runs) for step, runs in fast["runs"].items()}
+    gradients = load("scaling")["gradient_bytes"]
+    zero = {(row["format"], row["scale"]): row["zero"] for row in load("underflow")["rows"]}
+    weak = load("scaling")["verdicts"]["weak"].partition(" Ranks")[0]
+    rows = [
+        ("01, first run", f"{epoch['val_accuracy']:.1%} after an epoch of {epoch['seconds']:.0f} s"),
+        (
+            "01, 3",
+            "FULL over the smaller of the others: "
+            + ", ".join(f"`{n}` {m[2] / min(m[:2]):.0%}" for n, m in means.items()),
+        ),
+        ("03, 1 and 3", f"{gradients / 1e6:.2f} MB of gradients, which are {gradients // 4:,} parameters of 4 bytes"),
+        ("03, scaling", weak),
+        ("04, 1", f"error of outputs: fp16 {errors['fp16']:.0e}, bf16 {errors['bf16']:.0e}"),
+        ("04, 3", f"`--precision fp32` takes {rates['fast']:,.0f} samples/s to {rates['fast_fp32']:,.0f}"),
+        ("04, 5", f"of the smaller cubes' gradients, fp16 makes {zero['fp16', 1.0]:.0%} zero without a scaler"),
+    ]
+    others = ", ".join(ELSEWHERE)
+    sources = f"*Measured on {machine(load('ladder'))}; {others} on {machine(load('scaling'))}.*"
+    return "\n".join([table(["exercise", "expect"], rows).replace("---:", "---"), "", sources])

@@ -1,0 +1,65 @@
+"""Draw the picture of the front page from the figures on record: `python results/render_front.py`.
+
+Left: how fast each loader delivers, how fast the step trains, and what both together give. Right: the training time to
+the same accuracy as one thing after the other is changed.
+"""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from render import MACHINE, load
+
+STEPS = {
+    "baseline": "lesson 01, as it comes",
+    "fewer": "stop when it is good enough:\n40,000 digits, not 60,000",
+    "fast_fp32": "lesson 04: data on the device, larger\nbatch, fused optimizer, channels last",
+    "fast": "16 bits: bf16",
+}
+"""what `mnist_fast.yaml` changes, in the order of the bars: each has what those above it have"""
+FIGURE = Path(__file__).parent / f"{MACHINE}_front.png"
+
+
+def seconds_to_target(record: dict[str, Any]) -> dict[str, float]:
+    """Return the median training seconds to the accuracy aimed at, by step."""
+    return {step: statistics.median(run["seconds"] for run in record["runs"][step]) for step in STEPS}
+
+
+def draw(ladder: dict[str, Any], fast: dict[str, Any], file: Path) -> None:
+    """Draw both halves into a PNG."""
+    figure = Figure(figsize=(11, 4.3), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
+
+    rungs = ladder["rungs"]
+    places = range(len(rungs))
+    for kind, label, color, shift in (
+        ("IO", "the loader alone", "tab:blue", -0.27),
+        ("SYNTHETIC", "the training step alone", "tab:orange", 0),
+        ("FULL", "both, as in a real run", "tab:green", 0.27),
+    ):
+        rates = [rung[kind]["mean"] for rung in rungs.values()]
+        left.bar([place + shift for place in places], rates, 0.26, label=label, color=color)
+    left.set_xticks(list(places), list(rungs))
+    left.set(yscale="log", ylim=(100, 2e7), ylabel="samples/s, each line ten times the one below")
+    left.set(xlabel="--loader: how samples reach the training loop", title="1. Find what bounds the run")
+    left.grid(axis="y", alpha=0.3)
+    left.set_axisbelow(True)
+    left.legend(fontsize=9, loc="upper right")
+
+    seconds = seconds_to_target(fast)
+    bars = right.barh(range(len(seconds)), list(seconds.values()), color="tab:green")
+    first = seconds["baseline"]
+    labels = [f" {value:.0f} s" + (f", {first / value:.1f}x" if value != first else "") for value in seconds.values()]
+    right.bar_label(bars, labels, fontsize=10)
+    right.set_yticks(range(len(seconds)), list(STEPS.values()), fontsize=9)
+    right.invert_yaxis()
+    target = f"training seconds to {fast['target']:.0%} accuracy"
+    right.set(xlim=(0, 1.25 * first), xlabel=target, title="2. Change one thing, measure again")
+    right.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=110)
+
+
+if __name__ == "__main__":
+    draw(load("ladder"), load("fast"), FIGURE)

@@ -1,0 +1,196 @@
+"""Before a class: can this machine, or this cluster, run each lesson? If not, what is to be done?
+
+    make preflight                     # this machine; on a login node, also what Slurm would say to each job
+    sbatch slurm/preflight.slurm       # from the top of the repository: two nodes, and whether their ranks meet
+
+You should see, within a minute, a row for each check (ok, warning or fail; what was found; under it the remedy), then a
+line for each lesson. Exit status 0 when every lesson can run, 1 when one cannot. A warning is something that a lesson
+can do without.
+"""
+
+from __future__ import annotations  # so that a Python that is too old gets as far as being told so
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import preflight_checks as checks
+from preflight_checks import ALL, LESSONS, SEVERAL_RANKS, Row
+
+ONLY_RANKS = "--only_ranks"  # as torchrun starts it again, to see whether ranks meet on this machine
+SLOW_GB_PER_SECOND = {"nccl": 1.0, "gloo": 0.05}
+
+
+def foundations() -> list[Row]:
+    """Check what everything else stands on; nothing else can be checked unless all of it is there."""
+    rows = [checks.python()]
+    if rows[0].status != "fail":
+        rows += [*checks.packages(), checks.package()]
+    return rows
+
+
+def machine(local_rank: int = 0) -> list[Row]:
+    """Check this node: what computes, the data, and where to write."""
+    every: list[Callable[[], Row | list[Row]]] = [
+        checks.driver,
+        lambda: checks.device(local_rank),
+        checks.gpus_for_lesson_02,
+        checks.dali,
+        checks.processors,
+        checks.shared_memory,
+        checks.data,
+        checks.runs_folder,
+    ]
+    rows = []
+    for check in every:
+        found = check()
+        rows += found if isinstance(found, list) else [found]
+    return rows
+
+
+def with_the_other_ranks(mine: Callable[[], list[Row]]) -> list[Row]:
+    """Meet the other ranks and add up with them; return the rows of all on the main one, and none on the others.
+
+    Where they do not meet, each rank returns its own.
+    """
+    import torch.distributed as dist
+
+    from workshop.distributed.agreement import Agreement
+    from workshop.distributed.process_group import process_group
+    from workshop.errors import UserError
+
+    os.environ.setdefault("WORKSHOP_RENDEZVOUS_SECONDS", "40")
+    started = time.monotonic()
+    try:
+        with process_group() as (ranks, device):
+            seconds = time.monotonic() - started
+            backend = dist.get_backend()
+            rate = all_reduce_gb_per_second(device)
+            gathered = Agreement(ranks).gather((checks.this_node(), [vars(row) for row in mine()]))
+    except (UserError, RuntimeError) as error:
+        remedy = "see `When it does not start` in 03_ddp/experiments/README.md: firewall, network, NCCL_SOCKET_IFNAME"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return [*mine(), Row("ranks", "fail", reason, remedy, SEVERAL_RANKS)]
+    if not ranks.is_main:
+        return []
+    nodes = len({node for node, _ in gathered})
+    met = f"{ranks.world_size} on {nodes} node(s) met over {backend}, after {seconds:.1f} s, and added up right"
+    every = [Row(**row) for _, rows in gathered for row in rows]
+    return [*every, Row("ranks", "ok", met, lessons=SEVERAL_RANKS), bandwidth(rate, backend)]
+
+
+def all_reduce_gb_per_second(device: object, mib: int = 16) -> float:
+    """Return the bus bandwidth of the fastest of a few all-reduces; each must give the right sum."""
+    import torch
+    import torch.distributed as dist
+
+    ranks, times = dist.get_world_size(), []
+    for _ in range(5):
+        message = torch.full((mib * 2**18,), dist.get_rank() + 1.0, device=device)
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_reduce(message)
+        last = message[-1].item()  # waits for the GPU
+        times.append(time.perf_counter() - started)
+        if last != ranks * (ranks + 1) / 2:
+            raise RuntimeError(f"an all-reduce over {ranks} ranks gave {last}, not the sum")
+    return 2 * (ranks - 1) / ranks * mib * 2**20 / min(times) / 1e9
+
+
+def bandwidth(gb_per_second: float, backend: str) -> Row:
+    """Say how fast ranks add up, and whether that looks like the wrong network."""
+    found = f"{gb_per_second:.2f} GB/s bus bandwidth over {backend}, messages of 16 MiB"
+    if gb_per_second < SLOW_GB_PER_SECOND[backend]:
+        remedy = "NCCL_DEBUG=INFO names the network in use, NCCL_SOCKET_IFNAME chooses one; or other work runs here"
+        return Row("all-reduce", "warning", found, remedy, SEVERAL_RANKS)
+    return Row("all-reduce", "ok", found, lessons=SEVERAL_RANKS)
+
+
+def ranks_on_this_machine() -> list[Row]:
+    """Start two ranks as lesson 03 does, on two GPUs or on CPUs, and return what they found."""
+    import torch
+
+    from workshop.measuring.launching import reason
+
+    environment = os.environ | ({} if torch.cuda.device_count() > 1 else {"CUDA_VISIBLE_DEVICES": ""})
+    environment |= {"OMP_NUM_THREADS": "1"}
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    try:
+        command = [*start, checks.REPOSITORY / "slurm" / "preflight.py", ONLY_RANKS]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+    except subprocess.TimeoutExpired as error:
+        ended = subprocess.CompletedProcess(error.cmd, 124, "", f"no answer in {error.timeout} s")
+    for line in ended.stdout.splitlines():
+        if line.startswith("["):
+            return [Row(**row) for row in json.loads(line)]
+    remedy = "`torchrun --standalone --nproc-per-node 2 train.py` in 03_ddp says more; does `localhost` resolve?"
+    return [Row("ranks", "fail", f"torchrun was to start two: {reason(ended.stderr)}", remedy, SEVERAL_RANKS)]
+
+
+def merged(rows: list[Row]) -> list[tuple[str, Row]]:
+    """Put rows that nodes have in common into one, and name the nodes of the others."""
+    nodes = list(dict.fromkeys(row.node for row in rows))
+    groups: dict[tuple, list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.check, row.status, row.found, row.remedy), []).append(row)
+    checks_in_order = list(dict.fromkeys(row.check for row in rows))
+    found = []
+    for group in sorted(groups.values(), key=lambda group: checks_in_order.index(group[0].check)):
+        here = list(dict.fromkeys(row.node for row in group))
+        alone = len({row.node for row in rows if row.check == group[0].check}) == 1
+        found.append(("" if here == nodes or (alone and group[0].status == "ok") else ", ".join(here), group[0]))
+    return found
+
+
+def show(rows: list[Row]) -> int:
+    """Print the rows and a verdict for each lesson, in one piece; return the exit status."""
+    lines = [f"on {', '.join(dict.fromkeys(row.node for row in rows))}:", ""]
+    for nodes, row in merged(rows):
+        lines.append(f"{row.status:8} {row.check:14} {f'[{nodes}] ' if nodes else ''}{row.found}")
+        if row.remedy and row.status != "ok":
+            lines.append(f"{'':8} -> {row.remedy}")
+    lines.append("")
+    status = 0
+    for number in ALL:
+        fails, warnings = (
+            ", ".join(dict.fromkeys(row.check for row in rows if row.status == kind and number in row.lessons))
+            for kind in ("fail", "warning")
+        )
+        verdict = f"cannot run: {fails}" if fails else f"can run{warnings and f', with warnings: {warnings}'}"
+        lines.append(f"lesson {LESSONS[number].name}: {verdict}")
+        status = 1 if fails else status
+    print("\n".join(lines), flush=True)
+    return status
+
+
+def main() -> int:
+    """Check everything that can be checked from here."""
+    os.chdir(checks.REPOSITORY)  # where the commands of the remedies are to be typed
+    base = foundations()
+    local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+    if any(row.status == "fail" for row in base):
+        return show(base) if local_rank == 0 else 1
+    from workshop.distributed.ranks import in_srun
+
+    if ONLY_RANKS in sys.argv:
+        if rows := with_the_other_ranks(list):
+            print(json.dumps([vars(row) for row in rows]), flush=True)
+        return 0
+    if in_srun():
+        nodes = os.environ.get("PREFLIGHT_NODES", checks.this_node()).split()
+        rows = with_the_other_ranks(
+            lambda: [*base, *machine(), checks.names(nodes)] if local_rank == 0 else [checks.device(local_rank)]
+        )
+        apart = any(row.check == "ranks" and row.status == "fail" for row in rows)
+        if not rows or (apart and local_rank > 0):
+            return int(apart)
+        return show([*rows, *checks.slurm()])
+    names = checks.names(["localhost", checks.this_node()])
+    return show([*base, *machine(), names, *ranks_on_this_machine(), *checks.slurm()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

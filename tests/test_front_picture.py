@@ -1,0 +1,23 @@
+"""The picture of the front page is drawn from the figures on record."""
+
+import statistics
+from pathlib import Path
+
+from conftest import REPOSITORY
+from render import load
+from render_front import FIGURE, STEPS, draw, seconds_to_target
+
+
+def test_the_bars_are_the_figures_on_record(tmp_path: Path) -> None:
+    fast = load("fast")
+    seconds = seconds_to_target(fast)
+    assert list(seconds) == list(STEPS)
+    for step, value in seconds.items():
+        assert value == statistics.median(run["seconds"] for run in fast["runs"][step])
+    draw(load("ladder"), fast, tmp_path / "front.png")
+    assert (tmp_path / "front.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_front_page_shows_it() -> None:
+    assert FIGURE.exists()
+    assert f"]({FIGURE.relative_to(REPOSITORY)})" in (REPOSITORY / "README.md").read_text()
