@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
+from workshop.loaders.noted import noted
 from workshop.loaders.order import EpochOrder
 from workshop.signals import obey_only_parent
 
@@ -24,8 +25,9 @@ class MapLoader:
     ) -> None:
         self.sampler = sampler
         self.loader = DataLoader(
-            dataset,
-            batch_sampler=SeededOrder(sampler),
+            WholeBatches(dataset),
+            sampler=SeededOrder(sampler),
+            batch_size=None,  # a sample of this data set is a batch
             num_workers=num_workers,
             pin_memory=pin_memory,
             persistent_workers=persistent_workers and num_workers > 0,
@@ -53,6 +55,17 @@ class SeededOrder:
 
     def __len__(self) -> int:
         return len(self.sampler)
+
+
+class WholeBatches(Dataset):
+    """A data set of batches, each by what names its samples."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, keys: list[tuple[int, int]]) -> Any:  # noqa: ANN401
+        with noted():
+            return default_collate([self.dataset[key] for key in keys])
 
 
 class SeededSamples(Dataset):

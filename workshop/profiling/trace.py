@@ -12,17 +12,20 @@ Under Nsight Systems the same steps are recorded by that tool instead, if it was
 Both read the GPU's activity through CUPTI, which serves one of them at a time.
 """
 
+import gzip
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from workshop.errors import UserError, warn
+from workshop.loaders import noted
 from workshop.profiling.annotate import marked_by, under_nsys
 
 Batch = TypeVar("Batch")
@@ -43,6 +46,7 @@ class Trace:
         device: the device that trains.
         name: what the file is called before the ``.pt.trace.json.gz``; ranks in one folder need different ones.
         log: is given the lines for the user.
+        show: is given a picture of the trace; None draws none.
 
     Raises:
         UserError: the folder cannot be written.
@@ -58,11 +62,13 @@ class Trace:
         active: int = 6,
         name: str = "rank0",
         log: Callable[[str], None] = print,
+        show: Callable[[str, Any], None] | None = None,
     ) -> None:
         self.file = folder / f"{name}.pt.trace.json.gz"
         self.device = device
         self.skip, self.warmup, self.active = skip, warmup, active
         self.log = log
+        self.show = show
         self._pending = True
         self._step = 0
         self._stop = ExitStack()
@@ -123,16 +129,24 @@ class Trace:
                 on_trace_ready=self._write,
             )
             self._stop.enter_context(marked_by(record_function))
+            self._workers = Path(self._stop.enter_context(tempfile.TemporaryDirectory()))
+            self._stop.callback(os.environ.pop, noted.FOLDER)
+            os.environ[noted.FOLDER] = str(self._workers)  # for the workers that the first batch starts
         recorder.start()
         self._stop.callback(recorder.stop)
         return recorder
 
     def _write(self, profiler: profile) -> None:
         profiler.export_chrome_trace(str(self.file))
+        add_workers(self.file, self._workers)
         steps = self._step - self._first + 1
         planned = "" if steps == self.active else f" ({self.active} were planned)"
         self.log(f"traced steps {self._first} to {self._step}{planned}: {self.file}, for https://ui.perfetto.dev")
         self.log(top_operators(profiler, self.device, steps))
+        if self.show:
+            from workshop.profiling.timeline import picture  # here: training does not need matplotlib
+
+            self.show("trace", picture(self.file))
 
     def _tell_if_nothing(self) -> None:
         if self._step < self._first:
@@ -163,6 +177,20 @@ class _NsysWindow:
         if self.done >= self.steps_before:
             torch.cuda.synchronize(self.device)
             torch.cuda.profiler.stop()
+
+
+def add_workers(trace: Path, folder: Path) -> None:
+    """Add to a Chrome trace when each loader worker prepared a batch, as they have `noted` it in ``folder``."""
+    with gzip.open(trace, "rt") as lines:
+        content = json.load(lines)
+    zero = content.get("baseTimeNanoseconds", 0)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        for began, ended in (map(int, line.split()) for line in file.read_text().splitlines()):
+            when = {"ts": (began - zero) / 1000, "dur": (ended - began) / 1000}
+            event = {"ph": "X", "cat": "loader_worker", "name": file.name, "pid": "loader", "tid": number}
+            content["traceEvents"].append(event | when)
+    with gzip.open(trace, "wt") as lines:
+        json.dump(content, lines)
 
 
 def top_operators(profiler: profile, device: torch.device, steps: int, rows: int = 12) -> str:

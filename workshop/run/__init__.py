@@ -42,7 +42,8 @@ class Run:
         if config.trace and not config.benchmark:
             from workshop.profiling.trace import Trace
 
-            self.trace = Trace(self.record.directory, device, name=f"rank{ranks.rank}", log=self.record.log)
+            show = self.record.add_picture if ranks.is_main else None
+            self.trace = Trace(self.record.directory, device, name=f"rank{ranks.rank}", log=self.record.log, show=show)
         if config.monitor and ranks.is_main:
             from workshop.profiling.monitor import Monitor
 
