@@ -183,7 +183,7 @@ def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--max_ranks", 0], "--max_ranks must be above 0, got 0"),
+        (["--max_ranks", 0], "--max_ranks must be at least 1, got 0"),
         (["--seconds", "soon"], "--seconds: invalid float value: 'soon'"),
         (["--quick", "maybe"], "takes true or false, got 'maybe'"),
         (["--loadr", "map"], "unknown flag --loadr; did you mean --loader?"),

@@ -3,9 +3,11 @@
 import json
 import os
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workshop.errors import UserError
 from workshop.paths import REPOSITORY, default_data_dir
 
 ORIGIN_FILE = "ORIGIN.json"
@@ -24,6 +26,14 @@ def how_to_bring(name: str, data_dir: Path) -> str:
     """Return the end of an error line: the commands that bring data set ``name``."""
     real, synthetic = (prepare_command(name, data_dir, *options) for options in ([], ["--synthetic"]))
     return f"to bring {name} run `{real}`, or without a network `{synthetic}`"
+
+
+def check_lengths(folder: Path, noted: Mapping[str, Sequence[int]]) -> None:
+    """Raise `UserError` unless the files in ``folder`` are as long as was noted, by name, when they came there."""
+    for path, (size, *_) in ((folder / name, about) for name, about in noted.items()):
+        found = path.stat().st_size if path.exists() else 0
+        if found != size:
+            raise UserError(f"{path}: damaged, expected {size} bytes, found {found} bytes")
 
 
 def read_origin(folder: Path) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from workshop.errors import UserError
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.order import EpochOrder, Loader
 from workshop.loaders.transform import PADDING, BatchTransform
 
 try:
@@ -18,7 +18,7 @@ except ImportError:
     raise UserError("--loader dali needs NVIDIA DALI (Linux only): pip install nvidia-dali-cuda120") from None
 
 
-class PipelineLoader:
+class PipelineLoader(Loader):
     """Batches (inputs, targets) from a DALI pipeline that begins an epoch whenever it is iterated over.
 
     Whoever builds the ``pipeline`` feeds it from a generator that looks up the sampler's epoch when it begins. It must
@@ -46,9 +46,6 @@ class PipelineLoader:
             self._iterator.reset()
         for (batch,) in self._iterator:
             yield batch["inputs"], batch["targets"]
-
-    def __len__(self) -> int:
-        return len(self.sampler)
 
 
 class DaliLoader(PipelineLoader):

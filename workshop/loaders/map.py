@@ -7,11 +7,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from workshop.loaders.noted import noted
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.order import EpochOrder, Loader
 from workshop.signals import obey_only_parent
 
 
-class MapLoader:
+class MapLoader(Loader):
     """Batches (inputs, targets) in CPU memory, from a data set that returns one sample by its epoch and index."""
 
     def __init__(
@@ -26,7 +26,7 @@ class MapLoader:
         self.sampler = sampler
         self.loader = DataLoader(
             WholeBatches(dataset),
-            sampler=SeededOrder(sampler),
+            sampler=sampler,
             batch_size=None,  # a sample of this data set is a batch
             num_workers=num_workers,
             pin_memory=pin_memory,
@@ -39,33 +39,17 @@ class MapLoader:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return iter(self.loader)
 
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-
-class SeededOrder:
-    """The batches of an `EpochOrder` with the epoch told along: workers live on and would not hear of it otherwise."""
-
-    def __init__(self, sampler: EpochOrder) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for batch in self.sampler:
-            yield [(self.sampler.epoch, index) for index in batch]
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
 
 class WholeBatches(Dataset):
-    """A data set of batches, each by what names its samples."""
+    """A data set whose samples are batches, each by the epoch and the indices of its samples."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, keys: list[tuple[int, int]]) -> Any:  # noqa: ANN401
+    def __getitem__(self, epoch_and_indices: tuple[int, list[int]]) -> Any:  # noqa: ANN401
+        epoch, indices = epoch_and_indices
         with noted():
-            return default_collate([self.dataset[key] for key in keys])
+            return default_collate([self.dataset[epoch, index] for index in indices])
 
 
 class SeededSamples(Dataset):

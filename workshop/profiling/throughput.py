@@ -62,7 +62,7 @@ class Throughput:
         return f"{self.mean:,.0f} +/- {self.std:,.0f}"
 
 
-class OneBatch:
+class OneBatch(Loader):
     """A loader that gives one batch over and over, wherever the real loader left it: training at its fastest."""
 
     def __init__(self, loader: Loader) -> None:
@@ -73,11 +73,8 @@ class OneBatch:
         for _ in range(len(self)):
             yield self.batch
 
-    def __len__(self) -> int:
-        return len(self.sampler)
 
-
-class InStep:
+class InStep(Loader):
     """A loader whose batches come when all ranks have asked for one, so that none gets ahead of the slowest."""
 
     def __init__(self, loader: Loader, device: torch.device) -> None:
@@ -90,9 +87,6 @@ class InStep:
         for batch in self.loader:
             dist.all_reduce(nothing)  # waits on the device, as the sum of gradients does; a barrier would stop the host
             yield batch
-
-    def __len__(self) -> int:
-        return len(self.loader)
 
 
 def benchmark(

@@ -17,9 +17,9 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
@@ -31,7 +31,7 @@ from workshop.profiling.annotate import marked_by, under_nsys
 Batch = TypeVar("Batch")
 
 
-class Trace:
+class Trace(AbstractContextManager):
     """Traces some steps of the first epoch it watches; whatever follows passes through untouched.
 
     The first ``skip`` steps are not typical: batches are waiting, libraries choose their algorithms, memory is
@@ -80,9 +80,6 @@ class Trace:
         except OSError as error:
             reason = error.strerror or error
             raise UserError(f"cannot write a trace into {folder}: {reason}; choose another --run_dir") from None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -23,15 +23,8 @@ from workshop.paths import default_runs_dir, lesson_name
 
 LOCK = "workshop_run.lock"
 """locked by the run that writes to its folder; not empty where files of the names below are known to be of runs"""
-WRITTEN = (
-    "summary.json",
-    "summary.tmp",
-    "throughput.json",
-    "events.out.tfevents.*",
-    "rank*.pt.trace.json.gz",
-    "trace.png",
-)
-WRITTEN += ("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp")
+WRITTEN = ("summary.json", "summary.tmp", "throughput.json", "events.out.tfevents.*", "rank*.pt.trace.json.gz")
+WRITTEN += ("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp", "trace.png")
 
 
 def run_directory(config: TrainConfig) -> Path:
