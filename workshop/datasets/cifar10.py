@@ -8,8 +8,6 @@ torchvision's class refuses any but the real files and runs whatever they say. W
 too, and lets them build arrays and nothing else (see `pickles`).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +43,7 @@ def check(data_dir: Path) -> None:
     Raises:
         UserError: they are not; names the file, what is wrong, and the commands that bring the data.
     """
-    with _telling_what_mends_it(data_dir):
+    with files.telling_what_mends(NAME, data_dir):
         _check_lengths(folder(data_dir))
 
 
@@ -58,7 +56,7 @@ def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         UserError: files of the split are missing or damaged in any way.
     """
-    with _telling_what_mends_it(data_dir):
+    with files.telling_what_mends(NAME, data_dir):
         return _read_split(folder(data_dir), split)
 
 
@@ -67,14 +65,6 @@ def check_folder(folder: Path) -> None:
     for split in FILES:
         _read_split(folder, split)
     _read_names(folder)
-
-
-@contextmanager
-def _telling_what_mends_it(data_dir: Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{error}; {files.how_to_bring(NAME, data_dir)}") from None
 
 
 def _check_lengths(folder: Path) -> None:

@@ -3,7 +3,8 @@
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,14 @@ def prepare_command(name: str, data_dir: Path, *options: str) -> str:
     return shlex.join(["python", script, name, *options, *elsewhere])
 
 
-def how_to_bring(name: str, data_dir: Path) -> str:
-    """Return the end of an error line: the commands that bring data set ``name``."""
-    real, synthetic = (prepare_command(name, data_dir, *options) for options in ([], ["--synthetic"]))
-    return f"to bring {name} run `{real}`, or without a network `{synthetic}`"
+@contextmanager
+def telling_what_mends(name: str, data_dir: Path) -> Iterator[None]:
+    """Have a `UserError` inside end with the commands that bring data set ``name``."""
+    try:
+        yield
+    except UserError as error:
+        real, synthetic = (prepare_command(name, data_dir, *options) for options in ([], ["--synthetic"]))
+        raise UserError(f"{error}; to bring {name} run `{real}`, or without a network `{synthetic}`") from None
 
 
 def check_lengths(folder: Path, noted: Mapping[str, Sequence[int]]) -> None:

@@ -38,10 +38,8 @@ def check(data_dir: Path) -> None:
     Raises:
         UserError: they are not; names the file, what is wrong, and the commands that bring the data.
     """
-    try:
+    with files.telling_what_mends(NAME, data_dir):
         check_folder(folder(data_dir))
-    except UserError as error:
-        raise UserError(f"{error}; {files.how_to_bring(NAME, data_dir)}") from None
 
 
 def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,61 +9,52 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Spans = list[tuple[float, float]]
-"""start and length of each, in milliseconds from the start of the first step"""
-PARTS = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73"}
-OTHERS = {"worker": "#D55E00", "all-reduces": "#CC79A7", "GPU kernels": "#000000", "GPU copies": "#999999"}
-"""colours of the rows, which people who see few colours can tell apart (Okabe and Ito 2008)"""
+"""start and length of each, in milliseconds"""
+COLOURS = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73", "worker": "#D55E00"}
+COLOURS |= {"all-reduces": "#CC79A7", "kernels": "#000000", "copies": "#999999"}
+"""of the rows, from top to bottom, by their first word: people who see few colours can tell them apart (Okabe, Ito)"""
+GLOO = "gloo:all_reduce"
 
 
 def read_rows(file: Path) -> dict[str, list[Spans]]:
-    """Return what each row shows, from top to bottom: lanes of spans; and under ``steps`` where the steps are.
+    """Return what each row shows: lanes of spans, of which only ``all-reduces`` has several, one for each bucket.
 
-    Only the row of the all-reduces has several lanes, one for each bucket of gradients. Rows without spans are left
-    out: on a CPU there are no kernels, and loaders that have no worker processes work during ``data``.
+    Who did nothing has no row: loaders without worker processes work during ``data``, and without a GPU there are no
+    kernels.
     """
     with gzip.open(file, "rt") as lines:
-        events = [event for event in json.load(lines)["traceEvents"] if event["ph"] == "X"]
-    steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
-    start, end = min(step["ts"] for step in steps), max(step["ts"] + step["dur"] for step in steps)
+        events = sorted(json.load(lines)["traceEvents"], key=lambda event: event["ts"])
     found = defaultdict[str, Spans](list)
-    for event in sorted(events, key=lambda event: event["ts"]):
-        if start <= event["ts"] + event["dur"] and event["ts"] <= end:
-            found[_row_of(event["cat"], event["name"])].append(((event["ts"] - start) / 1000, event["dur"] / 1000))
-    sums = found.pop("all-reduces", [])
-    if "GPU kernels" not in found:  # on CPUs the ranks also agree on whether to stop in this way, but between backwards
-        sums = [span for span in sums if any(at <= span[0] <= at + length for at, length in found["backward"])]
-    buckets = max(1, round(len(sums) / len(steps)))
-    workers = sorted(row for row in found if row.startswith("worker"))
-    rows = {row: [found[row]] for row in ("steps", *PARTS, *workers)}
-    rows["all-reduces"] = [sums[bucket::buckets] for bucket in range(buckets)]
-    rows |= {row: [found[row]] for row in ("GPU kernels", "GPU copies")}
-    return {row: lanes for row, lanes in rows.items() if any(lanes)}
-
-
-def _row_of(category: str, name: str) -> str:
-    """Return the row of an event, "" if it is not drawn."""
-    if category == "user_annotation":
-        return "steps" if name.startswith("ProfilerStep#") else {"gloo:all_reduce": "all-reduces"}.get(name, name)
-    if category == "kernel":
-        return "all-reduces" if "AllReduce" in name else "GPU kernels"
-    return {"loader_worker": name, "gpu_memcpy": "GPU copies"}.get(category, "")
+    for event in events:
+        kind, name = event.get("cat"), event["name"]
+        row = {"user_annotation": name, "loader_worker": name, "gpu_memcpy": "copies on the GPU"}.get(kind, "")
+        if kind == "kernel":
+            row = "all-reduces" if "AllReduce" in name else "kernels on the GPU"
+        if row == GLOO and any(start <= event["ts"] / 1000 <= start + length for start, length in found["backward"]):
+            row = "all-reduces"  # what else the ranks agree on, between two steps, is not about gradients
+        if row.partition(" ")[0] in COLOURS:
+            found[row].append((event["ts"] / 1000, event["dur"] / 1000))
+    buckets = max(1, round(len(found["all-reduces"]) / len(found["data"])))
+    order = sorted(found, key=lambda row: (list(COLOURS).index(row.partition(" ")[0]), row))
+    rows = {row: [found[row]] for row in order if found[row]}
+    if "all-reduces" in rows:
+        rows["all-reduces"] = [found["all-reduces"][bucket::buckets] for bucket in range(buckets)]
+    return rows
 
 
 def draw(axes: Axes, rows: dict[str, list[Spans]]) -> None:
-    """Draw the rows of `read_rows` into ``axes``."""
-    names = [name for name in rows if name != "steps"]
-    for place, name in enumerate(names):
-        colour, lanes = (PARTS | OTHERS).get(name, OTHERS["worker"]), rows[name]
-        for number, spans in enumerate(lanes):
-            height = 0.8 / len(lanes)
-            axes.broken_barh(spans, (place - 0.4 + number * height, height), color=colour, linewidth=0)
-    for start, _ in rows["steps"][0]:
-        axes.axvline(start, color="black", linewidth=0.8, linestyle=":")
-    last, length = rows["steps"][0][-1]
-    axes.set(xlim=(0, last + length), ylim=(len(names) - 0.5, -0.5), xlabel="milliseconds; a dotted line begins a step")
-    buckets = len(rows.get("all-reduces", []))
-    names = [f"{name} ({buckets})" if name == "all-reduces" else name for name in names]
-    axes.set_yticks(range(len(names)), names)
+    """Draw rows from the first step on, with a dotted line where each step begins."""
+    first = rows["data"][0][0][0]
+    for place, (row, lanes) in enumerate(rows.items()):
+        for lane, spans in enumerate(lanes):
+            where = (place - 0.4 + 0.8 * lane / len(lanes), 0.8 / len(lanes))
+            colour = COLOURS[row.partition(" ")[0]]
+            axes.broken_barh([(start - first, length) for start, length in spans], where, color=colour, linewidth=0)
+    for start, _ in rows["data"][0]:
+        axes.axvline(start - first, color="black", linewidth=0.8, linestyle=":")
+    end = max(sum(spans[-1]) for lanes in rows.values() for spans in lanes)
+    axes.set(xlim=(0, end - first), ylim=(len(rows) - 0.5, -0.5), xlabel="milliseconds", yticks=range(len(rows)))
+    axes.set_yticklabels([f"{len(lanes)} {row}" if len(lanes) > 1 else row for row, lanes in rows.items()])
 
 
 def picture(file: Path) -> Figure:

@@ -16,12 +16,14 @@ import gzip
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from workshop.errors import UserError, warn
@@ -194,7 +196,8 @@ def top_operators(profiler: profile, device: torch.device, steps: int, rows: int
     """Return a table of the operators and ranges that took most of the traced ``steps``.
 
     Time is self time, without that of the operators called in turn: on CUDA that of the kernels an operator launched,
-    elsewhere that on the CPU. So each microsecond counts once, and the shares are those of the whole.
+    elsewhere that on the CPU. So each microsecond counts once, and the shares are those of the whole. A CUDA graph
+    launches kernels without their operators: those are rows of their own.
     """
     where, clock = ("GPU", "self_device_time_total") if device.type == "cuda" else ("CPU", "self_cpu_time_total")
     operators = [
@@ -202,6 +205,8 @@ def top_operators(profiler: profile, device: torch.device, steps: int, rows: int
         for event in profiler.key_averages()
         if event.device_type == torch.autograd.DeviceType.CPU and not event.key.startswith("ProfilerStep")
     ]
+    if where == "GPU":
+        operators += kernels_without_operator(profiler.events())
     total = sum(microseconds for microseconds, _, _ in operators)
     if not total:
         return f"the trace has no {where} time: this PyTorch cannot record it here"
@@ -210,3 +215,21 @@ def top_operators(profiler: profile, device: torch.device, steps: int, rows: int
         milliseconds = microseconds / 1000 / steps
         lines.append(f"{name[:40]:40}  {count / steps:10.1f}  {milliseconds:7.2f}  {microseconds / total:6.1%}")
     return "\n".join(lines)
+
+
+def kernels_without_operator(events: Iterable[FunctionEvent]) -> list[tuple[float, int, str]]:
+    """Return microseconds, number and name of the kernels, and copies, that no operator among the events launched.
+
+    Variants of one template are one kernel here, by the name before its arguments.
+    """
+    microseconds, count = Counter[str](), Counter[str]()
+    for event in events:
+        if event.device_type == torch.autograd.DeviceType.CPU:
+            launched = [(-kernel.duration, -1, kernel.name) for kernel in event.kernels]
+        else:
+            launched = [] if event.is_user_annotation else [(event.time_range.elapsed_us(), 1, event.name)]
+        for duration, one, name in launched:
+            short = name.removeprefix("void ").partition("<")[0]
+            microseconds[short] += duration
+            count[short] += one
+    return [(microseconds[name], count[name], name) for name in count if count[name] > 0]
