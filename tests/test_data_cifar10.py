@@ -20,8 +20,8 @@ from data_helpers import prepare as prepare
 from pictures import NAMES, draw_pictures
 from sources import bring_drawn
 from workshop.datasets import cifar10
-from workshop.datasets.pictures import Pictures
 from workshop.errors import UserError
+from workshop.loaders.map import Pictures
 
 
 def batches(data_dir: Path) -> Path:
@@ -61,7 +61,7 @@ def test_torchvision_reads_what_arrays_returns(
     images, labels = cifar10.arrays(generated, split)
     assert (images.shape, images.dtype) == ((samples, *cifar10.SAMPLE_SHAPE), torch.uint8)
     assert (labels.shape, labels.dtype) == ((samples,), torch.int64)
-    ours = Pictures(images, labels, cifar10.MEAN, cifar10.STD, augment=split == "train")
+    ours = Pictures(cifar10, generated, split)
     md5 = {name: hashlib.md5(data).hexdigest() for name, data in contents(generated).items()}
     for files in ("train_list", "test_list"):
         monkeypatch.setattr(CIFAR10, files, [(name, md5[name]) for name, _ in getattr(CIFAR10, files)])
@@ -83,10 +83,7 @@ def augmented_alike(dataset: Dataset, index: int) -> tuple[torch.Tensor, int]:
 
 
 def test_only_training_images_are_augmented(generated: Path) -> None:
-    train, val = (
-        Pictures(*cifar10.arrays(generated, split), cifar10.MEAN, cifar10.STD, augment=split == "train")
-        for split in ("train", "val")
-    )
+    train, val = (Pictures(cifar10, generated, split) for split in ("train", "val"))
     assert len({train[5][0].numpy().tobytes() for _ in range(10)}) > 5
     mean, std = torch.tensor(cifar10.MEAN).view(3, 1, 1), torch.tensor(cifar10.STD).view(3, 1, 1)
     image, label = val[5]

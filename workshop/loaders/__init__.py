@@ -7,12 +7,11 @@ import torch
 from workshop.config import TrainConfig, VolumeFlags
 from workshop.datasets import IMAGES
 from workshop.datasets import shards as packed
-from workshop.datasets.pictures import Pictures
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError, warn
 from workshop.hardware import available_cpus
 from workshop.loaders.device import DeviceLoader, require_room
-from workshop.loaders.map import MapLoader, SeededSamples
+from workshop.loaders.map import MapLoader, Pictures, SeededSamples
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.order import EpochOrder, Loader
 from workshop.loaders.transform import BatchTransform
@@ -72,8 +71,7 @@ def _build_image_loader(
         return BatchTransform(dataset.MEAN, dataset.STD, dataset.AUGMENT and training, samples, config.seed)
 
     if config.loader == "map":
-        augment = dataset.AUGMENT and training
-        samples = Pictures(*dataset.arrays(config.data_dir, split), dataset.MEAN, dataset.STD, augment)
+        samples = Pictures(dataset, config.data_dir, split)
         return MapLoader(
             SeededSamples(samples, config.seed),
             order_of(len(samples)),

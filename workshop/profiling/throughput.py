@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,7 @@ class OneBatch(Loader):
         self.batch = next(iter(loader))
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for _ in range(len(self)):
-            yield self.batch
+        return repeat(self.batch, len(self))
 
 
 class InStep(Loader):

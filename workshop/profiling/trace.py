@@ -26,8 +26,8 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from workshop.errors import UserError, warn
-from workshop.loaders import noted
+from workshop.errors import warn
+from workshop.loaders.map import NOTES
 from workshop.profiling.annotate import marked_by, under_nsys
 
 Batch = TypeVar("Batch")
@@ -49,9 +49,6 @@ class Trace(AbstractContextManager):
         name: what the file is called before the ``.pt.trace.json.gz``; ranks in one folder need different ones.
         log: is given the lines for the user.
         show: is given a picture of the trace; None draws none.
-
-    Raises:
-        UserError: the folder cannot be written.
     """
 
     def __init__(
@@ -76,12 +73,6 @@ class Trace(AbstractContextManager):
         self._stop = ExitStack()
         if device.type != "cuda":  # without a GPU, all the profiler's log has to say is that there is none
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            reason = error.strerror or error
-            raise UserError(f"cannot write a trace into {folder}: {reason}; choose another --run_dir") from None
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -129,13 +120,14 @@ class Trace(AbstractContextManager):
             )
             self._stop.enter_context(marked_by(record_function))
             self._workers = Path(self._stop.enter_context(tempfile.TemporaryDirectory()))
-            self._stop.callback(os.environ.pop, noted.FOLDER)
-            os.environ[noted.FOLDER] = str(self._workers)  # for the workers that the first batch starts
+            self._stop.callback(os.environ.pop, NOTES)
+            os.environ[NOTES] = str(self._workers)  # the workers that the first batch starts inherit it
         recorder.start()
         self._stop.callback(recorder.stop)
         return recorder
 
     def _write(self, profiler: profile) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.file))
         add_workers(self.file, self._workers)
         steps = self._step - self._first + 1
@@ -179,7 +171,7 @@ class _NsysWindow:
 
 
 def add_workers(trace: Path, folder: Path) -> None:
-    """Add to a Chrome trace when each loader worker prepared a batch, as they have `noted` it in ``folder``."""
+    """Add to a Chrome trace when each loader worker prepared a batch, as they noted in ``folder``."""
     with gzip.open(trace, "rt") as lines:
         content = json.load(lines)
     zero = content.get("baseTimeNanoseconds", 0)
