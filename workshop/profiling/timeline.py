@@ -42,8 +42,8 @@ def read_rows(file: Path) -> dict[str, list[Spans]]:
     return rows
 
 
-def draw(axes: Axes, rows: dict[str, list[Spans]]) -> None:
-    """Draw rows from the first step on, with a dotted line where each step begins."""
+def draw(axes: Axes, rows: dict[str, list[Spans]]) -> float:
+    """Draw rows from the first step on, with a dotted line where each step begins; return where they end."""
     first = rows["data"][0][0][0]
     for place, (row, lanes) in enumerate(rows.items()):
         for lane, spans in enumerate(lanes):
@@ -52,14 +52,20 @@ def draw(axes: Axes, rows: dict[str, list[Spans]]) -> None:
             axes.broken_barh([(start - first, length) for start, length in spans], where, color=colour, linewidth=0)
     for start, _ in rows["data"][0]:
         axes.axvline(start - first, color="black", linewidth=0.8, linestyle=":")
-    end = max(sum(spans[-1]) for lanes in rows.values() for spans in lanes)
-    axes.set(xlim=(0, end - first), ylim=(len(rows) - 0.5, -0.5), xlabel="milliseconds", yticks=range(len(rows)))
+    axes.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)))
     axes.set_yticklabels([f"{len(lanes)} {row}" if len(lanes) > 1 else row for row, lanes in rows.items()])
+    return max(sum(spans[-1]) for lanes in rows.values() for spans in lanes) - first
 
 
-def picture(file: Path) -> Figure:
-    """Return a trace as a figure."""
-    rows = read_rows(file)
-    figure = Figure(figsize=(10, 1 + 0.4 * len(rows)), dpi=110, layout="constrained")
-    draw(figure.subplots(), rows)
+def picture(traces: dict[str, Path]) -> Figure:
+    """Return traces as a figure, one below the other, under their titles and on the same scale."""
+    all_rows = [read_rows(file) for file in traces.values()]
+    heights = [len(rows) for rows in all_rows]
+    figure = Figure(figsize=(10, 0.5 + 0.5 * len(heights) + 0.36 * sum(heights)), dpi=110, layout="constrained")
+    panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    ends = [draw(axes, rows) for axes, rows in zip(panels, all_rows, strict=True)]
+    for axes, title in zip(panels, traces, strict=True):
+        axes.set_title(title, fontsize=12, loc="left")
+        axes.set_xlim(0, max(ends))
+    panels[-1].set_xlabel("milliseconds; a dotted line begins a step")
     return figure
