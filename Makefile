@@ -4,7 +4,6 @@ PYTHON ?= python3
 INSTALLED := .venv/installed
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-
 .PHONY: setup demo test test-gpu preflight lint docs clean
 
 setup: $(INSTALLED)

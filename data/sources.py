@@ -25,7 +25,6 @@ from writing import (
     synced,
     write_box,
     write_cifar10,
-    write_cifar10_lengths,
     write_cifar10_names,
     write_mnist,
     write_shards,
@@ -152,7 +151,6 @@ def _fetch_cifar10(folder: Path) -> None:
                 with synced(wanted[member.name]) as target:
                     shutil.copyfileobj(archive.extractfile(member), target)
     packed.unlink()
-    write_cifar10_lengths(folder)
 
 
 def _real_cifar10() -> dict[str, Any]:
@@ -166,7 +164,6 @@ def _draw_cifar10(folder: Path, recipe: Recipe) -> None:
         drawn = pictures.draw_pictures(recipe[f"{split}_samples"], 2 * recipe["seed"] + number)
         write_cifar10(folder, split, *drawn)
     write_cifar10_names(folder, pictures.NAMES)
-    write_cifar10_lengths(folder)
 
 
 def _fetch_nbody(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """Writing the files of the data sets as the modules of `workshop.datasets` read them."""
 
-import json
 import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,13 +46,6 @@ def write_cifar10(folder: Path, split: str, images: torch.Tensor, labels: torch.
 def write_cifar10_names(folder: Path, names: Sequence[str]) -> None:
     """Write the names of the classes into a new file."""
     write_dictionary(folder / cifar10.NAMES_FILE, {cifar10.NAMES_KEY: list(names)})
-
-
-def write_cifar10_lengths(folder: Path) -> None:
-    """Note how long the files are, when all of them are there: what `cifar10.check` compares them with."""
-    lengths = {name: (folder / name).stat().st_size for name in cifar10.ALL_FILES if (folder / name).exists()}
-    with synced(folder / cifar10.LENGTHS_FILE) as file:
-        file.write(json.dumps(lengths, indent=2).encode() + b"\n")
 
 
 def write_dictionary(path: Path, content: dict[str, Any]) -> None:

@@ -88,7 +88,7 @@ def facts(ranks: Ranks, device: torch.device) -> dict:
     order = EpochOrder(103, 4, ranks, seed=1, shuffle=True)
     for epoch in (1, 2):
         order.set_epoch(epoch)
-        found[f"epoch {epoch}"] = all_gathered([index for batch in order for index in batch])
+        found[f"epoch {epoch}"] = all_gathered([index for _, batch in order for index in batch])
     order = EpochOrder(96, 4, ranks, seed=1, shuffle=True)
     batches = iter(InStep(MemoryLoader(images, labels, order, Unchanged(), pin_memory=False), device))
     asked, got = [], []

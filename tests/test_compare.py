@@ -87,10 +87,10 @@ def test_all_get_the_same_work(monkeypatch: pytest.MonkeyPatch, compare: Script,
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--rounds", 0], "--rounds must be above 0, got 0"),
+        (["--rounds", 0], "--rounds must be at least 1, got 0"),
         (["--loadr", "map"], "unknown flag --loadr; did you mean --loader?"),
         (["--batch_size", 8], "--batch_size is set by this script itself"),
-        (["--global_batch_size", -1], "--global_batch_size must be above 0, got -1"),
+        (["--global_batch_size", -1], "--global_batch_size must be at least 1, got -1"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(compare: Script, tmp_path: Path, flags: list, message: str) -> None:

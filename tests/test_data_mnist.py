@@ -21,6 +21,7 @@ from digits import draw_digits
 from sources import bring_drawn, bring_real
 from workshop.datasets import mnist
 from workshop.errors import UserError
+from workshop.loaders.map import Pictures
 from workshop.paths import default_data_dir
 
 # What is drawn
@@ -76,7 +77,7 @@ def test_torchvision_reads_what_arrays_returns(generated: Path, split: str, samp
     theirs = MNIST(generated, train=split == "train")
     assert torch.equal(theirs.data, images[:, 0])
     assert torch.equal(theirs.targets, labels)
-    image, label = mnist.dataset(generated, split)[5]
+    image, label = Pictures(mnist, generated, split)[5]
     assert label == labels[5]
     torch.testing.assert_close(image, (images[5] / 255 - mnist.MEAN[0]) / mnist.STD[0])
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import ladder
 from conftest import Script
 from gradients import (
     EXPONENTS,
@@ -236,6 +237,21 @@ def test_demonstrations_leave_a_record_and_a_plot(
         assert sizes == list(range(248, 265))
         assert {row["size"]: row["alignment"] for row in record["rows"]}[248] == 8
         assert "without tensor cores" in result.stdout
+
+
+def test_the_title_names_no_row_within_the_spread_of_one_before() -> None:
+    def title(*speeds: tuple[float, float]) -> str:
+        names = ("fp32", "bf16", "+ channels_last", "+ fused")
+        rows = zip(names, speeds, (0.050, 0.049, 0.049, 0.051), strict=False)
+        keys = ("name", "samples_per_second", "samples_per_second_std", "val_loss")
+        return ladder.message([dict(zip(keys, (name, *speed, loss), strict=True)) for name, speed, loss in rows])
+
+    added = "bf16: 1.4 times as fast as fp32, validation loss -2.0%; what is added gains no more than the spread"
+    assert title((913, 83), (1262, 135), (1353, 192), (1348, 213)) == added
+    assert (
+        title((913, 83), (1262, 13), (1353, 19)) == "+ channels_last: 1.5 times as fast as fp32, validation loss -2.0%"
+    )
+    assert title((913, 183), (1262, 235), (1353, 292)) == "No row is faster than fp32 by more than the spread"
 
 
 def summary(folder: Path, losses: list[float], seconds: float, model: str = "unet3d") -> Path:

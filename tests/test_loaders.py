@@ -181,7 +181,7 @@ def test_shards_missing_or_cut_short(tmp_path: Path, packed_data: Path, run_scri
     pack("mnist", tmp_path)
     path = shards.shard_path(shards.folder_of("mnist", tmp_path), "train", 3)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UserError, match=f"{path} is cut short or missing: expected"):
+    with pytest.raises(UserError, match=f"{path}: damaged, expected"):
         shards.check("mnist", tmp_path)
 
 

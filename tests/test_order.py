@@ -15,7 +15,7 @@ def orders(
         ranks = Ranks(rank=rank, world_size=world_size)
         order = EpochOrder(samples, global_batch_size // world_size, ranks, seed=1, shuffle=shuffle)
         order.set_epoch(epoch)
-        batches = list(order)
+        batches = [batch for _, batch in order]
         assert len(batches) == len(order)
         result.append(batches)
     return result

@@ -18,7 +18,7 @@ from scaling_study import KINDS, Setting, plot, rows, scaling_table, settings, v
 from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.distributed.process_group import process_group
 from workshop.measuring import launching
-from workshop.profiling.throughput import benchmark
+from workshop.profiling.throughput import Throughput, benchmark
 
 ONE, TWO, FOUR = Setting(1, 64), Setting(2, 64), Setting(4, 64)
 MEASURED = {
@@ -70,6 +70,8 @@ def test_the_verdict_says_it_in_words() -> None:
         "with nothing but a barrier in each step, at 0.96."
     )
     assert "only one rank" in verdict(found[:1])
+    found[-1]["FULL"] = Throughput([61.0, 390.0, 734.0]).record()
+    assert "too noisy to tell, the trials of FULL gave 395 +/- 337 samples/s. Other work runs here" in verdict(found)
     assert scaling_table(found).splitlines()[2].split()[:3] == ["weak", "2", "64"]
 
 
@@ -183,7 +185,7 @@ def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--max_ranks", 0], "--max_ranks must be above 0, got 0"),
+        (["--max_ranks", 0], "--max_ranks must be at least 1, got 0"),
         (["--seconds", "soon"], "--seconds: invalid float value: 'soon'"),
         (["--quick", "maybe"], "takes true or false, got 'maybe'"),
         (["--loadr", "map"], "unknown flag --loadr; did you mean --loader?"),

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from workshop.errors import UserError
 from workshop.hardware import available_cpus
-from workshop.measuring.timing import measure, thread_limit
+from workshop.measuring.timing import measure
 
 MiB = 2**20
 WRITE_BLOCK = 64 * MiB
@@ -154,7 +155,7 @@ def measure_memory(size: int, min_seconds: float) -> Iterator[Bandwidth]:
     """Copy ``size`` bytes within the CPU's memory, on one thread and on all."""
     source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
     for threads in sorted({1, available_cpus()}):
-        with thread_limit(threads):
+        with threadpool_limits(threads):
             seconds = _median_copy(source, target, min_seconds)
         path = f"memory copy, {threads} thread{'s' if threads > 1 else ''}"
         yield Bandwidth(path=path, counted="read + written", bytes=2 * size, seconds=seconds)

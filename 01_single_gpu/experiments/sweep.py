@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from backends import Array, Backend
-from workshop.measuring.timing import measure, thread_limit
+from workshop.measuring.timing import measure
 
 Inputs = tuple[np.ndarray, ...]
 
@@ -109,7 +110,7 @@ def run_sweep(
                 continue
             for limit in _limits(sweep, backend, threads):
                 for copied in (False, True) if backend.on_accelerator else (False,):
-                    with thread_limit(limit):
+                    with threadpool_limits(limit):  # of torch too; None leaves them as they are
                         found = _measure_one(sweep, backend, inputs, reference, copied, seconds)
                     yield Row(
                         experiment=experiment,

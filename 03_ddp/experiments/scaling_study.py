@@ -126,6 +126,9 @@ def verdict(found: list[dict[str, Any]]) -> str:
     last = found[-1]
     if last["ranks"] == 1:
         return f"{last['scaling'].capitalize()} scaling: only one rank, so nothing to compare."
+    if (full := Throughput(last["FULL"]["trials"])).noisy:
+        name = f"{last['scaling'].capitalize()} scaling, {last['ranks']} ranks"
+        return f"{name}: too noisy to tell, the trials of FULL gave {full} samples/s. Other work runs here."
     matrix = "" if last["matrix_ceiling"] is None else f"; matrix products alone, {last['matrix_ceiling']:.0%}"
     name = f"{last['scaling'].capitalize()} scaling, 1 to {last['ranks']} ranks"
     return (

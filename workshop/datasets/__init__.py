@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch.utils.data import Dataset
 
 from workshop.datasets import cifar10, mnist
 
@@ -30,9 +29,6 @@ class ImageDataSet(Protocol):
 
     def arrays(self, data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the whole split undecorated: inputs (N, *SAMPLE_SHAPE) uint8 and targets (N,) int64."""
-
-    def dataset(self, data_dir: Path, split: str) -> Dataset:
-        """Return the split as a map-style data set of normalised samples, as the plain recipe has it."""
 
 
 IMAGES: dict[str, ImageDataSet] = {module.NAME: module for module in (mnist, cifar10)}

@@ -8,16 +8,10 @@ torchvision's class refuses any but the real files and runs whatever they say. W
 too, and lets them build arrays and nothing else (see `pickles`).
 """
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
-from torch.utils.data import Dataset
 
 from workshop.datasets import files, pickles
 from workshop.errors import UserError
@@ -33,7 +27,6 @@ FOLDER = "cifar-10-batches-py"
 FILES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "val": ["test_batch"]}
 NAMES_FILE, NAMES_KEY = "batches.meta", "label_names"
 ALL_FILES = (*FILES["train"], *FILES["val"], NAMES_FILE)
-LENGTHS_FILE = "LENGTHS.json"  # bytes of each file when it was brought here
 
 
 def folder(data_dir: Path) -> Path:
@@ -50,7 +43,7 @@ def check(data_dir: Path) -> None:
     Raises:
         UserError: they are not; names the file, what is wrong, and the commands that bring the data.
     """
-    with _telling_what_mends_it(data_dir):
+    with files.telling_what_mends(NAME, data_dir):
         _check_lengths(folder(data_dir))
 
 
@@ -63,40 +56,8 @@ def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         UserError: files of the split are missing or damaged in any way.
     """
-    with _telling_what_mends_it(data_dir):
+    with files.telling_what_mends(NAME, data_dir):
         return _read_split(folder(data_dir), split)
-
-
-def dataset(data_dir: Path, split: str) -> Dataset:
-    """Open a split ("train" or "val") for the transforms of torchvision, training images flipped and shifted at random.
-
-    Returns:
-        A map-style data set of pairs: image (3, 32, 32) float32, normalised by `MEAN` and `STD`, and label, an int.
-
-    Raises:
-        UserError: as `arrays`.
-    """
-    from torchvision import transforms  # here: torchvision takes longer to import than torch itself
-
-    augment = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()] if split == "train" else []
-    transform = transforms.Compose([*augment, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-    images, labels = arrays(data_dir, split)
-    return _Pictures(images.permute(0, 2, 3, 1).contiguous().numpy(), labels.tolist(), transform)
-
-
-class _Pictures(Dataset):
-    """What torchvision's ``CIFAR10`` does once it has read its files: a PIL image and its label, transformed."""
-
-    def __init__(self, images: np.ndarray, labels: list[int], transform: Any) -> None:  # noqa: ANN401
-        self.images = images
-        self.labels = labels
-        self.transform = transform
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.transform(Image.fromarray(self.images[index])), self.labels[index]
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 def check_folder(folder: Path) -> None:
@@ -106,29 +67,12 @@ def check_folder(folder: Path) -> None:
     _read_names(folder)
 
 
-@contextmanager
-def _telling_what_mends_it(data_dir: Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{error}; {files.how_to_bring(NAME, data_dir)}") from None
-
-
 def _check_lengths(folder: Path) -> None:
-    try:
-        lengths = json.loads((folder / LENGTHS_FILE).read_text())
-    except (OSError, ValueError):
-        lengths = None
-    if not isinstance(lengths, dict):
+    noted = (files.read_origin(folder) or {}).get("files")
+    if isinstance(noted, dict):
+        files.check_lengths(folder, noted)
+    else:
         check_folder(folder)
-        return
-    for name in ALL_FILES:
-        try:
-            found = (folder / name).stat().st_size
-        except OSError as error:
-            raise UserError(f"cannot read {folder / name}: {error.strerror}") from error
-        if found != lengths.get(name):
-            raise UserError(f"{folder / name}: damaged, expected {lengths.get(name)} bytes, found {found} bytes")
 
 
 def _read_split(folder: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:

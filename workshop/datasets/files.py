@@ -3,9 +3,12 @@
 import json
 import os
 import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from workshop.errors import UserError
 from workshop.paths import REPOSITORY, default_data_dir
 
 ORIGIN_FILE = "ORIGIN.json"
@@ -20,10 +23,22 @@ def prepare_command(name: str, data_dir: Path, *options: str) -> str:
     return shlex.join(["python", script, name, *options, *elsewhere])
 
 
-def how_to_bring(name: str, data_dir: Path) -> str:
-    """Return the end of an error line: the commands that bring data set ``name``."""
-    real, synthetic = (prepare_command(name, data_dir, *options) for options in ([], ["--synthetic"]))
-    return f"to bring {name} run `{real}`, or without a network `{synthetic}`"
+@contextmanager
+def telling_what_mends(name: str, data_dir: Path) -> Iterator[None]:
+    """Have a `UserError` inside end with the commands that bring data set ``name``."""
+    try:
+        yield
+    except UserError as error:
+        real, synthetic = (prepare_command(name, data_dir, *options) for options in ([], ["--synthetic"]))
+        raise UserError(f"{error}; to bring {name} run `{real}`, or without a network `{synthetic}`") from None
+
+
+def check_lengths(folder: Path, noted: Mapping[str, Sequence[int]]) -> None:
+    """Raise `UserError` unless the files in ``folder`` are as long as was noted, by name, when they came there."""
+    for path, (size, *_) in ((folder / name, about) for name, about in noted.items()):
+        found = path.stat().st_size if path.exists() else 0
+        if found != size:
+            raise UserError(f"{path}: damaged, expected {size} bytes, found {found} bytes")
 
 
 def read_origin(folder: Path) -> dict[str, Any] | None:

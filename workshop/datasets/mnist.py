@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from workshop.datasets import files
 from workshop.errors import UserError
@@ -39,10 +38,8 @@ def check(data_dir: Path) -> None:
     Raises:
         UserError: they are not; names the file, what is wrong, and the commands that bring the data.
     """
-    try:
+    with files.telling_what_mends(NAME, data_dir):
         check_folder(folder(data_dir))
-    except UserError as error:
-        raise UserError(f"{error}; {files.how_to_bring(NAME, data_dir)}") from None
 
 
 def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,19 +52,6 @@ def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     pixels = torch.from_numpy(np.fromfile(images, dtype=np.uint8, offset=IMAGES_HEADER))
     classes = torch.from_numpy(np.fromfile(labels, dtype=np.uint8, offset=LABELS_HEADER))
     return pixels.view(-1, *SAMPLE_SHAPE), classes.long()
-
-
-def dataset(data_dir: Path, split: str) -> Dataset:
-    """Open a split ("train" or "val") with torchvision's reader and the transforms of the classic MNIST example.
-
-    Returns:
-        A map-style data set of pairs: image (1, 28, 28) float32, normalised by `MEAN` and `STD`, and label, an int.
-    """
-    from torchvision import transforms  # here: torchvision takes longer to import than torch itself
-    from torchvision.datasets import MNIST
-
-    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-    return MNIST(data_dir, train=split == "train", transform=transform)
 
 
 def paths_of(folder: Path, split: str) -> tuple[Path, Path]:

@@ -44,11 +44,9 @@ def check(data_dir: Path) -> None:
     Raises:
         UserError: they are not; names the file, what is wrong, and the commands that bring the data.
     """
-    try:
+    with files.telling_what_mends(NAME, data_dir):
         for split in SPLITS:
             _describe(path_of(folder(data_dir), split))
-    except UserError as error:
-        raise UserError(f"{error}; {files.how_to_bring(NAME, data_dir)}") from None
 
 
 def box(data_dir: Path, split: str) -> Box:

@@ -8,7 +8,7 @@
 import zlib
 from pathlib import Path
 
-from workshop.datasets.files import ORIGIN_FILE, prepare_command, read_origin
+from workshop.datasets.files import ORIGIN_FILE, check_lengths, prepare_command, read_origin
 from workshop.errors import UserError
 
 SHARDS = 32
@@ -45,11 +45,7 @@ def check(name: str, data_dir: Path) -> dict[str, int]:
 
 def check_folder(folder: Path) -> None:
     """Raise `UserError` unless all shards are in this folder, as long as they should be."""
-    for name, (size, _) in _noted(folder)[1].items():
-        path = folder / name
-        found = path.stat().st_size if path.exists() else 0
-        if found != size:
-            raise UserError(f"{path} is cut short or missing: expected {size} bytes, found {found}")
+    check_lengths(folder, _noted(folder)[1])
 
 
 def read(path: Path) -> bytes:

@@ -1,8 +1,6 @@
 """The rungs of the data ladder, all with one interface."""
 
-from collections.abc import Iterator
 from dataclasses import fields
-from typing import Protocol
 
 import torch
 
@@ -13,19 +11,10 @@ from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError, warn
 from workshop.hardware import available_cpus
 from workshop.loaders.device import DeviceLoader, require_room
-from workshop.loaders.map import MapLoader, SeededSamples
+from workshop.loaders.map import MapLoader, Pictures, SeededSamples
 from workshop.loaders.memory import MemoryLoader
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.order import EpochOrder, Loader
 from workshop.loaders.transform import BatchTransform
-
-
-class Loader(Protocol):
-    """What every rung offers: iterating gives one epoch of batches (inputs, targets), len() their number."""
-
-    sampler: EpochOrder
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]: ...
-    def __len__(self) -> int: ...
 
 
 def build_loaders(config: TrainConfig, device: torch.device, ranks: Ranks = ONE_PROCESS) -> tuple[Loader, Loader]:
@@ -82,7 +71,7 @@ def _build_image_loader(
         return BatchTransform(dataset.MEAN, dataset.STD, dataset.AUGMENT and training, samples, config.seed)
 
     if config.loader == "map":
-        samples = dataset.dataset(config.data_dir, split)
+        samples = Pictures(dataset, config.data_dir, split)
         return MapLoader(
             SeededSamples(samples, config.seed),
             order_of(len(samples)),

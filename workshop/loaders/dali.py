@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from workshop.errors import UserError
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.order import EpochOrder, Loader
 from workshop.loaders.transform import PADDING, BatchTransform
 
 try:
@@ -18,7 +19,7 @@ except ImportError:
     raise UserError("--loader dali needs NVIDIA DALI (Linux only): pip install nvidia-dali-cuda120") from None
 
 
-class PipelineLoader:
+class PipelineLoader(Loader):
     """Batches (inputs, targets) from a DALI pipeline that begins an epoch whenever it is iterated over.
 
     Whoever builds the ``pipeline`` feeds it from a generator that looks up the sampler's epoch when it begins. It must
@@ -31,6 +32,12 @@ class PipelineLoader:
     def __init__(self, sampler: EpochOrder) -> None:
         self.sampler = sampler
         self._iterator: DALIGenericIterator | None = None
+
+    def options(self, num_threads: int, device: torch.device) -> dict[str, Any]:
+        """Return what any pipeline is told of where and how it works."""
+        on_gpu, batch_size = device.type == "cuda", self.sampler.global_batch_size // self.sampler.ranks.world_size
+        device_id = (device.index or 0) if on_gpu else None
+        return {"on_gpu": on_gpu, "batch_size": batch_size, "num_threads": max(num_threads, 1), "device_id": device_id}
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         if self._iterator is None:  # not earlier: it reads ahead, and must know the epoch by then
@@ -46,9 +53,6 @@ class PipelineLoader:
             self._iterator.reset()
         for (batch,) in self._iterator:
             yield batch["inputs"], batch["targets"]
-
-    def __len__(self) -> int:
-        return len(self.sampler)
 
 
 class DaliLoader(PipelineLoader):
@@ -69,16 +73,12 @@ class DaliLoader(PipelineLoader):
     ) -> None:
         super().__init__(sampler)
         images = images.permute(0, 2, 3, 1).contiguous()  # DALI wants the channels last
-        on_gpu = device.type == "cuda"
         self.pipeline = _pipeline(
             partial(_batches_of_bytes, images, targets, sampler, transform),
             image_size=list(images.shape[1:3]),
             mean=(255 * transform.mean).flatten().tolist(),
             std=(255 * transform.std).flatten().tolist(),
-            on_gpu=on_gpu,
-            batch_size=sampler.global_batch_size // sampler.ranks.world_size,
-            num_threads=max(num_threads, 1),
-            device_id=(device.index or 0) if on_gpu else None,
+            **self.options(num_threads, device),
         )
 
 

@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from workshop.errors import UserError
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.order import EpochOrder, Loader
 from workshop.loaders.transform import BatchTransform
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -18,7 +18,7 @@ CGROUP_FILES = {  # by version: limit, memory in use, and in memory.stat the fil
 }
 
 
-class DeviceLoader:
+class DeviceLoader(Loader):
     """Batches (inputs, targets) that are on the device already: views into one large tensor per epoch.
 
     Raises:
@@ -52,9 +52,6 @@ class DeviceLoader:
         targets = self.targets[on_device]
         sizes = [len(batch) for batch in batches]
         yield from zip(images.split(sizes), targets.split(sizes), strict=True)
-
-    def __len__(self) -> int:
-        return len(self.sampler)
 
 
 def require_room(loader: str, needed: int, device: torch.device, advice: str, what: str = "") -> None:

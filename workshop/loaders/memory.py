@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.order import EpochOrder, Loader
 from workshop.loaders.transform import BatchTransform
 
 
-class MemoryLoader:
+class MemoryLoader(Loader):
     """Batches (inputs, targets) in CPU memory, from arrays in CPU memory; needs no workers."""
 
     def __init__(
@@ -30,6 +30,3 @@ class MemoryLoader:
         for indices in self.sampler.batches():
             batch = self.transform(self.images[indices], indices), self.targets[indices]
             yield tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch
-
-    def __len__(self) -> int:
-        return len(self.sampler)

@@ -1,6 +1,7 @@
 """The order of the samples: which of them make up each batch of an epoch, on each rank."""
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
@@ -8,7 +9,9 @@ from workshop.distributed.ranks import Ranks
 
 
 class EpochOrder:
-    """Sample indices of one epoch, batch by batch; also a ``batch_sampler`` for a PyTorch ``DataLoader``.
+    """Sample indices of one epoch, batch by batch; also a ``sampler`` for a PyTorch ``DataLoader``.
+
+    That one is told the epoch with each batch: its workers live on and would not hear of it otherwise.
 
     All ranks shuffle alike, cut the epoch into global batches and take every ``world_size``-th sample of each. So the
     same samples meet in a step however many ranks share it, and nothing is padded or repeated. A last global batch
@@ -43,8 +46,8 @@ class EpochOrder:
         for global_batch in self.order().split(self.global_batch_size)[self.start_step : len(self)]:
             yield global_batch[self.ranks.rank :: self.ranks.world_size]
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (batch.tolist() for batch in self.batches())
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        return ((self.epoch, batch.tolist()) for batch in self.batches())
 
     def __len__(self) -> int:
         """Return the number of steps in the whole epoch, whatever ``start_step`` leaves out."""
@@ -52,6 +55,17 @@ class EpochOrder:
         enough = self.ranks.world_size if self.shuffle else self.ranks.rank + 1
         steps = full + (rest >= enough)
         return steps if self.max_steps is None else min(steps, self.max_steps)
+
+
+class Loader(Protocol):
+    """What every rung is: iterating gives one epoch of batches (inputs, targets), len() their number."""
+
+    sampler: EpochOrder
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]: ...
+
+    def __len__(self) -> int:
+        return len(self.sampler)
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:

@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from workshop.datasets.shards import SHARDS, read
 from workshop.errors import UserError
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.order import EpochOrder, Loader
 from workshop.loaders.transform import BatchTransform
 from workshop.signals import obey_only_parent
 
@@ -51,7 +51,7 @@ class ShardOrder(EpochOrder):
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
-class ShardLoader:
+class ShardLoader(Loader):
     """Batches (inputs, targets) in CPU memory, from WebDataset shards read by worker processes.
 
     Raises:
@@ -85,9 +85,6 @@ class ShardLoader:
         for indices, images, targets in islice(rebatch(chunks, batch_size), self.sampler.start_step, len(self)):
             batch = self.transform(images, indices), targets
             yield tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch
-
-    def __len__(self) -> int:
-        return len(self.sampler)
 
     def _pipeline(self, batch_size: int) -> wds.DataPipeline:
         sampler = self.sampler

@@ -30,15 +30,11 @@ class VolumeDaliLoader(PipelineLoader):
     ) -> None:
         super().__init__(sampler)
         beyond = crops.size - 1 if periodic else 0
-        on_gpu = device.type == "cuda"
         self.pipeline = _pipeline(
             partial(_batches_of_boxes, [_channels_last(box, beyond) for box in boxes], sampler),
             partial(_batches_of_orders, crops, sampler),
             size=crops.size,
-            on_gpu=on_gpu,
-            batch_size=sampler.global_batch_size // sampler.ranks.world_size,
-            num_threads=max(num_threads, 1),
-            device_id=(device.index or 0) if on_gpu else None,
+            **self.options(num_threads, device),
         )
 
 

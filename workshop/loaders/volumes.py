@@ -14,10 +14,10 @@ from workshop.errors import UserError
 from workshop.loaders.crops import Crops, cut
 from workshop.loaders.device import require_room
 from workshop.loaders.map import MapLoader
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.order import EpochOrder, Loader
 
 
-class VolumeLoader:
+class VolumeLoader(Loader):
     """Batches (inputs, targets) cut from boxes in memory, on the device that the boxes are on.
 
     Rung ``memory`` has them in CPU memory, rung ``device`` on the accelerator.
@@ -36,9 +36,6 @@ class VolumeLoader:
         for indices in self.sampler.batches():
             batch = tuple(cut(box, corners[indices], symmetries[indices], self.crops.size) for box in self.boxes)
             yield tuple(cubes.pin_memory() for cubes in batch) if self.pin_memory else batch
-
-    def __len__(self) -> int:
-        return len(self.sampler)
 
 
 class CubesFromFile(Dataset):

@@ -7,8 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
+from workshop.config import Flags
 from workshop.errors import UserError
 from workshop.paths import default_runs_dir, lesson_name
+
+require_positive = Flags.require_positive
+"""(arguments, *names): as for train.py, see that these flags are above 0"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,14 +46,6 @@ def true_or_false(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"takes true or false, got '{text}'")
     return text.lower() == "true"
-
-
-def require_positive(arguments: argparse.Namespace, *names: str) -> None:
-    """Raise `UserError` unless these flags are above 0 where they are set."""
-    for name in names:
-        value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            raise UserError(f"--{name} must be above 0, got {value}")
 
 
 def make_output_folder(folder: Path) -> None:

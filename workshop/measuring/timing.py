@@ -3,8 +3,7 @@
 import statistics
 import time
 import timeit
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,31 +43,13 @@ def measure(run: Callable[[], Any], min_seconds: float) -> Timing:
     return Timing(seconds=median / calls, spread=(high - low) / calls, repeats=len(blocks))
 
 
-@contextmanager
-def thread_limit(threads: int | None) -> Iterator[None]:
-    """Give numpy's BLAS and torch this many CPU threads inside the block; None leaves them as they are.
-
-    Setting OMP_NUM_THREADS would do too, but only before the libraries are loaded: a process for each thread count.
-    """
-    if threads is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    with threadpool_limits(threads):
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-
 def cpu_share() -> float:
     """Return the share of the CPUs' time that this process gets if it wants all of it: 1 on an idle machine.
 
     Where others compute too, several threads wait for the one that was interrupted, and look slower than they are.
     """
     cpus, matrix = available_cpus(), torch.ones(512, 512)
-    with thread_limit(cpus):
+    with threadpool_limits(cpus):
         matrix @ matrix  # starts the threads
         started, started_cpu = time.perf_counter(), time.process_time()
         while (elapsed := time.perf_counter() - started) < 0.3:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from workshop.profiling.calibration import repeats_for
 TRIALS = 3
 FEWEST_STEPS = 10
 GOOD_OVERLAP = 0.9
+TOO_NOISY = 0.25
+"""standard deviation of trials, as a share of their mean; on a machine with nothing else to do it is some percent"""
 
 NEXT_STEP = {
     "map": "more --num_workers if there are CPUs left, else --loader memory",
@@ -54,6 +57,11 @@ class Throughput:
         """Their standard deviation."""
         return statistics.stdev(self.trials)
 
+    @property
+    def noisy(self) -> bool:
+        """Whether the trials differ too much for their mean to say anything."""
+        return self.std > TOO_NOISY * self.mean
+
     def record(self) -> dict[str, Any]:
         """Return all of it, for a JSON file."""
         return {"mean": self.mean, "std": self.std, "trials": self.trials}
@@ -62,7 +70,7 @@ class Throughput:
         return f"{self.mean:,.0f} +/- {self.std:,.0f}"
 
 
-class OneBatch:
+class OneBatch(Loader):
     """A loader that gives one batch over and over, wherever the real loader left it: training at its fastest."""
 
     def __init__(self, loader: Loader) -> None:
@@ -70,14 +78,10 @@ class OneBatch:
         self.batch = next(iter(loader))
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for _ in range(len(self)):
-            yield self.batch
-
-    def __len__(self) -> int:
-        return len(self.sampler)
+        return repeat(self.batch, len(self))
 
 
-class InStep:
+class InStep(Loader):
     """A loader whose batches come when all ranks have asked for one, so that none gets ahead of the slowest."""
 
     def __init__(self, loader: Loader, device: torch.device) -> None:
@@ -90,9 +94,6 @@ class InStep:
         for batch in self.loader:
             dist.all_reduce(nothing)  # waits on the device, as the sum of gradients does; a barrier would stop the host
             yield batch
-
-    def __len__(self) -> int:
-        return len(self.loader)
 
 
 def benchmark(
@@ -142,8 +143,7 @@ def benchmark(
     measured = {name: Throughput(found) for name, found in rates.items()}
     if not loader.sampler.ranks.is_main:
         return
-    means = (measured[name].mean for name in ("IO", "SYNTHETIC", "FULL"))
-    found = verdict(*means, loader_name, bf16=not only_imitates(device, "bf16"))
+    found = verdict(measured, loader_name, bf16=not only_imitates(device, "bf16"))
     print(f"\n{'':10} {'samples/s':>20}")
     for name, throughput in measured.items():
         print(f"{name:10} {throughput!s:>20}")
@@ -182,9 +182,16 @@ def _read_all(loader: Loader) -> None:
         pass
 
 
-def verdict(io: float, synthetic: float, full: float, loader: str, bf16: bool = True) -> str:
+def verdict(measured: dict[str, Throughput], loader: str, bf16: bool = True) -> str:
     """Say what bounds a run, by how much, and which flag to try next; not bf16 where the device gains nothing by it."""
+    io, synthetic, full = (measured[name].mean for name in ("IO", "SYNTHETIC", "FULL"))
     slower = min(io, synthetic)
+    for name in ("IO" if io < synthetic else "SYNTHETIC", "FULL"):
+        if measured[name].noisy:
+            return (
+                f"Too noisy to tell: the trials of {name} gave {measured[name]} samples/s. Other work runs here: "
+                "measure again when it is done, or longer, with --benchmark_seconds 10."
+            )
     if full < GOOD_OVERLAP * slower:
         return (
             f"Poor overlap: together they give {full:,.0f} samples/s, {full / slower:.0%} of the slower part alone. "
@@ -196,6 +203,6 @@ def verdict(io: float, synthetic: float, full: float, loader: str, bf16: bool = 
     fewer_bits = "--precision bf16 and " if bf16 else ""
     return (
         f"Compute-bound: the loader could give {io / synthetic:.1f} times what training takes. Faster loading will not "
-        f"help; try a larger --batch_size, and what the lesson on mixed precision does to the step: {fewer_bits}"
-        "--channels_last true."
+        "help; try a larger --batch_size. The lesson on mixed precision makes the step itself faster: its train.py has "
+        f"{fewer_bits}--channels_last true."
     )

@@ -12,23 +12,28 @@ Under Nsight Systems the same steps are recorded by that tool instead, if it was
 Both read the GPU's activity through CUPTI, which serves one of them at a time.
 """
 
+import gzip
+import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from workshop.errors import UserError, warn
+from workshop.errors import warn
+from workshop.loaders.map import NOTES
 from workshop.profiling.annotate import marked_by, under_nsys
 
 Batch = TypeVar("Batch")
 
 
-class Trace:
+class Trace(AbstractContextManager):
     """Traces some steps of the first epoch it watches; whatever follows passes through untouched.
 
     The first ``skip`` steps are not typical: batches are waiting, libraries choose their algorithms, memory is
@@ -43,9 +48,7 @@ class Trace:
         device: the device that trains.
         name: what the file is called before the ``.pt.trace.json.gz``; ranks in one folder need different ones.
         log: is given the lines for the user.
-
-    Raises:
-        UserError: the folder cannot be written.
+        show: is given a picture of the trace; None draws none.
     """
 
     def __init__(
@@ -58,25 +61,18 @@ class Trace:
         active: int = 6,
         name: str = "rank0",
         log: Callable[[str], None] = print,
+        show: Callable[[str, Any], None] | None = None,
     ) -> None:
         self.file = folder / f"{name}.pt.trace.json.gz"
         self.device = device
         self.skip, self.warmup, self.active = skip, warmup, active
         self.log = log
+        self.show = show
         self._pending = True
         self._step = 0
         self._stop = ExitStack()
         if device.type != "cuda":  # without a GPU, all the profiler's log has to say is that there is none
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            reason = error.strerror or error
-            raise UserError(f"cannot write a trace into {folder}: {reason}; choose another --run_dir") from None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -123,16 +119,25 @@ class Trace:
                 on_trace_ready=self._write,
             )
             self._stop.enter_context(marked_by(record_function))
+            self._workers = Path(self._stop.enter_context(tempfile.TemporaryDirectory()))
+            self._stop.callback(os.environ.pop, NOTES)
+            os.environ[NOTES] = str(self._workers)  # the workers that the first batch starts inherit it
         recorder.start()
         self._stop.callback(recorder.stop)
         return recorder
 
     def _write(self, profiler: profile) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.file))
+        add_workers(self.file, self._workers)
         steps = self._step - self._first + 1
         planned = "" if steps == self.active else f" ({self.active} were planned)"
         self.log(f"traced steps {self._first} to {self._step}{planned}: {self.file}, for https://ui.perfetto.dev")
         self.log(top_operators(profiler, self.device, steps))
+        if self.show:
+            from workshop.profiling.timeline import picture  # here: training does not need matplotlib
+
+            self.show("trace", picture({f"steps {self._first} to {self._step}": self.file}))
 
     def _tell_if_nothing(self) -> None:
         if self._step < self._first:
@@ -165,11 +170,26 @@ class _NsysWindow:
             torch.cuda.profiler.stop()
 
 
+def add_workers(trace: Path, folder: Path) -> None:
+    """Add to a Chrome trace when each loader worker prepared a batch, as they noted in ``folder``."""
+    with gzip.open(trace, "rt") as lines:
+        content = json.load(lines)
+    zero = content.get("baseTimeNanoseconds", 0)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        for began, ended in (map(int, line.split()) for line in file.read_text().splitlines()):
+            when = {"ts": (began - zero) / 1000, "dur": (ended - began) / 1000}
+            event = {"ph": "X", "cat": "loader_worker", "name": file.name, "pid": "loader", "tid": number}
+            content["traceEvents"].append(event | when)
+    with gzip.open(trace, "wt") as lines:
+        json.dump(content, lines)
+
+
 def top_operators(profiler: profile, device: torch.device, steps: int, rows: int = 12) -> str:
     """Return a table of the operators and ranges that took most of the traced ``steps``.
 
     Time is self time, without that of the operators called in turn: on CUDA that of the kernels an operator launched,
-    elsewhere that on the CPU. So each microsecond counts once, and the shares are those of the whole.
+    elsewhere that on the CPU. So each microsecond counts once, and the shares are those of the whole. A CUDA graph
+    launches kernels without their operators: those are rows of their own.
     """
     where, clock = ("GPU", "self_device_time_total") if device.type == "cuda" else ("CPU", "self_cpu_time_total")
     operators = [
@@ -177,6 +197,8 @@ def top_operators(profiler: profile, device: torch.device, steps: int, rows: int
         for event in profiler.key_averages()
         if event.device_type == torch.autograd.DeviceType.CPU and not event.key.startswith("ProfilerStep")
     ]
+    if where == "GPU":
+        operators += kernels_without_operator(profiler.events())
     total = sum(microseconds for microseconds, _, _ in operators)
     if not total:
         return f"the trace has no {where} time: this PyTorch cannot record it here"
@@ -185,3 +207,21 @@ def top_operators(profiler: profile, device: torch.device, steps: int, rows: int
         milliseconds = microseconds / 1000 / steps
         lines.append(f"{name[:40]:40}  {count / steps:10.1f}  {milliseconds:7.2f}  {microseconds / total:6.1%}")
     return "\n".join(lines)
+
+
+def kernels_without_operator(events: Iterable[FunctionEvent]) -> list[tuple[float, int, str]]:
+    """Return microseconds, number and name of the kernels, and copies, that no operator among the events launched.
+
+    Variants of one template are one kernel here, by the name before its arguments.
+    """
+    microseconds, count = Counter[str](), Counter[str]()
+    for event in events:
+        if event.device_type == torch.autograd.DeviceType.CPU:
+            launched = [(-kernel.duration, -1, kernel.name) for kernel in event.kernels]
+        else:
+            launched = [] if event.is_user_annotation else [(event.time_range.elapsed_us(), 1, event.name)]
+        for duration, one, name in launched:
+            short = name.removeprefix("void ").partition("<")[0]
+            microseconds[short] += duration
+            count[short] += one
+    return [(microseconds[name], count[name], name) for name in count if count[name] > 0]

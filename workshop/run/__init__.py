@@ -10,7 +10,6 @@ from workshop.config import TrainConfig
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.loaders import Loader
 from workshop.profiling.timed import TimedLoader
-from workshop.run.checkpoint import Stateful
 from workshop.run.progress import Progress
 from workshop.run.record import Record
 
@@ -37,12 +36,14 @@ class Run:
         self.record = Record(config, device, ranks)
         self.progress = Progress(config, device, ranks, self.record.directory / "checkpoint.pt", self.record.log)
         self.progress.agreement.on_main(self.record.open)
+        self.resume, self.loss_sum, self.note = self.progress.resume, self.progress.loss_sum, self.record.note
         # Instruments are imported by the runs that use them.
         self.trace = self.monitor = None
         if config.trace and not config.benchmark:
             from workshop.profiling.trace import Trace
 
-            self.trace = Trace(self.record.directory, device, name=f"rank{ranks.rank}", log=self.record.log)
+            show = self.record.add_picture if ranks.is_main else None
+            self.trace = Trace(self.record.directory, device, name=f"rank{ranks.rank}", log=self.record.log, show=show)
         if config.monitor and ranks.is_main:
             from workshop.profiling.monitor import Monitor
 
@@ -63,21 +64,6 @@ class Run:
             if self.progress.epochs and self.progress.loader:  # a resumed run may have had nothing left to do
                 self._write_summary()  # once more, with the last sample
         self.record.close()
-
-    def resume(self, **parts: Stateful) -> int:
-        """Return the epoch to begin with, counted from 1; with ``--resume true``, load the checkpoint into ``parts``.
-
-        From then on these parts are saved. If the run was stopped in the middle of an epoch, that epoch's `loss_sum`
-        and loader start where it was.
-
-        Raises:
-            UserError: the checkpoints are damaged, or of a run that this one cannot continue.
-        """
-        return self.progress.resume(**parts)
-
-    def loss_sum(self) -> torch.Tensor:
-        """Return the tensor () to which an epoch adds up its losses."""
-        return self.progress.loss_sum()
 
     def watch(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Iterate over one epoch of training batches, timing them; with a progress bar if this is a terminal."""
@@ -129,10 +115,6 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint after an epoch; stop if told to and if there is an epoch left."""
         self.progress.save()
-
-    def note(self, line: str, **facts: object) -> None:
-        """Put ``facts`` into summary.json, and print ``line``, which tells them, if they are new."""
-        self.record.note(line, **facts)
 
     def benchmark(
         self,

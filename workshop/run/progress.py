@@ -72,7 +72,14 @@ class Progress:
         self._epoch_started = self._agreed = time.perf_counter()
 
     def resume(self, **parts: Stateful) -> int:
-        """See `Run.resume`."""
+        """Return the epoch to begin with, counted from 1; with ``--resume true``, load the checkpoint into ``parts``.
+
+        From then on these parts are saved. If the run was stopped in the middle of an epoch, that epoch's `loss_sum`
+        and loader start where it was.
+
+        Raises:
+            UserError: the checkpoints are damaged, or of a run that this one cannot continue.
+        """
         self._parts = parts
         if self.config.resume:
             saved, source = self.agreement.on_main(lambda: load_checkpoint(self.checkpoint))

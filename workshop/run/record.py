@@ -24,7 +24,7 @@ from workshop.paths import default_runs_dir, lesson_name
 LOCK = "workshop_run.lock"
 """locked by the run that writes to its folder; not empty where files of the names below are known to be of runs"""
 WRITTEN = ("summary.json", "summary.tmp", "throughput.json", "events.out.tfevents.*", "rank*.pt.trace.json.gz")
-WRITTEN += ("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp")
+WRITTEN += ("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp", "trace.png")
 
 
 def run_directory(config: TrainConfig) -> Path:
@@ -125,6 +125,13 @@ class Record:
             if self.board and value is not None:
                 with self._or_warn("curves"):
                     self.board.add_scalar(f"{group}/{name}", value, step)
+
+    def add_picture(self, name: str, figure: Any) -> None:  # noqa: ANN401
+        """Keep a figure of matplotlib as a file, and among TensorBoard's images."""
+        if self.board:
+            with self._or_warn(f"{name}.png"):
+                figure.savefig(self.directory / f"{name}.png")
+                self.board.add_figure(name, figure)
 
     def log_epoch(self, epoch: dict[str, Any], lr: float) -> None:
         """Print what `Run.log_epoch` was told, and add it to the curves."""
