@@ -100,6 +100,7 @@ def slurm_folder() -> Iterator[str]:
         yield f"{folder}/state"
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("readme", READMES, ids=name_of)
 def test_commands_run_as_they_stand(
     readme: Path,

@@ -11,6 +11,8 @@ from conftest import REPOSITORY, Result, Script
 from ranks import start_ranks
 from test_survive import assert_equal, one_line, results_of, state_of
 
+pytestmark = pytest.mark.slow
+
 LESSON = REPOSITORY / "03_ddp"
 SIGNALLED = REPOSITORY / "tests" / "signalled.py"
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--global_batch_size", 8, "--epochs", 2, "--save_interval", 4]

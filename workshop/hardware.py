@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import resource
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -89,8 +90,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the most memory used so far: on CUDA that allocated there, else the resident set of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource  # not on Windows
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -38,22 +38,14 @@ def default_folder() -> Path:
 
 
 def true_or_false(text: str) -> bool:
-    """Read the value of a flag such as ``--quick true``.
-
-    Raises:
-        argparse.ArgumentTypeError: anything but true or false.
-    """
+    """Read the value of a flag such as ``--quick true``."""
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"takes true or false, got '{text}'")
     return text.lower() == "true"
 
 
 def require_positive(arguments: argparse.Namespace, *names: str) -> None:
-    """See that these flags, where they are set, are above 0.
-
-    Raises:
-        UserError: one is not.
-    """
+    """Raise `UserError` unless these flags, where they are set, are above 0."""
     for name in names:
         value = getattr(arguments, name)
         if value is not None and not value > 0:
@@ -61,11 +53,7 @@ def require_positive(arguments: argparse.Namespace, *names: str) -> None:
 
 
 def make_output_folder(folder: Path) -> None:
-    """Make the folder of the results before anything is measured, and see that files can be written there.
-
-    Raises:
-        UserError: it cannot be made or written to.
-    """
+    """Make the folder of the results before anything is measured; raise `UserError` if it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
