@@ -368,7 +368,7 @@ def campaign(seed: int, folder: Path, only: str) -> list[Tally]:
     }
     one_told, two_told = plan("one_told", by_hand, 1, MEMORY), plan("two_told", by_hand, 2, MEMORY)
     if slurm:
-        jobs = plan("slurm", by_hand, 2, [*MEMORY, "--epochs", 6])
+        jobs = plan("jobs", by_hand, 2, [*MEMORY, "--epochs", 6])
         works = {
             "USR1, requeue, kill -9 under Slurm": lambda t, c: under_slurm(t, jobs, slurm, data, 3, c),
             "rank 0 stopped for good, srun": lambda t, _: stopped_rank(t, lambda: job_in("srun"), folder / "srun"),
