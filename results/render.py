@@ -129,13 +129,12 @@ def faults() -> str:
     record = load("faults", f"{MACHINE}_faults")
     if not record:
         return "*Not measured yet: `make test-faults`.*"
-    campaigns = [campaign["rows"] for campaign in record["seeds"].values()]
     sums = {}
-    for row in (row for rows in campaigns for row in rows):
+    for row in (row for rows in record["seeds"].values() for row in rows):
         before = sums.get(row["fault"], (0, 0, 0))
         sums[row["fault"]] = tuple(a + row[key] for a, key in zip(before, ("times", "handled", "lost"), strict=True))
     rows = [(fault, *map(str, counts)) for fault, counts in sums.items()]
-    seeds = f"Seeds {', '.join(record['seeds'])}." if len(campaigns) > 1 else f"Seed {next(iter(record['seeds']))}."
+    seeds = f"Seed(s) {', '.join(record['seeds'])}."
     return "\n".join([table(["fault", "times", "handled", "lost"], rows), "", seeds, source(record)])
 
 
