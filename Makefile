@@ -4,7 +4,7 @@ PYTHON ?= python3
 INSTALLED := .venv/installed
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: setup demo test test-gpu preflight lint docs clean
+.PHONY: setup demo test test-quick test-gpu test-faults preflight lint docs clean
 
 setup: $(INSTALLED)
 
@@ -21,8 +21,18 @@ demo: setup
 	@python -c "import json; epoch = json.load(open('runs/demo/summary.json'))['epochs'][-1]; \
 		print('Accuracy on the validation digits: {:.2%}. Now read 01_single_gpu/README.md'.format(epoch['val_accuracy']))"
 
+# every claim of the lessons and every command of their pages, on two cores and a Slurm of its own: ten minutes
 test: setup
 	python -m pytest -n 2 --dist worksteal
+
+# for whoever changes a line, two minutes: not the pages' commands, nothing under Slurm, no study, few runs of ranks
+test-quick: setup
+	python -m pytest -n 2 --dist worksteal -m 'not (pages or slurm or slow)'
+
+# kill -9, signals, a full disk, bad servers, ranks that hang, at random moments: six minutes for each SEED
+SEED ?= 1
+test-faults: setup
+	python tests/faults/campaign.py --seed $(SEED)
 
 test-gpu: setup
 	python -m pytest tests/gpu

@@ -2,9 +2,11 @@
 
 import http.client
 import os
+import threading
 import time
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from tqdm import tqdm
@@ -43,8 +45,25 @@ def download(urls: Sequence[str], path: Path, md5: str | None) -> None:
     raise DownloadError(f"cannot download {path.name}; tried {', '.join(failures)}")
 
 
+def _open(url: str) -> http.client.HTTPResponse:
+    """Return the answer of a server, whose headers may not take longer than a period."""
+    answer = Future()
+
+    def ask() -> None:  # its own limit is for each byte
+        try:
+            answer.set_result(urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS))
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.result(PERIOD_SECONDS)
+    except TimeoutError:
+        raise OSError(f"too slow, no answer in {PERIOD_SECONDS} s") from None
+
+
 def _fetch(url: str, path: Path) -> None:
-    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, synced(path) as file:
+    with _open(url) as response, synced(path) as file:
         size = response.length  # what Content-Length says, if that is a number
         begun, received = time.monotonic(), 0
         with tqdm(total=size or None, desc=path.stem, unit="B", unit_scale=True, disable=None, leave=False) as progress:

@@ -177,6 +177,20 @@ def fast(machine: str | None = None) -> str:
     return "\n".join([table(header, rows), "", how, source(record)])
 
 
+def faults() -> str:
+    """Render how often each fault of the campaigns was handled, over all seeds that were run."""
+    record = load("faults", f"{MACHINE}_faults")
+    if not record:
+        return "*Not measured yet: `make test-faults`.*"
+    sums = {}
+    for row in (row for rows in record["seeds"].values() for row in rows):
+        before = sums.get(row["fault"], (0, 0, 0))
+        sums[row["fault"]] = tuple(a + row[key] for a, key in zip(before, ("times", "handled", "lost"), strict=True))
+    rows = [(fault, *map(str, counts)) for fault, counts in sums.items()]
+    seeds = f"Seed(s) {', '.join(record['seeds'])}."
+    return "\n".join([table(["fault", "times", "handled", "lost"], rows), "", seeds, source(record)])
+
+
 def bandwidth() -> str:
     """Render this machine's row of the bandwidth table."""
     record, gpu = load("bandwidth"), on_gpu("bandwidth")

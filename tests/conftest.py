@@ -29,7 +29,10 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin both halves of the list with what takes longest: of two processes, each begins with one half."""
+    """Mark what needs Slurm; begin both halves of the list with what takes longest: each of two processes has one."""
+    for item in items:
+        if "slurm" in item.fixturenames:
+            item.add_marker("slurm")
     pages = [item for item in items if item.name.startswith("test_commands_run")]
     pages.sort(key=lambda item: len(item.module.commands_of(item.callspec.params["readme"])), reverse=True)
     others = [item for item in items if item not in pages]

@@ -84,6 +84,7 @@ class Mirror:
         self.cut = 0  # bytes withheld from the end of each page
         self.length: str | None = None  # said to be each page's, whatever it is
         self.pause = 0.0  # seconds between one byte and the next
+        self.header_pause = 0.0  # the same between the bytes of a header that comes first
         self.asked: list[str] = []
         mirror = self
 
@@ -92,6 +93,13 @@ class Mirror:
                 mirror.asked.append(self.path)
                 page = mirror.pages.get(self.path)
                 self.send_response(404 if page is None else 200)
+                if mirror.header_pause:
+                    self.flush_headers()
+                    with suppress(OSError):
+                        for _ in range(round(30 / mirror.header_pause)):
+                            self.wfile.write(b"x")
+                            time.sleep(mirror.header_pause)
+                        self.wfile.write(b": y\r\n")
                 self.send_header("Content-Length", mirror.length or str(len(page or b"")))
                 self.end_headers()
                 content = (page or b"")[: len(page or b"") - mirror.cut]

@@ -4,9 +4,9 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
+import quick_python
 from conftest import Result
 
 
@@ -36,7 +36,7 @@ def start_ranks(
     for rank in range(count):
         variables = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
         process = subprocess.Popen(
-            [sys.executable, *map(str, command)],
+            [quick_python.commands() / "python", *map(str, command)],
             cwd=cwd,
             env=(environment or dict(os.environ)) | variables,
             stdout=subprocess.PIPE,

@@ -105,6 +105,12 @@ def test_a_file_may_be_empty(tmp_path: Path, text: str) -> None:
     assert load_config(Config, ["--config", file, "--lr", "0.5"]) == Config(lr=0.5)
 
 
+def test_a_file_may_only_unset_a_flag(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.yaml", "save_interval: 5\n"), write(tmp_path / "b.yaml", "save_interval:\n")
+    assert load_config(Config, ["--config", second]).save_interval is None
+    assert load_config(Config, ["--config", first, "--config", second]).save_interval is None
+
+
 def test_a_flag_that_may_be_unset_may_be_empty(tmp_path: Path) -> None:
     first, second = write(tmp_path / "a.yaml", "limit_train: 5\n"), write(tmp_path / "b.yaml", "limit_train:\nlr: 1\n")
     assert load_config(Config, ["--config", first, "--config", second]) == Config(lr=1.0)

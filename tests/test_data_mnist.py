@@ -157,6 +157,7 @@ def test_next_mirror_when_one_fails(
         ("cut short", ["cut short, 10 of 20 bytes"] * 2),
         ("no length", ["wrong checksum, 5 bytes"] * 2),
         ("drips", ["too slow, "] * 2),
+        ("drips headers", ["too slow, no answer in 0.1 s"] * 2),
         ("closed", ["Connection refused", "Not Found"]),
     ],
 )
@@ -175,7 +176,9 @@ def test_no_mirror_delivers(
         mirror.cut = 10 if fault == "cut short" else 0
         mirror.length = "many" if fault == "no length" else None
         mirror.pause = 0.02 if fault == "drips" else 0.0
-    monkeypatch.setattr("downloading.PERIOD_SECONDS", 0.1)
+        mirror.header_pause = 0.02 if fault == "drips headers" else 0.0
+    if "drips" in fault:
+        monkeypatch.setattr("downloading.PERIOD_SECONDS", 0.1)
     status, stdout, stderr = prepare("mnist", "--data_dir", tmp_path)
     assert (status, stdout) == (2, "")
     assert_one_line(stderr)

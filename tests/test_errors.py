@@ -16,7 +16,7 @@ from workshop.config import TrainConfig
 from workshop.errors import refuse_another_clones_package, run_reporting_user_errors
 
 WORKERS = """
-import os, resource, signal, sys
+import multiprocessing.reduction, os, resource, signal, sys
 import torch
 from workshop.distributed.ranks import ONE_PROCESS
 from workshop.errors import run_reporting_user_errors
@@ -25,6 +25,8 @@ from workshop.loaders.order import EpochOrder
 
 class Samples(torch.utils.data.Dataset):
     def __getitem__(self, index):
+        if sys.argv[1] == "passing":  # a worker cannot send what it has loaded
+            multiprocessing.reduction.DupFd = None
         if sys.argv[1] == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.zeros(1), 0
@@ -38,9 +40,12 @@ run_reporting_user_errors(main)
 """
 
 
-@pytest.mark.parametrize(("lack", "reason"), [("killed", "DataLoader worker (pid"), ("files", "oo many open files")])
+@pytest.mark.parametrize(
+    ("lack", "reason"),
+    [("killed", "DataLoader worker (pid"), ("files", "oo many open files"), ("passing", "DataLoader worker (pid")],
+)
 def test_loader_workers_that_lack_something_are_one_line(lack: str, reason: str) -> None:
-    result = subprocess.run([sys.executable, "-c", WORKERS, lack], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", WORKERS, lack], capture_output=True, text=True, timeout=120)
     assert result.returncode == 2, result.stderr
     assert_one_line(result.stderr)
     assert reason in result.stderr and "take fewer --num_workers, or give the job more memory" in result.stderr
@@ -49,7 +54,7 @@ def test_loader_workers_that_lack_something_are_one_line(lack: str, reason: str)
 FULL = "unable to write to file </torch_1_2_0>: No space left on device (28)"
 
 
-def raising(error: Exception) -> Callable[[], None]:
+def raising(error: BaseException) -> Callable[[], None]:
     def main() -> None:
         raise error
 
@@ -151,3 +156,9 @@ def test_a_copied_script_and_a_clone_under_another_name_run(tmp_path: Path, caps
     refuse_another_clones_package(linked)
     refuse_another_clones_package(REPOSITORY / "01_single_gpu" / "train.py")
     assert capsys.readouterr().out == "runs\n"
+
+
+def test_ctrl_c_before_training_begins_is_quiet(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit, match="130"):
+        run_reporting_user_errors(raising(KeyboardInterrupt()))
+    assert capsys.readouterr() == ("", "")

@@ -1,5 +1,6 @@
 """What the job files of lesson 03 make of the GPUs and CPUs they were granted; srun only tells what it was given."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -42,3 +43,16 @@ def test_torchrun_starts_a_rank_per_gpu_with_a_thread_at_least(tmp_path: Path) -
 def test_each_task_of_srun_has_the_cpus_of_a_task(tmp_path: Path, job: str) -> None:
     for _, cpus, _, threads, workers in granted_and_given(job, tmp_path):
         assert threads == workers == cpus
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(138, "requeue 7\n"), (1, ""), (0, "")])
+def test_a_job_that_usr1_ends_before_python_heeds_it_is_requeued(tmp_path: Path, status: int, requeued: str) -> None:
+    (tmp_path / "lesson").mkdir()
+    (tmp_path / "lesson" / "train.py").touch()
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "site.sh").touch()
+    script = f'scontrol() {{ echo "$@"; }}; source {REPOSITORY}/slurm/setup.sh >/dev/null; (exit {status})'
+    environment = os.environ | {"SLURM_JOB_ID": "7"}
+    command = ["bash", "-c", script]
+    result = subprocess.run(command, cwd=tmp_path / "lesson", env=environment, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (status, requeued)

@@ -31,6 +31,8 @@ from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.unet3d import UNet3D
 from workshop.step.precision import set_switches
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -12,14 +12,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from conftest import REPOSITORY, Result, Script
+import quick_python
+from conftest import REPOSITORY
 from sources import bring_drawn
 
 READMES = [
@@ -48,22 +48,6 @@ def commands_of(readme: Path) -> list[str]:
     return [c.strip().replace("<jobid>", last_job) for c in commands if not c.startswith(tuple(NOT_RUN_HERE))]
 
 
-def is_plain_python(command: str) -> bool:
-    """Whether a command only runs a script, so that this process can do it: to import torch anew takes seconds."""
-    return re.fullmatch(r"python \S+\.py( [\w./ -]+)?", command) is not None
-
-
-def in_parts(commands: list[str]) -> list[str]:
-    """The commands for a shell, as many as possible together, and between them those that are plain Python."""
-    if any(command.startswith(("cd ", "source ")) for command in commands):  # what follows depends on it
-        return ["\n".join(commands)]
-    parts = []
-    for plain, group in groupby(commands, is_plain_python):
-        run = list(group)
-        parts += run if plain else ["\n".join(run)]
-    return parts
-
-
 def copy_of_repository(folder: Path) -> Path:
     """A copy as a fresh clone would be, with the environment that runs the tests as its .venv."""
     files = subprocess.run(
@@ -80,9 +64,22 @@ def copy_of_repository(folder: Path) -> Path:
         shutil.copy2(REPOSITORY / name, folder / name)
     for name in ("pyproject.toml", "constraints.txt"):
         os.utime(folder / name, (0, 0))  # older than the environment, so that make does not install into it
-    (folder / ".venv").symlink_to(sys.prefix)
+    quick_environment(folder / ".venv")
     (folder / "workshop").symlink_to(REPOSITORY / "workshop")  # else it were another clone's, for a script run in here
     return folder
+
+
+def quick_environment(folder: Path) -> None:
+    """The environment that runs the tests, in which Python starts at once."""
+    (folder / "bin").mkdir(parents=True)
+    for file in [*Path(sys.prefix).iterdir(), *Path(sys.prefix, "bin").iterdir()]:
+        if file.name not in ("bin", "activate"):
+            (folder / file.relative_to(sys.prefix)).symlink_to(file)
+    activate = Path(sys.prefix, "bin", "activate").read_text()
+    (folder / "bin" / "activate").write_text(activate.replace(sys.prefix, str(folder)))
+    for command in quick_python.MODULES:
+        (folder / "bin" / command).unlink()
+        (folder / "bin" / command).symlink_to(quick_python.commands() / command)
 
 
 def name_of(readme: Path) -> str:
@@ -106,6 +103,7 @@ def slurm_folder() -> Iterator[str]:
         yield f"{folder}/state"
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("readme", [page for page in READMES if commands_of(page)], ids=name_of)
 def test_commands_run_as_they_stand(
     readme: Path,
@@ -113,7 +111,6 @@ def test_commands_run_as_they_stand(
     few_data: Path,
     slurm_folder: str,
     user_environment: dict[str, str],
-    run_script: Script,
     request: pytest.FixtureRequest,
 ) -> None:
     commands = commands_of(readme)
@@ -121,19 +118,14 @@ def test_commands_run_as_they_stand(
     if any(re.match(r"(sbatch|srun|\S*local_cluster.sh)\b", command) for command in commands):
         environment |= request.getfixturevalue("slurm").environment | {"SBATCH_WAIT": "1"}
     copy = copy_of_repository(tmp_path / "workshop")
-    environment |= {"PYTHONPATH": str(copy), "WORKSHOP_SLURM_DIR": slurm_folder}
+    path = f"{copy}/.venv/bin{os.pathsep}{environment['PATH']}"
+    environment |= {"PATH": path, "PYTHONPATH": str(copy), "WORKSHOP_SLURM_DIR": slurm_folder}
     where = readme.parent.parent if readme.parent.name == "experiments" else readme.parent  # as those pages say
     folder = copy / where.relative_to(REPOSITORY)
-    for part in in_parts(commands):
-        if is_plain_python(part):
-            _, script, *arguments = part.split()
-            result = run_script(folder / script, *arguments, **environment)
-        else:
-            shell = ["bash", "-x", "-euo", "pipefail", "-c", part]
-            done = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True)
-            result = Result(done.returncode, done.stdout, done.stderr)
-        logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in folder.glob("*.log"))
-        assert result.status == 0, f"{part}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}{logs}"
+    shell = ["bash", "-x", "-euo", "pipefail", "-c", "\n".join(commands)]
+    result = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True)
+    logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in folder.glob("*.log"))
+    assert result.returncode == 0, f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}{logs}"
 
 
 @pytest.mark.parametrize("readme", READMES, ids=name_of)

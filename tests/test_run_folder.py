@@ -21,6 +21,8 @@ from workshop.run import Run
 from workshop.run.checkpoint import save_checkpoint
 from workshop.run.progress import Progress
 
+pytestmark = pytest.mark.slow
+
 SHORT = ["--limit_train", 40, "--limit_val", 8, "--batch_size", 8, "--loader", "memory"]
 CPU = torch.device("cpu")
 

@@ -17,6 +17,8 @@ import pytest
 
 from slurm_cluster import SCRIPT, SlurmCluster, clean_environment, local_cluster, require_slurm
 
+pytestmark = pytest.mark.slurm
+
 
 @pytest.fixture
 def state() -> Iterator[Path]:

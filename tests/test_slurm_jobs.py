@@ -11,6 +11,8 @@ import pytest
 from conftest import REPOSITORY
 from slurm_cluster import SlurmCluster
 
+pytestmark = pytest.mark.slurm
+
 
 def test_lesson_01_job(slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path) -> None:
     lesson = REPOSITORY / "01_single_gpu"

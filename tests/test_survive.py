@@ -21,6 +21,8 @@ from sources import bring_drawn, pack
 from workshop.run.progress import Progress
 from workshop.signals import StopSignals
 
+pytestmark = pytest.mark.slow
+
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 8, "--epochs", 2]  # 10 steps an epoch
 MEMORY = [*SHORT, "--loader", "memory"]
 

@@ -11,6 +11,8 @@ from conftest import REPOSITORY, Result, Script
 from ranks import start_ranks
 from test_survive import assert_equal, one_line, results_of, state_of
 
+pytestmark = pytest.mark.slow
+
 LESSON = REPOSITORY / "03_ddp"
 SIGNALLED = REPOSITORY / "tests" / "signalled.py"
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--global_batch_size", 8, "--epochs", 2, "--save_interval", 4]
@@ -54,6 +56,20 @@ def test_two_ranks_stop_together_and_go_on_bit_for_bit(start: partial, run_scrip
     assert more.status == 0, more.stderr
     assert "after epoch 2, written by 2 rank(s)" in more.stdout
     assert len(results_of(parts)) == 3
+
+
+def test_three_ranks_go_on_to_rounding(user_environment: dict[str, str], tmp_path: Path) -> None:
+    """A sum of three depends on the order, and that on the buckets, which DDP arranges anew after its first step."""
+    start = partial(start_ranks, 3, cwd=LESSON, environment=user_environment)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    flags = [*SHORT, "--global_batch_size", 9]
+    assert statuses(start("train.py", *flags, "--run_dir", whole)) == [0] * 3
+    stopped = start(SIGNALLED, 1, 12, "SIGUSR1", "train.py", *flags, "--run_dir", parts)
+    assert "told to stop by SIGUSR1" in stopped[0].stdout
+    assert statuses(start("train.py", *flags, "--run_dir", parts, "--resume", "true")) == [0] * 3
+    models = [state_of(folder)["model"] for folder in (parts, whole)]
+    for name, weights in models[0].items():
+        torch.testing.assert_close(weights, models[1][name], rtol=1e-4, atol=1e-6)
 
 
 def test_two_ranks_stop_together_of_ctrl_c(start: partial, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from ranks import start_ranks
 from slurm_cluster import SlurmCluster
 from test_survive import assert_equal, results_of, state_of
 
+pytestmark = pytest.mark.slurm
+
 SHORT = ["--limit_train", 800, "--limit_val", 16, "--batch_size", 8, "--epochs", 2, "--loader", "memory"]
 SLOW = "run.end_step(loss); time.sleep(0 if __import__('os').environ.get('SLURM_RESTART_COUNT') else 0.5)"
 

@@ -12,6 +12,7 @@ from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.loaders import Loader
 from workshop.profiling.calibration import repeats_for
 from workshop.profiling.throughput import Throughput, benchmark, verdict
+from workshop.run.record import LOCK
 from workshop.step.graph import EAGER_STEPS
 
 
@@ -112,6 +113,16 @@ def test_a_trial_takes_about_as_long_as_one_wants() -> None:
     assert repeats_for(1.0, time_of, first=10) == 1000
     assert tried == [10, 20, 40, 80, 160, 320, 640]  # the last one took a third of the time, and so is believed
     assert repeats_for(0.002, time_of, first=10) == 10
+
+
+def test_a_record_that_cannot_be_written_is_one_line(run_script: Script, tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("of a run")
+    (tmp_path / "throughput.json").mkdir()
+    flags = ["--benchmark", "true", "--benchmark_seconds", 0.01, "--loader", "memory", "--limit_train", 640]
+    result = run_script("01_single_gpu/train.py", *flags, "--run_dir", tmp_path)
+    assert result.status == 2
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert f"cannot write {tmp_path}/throughput.json: Is a directory" in result.stderr
 
 
 def test_the_lesson_prints_table_and_verdict(run_script: Script, tmp_path: Path) -> None:

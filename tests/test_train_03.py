@@ -217,6 +217,7 @@ MEETING = {"MASTER_ADDR": "127.0.0.1", "WORKSHOP_RENDEZVOUS_SECONDS": "2"}
         ([], TWO_RANKS | {"RANK": "-1"}, "RANK=-1"),
         ([], TWO_RANKS | {"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1"),
         ([], TWO_RANKS | MEETING | {"MASTER_PORT": "{free}", "RANK": "2"}, "RANK=2 LOCAL_RANK=0 WORLD_SIZE=2"),
+        ([], TWO_RANKS | MEETING | {"MASTER_PORT": "{free}", "WORKSHOP_RENDEZVOUS_SECONDS": "x"}, "SECONDS=x: give a"),
         ([], {"SLURM_NTASKS": "4"}, "this job has 4 tasks, but only one was started"),
         (["--global_batch_size", 0], {}, "--global_batch_size must be at least 1, got 0"),
         (["--warmup", 1], {}, "--warmup is a share of all steps, from 0 to below 1, got 1"),

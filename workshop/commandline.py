@@ -74,7 +74,10 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description)
     parser.add_argument("--config", action="config", help="YAML file of flags; may be given more than once")
     _add_groups(parser, config_class)
-    files = [part for file in found.config if keys_of[file] for part in ("--config", file)]
+    files = []
+    for file in found.config:  # the parser refuses one that only says null
+        values = keys_of[file].values()
+        files += ["--config", file] if any(v is not None for v in values) else [f"--{k}=null" for k in keys_of[file]]
     try:
         values = parser.parse_args(files + flags).as_dict()
     except argparse.ArgumentError as error:

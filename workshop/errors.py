@@ -37,6 +37,8 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.exit(1)
+    except KeyboardInterrupt:  # before there was anything to save
+        sys.exit(128 + signal.SIGINT)
     except UserError as error:
         if error.told:
             leave_with_status_2_when_told_to_end()

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import resource
 import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -94,8 +95,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the most memory used so far: on CUDA that allocated there, else the resident set of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource  # not on Windows
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

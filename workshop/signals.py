@@ -7,6 +7,7 @@ requeued, and whatever ``#SBATCH --signal`` says before the time limit. All may 
 import os
 import signal
 import threading
+from multiprocessing.queues import Queue
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
@@ -41,6 +42,8 @@ def obey_only_parent(_: int = 0) -> None:
     not die while that one has a checkpoint to write. Use as ``worker_init_fn``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which no training process sends
+    # Lacking files or shared memory it would drop a batch, for which the training process would wait for good.
+    Queue._on_queue_feeder_error = staticmethod(lambda *_: os._exit(1))
     if not hasattr(signal, "sigwaitinfo"):  # macOS, where there is no Slurm
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

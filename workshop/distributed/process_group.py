@@ -96,7 +96,10 @@ def meet(ranks: Ranks, device: torch.device) -> dist.Store:
             "meet: start them with torchrun, or export it as the job files do",
             told=rank > 0,  # all ranks see this
         )
-    patience = timedelta(seconds=float(os.environ.get("WORKSHOP_RENDEZVOUS_SECONDS", 120)))
+    seconds = os.environ.get("WORKSHOP_RENDEZVOUS_SECONDS", "120")
+    if not seconds.isdecimal():
+        raise UserError(f"WORKSHOP_RENDEZVOUS_SECONDS={seconds}: give a whole number of seconds", told=rank > 0)
+    patience = timedelta(seconds=int(seconds))
     cards = [f"card of rank {other}" for other in range(world_size)]
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
     meeting = Future()

@@ -42,7 +42,7 @@ def default_folder() -> Path:
 
 
 def true_or_false(text: str) -> bool:
-    """Read the value of a flag such as ``--quick true``; raise ``ArgumentTypeError`` at anything else."""
+    """Read the value of a flag such as ``--quick true``."""
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"takes true or false, got '{text}'")
     return text.lower() == "true"

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from workshop.distributed.agreement import slowest
+from workshop.errors import UserError
 from workshop.hardware import only_imitates
 from workshop.loaders import Loader
 from workshop.profiling.calibration import repeats_for
@@ -107,9 +108,8 @@ def benchmark(
 ) -> None:
     """Measure IO, SYNTHETIC and FULL, print them with a verdict, and write them to ``folder/throughput.json``.
 
-    With ``no_sync`` also COMPUTE, which is SYNTHETIC without communication, and BARRIER, which is COMPUTE in step.
-    Trials of all are taken in turn, so the first of one and the first of another were measured at nearly the same time
-    and may be compared as a pair.
+    With ``no_sync`` also COMPUTE and BARRIER. Trials of all are taken in turn, so that the first of one and the first
+    of another may be compared as a pair.
 
     Args:
         loader: the training loader.
@@ -149,7 +149,10 @@ def benchmark(
         print(f"{name:10} {throughput!s:>20}")
     print(f"\n{found}")
     record = {name: throughput.record() for name, throughput in measured.items()} | {"verdict": found}
-    (folder / "throughput.json").write_text(json.dumps(record, indent=2) + "\n")
+    try:
+        (folder / "throughput.json").write_text(json.dumps(record, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {folder}/throughput.json: {error.strerror}") from None
 
 
 def _parts(loader: Loader, steps: int) -> list[int]:
