@@ -24,7 +24,8 @@ import line_profiler
 import torch
 import torch.nn.functional as F
 
-from workshop.hardware import available_cpus, describe_hardware, describe_versions, only_imitates, pick_device
+import small_studies
+from workshop.hardware import describe_hardware, describe_versions, only_imitates, pick_device
 from workshop.loaders import build_loaders
 from workshop.measuring.launching import check_flags, read_record, torchrun
 from workshop.paths import REPOSITORY
@@ -83,15 +84,6 @@ def baseline() -> dict[str, Any]:
         for line, hits, time in timings
     ]
     return {"epoch": summary["epochs"][0], "function": function, "first_line": first_line, "lines": lines}
-
-
-def workers() -> dict[str, Any]:
-    """Lesson 01 with more and more processes that load data."""
-    rows = []
-    for num_workers in [0, *(2**i for i in range(available_cpus().bit_length()))]:
-        epoch = train("--num_workers", num_workers, "--limit_train", 20000, "--limit_val", 1000)["epochs"][0]
-        rows.append({"num_workers": num_workers, "samples_per_second": epoch["samples_per_second"]})
-    return {"rows": rows}
 
 
 def ladder() -> dict[str, Any]:
@@ -174,6 +166,11 @@ def convergence() -> dict[str, Any]:
     }
 
 
+def line_fit() -> dict[str, Any]:
+    """A line fitted to noisy samples by gradient descent."""
+    return study(LESSON_01, "line_fit.py")
+
+
 def survive() -> dict[str, Any]:
     """What a step costs more because the run survives, on two ranks."""
     return study(LESSON_03, "end_step.py", *BASELINE, "--loader", "memory", ranks=2)
@@ -224,7 +221,9 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     experiment.__name__: experiment
     for experiment in (
         baseline,
-        workers,
+        small_studies.workers,
+        small_studies.threads,
+        small_studies.models,
         ladder,
         fast,
         cpu_or_gpu,
@@ -234,6 +233,9 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         scaling,
         allreduce,
         convergence,
+        small_studies.batches,
+        line_fit,
+        small_studies.ddp_options,
         survive,
         precision_ladder,
         underflow,
