@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 import small_studies
-from workshop.hardware import describe_hardware, describe_versions, only_imitates, pick_device
+from workshop.hardware import available_cpus, describe_hardware, describe_versions, only_imitates, pick_device
 from workshop.loaders import build_loaders
 from workshop.measuring.launching import check_flags, read_record, torchrun
 from workshop.paths import REPOSITORY
@@ -84,6 +84,15 @@ def baseline() -> dict[str, Any]:
         for line, hits, time in timings
     ]
     return {"epoch": summary["epochs"][0], "function": function, "first_line": first_line, "lines": lines}
+
+
+def workers() -> dict[str, Any]:
+    """Lesson 01 with more and more processes that load data."""
+    rows = []
+    for num_workers in [0, *(2**i for i in range(available_cpus().bit_length()))]:
+        epoch = train("--num_workers", num_workers, "--limit_train", 20000, "--limit_val", 1000)["epochs"][0]
+        rows.append({"num_workers": num_workers, "samples_per_second": epoch["samples_per_second"]})
+    return {"rows": rows}
 
 
 def ladder() -> dict[str, Any]:
@@ -221,7 +230,8 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     experiment.__name__: experiment
     for experiment in (
         baseline,
-        small_studies.workers,
+        workers,
+        small_studies.worker_counts,
         small_studies.threads,
         small_studies.models,
         ladder,

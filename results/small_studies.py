@@ -29,7 +29,7 @@ def throughputs(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def workers() -> dict[str, Any]:
+def worker_counts() -> dict[str, Any]:
     """Lesson 01 with more and more processes that load data, up to far more than there are CPUs."""
     rows = [{"num_workers": n} | throughputs(train(*BENCHMARK, "--num_workers", n)) for n in (0, 1, 2, 4, 8)]
     return {"cpus": available_cpus(), "rows": rows}
