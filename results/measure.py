@@ -244,6 +244,8 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         allreduce,
         convergence,
         small_studies.batches,
+        small_studies.higher_rate,
+        small_studies.exercises,
         line_fit,
         small_studies.ddp_options,
         survive,

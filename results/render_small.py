@@ -124,3 +124,29 @@ def bandwidths() -> str:
     machines = [record["hardware"].get("device_name") or record["hardware"]["cpu"] for record in records]
     lines = [table(["path", "usual GB/s", "hours per PB", *(f"measured: {name}" for name in machines)], rows), ""]
     return "\n".join([*lines, *(source(record) for record in records)])
+
+
+def exercise(*names: str) -> str:
+    """Render what runs of the exercises ended at, to compare one's own with."""
+    record = load("exercises")
+    if not record:
+        return not_measured("exercises")
+    runs = [(name, record["runs"][name]) for name in names]
+    ends = [f"{name}: {run['val_loss']:.3f} and {run['val_accuracy']:.1%}" for name, run in runs]
+    return f"Validation loss and accuracy here: {'; '.join(ends)}."
+
+
+def short_of_prediction() -> str:
+    """Render FULL of each rung of the data ladder as a share of the smaller of IO and SYNTHETIC."""
+    rungs = load("ladder")["rungs"].items()
+    shares = [(name, r["FULL"]["mean"] / min(r["IO"]["mean"], r["SYNTHETIC"]["mean"])) for name, r in rungs]
+    return f"FULL over the smaller one: {', '.join(f'`{name}` {share:.0%}' for name, share in shares)}."
+
+
+def higher_rate() -> str:
+    """Render what a larger learning rate alone does to batch 64."""
+    record = load("higher_rate")
+    if not record:
+        return not_measured("higher_rate")
+    ends = [f"with {row['lr']:g} at {row['val_loss'][-1]:.3f}" for row in record["rows"]]
+    return f"Batch 64 ends {', '.join(ends)} (validation loss; one seed)."

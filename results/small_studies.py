@@ -9,6 +9,7 @@ from workshop.measuring.launching import read_record, torchrun
 from workshop.paths import REPOSITORY
 
 LESSON_01 = REPOSITORY / "01_single_gpu"
+LESSON_02 = REPOSITORY / "02_dataparallel"
 LESSON_03 = REPOSITORY / "03_ddp"
 CIFAR = ("--config", "../configs/cifar10.yaml")
 BENCHMARK = ("--benchmark", "true", "--benchmark_seconds", 2)
@@ -81,3 +82,35 @@ def batches() -> dict[str, Any]:
         record = read_record([*start, "--seed", seed], LESSON_03, show=True)
         seeds.append([{key: curve[key] for key in kept} for curve in record["curves"]])
     return {"seeds": seeds}
+
+
+def exercises() -> dict[str, Any]:
+    """What the exercises of lessons 01 to 03 end at: losses and accuracies, as any machine can tell."""
+    few = ("--limit_train", 6400)
+    variants = {
+        "seed 1": (LESSON_01, 1, few),
+        "seed 2": (LESSON_01, 1, (*few, "--seed", 2)),
+        "batch 128": (LESSON_02, 1, (*few, "--batch_size", 128)),
+        "batch 256": (LESSON_02, 1, (*few, "--batch_size", 256)),
+        "sgd": (LESSON_02, 1, (*few, "--optimizer", "sgd", "--lr", 0.01)),
+        "adamw": (LESSON_02, 1, (*few, "--optimizer", "adamw")),
+        "adadelta": (LESSON_02, 1, (*few, "--optimizer", "adadelta", "--lr", 1.0)),
+        "1 rank": (LESSON_03, 1, ("--limit_train", 3200, "--global_batch_size", 64)),
+        "2 ranks": (LESSON_03, 2, ("--limit_train", 3200, "--global_batch_size", 64)),
+    }
+    found = {}
+    for name, (lesson, ranks, flags) in variants.items():
+        epoch = train(*flags, lesson=lesson, ranks=ranks if ranks > 1 else None)["epochs"][-1]
+        found[name] = {key: epoch[key] for key in ("train_loss", "val_loss", "val_accuracy")}
+    return {"runs": found}
+
+
+def higher_rate() -> dict[str, Any]:
+    """Batch 64 of lesson 03's study with its learning rate, with 2.8 and with 8 times as much, and no larger batch."""
+    flags = ("--config", "../configs/cifar10.yaml", "--config", "../configs/cifar10_convergence.yaml")
+    flags = (*flags, "--config", "../configs/cifar10_b64.yaml")
+    rows = []
+    for factor in (1, 2.8, 8):
+        epochs = train(*flags, "--lr", round(0.004 * factor, 4), lesson=LESSON_03)["epochs"]
+        rows.append({"lr": 0.004 * factor, "val_loss": [epoch["val_loss"] for epoch in epochs]})
+    return {"rows": rows}
