@@ -234,6 +234,7 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         small_studies.worker_counts,
         small_studies.threads,
         small_studies.models,
+        small_studies.cifar_loading,
         ladder,
         fast,
         cpu_or_gpu,

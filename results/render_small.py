@@ -37,6 +37,24 @@ def models() -> str:
     return throughputs("models", "model", "`--model`", ("IO", "SYNTHETIC", "FULL"))
 
 
+def cifar_loading() -> str:
+    """Render what batch size, workers and prefetching do to the loading of colour pictures."""
+    record = load("cifar_loading")
+    if not record:
+        return not_measured("cifar_loading")
+    kinds = ("IO", "SYNTHETIC", "FULL")
+    rows = [
+        (
+            str(row["batch"]),
+            str(row["workers"]),
+            str(row["prefetch"]) if row["workers"] else "",
+            *map(mean_std, map(row.get, kinds)),
+        )
+        for row in record["rows"]
+    ]
+    return "\n".join([table(["batch", "workers", "prefetch", *kinds], rows), "", source(record)])
+
+
 def ddp_options() -> str:
     """Render what DDP's options do to the all-reduces and to the speed."""
     record = load("ddp_options")

@@ -51,6 +51,24 @@ def models() -> dict[str, Any]:
     return {"rows": [{"model": name} | throughputs(train(*flags, "--model", name)) for name in names]}
 
 
+def cifar_loading() -> dict[str, Any]:
+    """CIFAR-10 pictures and a small CNN: batch size, workers and how far ahead they load."""
+    rows = []
+    for batch_size, num_workers, prefetch in (
+        (128, 0, 2),
+        (128, 1, 2),
+        (128, 2, 2),
+        (128, 2, 8),
+        (1024, 0, 2),
+        (1024, 2, 2),
+    ):
+        found = train(
+            *CIFAR, *BENCHMARK, "--batch_size", batch_size, "--num_workers", num_workers, "--prefetch_factor", prefetch
+        )
+        rows.append({"batch": batch_size, "workers": num_workers, "prefetch": prefetch} | throughputs(found))
+    return {"rows": rows}
+
+
 def ddp_options() -> dict[str, Any]:
     """Two ranks, a ResNet-18 with its batch norms: all-reduces and speed with each option of DDP."""
     options = {
