@@ -46,7 +46,7 @@ lint: setup
 	shellcheck slurm/*.sh */*.slurm */experiments/*.slurm .ci/run
 
 docs: setup
-	python -m cogapp -r -I results -I 03_ddp/experiments *.md */README.md */experiments/README.md
+	python -m cogapp -r -I results -I 03_ddp/experiments *.md */*.md */experiments/README.md
 
 # what setup and demo made, and nothing else
 clean:

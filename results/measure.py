@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 import gpu_day
+import small_studies
 from lesson_runs import (
     BASELINE,
     LESSON_01,
@@ -140,6 +141,11 @@ def convergence() -> dict[str, Any]:
     }
 
 
+def line_fit() -> dict[str, Any]:
+    """A line fitted to noisy samples by gradient descent."""
+    return study(LESSON_01, "line_fit.py")
+
+
 def survive() -> dict[str, Any]:
     """What a step costs more because the run survives, on two ranks."""
     with ranks_of_gpus():
@@ -194,6 +200,10 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     for experiment in (
         baseline,
         workers,
+        small_studies.worker_counts,
+        small_studies.threads,
+        small_studies.models,
+        small_studies.cifar_loading,
         ladder,
         fast,
         cpu_or_gpu,
@@ -203,6 +213,11 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         scaling,
         allreduce,
         convergence,
+        small_studies.batches,
+        small_studies.higher_rate,
+        small_studies.exercises,
+        line_fit,
+        small_studies.ddp_options,
         survive,
         precision_ladder,
         underflow,

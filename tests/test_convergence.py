@@ -26,6 +26,8 @@ CLAIMS = {
     "cifar10_b512_naive": {"global_batch_size": 512},
     "cifar10_b512_sqrt": {"global_batch_size": 512, "lr_scaling": "sqrt"},
     "cifar10_b512_sqrt_long": {"global_batch_size": 512, "epochs": 15, "lr_scaling": "sqrt"},
+    "cifar10_b256_sqrt_long": {"global_batch_size": 256, "epochs": 8, "lr_scaling": "sqrt"},
+    "cifar10_b2048_sqrt_long": {"global_batch_size": 2048, "epochs": 60, "lr_scaling": "sqrt"},
 }
 
 
@@ -47,9 +49,12 @@ def test_an_overlay_changes_only_what_it_claims(name: str) -> None:
     assert (CONFIGS / f"{name}.yaml").read_text().startswith("# Convergence study")
 
 
-def test_the_command_runs_every_overlay_there_is() -> None:
+def test_the_command_runs_the_four_of_the_study_and_batches_of_64_to_2048_have_about_as_many_steps() -> None:
     overlays = runpy.run_path(str(REPOSITORY / "03_ddp" / "experiments" / "convergence.py"))["OVERLAYS"]
-    assert [file.stem for file in overlays] == list(CLAIMS)
+    assert [file.stem for file in overlays] == list(CLAIMS)[:4]
+    longer = [claim for name, claim in CLAIMS.items() if name.endswith("long")]
+    steps = [math.ceil(10_000 / claim["global_batch_size"]) * claim["epochs"] for claim in longer]
+    assert sorted(steps) == [300, 300, 320]
     assert {file.stem for file in CONFIGS.glob("cifar10_b*.yaml")} == set(CLAIMS)
 
 

@@ -24,7 +24,7 @@ from sources import bring_drawn
 
 READMES = [
     *sorted(REPOSITORY.glob("*.md")),
-    *sorted(REPOSITORY.glob("[!.]*/README.md")),
+    *sorted(REPOSITORY.glob("[!.]*/*.md")),
     *sorted(REPOSITORY.glob("*/experiments/README.md")),
 ]
 NOT_RUN_HERE = {
@@ -128,6 +128,16 @@ def test_commands_run_as_they_stand(
     assert result.returncode == 0, f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}{logs}"
 
 
+A_COMMAND = r"(# .*\n)?(python|torchrun|sbatch|srun|salloc|kill|pip|cp|ssh|sudo|source|module|nsys|[A-Z_]+=\S+) "
+
+
+@pytest.mark.parametrize("readme", READMES, ids=name_of)
+def test_commands_that_are_not_run_say_why(readme: Path) -> None:
+    for token in tokens(readme):
+        if token.type == "fence" and token.info.strip() == "text" and re.match(A_COMMAND, token.content):
+            assert "# not tested" in token.content, f"{name_of(readme)}: {token.content}"
+
+
 @pytest.mark.parametrize("readme", READMES, ids=name_of)
 def test_links_lead_somewhere(readme: Path) -> None:
     for token in tokens(readme):
@@ -179,6 +189,12 @@ def test_a_lesson_page_can_be_read_in_one_sitting(readme: Path) -> None:
     before, _, _ = page.lower().partition("exercise 1")
     assert len(before.split()) <= len(page.split()) / 3
     assert all(line.count("|") <= 9 for line in page.splitlines() if line.startswith("|")), "more than eight columns"
+
+
+@pytest.mark.parametrize("page", [page for page in READMES if page.name != "README.md"], ids=name_of)
+def test_a_side_page_is_no_longer_than_a_lesson(page: Path) -> None:
+    assert len(page.read_text().split()) <= 2500
+    assert all(line.count("|") <= 9 for line in page.read_text().splitlines() if line.startswith("|"))
 
 
 def test_every_lesson_has_its_three_files() -> None:

@@ -1,0 +1,170 @@
+"""Turn the figures of small_studies.py into parts of the side pages; cog calls this."""
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from render import load, not_measured, picture, source, table
+
+
+def mean_std(throughput: dict[str, Any]) -> str:
+    """Return samples/s with their standard deviation."""
+    return f"{throughput['mean']:,.0f} ± {throughput['std']:,.0f}"
+
+
+def throughputs(experiment: str, key: str, header: str, kinds: tuple[str, ...]) -> str:
+    """Render the samples/s of an experiment, a row for each value of ``key``."""
+    record = load(experiment)
+    if not record:
+        return not_measured(experiment)
+    rows = [(str(row[key]), *(mean_std(row[kind]) for kind in kinds)) for row in record["rows"]]
+    return "\n".join([table([header, *kinds], rows), "", source(record)])
+
+
+def worker_counts() -> str:
+    """Render what more and more worker processes give on this machine."""
+    return throughputs("worker_counts", "num_workers", "`--num_workers`", ("IO", "FULL"))
+
+
+def threads() -> str:
+    """Render the speed of the training step by CPU threads."""
+    return throughputs("threads", "threads", "threads", ("SYNTHETIC",))
+
+
+def models() -> str:
+    """Render loading and training by the weight of the model."""
+    return throughputs("models", "model", "`--model`", ("IO", "SYNTHETIC", "FULL"))
+
+
+def cifar_loading() -> str:
+    """Render what batch size, workers and prefetching do to the loading of colour pictures."""
+    record = load("cifar_loading")
+    if not record:
+        return not_measured("cifar_loading")
+    kinds = ("IO", "SYNTHETIC", "FULL")
+    rows = [
+        (
+            str(row["batch"]),
+            str(row["workers"]),
+            str(row["prefetch"]) if row["workers"] else "",
+            *map(mean_std, map(row.get, kinds)),
+        )
+        for row in record["rows"]
+    ]
+    return "\n".join([table(["batch", "workers", "prefetch", *kinds], rows), "", source(record)])
+
+
+def ddp_options() -> str:
+    """Render what DDP's options do to the all-reduces and to the speed."""
+    record = load("ddp_options")
+    if not record:
+        return not_measured("ddp_options")
+    rows = [
+        (
+            row["option"],
+            str(row["all_reduces_per_step"]),
+            f"{row['all_reduce_bytes_per_step'] / 1e6:,.1f}",
+            mean_std(row["SYNTHETIC"]),
+            mean_std(row["COMPUTE"]),
+        )
+        for row in record["rows"]
+    ]
+    header = ["", "all-reduces per step", "MB", "SYNTHETIC", "COMPUTE"]
+    return "\n".join([table(header, rows), "", source(record)])
+
+
+def batches() -> str:
+    """Render how low batches of 64 to 2048 get, by steps."""
+    record = load("batches")
+    if not record:
+        return not_measured("batches")
+    rows = []
+    for curves in zip(*record["seeds"], strict=True):
+        first = curves[0]
+        finals = [curve["val_loss"][-1] for curve in curves]
+        reached = [f"{curve['steps'][curve['epoch_at_target'] - 1]}" for curve in curves if curve["epoch_at_target"]]
+        rows.append(
+            (
+                f"{first['global_batch_size']:,}",
+                f"{first['peak_lr']:.2g}",
+                str(first["epochs"]),
+                f"{first['steps'][-1]:,}",
+                ", ".join(f"{loss:.3f}" for loss in finals),
+                f"{median(finals):.3f}",
+                ", ".join(reached) or "never",
+            )
+        )
+    header = ["batch", "peak lr", "epochs", "steps", "final loss, three seeds", "median", "steps to batch 64's"]
+    return "\n".join([table(header, rows), "", source(record)])
+
+
+def line_fit() -> str:
+    """Render the picture of the fitted line, and what was found."""
+    record = load("line_fit")
+    found, best = (
+        f"y = {slope:.3f} x + {intercept:.3f}" for slope, intercept in (record["found"], record["least_squares"])
+    )
+    words = f"After {record['steps']} steps it is {found}; least squares, which solves it at once, gives {best}."
+    return "\n".join([picture("line_fit", "Samples, and the line after 0, 5, 20 and 200 steps"), "", words])
+
+
+USUAL_BANDWIDTHS = (  # GB/s of the specifications, one way, and the row of bandwidth.py that measures such a path
+    ("hard disk, in sequence", 0.2, None),
+    ("SATA disk without moving parts (SSD)", 0.55, None),
+    ("Ethernet, 10 Gb/s", 1.25, None),
+    ("NVMe disk", 7, "disk, sequential read"),
+    ("PCIe 3.0, 16 lanes", 16, None),
+    ("InfiniBand, 200 Gb/s (HDR)", 25, None),
+    ("PCIe 4.0, 16 lanes", 32, None),
+    ("PCIe 5.0, 16 lanes", 63, "host to device, pinned"),
+    ("NVLink of an A100", 300, None),
+    ("host memory, 8 channels of DDR5-4800", 307, "memory copy"),
+    ("NVLink of an H100", 450, None),
+    ("device memory of an A100 (HBM2, 40 GB)", 1555, None),
+    ("device memory of an H200 (HBM3e)", 4800, "device to device"),
+)
+
+
+def bandwidths() -> str:
+    """Render the usual bandwidths beside those measured on each machine on record."""
+    records = [json.loads(file.read_text()).get("bandwidth") for file in sorted(Path(__file__).parent.glob("*.json"))]
+    records = [record for record in records if record]
+    rows = []
+    for name, usual, path in USUAL_BANDWIDTHS:
+        cells = []
+        for record in records:
+            found = [row.get("gb_per_second") for row in record["rows"] if path and row["path"].startswith(path)]
+            fastest = max((speed for speed in found if speed), default=None)
+            cells.append(f"{fastest:,.1f}" if fastest else "not measured" if path else "")
+        hours = 1e6 / usual / 3600
+        rows.append((name, f"{usual:,g}", f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}", *cells))
+    machines = [record["hardware"].get("device_name") or record["hardware"]["cpu"] for record in records]
+    lines = [table(["path", "usual GB/s", "hours per PB", *(f"measured: {name}" for name in machines)], rows), ""]
+    return "\n".join([*lines, *(source(record) for record in records)])
+
+
+def exercise(*names: str) -> str:
+    """Render what runs of the exercises ended at, to compare one's own with."""
+    record = load("exercises")
+    if not record:
+        return not_measured("exercises")
+    runs = [(name, record["runs"][name]) for name in names]
+    ends = [f"{name}: {run['val_loss']:.3f} and {run['val_accuracy']:.1%}" for name, run in runs]
+    return f"Validation loss and accuracy here: {'; '.join(ends)}."
+
+
+def short_of_prediction() -> str:
+    """Render FULL of each rung of the data ladder as a share of the smaller of IO and SYNTHETIC."""
+    rungs = load("ladder")["rungs"].items()
+    shares = [(name, r["FULL"]["mean"] / min(r["IO"]["mean"], r["SYNTHETIC"]["mean"])) for name, r in rungs]
+    return f"FULL over the smaller one: {', '.join(f'`{name}` {share:.0%}' for name, share in shares)}."
+
+
+def higher_rate() -> str:
+    """Render what a larger learning rate alone does to batch 64."""
+    record = load("higher_rate")
+    if not record:
+        return not_measured("higher_rate")
+    ends = [f"with {row['lr']:g} at {row['val_loss'][-1]:.3f}" for row in record["rows"]]
+    return f"Batch 64 ends {', '.join(ends)} (validation loss; one seed)."

@@ -1,0 +1,134 @@
+"""Measurements that the side pages of the lessons show: small variations of a lesson's own command. See measure.py."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from workshop.hardware import available_cpus
+from workshop.measuring.launching import read_record, torchrun
+from workshop.paths import REPOSITORY
+
+LESSON_01 = REPOSITORY / "01_single_gpu"
+LESSON_02 = REPOSITORY / "02_dataparallel"
+LESSON_03 = REPOSITORY / "03_ddp"
+CIFAR = ("--config", "../configs/cifar10.yaml")
+BENCHMARK = ("--benchmark", "true", "--benchmark_seconds", 2)
+
+
+def train(
+    *flags: object, lesson: Path = LESSON_01, ranks: int | None = None, threads: int | None = None
+) -> dict[str, Any]:
+    """Run train.py of a lesson, as one process or as ranks of one thread each; return its record."""
+    start = torchrun(ranks) if ranks else [sys.executable]
+    return read_record([*start, "train.py", *flags], lesson, flag="--run_dir", threads=threads, show=True)
+
+
+def throughputs(record: dict[str, Any]) -> dict[str, Any]:
+    """Keep mean and standard deviation of each kind of throughput."""
+    return {
+        kind: {"mean": found["mean"], "std": found["std"]} for kind, found in record.items() if isinstance(found, dict)
+    }
+
+
+def worker_counts() -> dict[str, Any]:
+    """Lesson 01 with more and more processes that load data, up to far more than there are CPUs."""
+    rows = [{"num_workers": n} | throughputs(train(*BENCHMARK, "--num_workers", n)) for n in (0, 1, 2, 4, 8)]
+    return {"cpus": available_cpus(), "rows": rows}
+
+
+def threads() -> dict[str, Any]:
+    """Lesson 01's training step with one CPU thread, with as many as there are CPUs, and with far more."""
+    cpus = available_cpus()
+    flags = (*BENCHMARK, "--loader", "memory", "--num_workers", 0)
+    counts = sorted({2**i for i in range(cpus.bit_length())} | {4 * cpus, 16 * cpus})
+    return {"cpus": cpus, "rows": [{"threads": n} | throughputs(train(*flags, threads=n)) for n in counts]}
+
+
+def models() -> dict[str, Any]:
+    """CIFAR-10 pictures and models of growing weight: which of loading and training is slower?"""
+    flags = (*CIFAR, *BENCHMARK, "--batch_size", 32, "--limit_train", 3200)
+    names = ("cifar_cnn", "resnet18", "resnet152")
+    return {"rows": [{"model": name} | throughputs(train(*flags, "--model", name)) for name in names]}
+
+
+def cifar_loading() -> dict[str, Any]:
+    """CIFAR-10 pictures and a small CNN: batch size, workers and how far ahead they load."""
+    rows = []
+    for batch_size, num_workers, prefetch in (
+        (128, 0, 2),
+        (128, 1, 2),
+        (128, 2, 2),
+        (128, 2, 8),
+        (1024, 0, 2),
+        (1024, 2, 2),
+    ):
+        found = train(
+            *CIFAR, *BENCHMARK, "--batch_size", batch_size, "--num_workers", num_workers, "--prefetch_factor", prefetch
+        )
+        rows.append({"batch": batch_size, "workers": num_workers, "prefetch": prefetch} | throughputs(found))
+    return {"rows": rows}
+
+
+def ddp_options() -> dict[str, Any]:
+    """Two ranks, a ResNet-18 with its batch norms: all-reduces and speed with each option of DDP."""
+    options = {
+        "as it comes": (),
+        "`--bucket_cap_mb 5`": ("--bucket_cap_mb", 5),
+        "`--bucket_cap_mb 100`": ("--bucket_cap_mb", 100),
+        "`--forward_sync_buffers false`": ("--forward_sync_buffers", "false"),
+        "`--gradient_as_bucket_view true`": ("--gradient_as_bucket_view", "true"),
+    }
+    flags = (*CIFAR, "--loader", "memory", "--model", "resnet18", "--batch_size", 32)
+    rows = []
+    for name, option in options.items():
+        ranks = {"lesson": LESSON_03, "ranks": 2, "threads": 1}
+        counted = train(*flags, *option, "--limit_train", 256, "--limit_val", 64, **ranks)
+        measured = throughputs(train(*flags, *option, *BENCHMARK, **ranks))
+        counts = {key: counted[key] for key in ("all_reduces_per_step", "all_reduce_bytes_per_step")}
+        rows.append({"option": name} | counts | measured)
+    return {"ranks": 2, "batch_size": 32, "rows": rows}
+
+
+def batches() -> dict[str, Any]:
+    """Lesson 03's study of large batches with batches of 64, 256, 512 and 2048, with three seeds: loss by steps."""
+    overlays = ("b64", "b256_sqrt_long", "b512_sqrt_long", "b2048_sqrt_long")
+    flags = [word for name in overlays for word in ("--overlay", f"../configs/cifar10_{name}.yaml")]
+    start = [sys.executable, "experiments/convergence.py", *flags]
+    kept = ("name", "global_batch_size", "peak_lr", "epochs", "steps", "val_loss", "epoch_at_target")
+    seeds = []
+    for seed in (1, 2, 3):
+        record = read_record([*start, "--seed", seed], LESSON_03, show=True)
+        seeds.append([{key: curve[key] for key in kept} for curve in record["curves"]])
+    return {"seeds": seeds}
+
+
+def exercises() -> dict[str, Any]:
+    """What the exercises of lessons 01 to 03 end at: losses and accuracies, as any machine can tell."""
+    few = ("--limit_train", 6400)
+    variants = {
+        "seed 1": (LESSON_01, 1, few),
+        "seed 2": (LESSON_01, 1, (*few, "--seed", 2)),
+        "batch 128": (LESSON_02, 1, (*few, "--batch_size", 128)),
+        "batch 256": (LESSON_02, 1, (*few, "--batch_size", 256)),
+        "sgd": (LESSON_02, 1, (*few, "--optimizer", "sgd", "--lr", 0.01)),
+        "adamw": (LESSON_02, 1, (*few, "--optimizer", "adamw")),
+        "adadelta": (LESSON_02, 1, (*few, "--optimizer", "adadelta", "--lr", 1.0)),
+        "1 rank": (LESSON_03, 1, ("--limit_train", 3200, "--global_batch_size", 64)),
+        "2 ranks": (LESSON_03, 2, ("--limit_train", 3200, "--global_batch_size", 64)),
+    }
+    found = {}
+    for name, (lesson, ranks, flags) in variants.items():
+        epoch = train(*flags, lesson=lesson, ranks=ranks if ranks > 1 else None)["epochs"][-1]
+        found[name] = {key: epoch[key] for key in ("train_loss", "val_loss", "val_accuracy")}
+    return {"runs": found}
+
+
+def higher_rate() -> dict[str, Any]:
+    """Batch 64 of lesson 03's study with its learning rate, with 2.8 and with 8 times as much, and no larger batch."""
+    flags = ("--config", "../configs/cifar10.yaml", "--config", "../configs/cifar10_convergence.yaml")
+    flags = (*flags, "--config", "../configs/cifar10_b64.yaml")
+    rows = []
+    for factor in (1, 2.8, 8):
+        epochs = train(*flags, "--lr", round(0.004 * factor, 4), lesson=LESSON_03)["epochs"]
+        rows.append({"lr": 0.004 * factor, "val_loss": [epoch["val_loss"] for epoch in epochs]})
+    return {"rows": rows}
