@@ -125,6 +125,11 @@ def fast() -> dict[str, Any]:
     return {"target": TARGET, "runs": runs, "speedup": speedup, "imitated_bf16_samples_per_second": imitated}
 
 
+def success_rate() -> dict[str, Any]:
+    """How many of 20 seeds mnist_fast.yaml takes to 98 %, and how soon, beside lesson 01."""
+    return study(LESSON_04, "success_rate.py")
+
+
 def cpu_or_gpu() -> dict[str, Any]:
     """All computations of cpu_or_gpu.py, as the lesson runs them."""
     return study(LESSON_01, "cpu_or_gpu.py", "--all", "--quick", "true")
@@ -227,6 +232,7 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         workers,
         ladder,
         fast,
+        success_rate,
         cpu_or_gpu,
         bandwidth,
         sequential_reads,

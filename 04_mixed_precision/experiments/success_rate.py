@@ -140,6 +140,7 @@ def main() -> None:
     for row in rows:
         check_flags(REPOSITORY / row.lesson, flags)
     make_output_folder(arguments.out)
+    file = arguments.out / "success_rate.json"
     of_others, shares = min(arguments.seeds_of_others, arguments.seeds), []
     for number in range(arguments.seeds):
         shares.append(cpu_share())  # on a machine that others use, not all of the seconds are ours
@@ -147,14 +148,13 @@ def main() -> None:
         for row in rows:
             if turn_of_all or row.name == "fast":
                 row.train(arguments.first_seed + number, flags, arguments.out)
+        figures = {"target": TARGET, "train_flags": flags, "cpu_share": statistics.median(shares)}
+        write_record(file, device, figures | {"rows": [asdict(row) for row in rows]})  # stopped now, it keeps the seeds
 
     standard, fast, *_ = rows
     part = fast.median("process_seconds") / standard.median("process_seconds")
     print(f"\n{table(rows)}\n")
     print(f"=> {fast.reached} of {arguments.seeds} seeds reached {TARGET:.0%}, in {part:.2f} of the standard's time")
-    file = arguments.out / "success_rate.json"
-    figures = {"target": TARGET, "train_flags": flags, "cpu_share": statistics.median(shares)}
-    write_record(file, device, figures | {"rows": [asdict(row) for row in rows]})
     print(f"\nwritten: {file}")
 
 
