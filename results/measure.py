@@ -90,6 +90,11 @@ def fast() -> dict[str, Any]:
     return list(time_to_target(rounds=3))[-1]
 
 
+def success_rate() -> dict[str, Any]:
+    """How many of 20 seeds mnist_fast.yaml takes to 98 %, and how soon, beside lesson 01."""
+    return study(LESSON_04, "success_rate.py")
+
+
 def cpu_or_gpu() -> dict[str, Any]:
     """All computations of cpu_or_gpu.py, as the lesson runs them."""
     return study(LESSON_01, "cpu_or_gpu.py", "--all", "--quick", "true")
@@ -206,6 +211,7 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         small_studies.cifar_loading,
         ladder,
         fast,
+        success_rate,
         cpu_or_gpu,
         bandwidth,
         sequential_reads,

@@ -191,6 +191,32 @@ def faults() -> str:
     return "\n".join([table(["fault", "times", "handled", "lost"], rows), "", seeds, source(record)])
 
 
+def success_rate() -> str:
+    """Render how many seeds reached the target, and what whole processes took."""
+    record = load("success_rate")
+    names = {
+        "standard": "01: `mnist.yaml`",
+        "fast": "04: `mnist_fast.yaml`",
+        "dropout": "`--dropout true`",
+        "fp32": "`--precision fp32`",
+    }
+    medians = {row["name"]: statistics.median(run["process_seconds"] for run in row["runs"]) for row in record["rows"]}
+    rows = []
+    for row in record["rows"]:
+        accuracies = [run["val_accuracy"] for run in row["runs"]]
+        reached = sum(accuracy >= record["target"] for accuracy in accuracies)
+        seconds = medians[row["name"]]
+        gain = f"{medians['standard'] / seconds:.1f}x"
+        rows.append(
+            (names[row["name"]], f"{reached}/{len(accuracies)}", f"{min(accuracies):.2%}", f"{seconds:.1f}", gain)
+        )
+    how = "Whole processes, taken in turn; medians."
+    if record["cpu_share"] < 0.9:
+        how += f" Other work left them {record['cpu_share']:.0%} of the CPUs."
+    header = ["", f"seeds at {record['target']:.0%}", "lowest", "seconds", "gain"]
+    return "\n".join([table(header, rows), "", how, source(record)])
+
+
 def bandwidth() -> str:
     """Render this machine's row of the bandwidth table."""
     record, gpu = load("bandwidth"), on_gpu("bandwidth")

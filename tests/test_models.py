@@ -40,6 +40,17 @@ def test_small_models_have_the_sizes_they_state() -> None:
         assert sum(weights.numel() for weights in built.parameters()) == size
 
 
+def test_without_dropout_a_model_in_training_draws_no_random_numbers() -> None:
+    images = torch.randn(4, 1, 28, 28)
+    with_dropout, without = (build_model(TrainConfig(dropout=dropout)).train() for dropout in (True, False))
+    state = torch.get_rng_state()
+    assert torch.equal(without(images), without(images))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(with_dropout(images), with_dropout(images))
+    without.load_state_dict(with_dropout.state_dict())
+    assert torch.equal(without.eval()(images), with_dropout.eval()(images))
+
+
 def test_the_largest_residual_network_is_known() -> None:
     with torch.device("meta"):
         model = build_model(TrainConfig(dataset="cifar10", model="resnet152"))

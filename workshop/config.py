@@ -28,9 +28,7 @@ class Flags:
         for name in names:
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise UserError(
-                    f"--{name} must be {'at least 1' if isinstance(value, int) else 'above 0'}, got {value}"
-                )
+                raise UserError(f"--{name} must be {'at least 1' if type(value) is int else 'above 0'}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +43,8 @@ class TrainConfig(Flags):
     """folder for this run's record (default: lesson and run name under $WORKSHOP_RUNS, else runs/ of the repository)"""
     model: str = "mnist_cnn"
     """model to train"""
+    dropout: bool = True
+    """false: train the model without its dropout layers, and without the random numbers that these draw"""
     loader: Literal["map", "shards", "memory", "device", "dali"] = "map"
     """how samples reach the training loop"""
     batch_size: int = 64

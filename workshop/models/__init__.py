@@ -28,16 +28,18 @@ def build_model(config: TrainConfig) -> nn.Module:
     Raises:
         UserError: no model has that name, or it does not fit the data set.
     """
+    maps_volumes = f"--model {VOLUME_MODEL} maps volumes to volumes"
     if config.dataset == "nbody":
         if config.model != VOLUME_MODEL:
-            raise UserError(f"--dataset nbody holds volumes, and only --model {VOLUME_MODEL} maps volumes to volumes")
+            raise UserError(f"--dataset nbody holds volumes, and only {maps_volumes}")
         return _build_unet(config)
     if config.model == VOLUME_MODEL:
-        raise UserError(
-            f"--model {VOLUME_MODEL} maps volumes to volumes: it needs --dataset nbody, not {config.dataset}"
-        )
+        raise UserError(f"{maps_volumes}: it needs --dataset nbody, not {config.dataset}")
     dataset = IMAGES[config.dataset]
     model = MODELS[config.model]() if config.model in MODELS else _torchvision_model(config.model, dataset.NUM_CLASSES)
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout) and not config.dropout:
+            layer.p = 0.0  # then it draws no random numbers either
     if misfit := _misfit(model, dataset):
         fitting = " or ".join(name for name, build in MODELS.items() if not _misfit(build(), dataset))
         shape = "x".join(map(str, dataset.SAMPLE_SHAPE))

@@ -34,9 +34,7 @@ def build_optimizer(
         return optim.Adadelta(group, lr=lr, capturable=capturable)
     if name == "sgd":
         if capturable and not fused:
-            raise UserError(
-                "--cuda_graph true with --optimizer sgd needs --fused true, which reads the rate on the GPU"
-            )
+            raise UserError("--cuda_graph true with --optimizer sgd needs --fused true, to read the rate on the GPU")
         optimizer = optim.SGD(group, lr=lr, momentum=0.9, fused=fused or None)  # None: PyTorch's own choice
         if fused:  # else a first step that overflows in fp16 leaves the momentum as it lay in memory
             optimizer.state |= {weights: {"momentum_buffer": torch.zeros_like(weights)} for weights in parameters}
