@@ -32,9 +32,8 @@ class Flags:
         for name in names:
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise UserError(
-                    f"--{name} must be {'at least 1' if isinstance(value, int) else 'above 0'}, got {value}"
-                )
+                least = "at least 1" if isinstance(value, int) else "above 0"
+                raise UserError(f"--{name} must be {least}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
