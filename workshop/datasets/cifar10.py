@@ -127,11 +127,7 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 def read_dictionary(path: Path) -> dict[str, Any]:
-    """Read a file that Python 2 or 3 wrote.
-
-    Raises:
-        UserError: it cannot be read, or is damaged, or holds something else.
-    """
+    """Read a file that Python 2 or 3 wrote; `UserError` if it cannot be read, is damaged or holds something else."""
     try:
         with open(path, "rb") as file:
             content = ArrayUnpickler(file, encoding="latin1").load()

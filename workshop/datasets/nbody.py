@@ -50,11 +50,7 @@ def check(data_dir: Path) -> None:
 
 
 def box(data_dir: Path, split: str) -> Box:
-    """Return what the file of a split ("train" or "val") holds, without reading its values.
-
-    Raises:
-        UserError: as `check`.
-    """
+    """Return what the file of a split ("train" or "val") holds, without reading its values; raises as `check`."""
     check(data_dir)
     return _describe(path_of(folder(data_dir), split))
 
@@ -74,11 +70,7 @@ def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check_values(path: Path) -> None:
-    """Read all of a file, one channel after the other.
-
-    Raises:
-        UserError: there are values that are not finite numbers; says in which field, and how many.
-    """
+    """Read all of a file, one channel after the other; `UserError` if values of a field are not finite numbers."""
     with h5py.File(path) as file:
         for field, channels in CHANNELS.items():
             bad = sum(int(np.count_nonzero(~np.isfinite(file[field][channel]))) for channel in range(channels))

@@ -29,12 +29,11 @@ def read_rows(file: Path) -> dict[str, list[Spans]]:
         row = {"user_annotation": name, "loader_worker": name, "gpu_memcpy": "copies on the GPU"}.get(kind, "")
         if kind == "kernel":
             row = "all-reduces" if "AllReduce" in name else "kernels on the GPU"
-        if name == "gloo:all_reduce" and any(
-            start <= event["ts"] / 1000 <= start + length for start, length in found["backward"]
-        ):
+        at, length = event["ts"] / 1000, event.get("dur", 0) / 1000
+        if name == "gloo:all_reduce" and any(start <= at <= start + took for start, took in found["backward"]):
             row = "all-reduces"  # what else the ranks agree on, between two steps, is not about gradients
         if row.partition(" ")[0] in COLOURS:
-            found[row].append((event["ts"] / 1000, event["dur"] / 1000))
+            found[row].append((at, length))
     order = sorted(filter(found.get, found), key=lambda row: (list(COLOURS).index(row.partition(" ")[0]), row))
     lanes = {row: 1 for row in order} | {"all-reduces": round(len(found["all-reduces"]) / len(found["data"])) or 1}
     return {row: [found[row][lane :: lanes[row]] for lane in range(lanes[row])] for row in order}
