@@ -94,6 +94,16 @@ def workers() -> dict[str, Any]:
     return {"rows": rows}
 
 
+def loading_timelines() -> dict[str, Any]:
+    """Lesson 01's steps on a time line, with 0, 1 and 4 processes that load data."""
+    return study(LESSON_01, "loading_timelines.py", data="cifar10")
+
+
+def bucket_timelines() -> dict[str, Any]:
+    """Lesson 03's all-reduces during backward, in one bucket and in many."""
+    return study(LESSON_03, "bucket_timelines.py", data="cifar10")
+
+
 def ladder() -> dict[str, Any]:
     """IO, SYNTHETIC and FULL throughput on every rung of the data ladder, each with one worker."""
     flags = ("--benchmark", "true", "--benchmark_seconds", 3, "--num_workers", 1)
@@ -225,6 +235,7 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     for experiment in (
         baseline,
         workers,
+        loading_timelines,
         ladder,
         fast,
         cpu_or_gpu,
@@ -233,6 +244,7 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         compare,
         scaling,
         allreduce,
+        bucket_timelines,
         convergence,
         survive,
         precision_ladder,
