@@ -79,6 +79,16 @@ def workers() -> dict[str, Any]:
     return {"rows": rows}
 
 
+def loading_timelines() -> dict[str, Any]:
+    """Lesson 01's steps on a time line, with 0, 1 and 4 processes that load data."""
+    return study(LESSON_01, "loading_timelines.py", data="cifar10")
+
+
+def bucket_timelines() -> dict[str, Any]:
+    """Lesson 03's all-reduces during backward, in one bucket and in many."""
+    return study(LESSON_03, "bucket_timelines.py", data="cifar10")
+
+
 def ladder() -> dict[str, Any]:
     """IO, SYNTHETIC and FULL throughput on every rung of the data ladder, each with one worker."""
     rungs = ("map", "shards", "memory", "device", "dali")
@@ -209,6 +219,7 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         small_studies.threads,
         small_studies.models,
         small_studies.cifar_loading,
+        loading_timelines,
         ladder,
         fast,
         success_rate,
@@ -218,6 +229,7 @@ EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         compare,
         scaling,
         allreduce,
+        bucket_timelines,
         convergence,
         small_studies.batches,
         small_studies.higher_rate,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workshop.datasets.pickles import read_dictionary
+from workshop.datasets.cifar10 import read_dictionary
 from workshop.errors import UserError
 from writing import write_dictionary
 

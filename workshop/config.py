@@ -82,7 +82,7 @@ class TrainConfig(Flags):
     benchmark_seconds: float = 1.0
     """length of each of its trials"""
     trace: bool = False
-    """record a few training steps, operator by operator, into the run folder; show which operators take most time"""
+    """record a few training steps, operator by operator, into the run folder; draw them; show what takes most time"""
     monitor: bool = False
     """watch CPUs, memory and GPU: curves in TensorBoard, mean and max in summary.json"""
 

@@ -5,15 +5,17 @@ pickled dictionaries, each with ``data``, (N, 3072) uint8, and ``labels``, a lis
 of the classes. The validation split is what CIFAR-10 calls its test set.
 
 torchvision's class refuses any but the real files and runs whatever they say. What reads them here takes generated ones
-too, and lets them build arrays and nothing else (see `pickles`).
+too, and lets them build arrays and nothing else (`ArrayUnpickler`).
 """
 
+import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from workshop.datasets import files, pickles
+from workshop.datasets import files
 from workshop.errors import UserError
 
 NAME = "cifar10"
@@ -27,6 +29,14 @@ FOLDER = "cifar-10-batches-py"
 FILES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "val": ["test_batch"]}
 NAMES_FILE, NAMES_KEY = "batches.meta", "label_names"
 ALL_FILES = (*FILES["train"], *FILES["val"], NAMES_FILE)
+
+_reconstruct = np.empty(0).__reduce__()[0]
+KNOWN = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,  # as NumPy 1 called it
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+}
 
 
 def folder(data_dir: Path) -> Path:
@@ -85,7 +95,7 @@ def _read_split(folder: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _read_batch(path: Path) -> tuple[np.ndarray, list[int]]:
     """Return what one file holds of a split: data (N, 3072) uint8 and N labels."""
-    content = pickles.read_dictionary(path)
+    content = read_dictionary(path)
     data, labels = content.get("data"), content.get("labels")
     if not isinstance(data, np.ndarray) or not isinstance(labels, list):
         raise UserError(f"{path}: not such a file, expected an array 'data' and a list 'labels'")
@@ -100,7 +110,31 @@ def _read_batch(path: Path) -> tuple[np.ndarray, list[int]]:
 
 
 def _read_names(folder: Path) -> list[str]:
-    names = pickles.read_dictionary(folder / NAMES_FILE).get(NAMES_KEY)
+    names = read_dictionary(folder / NAMES_FILE).get(NAMES_KEY)
     if not isinstance(names, list) or len(names) != NUM_CLASSES:
         raise UserError(f"{folder / NAMES_FILE}: not such a file, expected a list of {NUM_CLASSES} names of classes")
     return names
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Builds NumPy's arrays and Python's own containers, numbers and strings; refuses to look up anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
+        """Return what a pickle may call; `UnpicklingError` for all else."""
+        if (module, name) not in KNOWN:
+            raise pickle.UnpicklingError(f"refused to run {module}.{name}")
+        return KNOWN[module, name]
+
+
+def read_dictionary(path: Path) -> dict[str, Any]:
+    """Read a file that Python 2 or 3 wrote; `UserError` if it cannot be read, is damaged or holds something else."""
+    try:
+        with open(path, "rb") as file:
+            content = ArrayUnpickler(file, encoding="latin1").load()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # a damaged pickle may raise any
+        raise UserError(f"{path}: damaged, or not such a file ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not such a file, expected a dictionary, found {type(content).__name__}")
+    return content

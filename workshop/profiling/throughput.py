@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from workshop.distributed.agreement import slowest
 from workshop.errors import UserError
-from workshop.hardware import only_imitates
 from workshop.loaders import Loader
 from workshop.profiling.calibration import repeats_for
 
@@ -143,7 +142,7 @@ def benchmark(
     measured = {name: Throughput(found) for name, found in rates.items()}
     if not loader.sampler.ranks.is_main:
         return
-    found = verdict(measured, loader_name, bf16=not only_imitates(device, "bf16"))
+    found = verdict(measured, loader_name)
     print(f"\n{'':10} {'samples/s':>20}")
     for name, throughput in measured.items():
         print(f"{name:10} {throughput!s:>20}")
@@ -185,8 +184,8 @@ def _read_all(loader: Loader) -> None:
         pass
 
 
-def verdict(measured: dict[str, Throughput], loader: str, bf16: bool = True) -> str:
-    """Say what bounds a run, by how much, and which flag to try next; not bf16 where the device gains nothing by it."""
+def verdict(measured: dict[str, Throughput], loader: str) -> str:
+    """Say what bounds a run, by how much, and what to try next."""
     io, synthetic, full = (measured[name].mean for name in ("IO", "SYNTHETIC", "FULL"))
     slower = min(io, synthetic)
     for name in ("IO" if io < synthetic else "SYNTHETIC", "FULL"):
@@ -203,9 +202,7 @@ def verdict(measured: dict[str, Throughput], loader: str, bf16: bool = True) -> 
     if io < synthetic:
         faster = f"training could take {synthetic / io:.1f} times what the loader gives"
         return f"Data-bound: {faster}. Try {NEXT_STEP[loader]}."
-    fewer_bits = "--precision bf16 and " if bf16 else ""
     return (
         f"Compute-bound: the loader could give {io / synthetic:.1f} times what training takes. Faster loading will not "
-        "help; try a larger --batch_size. The lesson on mixed precision makes the step itself faster: its train.py has "
-        f"{fewer_bits}--channels_last true."
+        "help; try a larger --batch_size. The lesson on mixed precision makes the step itself faster."
     )

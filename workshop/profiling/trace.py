@@ -17,7 +17,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,15 +31,16 @@ from workshop.loaders.map import NOTES
 from workshop.profiling.annotate import marked_by, under_nsys
 
 Batch = TypeVar("Batch")
+SKIP, WARMUP, ACTIVE = 10, 2, 6
+"""steps before the profiler runs, those in which what it sees is thrown away, and those that are recorded"""
 
 
 class Trace(AbstractContextManager):
     """Traces some steps of the first epoch it watches; whatever follows passes through untouched.
 
-    The first ``skip`` steps are not typical: batches are waiting, libraries choose their algorithms, memory is
-    allocated; an epoch too short for all is granted fewer. In the next ``warmup`` steps the profiler runs but what it
-    sees is thrown away, as starting it costs time of its own. The next ``active`` steps are recorded. The traced steps
-    are slower than others, so a run with a trace is no measurement.
+    The first steps are not typical: batches are waiting, libraries choose their algorithms, memory is allocated; an
+    epoch too short for all is granted fewer. Then the profiler warms up, as starting it costs time of its own. The
+    traced steps are slower than others, so a run with a trace is no measurement.
 
     As a context manager it makes sure that a trace under way when an error passes is written all the same.
 
@@ -56,16 +57,12 @@ class Trace(AbstractContextManager):
         folder: Path,
         device: torch.device,
         *,
-        skip: int = 10,
-        warmup: int = 2,
-        active: int = 6,
         name: str = "rank0",
         log: Callable[[str], None] = print,
         show: Callable[[str, Any], None] | None = None,
     ) -> None:
         self.file = folder / f"{name}.pt.trace.json.gz"
         self.device = device
-        self.skip, self.warmup, self.active = skip, warmup, active
         self.log = log
         self.show = show
         self._pending = True
@@ -90,13 +87,13 @@ class Trace(AbstractContextManager):
 
     def _traced(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
         self._pending = False
-        if steps <= self.warmup:
-            self.log(f"no trace: the epoch has {steps} step(s), and the first {self.warmup} are to warm up")
+        if steps <= WARMUP:
+            self.log(f"no trace: the epoch has {steps} step(s), and the first {WARMUP} are to warm up")
             yield from batches
             return
-        skip = max(0, min(self.skip, steps - self.warmup - self.active))
-        self._first = skip + self.warmup + 1
-        self._last = min(skip + self.warmup + self.active, steps)
+        skip = max(0, min(SKIP, steps - WARMUP - ACTIVE))
+        self._first = skip + WARMUP + 1
+        self._last = min(skip + WARMUP + ACTIVE, steps)
         with self:
             recorder = self._start(skip)
             for self._step, batch in enumerate(batches, start=1):
@@ -115,7 +112,7 @@ class Trace(AbstractContextManager):
         else:
             recorder = profile(
                 activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_cuda else [ProfilerActivity.CPU],
-                schedule=schedule(skip_first=skip, wait=0, warmup=self.warmup, active=self.active, repeat=1),
+                schedule=schedule(skip_first=skip, wait=0, warmup=WARMUP, active=ACTIVE, repeat=1),
                 on_trace_ready=self._write,
             )
             self._stop.enter_context(marked_by(record_function))
@@ -131,13 +128,13 @@ class Trace(AbstractContextManager):
         profiler.export_chrome_trace(str(self.file))
         add_workers(self.file, self._workers)
         steps = self._step - self._first + 1
-        planned = "" if steps == self.active else f" ({self.active} were planned)"
+        planned = "" if steps == ACTIVE else f" ({ACTIVE} were planned)"
         self.log(f"traced steps {self._first} to {self._step}{planned}: {self.file}, for https://ui.perfetto.dev")
         self.log(top_operators(profiler, self.device, steps))
         if self.show:
             from workshop.profiling.timeline import picture  # here: training does not need matplotlib
 
-            self.show("trace", picture({f"steps {self._first} to {self._step}": self.file}))
+            self.show("trace", picture(self.file, f"steps {self._first} to {self._step}"))
 
     def _tell_if_nothing(self) -> None:
         if self._step < self._first:
@@ -177,9 +174,8 @@ def add_workers(trace: Path, folder: Path) -> None:
     zero = content.get("baseTimeNanoseconds", 0)
     for number, file in enumerate(sorted(folder.iterdir())):
         for began, ended in (map(int, line.split()) for line in file.read_text().splitlines()):
-            when = {"ts": (began - zero) / 1000, "dur": (ended - began) / 1000}
             event = {"ph": "X", "cat": "loader_worker", "name": file.name, "pid": "loader", "tid": number}
-            content["traceEvents"].append(event | when)
+            content["traceEvents"].append(event | {"ts": (began - zero) / 1000, "dur": (ended - began) / 1000})
     with gzip.open(trace, "wt") as lines:
         json.dump(content, lines)
 
@@ -209,19 +205,17 @@ def top_operators(profiler: profile, device: torch.device, steps: int, rows: int
     return "\n".join(lines)
 
 
-def kernels_without_operator(events: Iterable[FunctionEvent]) -> list[tuple[float, int, str]]:
+def kernels_without_operator(events: Sequence[FunctionEvent]) -> list[tuple[float, int, str]]:
     """Return microseconds, number and name of the kernels, and copies, that no operator among the events launched.
 
     Variants of one template are one kernel here, by the name before its arguments.
     """
+    on_gpu = [event for event in events if event.device_type != torch.autograd.DeviceType.CPU]
+    kernels = [(event.name, event.time_range.elapsed_us(), 1) for event in on_gpu if not event.is_user_annotation]
+    kernels += [(kernel.name, -kernel.duration, -1) for event in events for kernel in event.kernels]
     microseconds, count = Counter[str](), Counter[str]()
-    for event in events:
-        if event.device_type == torch.autograd.DeviceType.CPU:
-            launched = [(-kernel.duration, -1, kernel.name) for kernel in event.kernels]
-        else:
-            launched = [] if event.is_user_annotation else [(event.time_range.elapsed_us(), 1, event.name)]
-        for duration, one, name in launched:
-            short = name.removeprefix("void ").partition("<")[0]
-            microseconds[short] += duration
-            count[short] += one
+    for name, duration, one in kernels:
+        name = name.removeprefix("void ").partition("<")[0]
+        microseconds[name] += duration
+        count[name] += one
     return [(microseconds[name], count[name], name) for name in count if count[name] > 0]

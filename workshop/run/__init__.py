@@ -47,7 +47,8 @@ class Run:
         if config.monitor and ranks.is_main:
             from workshop.profiling.monitor import Monitor
 
-            self.monitor = Monitor(device, self._record_sample)
+            curve = self.record.add_curves
+            self.monitor = Monitor(device, lambda name, value, at: curve("monitor", {name: value}, round(at)))
         self._instruments = ExitStack()
 
     def __enter__(self) -> "Run":
@@ -148,9 +149,6 @@ class Run:
         )
         curves = {"loss": loss, "samples_per_second": samples_per_second, "load_seconds": load}
         self.record.add_curves("train", curves | {"compute_seconds": compute}, progress.steps + step)
-
-    def _record_sample(self, name: str, value: float, seconds: float) -> None:
-        self.record.add_curves("monitor", {name: value}, round(seconds))
 
     def _write_summary(self) -> None:
         progress = self.progress
