@@ -1,11 +1,11 @@
 """Exercises with a silent fault: find it with the workshop's instruments, mend it, and be told whether you did.
 
-    python exercise.py list
-    python exercise.py start NAME       # writes exercise_NAME.py beside the lesson's train.py: find its fault there
-    python exercise.py check NAME       # runs it and says what is still wrong; exit status 0 if it passed, 1 if not
-    python exercise.py hint NAME        # a first hint; asked again, a second and a third
-    python exercise.py solution NAME    # what the fault was, and why
-    python exercise.py class DIR...     # of runs folders: who has passed what, as text, and as HTML with --html FILE
+python exercise.py list
+python exercise.py start NAME       # writes exercise_NAME.py beside the lesson's train.py: find its fault there
+python exercise.py check NAME       # runs it and says what is still wrong; exit status 0 if it passed, 1 if not
+python exercise.py hint NAME        # a first hint; asked again, a second and a third
+python exercise.py solution NAME    # what the fault was, and why
+python exercise.py class DIR...     # of runs folders: who has passed what, as text, and as HTML with --html FILE
 """
 
 import argparse

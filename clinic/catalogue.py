@@ -102,5 +102,7 @@ def patched(script: str, patch: str) -> str:
         command = ["git", "apply", "--recount", "-"]
         result = subprocess.run(command, cwd=folder, env=environment, input=patch, capture_output=True, text=True)
         if result.returncode:
-            raise UserError(f"the lesson's train.py is no longer what the exercise begins with: {result.stderr.strip()}")
+            raise UserError(
+                f"the lesson's train.py is no longer what the exercise begins with: {result.stderr.strip()}"
+            )
         return file.read_text()

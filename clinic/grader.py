@@ -21,8 +21,7 @@ from typing import TextIO
 
 import psutil
 import torch
-
-import torch.utils.tensorboard  # noqa: F401 - imported here once, not by every rank anew
+import torch.utils.tensorboard
 import torchvision.datasets  # noqa: F401
 
 import workshop.commandline

@@ -19,6 +19,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from clinic import coded
+from workshop import models
 from workshop.measuring.launching import reason
+
+models.MODELS["mnist_cnn"] = coded.SmallReader
 
 PATIENCE = 25.0
 """seconds that a script is given; with the little data here it needs two or three"""
@@ -138,6 +142,7 @@ class Script:
         data_dir: Path | None = None,
         run_dir: Path | None = None,
         keep: bool = False,
+        notes: bool = True,
         stop_after: int | None = None,
         watch: Callable[[Path], Callable[[], Any]] | None = None,
         patience: float = PATIENCE,
@@ -154,6 +159,7 @@ class Script:
             data_dir: other data to use.
             run_dir: where an earlier run was, to be resumed.
             keep: note what the model is shown and what it returns too.
+            notes: False: note nothing but the results; a compiler would trip over what notes them.
             stop_after: tell the script to stop, as Slurm does, after so many updates.
             watch: called in each rank before the script, with its path; what it returns is called after the script,
                 and what that returns is `Rank.extra`.
@@ -165,7 +171,7 @@ class Script:
             if not data_dir.exists():
                 coded.write(data_dir, train, val)
         run_dir = run_dir or Path(tempfile.mkdtemp(dir=self.folder, prefix="run_"))
-        notes = Path(tempfile.mkdtemp(dir=self.folder, prefix="notes_"))
+        noted = Path(tempfile.mkdtemp(dir=self.folder, prefix="notes_"))
         words = [str(word) for word in ("--num_workers", 0, *flags, "--data_dir", data_dir, "--run_dir", run_dir)]
         environment = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         fork = multiprocessing.get_context("fork")
@@ -173,7 +179,8 @@ class Script:
         for rank in range(ranks):
             local_rank = rank if local_ranks is None else local_ranks[rank]
             mine = environment | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)} if ranks > 1 else {}
-            arguments = (self.path, words, mine, notes / f"{rank}", keep, stop_after, watch, patience)
+            begin = partial(_take_notes, keep=keep, stop_after=stop_after) if notes else None
+            arguments = (self.path, words, mine, noted / f"{rank}", begin, watch, patience)
             processes.append(fork.Process(target=_be_a_rank, args=arguments))
             processes[-1].start()
         found = []
@@ -182,11 +189,17 @@ class Script:
             if process.is_alive():
                 process.kill()
                 process.join()
-            found.append(_read(notes / f"{rank}", self.path, process.exitcode))
+            found.append(_read(noted / f"{rank}", self.path, process.exitcode))
         if fail:
             _raise_if_failed(found, patience)
         summary = run_dir / "summary.json"
         return Observed(found, json.loads(summary.read_text()) if summary.exists() else {}, run_dir)
+
+
+def without_dropout(_: Path) -> Callable[[], None]:
+    """For ``watch``: gradients then follow from the samples and the weights alone."""
+    nn.Dropout.forward = lambda _, inputs: inputs
+    return lambda: None
 
 
 def _raise_if_failed(ranks: list[Rank], patience: float) -> None:
@@ -216,8 +229,7 @@ def _be_a_rank(
     words: list[str],
     environment: dict[str, str],
     notes: Path,
-    keep: bool,
-    stop_after: int | None,
+    take_notes: Callable[[Rank, Path], Callable[[], None]] | None,
     watch: Callable[[Path], Callable[[], Any]] | None,
     patience: float,
 ) -> None:
@@ -235,7 +247,7 @@ def _be_a_rank(
     rank = Rank()
     status: object = 0
     try:
-        finish = _take_notes(rank, script, keep, stop_after)
+        finish = take_notes(rank, script) if take_notes else None
         more = watch(script) if watch else None
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as stop:
@@ -244,7 +256,8 @@ def _be_a_rank(
         traceback.print_exc()
         status = 1
     if status == 0:
-        finish()
+        if finish:
+            finish()
         rank.extra = more() if more else None
     rank.status = status if isinstance(status, int) else 1
     sys.stdout.flush()
@@ -288,7 +301,7 @@ def _take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) ->
         ddp = isinstance(module, DistributedDataParallel)
         if ddp and id(module) not in hooked and torch.is_grad_enabled():
             module.register_comm_hook(None, _all_reduce)
-        children = frozenset(child.pid for child in psutil.Process().children())
+        children = frozenset(child.pid for child in multiprocessing.active_children())
         samples = coded.numbers_of(inputs).tolist() if is_digit else []
         rank.shown.append(Shown(module.training, samples, ddp, children, len(rank.updates)))
         if keep:
