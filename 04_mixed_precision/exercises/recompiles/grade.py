@@ -1,0 +1,59 @@
+"""The model is compiled a few times and not in every step, and the gradients are still those without the nines."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clinic.catalogue import Exercise
+from clinic.observe import Script, without_dropout
+
+FEW = 3
+"""compilations of a whole epoch: one for training, one for validation, and one for a last batch that is smaller"""
+STEPS = 10
+
+
+def grade(script: Script) -> Iterator[str]:
+    flags = ("--batch_size", 32, "--optimizer", "sgd")
+    original = script.folder / script.path.name
+    original.write_text(Exercise(Path(__file__).parent).faulty())
+    expected = Script(original, script.folder).run(*flags, watch=without_dropout)[0].updates
+    found = script.run(*flags, watch=without_dropout)[0].updates
+    if len(found) != len(expected):
+        yield f"an epoch has {len(found)} updates, where {len(expected)} are wanted"
+    else:
+        for step, (update, wanted) in enumerate(zip(found, expected, strict=True), 1):
+            if update.gradient is not None and not close(update.gradient, wanted.gradient):
+                yield f"the gradient of step {step} is not that of the samples without the nines"
+                break
+    compilations = script.run(*flags, "--compile", "default", notes=False, watch=count_compilations)[0].extra
+    if compilations == 0:
+        yield "with --compile default nothing was compiled"
+    if compilations > FEW:
+        yield f"with --compile default, {STEPS} steps and a validation compiled {compilations} times"
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a - b).norm() < 1e-3 * b.norm()
+
+
+def count_compilations(script: Path) -> Callable[[], int]:
+    """Have the script's graphs run as they are, instead of being turned into C++, and count them."""
+    own_compile = torch.compile
+    count = [0]
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable:
+        count[0] += 1
+        return graph.forward
+
+    def compile_counted(model: Any = None, **options: Any) -> Any:  # noqa: ANN401
+        if sys._getframe(1).f_code.co_filename != str(script):  # the package compiles something small, as a trial
+            return own_compile(model, **options)
+        options = {name: value for name, value in options.items() if name not in ("backend", "mode", "options")}
+        return own_compile(model, backend=backend, **options)
+
+    torch._dynamo.config.optimize_ddp = False  # which splits one graph into several
+    torch.compile = compile_counted
+    return lambda: count[0]

@@ -1,0 +1,376 @@
+"""Run a script as one or several ranks and note what it does: what it shows to the model, its updates, its results.
+
+Nothing here reads the script. The notes are taken where any script has to pass: at the outermost call of a model, at
+an optimizer's step, at a collective, at a backward pass of DistributedDataParallel.
+"""
+
+import contextlib
+import faulthandler
+import json
+import multiprocessing
+import os
+import re
+import resource
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from clinic import coded
+from workshop import models
+from workshop.measuring.launching import reason
+
+models.MODELS["mnist_cnn"] = coded.SmallReader
+
+PATIENCE = 25.0
+"""seconds that a script is given; with the little data here it needs two or three"""
+CPU_SECONDS = 20
+"""of computing that a rank is given: an endless loop is found by these, however busy the machine is"""
+GRADIENTS = 8
+"""so many updates have their gradients noted: a model has a million of them"""
+
+
+class Fault(Exception):
+    """What is still seen to be wrong, told to the learner; it never says how to mend it."""
+
+
+@dataclass
+class Shown:
+    """One call of the model, from outside."""
+
+    training: bool
+    """the mode of the model"""
+    samples: list[int]
+    """the numbers of the samples (see `clinic.coded`), if it was shown coded digits"""
+    ddp: bool
+    """it was called through DistributedDataParallel"""
+    children: frozenset[int]
+    """processes that worked for this one at the time, such as loader workers"""
+    updates: int
+    """updates before it"""
+    inputs: torch.Tensor | None = None
+    outputs: torch.Tensor | None = None
+
+
+@dataclass
+class Update:
+    """One step of the optimizer."""
+
+    lr: float
+    gradient: torch.Tensor | None
+    """of all weights, (weights,), as the optimizer was given it; noted for the first `GRADIENTS` updates"""
+    reductions: int
+    """all-reduces of gradients since the update before"""
+
+
+@dataclass
+class Rank:
+    """What one rank did."""
+
+    shown: list[Shown] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    collectives: list[str] = field(default_factory=list)
+    """those that the script itself called: name and line"""
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    """of the model, at the end"""
+    extra: Any = None
+    """what a grader's own `watch` returned"""
+    status: int | None = None
+    output: str = ""
+    stuck: str = ""
+    """where in the script it was when it was ended for taking too long"""
+
+    @property
+    def trained(self) -> list[int]:
+        """The samples it trained on, in order."""
+        return [sample for call in self.shown if call.training for sample in call.samples]
+
+    @property
+    def validated(self) -> list[int]:
+        """The samples it validated on, in order."""
+        return [sample for call in self.shown if not call.training for sample in call.samples]
+
+
+@dataclass
+class Observed:
+    """What a run did."""
+
+    ranks: list[Rank]
+    summary: dict[str, Any]
+    """summary.json, empty if there is none"""
+    run_dir: Path
+
+    def __getitem__(self, rank: int) -> Rank:
+        return self.ranks[rank]
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The results of each epoch."""
+        return self.summary.get("epochs", [])
+
+
+@dataclass
+class Script:
+    """The learner's file, and a folder to run it in."""
+
+    path: Path
+    folder: Path
+
+    def run(
+        self,
+        *flags: object,
+        ranks: int = 1,
+        local_ranks: Sequence[int] | None = None,
+        train: int = 320,
+        val: int = 64,
+        data_dir: Path | None = None,
+        run_dir: Path | None = None,
+        keep: bool = False,
+        notes: bool = True,
+        stop_after: int | None = None,
+        watch: Callable[[Path], Callable[[], Any]] | None = None,
+        patience: float = PATIENCE,
+        fail: bool = True,
+    ) -> Observed:
+        """Run the script and return what it did.
+
+        Args:
+            flags: of the script; data and run folder are set here, and there are no workers unless flags say so.
+            ranks: how many.
+            local_ranks: of each rank; by default they are all on one node.
+            train: so many coded digits to train on.
+            val: and to validate on.
+            data_dir: other data to use.
+            run_dir: where an earlier run was, to be resumed.
+            keep: note what the model is shown and what it returns too.
+            notes: False: note nothing but the results; a compiler would trip over what notes them.
+            stop_after: tell the script to stop, as Slurm does, after so many updates.
+            watch: called in each rank before the script, with its path; what it returns is called after the script,
+                and what that returns is `Rank.extra`.
+            patience: seconds after which the ranks are ended.
+            fail: raise `Fault` if a rank does not end by itself with status 0.
+        """
+        if data_dir is None:
+            data_dir = self.folder / f"data_{train}_{val}"
+            if not data_dir.exists():
+                coded.write(data_dir, train, val)
+        run_dir = run_dir or Path(tempfile.mkdtemp(dir=self.folder, prefix="run_"))
+        noted = Path(tempfile.mkdtemp(dir=self.folder, prefix="notes_"))
+        words = [str(word) for word in ("--num_workers", 0, *flags, "--data_dir", data_dir, "--run_dir", run_dir)]
+        environment = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        fork = multiprocessing.get_context("fork")
+        processes = []
+        for rank in range(ranks):
+            local_rank = rank if local_ranks is None else local_ranks[rank]
+            mine = environment | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)} if ranks > 1 else {}
+            begin = partial(_take_notes, keep=keep, stop_after=stop_after) if notes else None
+            arguments = (self.path, words, mine, noted / f"{rank}", begin, watch, patience)
+            processes.append(fork.Process(target=_be_a_rank, args=arguments))
+            processes[-1].start()
+        found = []
+        for rank, process in enumerate(processes):
+            process.join(patience + 10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            found.append(_read(noted / f"{rank}", self.path, process.exitcode))
+        if fail:
+            _raise_if_failed(found, patience)
+        summary = run_dir / "summary.json"
+        return Observed(found, json.loads(summary.read_text()) if summary.exists() else {}, run_dir)
+
+
+def without_dropout(_: Path) -> Callable[[], None]:
+    """For ``watch``: gradients then follow from the samples and the weights alone."""
+    nn.Dropout.forward = lambda _, inputs: inputs
+    return lambda: None
+
+
+def _raise_if_failed(ranks: list[Rank], patience: float) -> None:
+    if stuck := [f"rank {number} in {rank.stuck}" for number, rank in enumerate(ranks) if rank.stuck]:
+        waiting = ", ".join(stuck) if len(ranks) > 1 else stuck[0].removeprefix("rank 0 ")
+        raise Fault(f"the script did not come to its end in {patience:.0f} s: it was still {_at(waiting)}")
+    blamed = [rank for rank in ranks if rank.status and "Traceback" in rank.output]
+    for rank in blamed + [rank for rank in ranks if rank.status]:
+        if rank.status == -signal.SIGXCPU:
+            raise Fault(f"the script computed for {CPU_SECONDS} s without coming to its end: is there an endless loop?")
+        told = reason(rank.output) or f"status {rank.status}"
+        raise Fault(f"the script ended with: {told}")
+
+
+def _at(waiting: str) -> str:
+    return waiting if waiting.startswith("in ") else f"waiting: {waiting}"
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _be_a_rank(
+    script: Path,
+    words: list[str],
+    environment: dict[str, str],
+    notes: Path,
+    take_notes: Callable[[Rank, Path], Callable[[], None]] | None,
+    watch: Callable[[Path], Callable[[], Any]] | None,
+    patience: float,
+) -> None:
+    """Run the script as ``python SCRIPT WORDS`` would, in this process, and leave a `Rank` in ``notes``."""
+    with notes.with_suffix(".log").open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    stuck = notes.with_suffix(".stuck").open("w")
+    faulthandler.dump_traceback_later(patience, exit=True, file=stuck)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
+    os.environ.update(environment)
+    os.chdir(script.parent)
+    sys.argv = [str(script), *words]
+    sys.path[0] = str(script.parent)
+    rank = Rank()
+    status: object = 0
+    try:
+        finish = take_notes(rank, script) if take_notes else None
+        more = watch(script) if watch else None
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        status = stop.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    if status == 0:
+        if finish:
+            finish()
+        rank.extra = more() if more else None
+    rank.status = status if isinstance(status, int) else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    torch.save(rank, notes.with_suffix(".pt"))
+    faulthandler.cancel_dump_traceback_later()
+    for child in psutil.Process().children():  # loader workers that the script has kept
+        child.kill()
+    os._exit(rank.status)
+
+
+def _read(notes: Path, script: Path, exitcode: int | None) -> Rank:
+    """Return what a rank left; if it was ended before it could, at least how and where."""
+    log, stuck, saved = (notes.with_suffix(suffix) for suffix in (".log", ".stuck", ".pt"))
+    try:
+        rank = torch.load(saved, weights_only=False)  # which this module wrote
+    except (OSError, RuntimeError, EOFError):
+        rank = Rank(status=exitcode)
+        frames = re.findall(r'File "(.*)", line (\d+) in (\S+)', stuck.read_text() if stuck.exists() else "")
+        if frames:
+            mine = [f"line {line} ({name})" for path, line, name in frames if Path(path).name == script.name]
+            rank.stuck = mine[0] if mine else f"{frames[0][2]} of {Path(frames[0][0]).name}"
+    rank.output = log.read_text(errors="replace") if log.exists() else ""
+    return rank
+
+
+def _take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> Callable[[], None]:
+    """Have ``rank`` filled from now on; what is returned adds the weights at the end."""
+    depth = 0
+    reductions = [0]
+    model: list[nn.Module] = []
+    hooked: set[int] = set()
+
+    def before_forward(module: nn.Module, arguments: tuple) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > 1 or not arguments or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_meta:
+            return
+        inputs = arguments[0].detach()
+        is_digit = inputs.dim() == 4 and inputs.shape[1:] == (1, 28, 28)
+        ddp = isinstance(module, DistributedDataParallel)
+        if ddp and id(module) not in hooked and torch.is_grad_enabled():
+            module.register_comm_hook(None, _all_reduce)
+        children = frozenset(child.pid for child in multiprocessing.active_children())
+        samples = coded.numbers_of(inputs).tolist() if is_digit else []
+        rank.shown.append(Shown(module.training, samples, ddp, children, len(rank.updates)))
+        if keep:
+            rank.shown[-1].inputs = inputs.clone()
+        if module.training:
+            model[:] = [module]
+
+    def after_forward(module: nn.Module, arguments: tuple, outputs: object) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth == 0 and keep and isinstance(outputs, torch.Tensor) and not outputs.is_meta:
+            rank.shown[-1].outputs = outputs.detach().clone()
+
+    register_module_forward_pre_hook(before_forward)
+    register_module_forward_hook(after_forward, always_call=True)
+
+    own_register = DistributedDataParallel.register_comm_hook
+
+    def register_comm_hook(ddp: DistributedDataParallel, state: object, hook: Callable) -> None:
+        hooked.add(id(ddp))
+
+        def counted(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            reductions[0] += 1
+            return hook(state, bucket)
+
+        counted.__annotations__ = {}
+        own_register(ddp, state, counted)
+
+    DistributedDataParallel.register_comm_hook = register_comm_hook
+
+    def before_update(optimizer: Optimizer, *_: object) -> None:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        gradient = None
+        if len(rank.updates) < GRADIENTS:
+            parts = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+            gradient = torch.cat([part.detach().flatten() for part in parts])
+        rank.updates.append(Update(float(optimizer.param_groups[0]["lr"]), gradient, reductions[0]))
+        reductions[0] = 0
+        if len(rank.updates) == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    register_optimizer_step_pre_hook(before_update)
+
+    for name in ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "barrier", "gather"):
+        _note_calls(name, rank.collectives, script)
+
+    def finish() -> None:
+        if model:
+            module = getattr(model[0], "module", model[0])
+            rank.weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+    return finish
+
+
+def _all_reduce(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    return allreduce_hook(None, bucket)
+
+
+def _note_calls(name: str, calls: list[str], script: Path) -> None:
+    """Note every call of a collective that the script makes itself, before it is made."""
+    own = getattr(dist, name)
+
+    def noted(*arguments: object, **keywords: object) -> object:
+        caller = sys._getframe(1)
+        if caller.f_code.co_filename == str(script):
+            calls.append(f"{name} in line {caller.f_lineno}")
+        return own(*arguments, **keywords)
+
+    with contextlib.suppress(AttributeError):
+        setattr(dist, name, noted)

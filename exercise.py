@@ -1,0 +1,140 @@
+"""Exercises with a silent fault: find it with the workshop's instruments, mend it, and be told whether you did.
+
+python exercise.py list
+python exercise.py start NAME       # writes exercise_NAME.py beside the lesson's train.py: find its fault there
+python exercise.py check NAME       # runs it and says what is still wrong; exit status 0 if it passed, 1 if not
+python exercise.py hint NAME        # a first hint; asked again, a second and a third
+python exercise.py solution NAME    # what the fault was, and why
+python exercise.py class DIR...     # of runs folders: who has passed what, as text, and as HTML with --html FILE
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from clinic import records
+from clinic.catalogue import Exercise, exercises, find, shown
+from workshop.errors import UserError, run_reporting_user_errors
+from workshop.paths import REPOSITORY, default_runs_dir
+
+
+class Grader:
+    """The process that judges learners' files, started once; see `clinic.grader`."""
+
+    def __enter__(self) -> "Grader":
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "clinic.grader"],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for this process, which ends that one
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.terminate()
+        self.process.communicate()
+
+    def check(self, exercise: Exercise, file: Path, **options: float) -> list[str]:
+        """Return what is still seen to be wrong with the file."""
+        request = {"exercise": exercise.name, "file": str(file.resolve()), **options}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise UserError("the grader ended before its verdict; what it said stands above")
+        return json.loads(answer)["seen"]
+
+
+def list_exercises() -> None:
+    """Print all exercises, and how far this learner is with each."""
+    mine = records.Records(default_runs_dir()).content
+    lesson = None
+    for exercise in exercises():
+        if exercise.lesson != lesson:
+            lesson = exercise.lesson
+            print(lesson.name)
+        state = str(records.cell_of(mine, exercise.name)) or ("started" if exercise.file.exists() else "")
+        print(f"  {exercise.name:22} {exercise.title:64} {state}".rstrip())
+
+
+def start(exercise: Exercise, again: bool) -> None:
+    """Write the learner's file and say where it is, and what to read."""
+    exercise.start(again)
+    records.Records(default_runs_dir()).started(exercise)
+    print(f"wrote {shown(exercise.file)}; its story: {shown(exercise.folder / 'README.md')}")
+
+
+def check(exercise: Exercise) -> int:
+    """Judge the learner's file; return the exit status."""
+    if not exercise.file.is_file():
+        raise UserError(f"{shown(exercise.file)} is not there; `start {exercise.name}` writes it")
+    with Grader() as grader:
+        seen = grader.check(exercise, exercise.file)
+    records.Records(default_runs_dir()).checked(exercise, seen)
+    for line in seen:
+        print(f"not yet: {line}")
+    if not seen:
+        print(f"passed: {exercise.name}; `solution {exercise.name}` tells what it was about")
+    return 1 if seen else 0
+
+
+def hint(exercise: Exercise) -> None:
+    """Print the next hint, and the ones before."""
+    given = records.Records(default_runs_dir())
+    count = min(given.content.setdefault("hints", {}).get(exercise.name, 0) + 1, len(exercise.hints))
+    for number, text in enumerate(exercise.hints[:count], 1):
+        print(f"hint {number} of {len(exercise.hints)}: {text}\n")
+    given.hinted(exercise, count)
+
+
+def solution(exercise: Exercise) -> None:
+    """Print the patch undone, and why."""
+    undone = []
+    for line in exercise.patch.splitlines():
+        if not line.startswith(("---", "+++")):
+            undone.append({"-": "+", "+": "-"}.get(line[:1], line[:1]) + line[1:])
+    print("\n".join(undone))
+    print()
+    print((exercise.folder / "why.md").read_text().strip())
+
+
+def show_class(folders: Sequence[str], page: str | None) -> None:
+    """Print the table of a class, and write it as HTML."""
+    names, rows = records.class_table(map(Path, folders))
+    print(records.as_text(names, rows))
+    if page:
+        try:
+            Path(page).write_text(records.as_html(names, rows))
+        except OSError as error:
+            raise UserError(f"cannot write {page}: {error.strerror}") from None
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|start|check|hint|solution|class")
+    verbs.add_parser("list")
+    for verb in ("start", "check", "hint", "solution"):
+        verbs.add_parser(verb).add_argument("name")
+    verbs.choices["start"].add_argument("--again", choices=["true", "false"], default="false")
+    table = verbs.add_parser("class")
+    table.add_argument("folders", nargs="+", metavar="DIR")
+    table.add_argument("--html", metavar="FILE")
+    arguments = parser.parse_args()
+    if arguments.verb == "list":
+        list_exercises()
+    elif arguments.verb == "class":
+        show_class(arguments.folders, arguments.html)
+    elif arguments.verb == "start":
+        start(find(arguments.name), arguments.again == "true")
+    else:
+        sys.exit({"check": check, "hint": hint, "solution": solution}[arguments.verb](find(arguments.name)) or 0)
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)

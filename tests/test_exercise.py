@@ -1,0 +1,242 @@
+"""exercise.py as a learner uses it, also wrongly: one line, the right status, and nothing of theirs is lost."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import exercise
+from clinic import records
+from clinic.catalogue import Exercise, find, patched
+from data_helpers import assert_one_line
+from workshop.errors import UserError, run_reporting_user_errors
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
+    """Call exercise.py: exit status, stdout, stderr. The learner's files and the runs folder are in ``tmp_path``."""
+    monkeypatch.setenv("WORKSHOP_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(Exercise, "file", property(lambda self: tmp_path / f"exercise_{self.name}.py"))
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["exercise.py", *map(str, words)])
+        status = 0
+        try:
+            run_reporting_user_errors(exercise.main)
+        except SystemExit as stop:
+            status = stop.code or 0
+        return status, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Callable[..., list[str]]]:
+    with exercise.Grader() as started:
+        yield lambda file, **options: started.check(find("same_half"), file, **options)
+
+
+def test_list_names_every_exercise_and_how_far_one_is(run: Run) -> None:
+    run("start", "same_half")
+    status, out, _ = run("list")
+    assert status == 0
+    for line in out.splitlines():
+        assert not line.startswith("  ") or find(line.split()[0]).title in line
+    (mine,) = [line for line in out.splitlines() if "same_half" in line]
+    assert mine.endswith("started")
+
+
+def test_start_never_overwrites_what_the_learner_has(run: Run, tmp_path: Path) -> None:
+    assert run("start", "same_half")[0] == 0
+    file = tmp_path / "exercise_same_half.py"
+    faulty = file.read_text()
+    file.write_text("mine")
+    status, _, err = run("start", "same_half")
+    assert status == 2
+    assert_one_line(err)
+    assert file.read_text() == "mine"
+    assert run("start", "same_half", "--again", "true")[0] == 0
+    assert file.read_text() == faulty
+    assert (tmp_path / "exercise_same_half.1.py").read_text() == "mine"
+    run("start", "same_half", "--again", "true")
+    assert (tmp_path / "exercise_same_half.1.py").read_text() == "mine"
+    assert (tmp_path / "exercise_same_half.2.py").read_text() == faulty
+
+
+@pytest.mark.parametrize("verb", ["start", "check", "hint", "solution"])
+def test_an_unknown_exercise_is_told_with_the_nearest(run: Run, verb: str) -> None:
+    status, _, err = run(verb, "same_hlaf")
+    assert status == 2
+    assert_one_line(err)
+    assert "did you mean same_half?" in err
+
+
+def test_a_file_that_is_not_there_is_misuse(run: Run) -> None:
+    status, _, err = run("check", "same_half")
+    assert status == 2
+    assert_one_line(err)
+    assert "start same_half" in err
+
+
+def test_hints_come_one_by_one_and_stop_at_the_last(run: Run) -> None:
+    hints = find("same_half").hints
+    for asked in range(1, len(hints) + 2):
+        status, out, _ = run("hint", "same_half")
+        assert status == 0
+        assert [hint in out for hint in hints] == [number < asked for number in range(len(hints))]
+
+
+def test_the_solution_is_the_patch_undone(run: Run) -> None:
+    status, out, _ = run("solution", "same_half")
+    assert status == 0
+    assert "+    train_loader, val_loader = build_loaders(config, device, ranks)" in out
+    assert "-    train_loader, val_loader = build_loaders(config, device, here)" in out
+
+
+def test_a_check_is_on_record(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = iter([["the wrong half"], []])
+    monkeypatch.setattr(exercise.Grader, "check", lambda *_: next(verdicts))
+    run("start", "same_half")
+    status, out, _ = run("check", "same_half")
+    assert (status, out) == (1, "not yet: the wrong half\n")
+    status, out, _ = run("check", "same_half")
+    assert status == 0
+    assert out.startswith("passed")
+    content = json.loads((tmp_path / "runs" / "exercises.json").read_text())
+    assert [check["seen"] for check in content["checks"]] == [["the wrong half"], []]
+    cell = records.cell_of(content, "same_half")
+    assert (cell.tries, cell.passed) == (2, True)
+    assert cell.minutes < 5
+
+
+def test_an_unreadable_record_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "exercises.json").write_text("[1, 2")
+    status, _, err = run("start", "same_half")
+    assert status == 0
+    assert err.startswith("warning: ")
+    (kept,) = (tmp_path / "runs").glob("*.unreadable")
+    assert kept.read_text() == "[1, 2"
+    assert "same_half" in records.read(tmp_path / "runs" / "exercises.json")["started"]
+
+
+def a_learner(folder: Path, name: str, passed: bool, tries: int) -> Path:
+    seen = [["wrong"]] * (tries - passed) + [[]] * passed
+    checks = [{"exercise": "same_half", "time": 1000.0 + 60 * i, "seen": lines} for i, lines in enumerate(seen)]
+    folder.mkdir()
+    content = {"learner": name, "started": {"same_half": 940.0}, "checks": checks}
+    (folder / "exercises.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_the_table_of_a_class(run: Run, tmp_path: Path) -> None:
+    folders = [
+        a_learner(tmp_path / "a", "ada", passed=False, tries=3),
+        a_learner(tmp_path / "b", "<b>bob", passed=True, tries=2),
+        a_learner(tmp_path / "c", "cyd", passed=False, tries=0),
+    ]
+    page = tmp_path / "class.html"
+    status, out, _ = run("class", *folders, "--html", page)
+    assert status == 0
+    head, line, *_, last = out.splitlines()
+    assert head.split() == ["exercise", "<b>bob", "ada", "cyd"]
+    assert line.split("  ") == ["same_half", "passed (2, 2 min)", "3 tried"]
+    assert last.startswith("passed")
+    html = page.read_text()
+    assert "&lt;b&gt;bob" in html
+    assert "<b>" not in html
+    assert html.count('class="passed"') == 1
+    assert html.count('class="tried"') == 1
+
+
+@pytest.mark.parametrize("content", [None, "{}", "[]", '{"learner": 1, "started": {}, "checks": []}', "nonsense"])
+def test_a_folder_without_a_record_is_told(run: Run, tmp_path: Path, content: str | None) -> None:
+    (tmp_path / "x").mkdir()
+    if content is not None:
+        (tmp_path / "x" / "exercises.json").write_text(content)
+    status, _, err = run("class", tmp_path / "x")
+    assert status == 2
+    assert_one_line(err)
+    assert "exercises.json" in err
+
+
+def test_a_patch_for_another_script_is_refused() -> None:
+    with pytest.raises(UserError, match="no longer what the exercise begins with"):
+        patched("print(1)\n", find("same_half").patch)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"import torch\n\ndef main(:\n    pass\n", "line 3 is not Python"),
+        (b"\xff\xfe\x00x", "not Python"),
+        (b"a\0b", "not Python"),
+        (b"raise ValueError('no such thing')\n", "ValueError: no such thing"),
+        (b"import os\nos._exit(7)\n", "status 7"),
+    ],
+)
+def test_a_file_that_does_not_run_is_told_in_a_line(
+    judge: Callable[..., list[str]], tmp_path: Path, content: bytes, told: str
+) -> None:
+    file = tmp_path / "exercise_same_half.py"
+    file.write_bytes(content)
+    (seen,) = judge(file)
+    assert told in seen
+    assert "\n" not in seen
+
+
+def test_an_endless_loop_ends(judge: Callable[..., list[str]], tmp_path: Path) -> None:
+    file = tmp_path / "exercise_same_half.py"
+    file.write_text("while True:\n    pass\n")
+    assert judge(file, seconds=3) == ["no verdict within 3 s"]
+
+
+def test_what_a_script_leaves_behind_is_ended(judge: Callable[..., list[str]], tmp_path: Path) -> None:
+    file, pids = tmp_path / "exercise_same_half.py", tmp_path / "pids"
+    file.write_text(
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        f"        with open({str(pids)!r}, 'a') as out:\n"
+        "            out.write(f'{os.getpid()}\\n')\n"
+        "        time.sleep(600)\n"
+        "    os._exit(0)\n"
+        f"while not os.path.exists({str(pids)!r}):\n"
+        "    time.sleep(0.01)\n"
+    )
+    judge(file)
+    for pid in map(int, pids.read_text().split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_grader_that_is_ended_takes_everything_along(tmp_path: Path) -> None:
+    file, begun = tmp_path / "exercise_same_half.py", tmp_path / "begun"
+    file.write_text(f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(600)\n")
+    started = exercise.Grader().__enter__()
+    started.process.stdin.write(json.dumps({"exercise": "same_half", "file": str(file)}) + "\n")
+    started.process.stdin.flush()
+    while not begun.exists():
+        assert started.process.poll() is None
+        time.sleep(0.05)
+    everything = psutil.Process(started.process.pid).children(recursive=True)
+    assert everything
+    started.__exit__()
+    assert not psutil.wait_procs(everything, timeout=10)[1]
+
+
+def test_the_command_line_itself(tmp_path: Path) -> None:
+    script = Path(exercise.__file__)
+    environment = os.environ | {"WORKSHOP_RUNS": str(tmp_path)}
+    result = subprocess.run([sys.executable, script, "list"], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0
+    assert "same_half" in result.stdout
+    assert subprocess.run([sys.executable, script], env=environment, capture_output=True).returncode == 2
