@@ -2,16 +2,25 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from clinic.observe import Fault, Observed, Script
+from clinic.observe import Fault, Script
 from workshop.loaders import Loader
 from workshop.profiling import throughput
 
 
+Made = TypeVar("Made")
+
+
 def read_by(
-    work: Callable[[Loader], Any], script: Script, *flags: object, before: Callable[[], None] | None = None, **how: Any
-) -> Any:
+    work: Callable[[Loader], Made],
+    script: Script,
+    *flags: object,
+    before: Callable[[], None] | None = None,
+    train: int = 320,
+    val: int = 64,
+    data_dir: Path | None = None,
+) -> Made:
     """Run the script with ``--benchmark true`` and ``flags``, and return what ``work`` makes of its training loader.
 
     Args:
@@ -19,20 +28,22 @@ def read_by(
         script: the learner's.
         flags: of the script.
         before: called in the script's process before the script.
-        how: the other arguments of `Script.run`.
+        train: see `Script.run`.
+        val: see there.
+        data_dir: see there.
 
     Raises:
         Fault: the script failed, or measured nothing.
     """
 
-    def watch(_: Path) -> Callable[[], Any]:
-        made: list[Any] = []
+    def watch(_: Path) -> Callable[[], list[Made]]:
+        made: list[Made] = []
         throughput.benchmark = lambda loader, *_, **__: made.append(work(loader))
         if before:
             before()
         return lambda: made
 
-    run: Observed = script.run("--benchmark", "true", *flags, watch=watch, **how)
+    run = script.run("--benchmark", "true", *flags, watch=watch, train=train, val=val, data_dir=data_dir)
     if not run[0].extra:
         raise Fault("with --benchmark true, the script no longer measures how fast its training loader is")
     return run[0].extra[0]
