@@ -8,7 +8,6 @@ from clinic.observe import Fault, Script
 from workshop.loaders import Loader
 from workshop.profiling import throughput
 
-
 Made = TypeVar("Made")
 
 
