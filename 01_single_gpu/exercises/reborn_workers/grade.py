@@ -1,0 +1,34 @@
+"""Workers that are made anew for each epoch: the same processes are to serve all of them, with an order for each."""
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+
+from clinic.observe import Script
+
+SAMPLES, EPOCHS, WORKERS = 96, 3, 2
+
+
+def grade(script: Script) -> Iterator[str]:
+    """Yield what is still seen to be wrong."""
+    flags = ("--batch_size", 16, "--epochs", EPOCHS, "--num_workers", WORKERS)
+    rank = script.run(*flags, train=SAMPLES, val=32)[0]
+    training = [call for call in rank.shown if call.training]
+    per_epoch = len(training) // EPOCHS
+    starts = [rank.shown.index(training[epoch * per_epoch]) for epoch in range(EPOCHS)] + [len(rank.shown)]
+    epochs = [rank.shown[begin:end] for begin, end in pairwise(starts)]
+    workers = [frozenset().union(*(call.children for call in epoch)) for epoch in epochs]
+    if any(len(call.children) < WORKERS for call in training):
+        yield f"with --num_workers {WORKERS}, fewer processes than that load what it trains on"
+    for number in range(1, EPOCHS):
+        if new := workers[number] - frozenset().union(*workers[:number]):
+            yield f"in epoch {number + 1} of {EPOCHS}, {len(new)} workers are new: processes {sorted(new)}"
+    orders = [[sample for call in epoch if call.training for sample in call.samples] for epoch in epochs]
+    if any(sorted(order) != list(range(SAMPLES)) for order in orders):
+        yield f"not every epoch trains on each of the {SAMPLES} samples once"
+    for a, b in combinations(range(EPOCHS), 2):
+        if orders[a] == orders[b]:
+            yield f"epochs {a + 1} and {b + 1} have the samples in the same order"
+    if rank.validated and sorted(rank.validated) != sorted(EPOCHS * list(set(rank.validated))):
+        yield "the validation samples are not the same ones in every epoch"
+    if len(rank.validated) != EPOCHS * 32:
+        yield f"in {EPOCHS} epochs it validates on {len(rank.validated)} samples, of 32 each time"

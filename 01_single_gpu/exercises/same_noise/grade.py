@@ -1,0 +1,84 @@
+"""Random draws that workers repeat: what happens to a sample is to follow from seed, epoch and sample alone.
+
+The pictures here show where they were moved to: one bright pixel, in a frame of even colour that carries the number.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import torch
+
+from clinic.loading import read_by
+from clinic.observe import Script
+from workshop.datasets import cifar10
+from workshop.loaders import Loader
+from writing import write_cifar10, write_cifar10_lengths, write_cifar10_names
+
+SAMPLES, BATCH, EPOCHS = 160, 8, 3
+FEW = 0.2
+"""share of samples that may be moved alike by chance; there are 162 ways"""
+Moves = list[dict[int, tuple[int, ...]]]
+"""for each epoch, to where each sample's bright pixel was moved, in the order that they came"""
+
+
+def grade(script: Script) -> Iterator[str]:
+    """Yield what is still seen to be wrong."""
+    data_dir = script.folder / "cifar10"
+    write_pictures(data_dir / cifar10.FOLDER)
+    flags = ("--dataset", "cifar10", "--model", "cifar_cnn", "--batch_size", BATCH)
+    run = partial(read_by, moves_of, script, *flags)
+    (alone, _), (by_workers, processes) = (run("--num_workers", count, data_dir=data_dir) for count in (0, 2))
+    if processes < 2:
+        yield f"with --num_workers 2, {processes} processes load"
+        return
+    for epochs, workers in ((alone, "no"), (by_workers, "2")):
+        if any(sorted(epoch) != list(range(SAMPLES)) for epoch in epochs):
+            yield f"with {workers} workers, an epoch does not have each of the {SAMPLES} samples once"
+            return
+        if min(len(set(epoch.values())) for epoch in epochs) < SAMPLES / 4:
+            yield f"with {workers} workers, {SAMPLES} samples are mirrored and shifted in hardly any different ways"
+            return
+        first = epochs[0]
+        for number, epoch in enumerate(epochs[1:], 2):
+            if (same := sum(first[sample] == epoch[sample] for sample in epoch)) > FEW * SAMPLES:
+                yield f"with {workers} workers, {same} of {SAMPLES} samples are moved alike in epochs 1 and {number}"
+            draws, others = list(first.values()), list(epoch.values())
+            if (same := sum(a == b for a, b in zip(draws, others, strict=True))) > FEW * SAMPLES:
+                yield f"with {workers} workers, epoch {number} repeats {same} of the {SAMPLES} draws of epoch 1 in turn"
+        for number, epoch in enumerate(epochs, 1):
+            draws = list(epoch.values())
+            if (same := sum(a == b for a, b in zip(draws, draws[BATCH:], strict=False))) > FEW * SAMPLES:
+                yield f"with {workers} workers, in epoch {number}, {same} samples are moved as in the batch before"
+    different = sum(a[sample] != b[sample] for a, b in zip(alone, by_workers, strict=True) for sample in a)
+    if different:
+        yield f"{different} of {SAMPLES * EPOCHS} times, a sample is moved otherwise with 2 workers than with none"
+
+
+def moves_of(loader: Loader) -> tuple[Moves, int]:
+    """Return where the samples were moved in each of some epochs, and how many processes loaded them."""
+    epochs, processes = [], 0
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (cifar10.MEAN, cifar10.STD))
+    for epoch in range(1, EPOCHS + 1):
+        loader.sampler.set_epoch(epoch)
+        epochs.append({})
+        for inputs, _ in loader:
+            processes = max(processes, len(psutil.Process().children()))
+            pixels = (inputs * std + mean).mul(255).round().long()
+            for picture in pixels:
+                number = int(picture[1, 16, 16]) - 1
+                epochs[-1][number] = tuple(int(place) for place in divmod(int(picture[0].argmax()), 32))
+    return epochs, processes
+
+
+def write_pictures(folder: Path) -> None:
+    """Write pictures of one colour, which is their number, with one bright pixel."""
+    folder.mkdir(parents=True)
+    for split, count in (("train", SAMPLES), ("val", BATCH)):
+        images = torch.zeros(count, 3, 32, 32, dtype=torch.uint8)
+        images[:, 1] = torch.arange(1, count + 1, dtype=torch.uint8)[:, None, None]
+        images[:, 0, 12, 7] = 255
+        write_cifar10(folder, split, images, torch.arange(count) % 10)
+    write_cifar10_names(folder, [str(number) for number in range(10)])
+    write_cifar10_lengths(folder)
