@@ -9,6 +9,7 @@ EPOCHS, TRAIN = 3, 160
 
 
 def grade(script: Script) -> Iterator[str]:
+    """Yield what is still seen to be wrong."""
     run = script.run("--batch_size", 16, "--epochs", EPOCHS, ranks=2, train=TRAIN, val=32)
     orders, steps = [], []
     for epoch in range(EPOCHS):
