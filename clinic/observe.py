@@ -281,7 +281,9 @@ def _take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) ->
     def before_forward(module: nn.Module, arguments: tuple) -> None:
         nonlocal depth
         depth += 1
-        if depth > 1 or not arguments or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_meta:
+        if depth > 1 or not _is_model(module):
+            return
+        if not arguments or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_meta:
             return
         inputs = arguments[0].detach()
         is_digit = inputs.dim() == 4 and inputs.shape[1:] == (1, 28, 28)
@@ -299,7 +301,7 @@ def _take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) ->
     def after_forward(module: nn.Module, arguments: tuple, outputs: object) -> None:
         nonlocal depth
         depth -= 1
-        if depth == 0 and keep and isinstance(outputs, torch.Tensor) and not outputs.is_meta:
+        if depth == 0 and keep and _is_model(module) and isinstance(outputs, torch.Tensor) and not outputs.is_meta:
             rank.shown[-1].outputs = outputs.detach().clone()
 
     register_module_forward_pre_hook(before_forward)
@@ -341,6 +343,11 @@ def _take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) ->
             rank.weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
     return finish
+
+
+def _is_model(module: nn.Module) -> bool:
+    """Whether it has weights: the transforms of a data set are modules too."""
+    return next(module.parameters(), None) is not None
 
 
 def _all_reduce(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
