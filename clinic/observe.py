@@ -7,6 +7,7 @@ an optimizer's step, at a collective, at a backward pass of DistributedDataParal
 import contextlib
 import faulthandler
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -123,6 +124,20 @@ class Observed:
     def epochs(self) -> list[dict[str, Any]]:
         """The results of each epoch."""
         return self.summary.get("epochs", [])
+
+    def validated(self) -> tuple[set[int], float, int]:
+        """Return which samples were validated on, their true mean loss, and how many the model got right.
+
+        Each sample counts once, however often it was shown. For a run with ``keep=True``.
+        """
+        scores = {}
+        for call in (call for rank in self.ranks for call in rank.shown if not call.training):
+            scores |= dict(zip(call.samples, call.outputs.double(), strict=True))
+        if not scores:
+            return set(), math.nan, 0
+        outputs, targets = torch.stack(list(scores.values())), coded.label_of(torch.tensor(list(scores)))
+        right = (outputs.argmax(1) == targets).sum()
+        return set(scores), nn.functional.cross_entropy(outputs, targets).item(), int(right)
 
 
 @dataclass

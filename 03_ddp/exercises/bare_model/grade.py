@@ -1,0 +1,47 @@
+"""Two ranks are to make the updates that one process makes with the batches of both, and so to stay equal."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from clinic.observe import Script
+
+FLAGS = ("--global_batch_size", 32, "--optimizer", "sgd", "--lr", 0.01)
+CLOSE = 1e-5
+"""relative; what the order of a float32 sum changes is a tenth of it or less"""
+
+
+def grade(script: Script) -> Iterator[str]:
+    """Yield what is still seen to be wrong."""
+    alone = script.run(*FLAGS, train=160, val=32, watch=without_dropout)[0]
+    run = script.run(*FLAGS, train=160, val=32, ranks=2, watch=without_dropout)
+    steps = [len(alone.updates), *(len(rank.updates) for rank in run.ranks)]
+    if len(set(steps)) > 1:
+        told = ", ".join(map(str, steps[1:]))
+        yield f"one process made {steps[0]} updates; with the same global batch, two ranks made {told}"
+        return
+    for number, rank in enumerate(run.ranks):
+        off = difference(rank.updates[0].gradient, alone.updates[0].gradient)
+        if not off < CLOSE:
+            yield (
+                f"without dropout, the first gradient that the optimizer is given on rank {number} is {off:.1e} "
+                "(relative) away from that of one process with the same global batch"
+            )
+    flat = [torch.cat([weight.double().flatten() for weight in rank.weights.values()]) for rank in run.ranks]
+    if not (off := difference(*flat)) < CLOSE:
+        yield f"at the end, the weights of the two ranks differ by {off:.1e} (relative)"
+    elif not (off := difference(rank.updates[-1].gradient, alone.updates[-1].gradient)) < 10 * CLOSE:
+        yield f"in the last update, the gradient is {off:.1e} (relative) away from that of one process"
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the norm of the difference, relative to that of ``b``."""
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+def without_dropout(_: Path) -> Callable[[], None]:
+    """Switch dropout off: it differs between ranks, as it should."""
+    F.dropout = lambda input, *_, **__: input
+    return lambda: None

@@ -1,0 +1,95 @@
+"""With as many batches on each rank, and with one more on rank 0, all ranks are to make the same collectives.
+
+Each rank notes a collective before it makes it, and waits until the others have noted their next one too. So ranks
+that would wait for each other for good are found at once, whatever else the machine does.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clinic.observe import Fault, Script
+
+RANKS = 2
+COLLECTIVES = (
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
+    "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list",
+)  # fmt: skip
+
+
+def grade(script: Script) -> Iterator[str]:
+    """Yield what is still seen to be wrong."""
+    for val in (33, 32):
+        where = f"with {val} validation samples, two ranks and batches of 16"
+        notes = script.folder / f"collectives_{val}"
+        notes.mkdir()
+        watch = partial(compare_collectives, notes=notes)
+        try:
+            run = script.run("--batch_size", 16, ranks=RANKS, train=64, val=val, keep=True, watch=watch)
+        except Fault:
+            if not any(notes.glob("apart_*")):
+                raise
+        if apart := sorted(notes.glob("apart_*")):
+            yield f"{where}: {apart[0].read_text()}"
+            continue
+        samples, loss, right = run.validated()
+        if len(samples) < val:
+            yield f"{where}: {val - len(samples)} of them were seen by no rank"
+            continue
+        (epoch,) = run.epochs
+        count = epoch["val_accuracy"] * val
+        if abs(count - right) > 1e-3:
+            yield f"{where}: the model got {right} right, but the accuracy that is told means {count:.3f}"
+        if not math.isclose(epoch["val_loss"], loss, rel_tol=1e-5):
+            yield f"{where}: their mean loss is {loss:.5f}, but {epoch['val_loss']:.5f} is told"
+
+
+def compare_collectives(script: Path, notes: Path) -> Callable[[], None]:
+    """Have each collective compared with those of the other ranks; end the ranks if they are not the same."""
+    rank = int(os.environ["RANK"])
+    count = 0
+
+    def note(kind: str, place: str) -> None:
+        nonlocal count
+        new = notes / f"new_{rank}"
+        new.write_text(json.dumps([kind, place]))
+        new.rename(notes / f"{count}_{rank}")
+        files = [notes / f"{count}_{other}" for other in range(RANKS)]
+        while not all(file.exists() for file in files):
+            time.sleep(0.002)
+        all_kinds, all_places = zip(*(json.loads(file.read_text()) for file in files), strict=True)
+        if len(set(all_kinds)) > 1:
+            told = ", ".join(f"rank {other} {place}" for other, place in enumerate(all_places))
+            (notes / f"apart_{rank}").write_text(f"the ranks wait in different collectives: {told}")
+            os._exit(0)
+        count += 1
+
+    def noting(name: str, own: Callable) -> Callable:
+        def noted(*arguments: object, **keywords: object) -> Any:  # noqa: ANN401
+            caller = sys._getframe(1)
+            if caller.f_code.co_filename == str(script):
+                tensor = arguments[0] if arguments and isinstance(arguments[0], torch.Tensor) else torch.empty(0)
+                note(f"{name} of {tensor.numel()} {tensor.dtype}", f"in {name}, line {caller.f_lineno}")
+            else:
+                note("of the workshop", "already elsewhere")
+            return own(*arguments, **keywords)
+
+        return noted
+
+    for name in COLLECTIVES:
+        setattr(dist, name, noting(name, getattr(dist, name)))
+
+    def at_the_end() -> None:
+        note("the end", "at the script's end")
+
+    return at_the_end
