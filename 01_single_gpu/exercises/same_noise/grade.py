@@ -14,7 +14,7 @@ from clinic.loading import read_by
 from clinic.observe import Script
 from workshop.datasets import cifar10
 from workshop.loaders import Loader
-from writing import write_cifar10, write_cifar10_lengths, write_cifar10_names
+from writing import write_cifar10, write_cifar10_names
 
 SAMPLES, BATCH, EPOCHS = 160, 8, 3
 FEW = 0.2
@@ -81,4 +81,3 @@ def write_pictures(folder: Path) -> None:
         images[:, 0, 12, 7] = 255
         write_cifar10(folder, split, images, torch.arange(count) % 10)
     write_cifar10_names(folder, [str(number) for number in range(10)])
-    write_cifar10_lengths(folder)

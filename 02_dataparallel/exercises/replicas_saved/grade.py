@@ -20,7 +20,7 @@ def grade(script: Script) -> Iterator[str]:
     """Yield what is still seen to be wrong."""
     run = script.run(*FLAGS, keep=True, **DATA)
     try:
-        model = build_model(SimpleNamespace(model="mnist_cnn", dataset="mnist"))
+        model = build_model(SimpleNamespace(model="mnist_cnn", dataset="mnist", dropout=True))
         model.load_state_dict(torch.load(run.run_dir / "checkpoint.pt", weights_only=False)["model"])
     except (OSError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()
