@@ -44,8 +44,7 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     Later files win over earlier ones, and flags win over files wherever they stand on the line. ``--trace`` alone means
     ``--trace true``. ``--help`` shows the ``description``.
 
-    Raises:
-        UserError: an unknown key or flag, a value of the wrong type or range, or a file that cannot be read.
+    Raises UserError: an unknown key or flag, a value of the wrong type or range, or a file that cannot be read.
     """
     files_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     files_parser.add_argument("--config", action="append", default=[])

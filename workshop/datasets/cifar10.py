@@ -50,8 +50,7 @@ def check(data_dir: Path) -> None:
     Files of the user's own, of which no lengths are on record, are read through; that takes some tenths of a second.
     What is in the files is checked whenever they are read.
 
-    Raises:
-        UserError: they are not; names the file, what is wrong, and the commands that bring the data.
+    Raises UserError: they are not; names the file, what is wrong, and the commands that bring the data.
     """
     with files.telling_what_mends(NAME, data_dir):
         _check_lengths(folder(data_dir))
@@ -60,11 +59,9 @@ def check(data_dir: Path) -> None:
 def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Read a whole split ("train" or "val").
 
-    Returns:
-        Images (N, 3, 32, 32) uint8, red, green, blue, and labels (N,) int64.
+    Returns: Images (N, 3, 32, 32) uint8, red, green, blue, and labels (N,) int64.
 
-    Raises:
-        UserError: files of the split are missing or damaged in any way.
+    Raises UserError: files of the split are missing or damaged in any way.
     """
     with files.telling_what_mends(NAME, data_dir):
         return _read_split(folder(data_dir), split)

@@ -35,8 +35,7 @@ def folder(data_dir: Path) -> Path:
 def check(data_dir: Path) -> None:
     """Check that the files of both splits are there, whole and consistent; takes a few milliseconds.
 
-    Raises:
-        UserError: they are not; names the file, what is wrong, and the commands that bring the data.
+    Raises UserError: they are not; names the file, what is wrong, and the commands that bring the data.
     """
     with files.telling_what_mends(NAME, data_dir):
         check_folder(folder(data_dir))
@@ -45,8 +44,7 @@ def check(data_dir: Path) -> None:
 def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Read a whole split ("train" or "val") of files that `check` has found sound.
 
-    Returns:
-        Images (N, 1, 28, 28) uint8 and labels (N,) int64.
+    Returns: Images (N, 1, 28, 28) uint8 and labels (N,) int64.
     """
     images, labels = paths_of(folder(data_dir), split)
     pixels = torch.from_numpy(np.fromfile(images, dtype=np.uint8, offset=IMAGES_HEADER))

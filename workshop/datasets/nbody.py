@@ -41,8 +41,7 @@ class Box:
 def check(data_dir: Path) -> None:
     """Check that both files are there, whole and of the right shape; takes a few milliseconds, and reads no values.
 
-    Raises:
-        UserError: they are not; names the file, what is wrong, and the commands that bring the data.
+    Raises UserError: they are not; names the file, what is wrong, and the commands that bring the data.
     """
     with files.telling_what_mends(NAME, data_dir):
         for split in SPLITS:
@@ -58,11 +57,9 @@ def box(data_dir: Path, split: str) -> Box:
 def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Read the whole box of a split ("train" or "val").
 
-    Returns:
-        Nbody (4, n, n, n) and Hydro (5, n, n, n), both float32.
+    Returns: Nbody (4, n, n, n) and Hydro (5, n, n, n), both float32.
 
-    Raises:
-        UserError: as `check`, or there are values that are not finite numbers.
+    Raises UserError: as `check`, or there are values that are not finite numbers.
     """
     path = box(data_dir, split).path
     with h5py.File(path) as file:

@@ -32,8 +32,7 @@ def shard_paths(name: str, data_dir: Path, split: str) -> list[str]:
 def check(name: str, data_dir: Path) -> dict[str, int]:
     """Check that all shards are there and whole; return the number of samples in each split.
 
-    Raises:
-        UserError: they are not; names the file and the command that packs them.
+    Raises UserError: they are not; names the file and the command that packs them.
     """
     folder = folder_of(name, data_dir)
     try:

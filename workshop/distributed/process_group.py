@@ -30,9 +30,8 @@ def process_group() -> Iterator[tuple[Ranks, torch.device]]:
 
     A rank that does not come is waited for 120 seconds, or ``$WORKSHOP_RENDEZVOUS_SECONDS``.
 
-    Raises:
-        UserError: the ranks do not know where to meet, cannot meet there, or not all of them come; or only some
-            find a GPU of their own.
+    Raises UserError: the ranks do not know where to meet, cannot meet there, or not all of them come; or only some
+    find a GPU of their own.
     """
     ranks = launched_as()
     rank, world_size = ranks.rank, ranks.world_size

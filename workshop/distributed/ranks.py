@@ -27,8 +27,7 @@ ONE_PROCESS = Ranks()
 def launched_as() -> Ranks:
     """Return what torchrun or srun set; if neither started this process, it is the only one.
 
-    Raises:
-        UserError: what they set is no rank; or this is a job of several tasks, but srun did not start this process.
+    Raises UserError: what they set is no rank; or this is a job of several tasks, but srun did not start this process.
     """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:

@@ -25,9 +25,8 @@ def build_loaders(config: TrainConfig, device: torch.device, ranks: Ranks = ONE_
         device: that computes.
         ranks: who shares the samples; by default this process has them all.
 
-    Raises:
-        UserError: the data set is missing or damaged, or smaller than one global batch; or the rung lacks a library,
-            its shards or the memory it needs.
+    Raises UserError: the data set is missing or damaged, or smaller than one global batch; or the rung lacks a
+    library, its shards or the memory it needs.
     """
     if ranks.is_main and config.num_workers > available_cpus():
         warn(f"--num_workers {config.num_workers} is more than the {available_cpus()} CPUs this process may use")

@@ -49,8 +49,7 @@ def cut(box: torch.Tensor, corners: torch.Tensor, symmetries: torch.Tensor, size
         symmetries: (N,) int64 on the CPU.
         size: edge of the cubes in cells.
 
-    Returns:
-        (N, C, size, size, size) on the device of the box.
+    Returns: (N, C, size, size, size) on the device of the box.
     """
     cells = box.shape[-1]
     axes, flips = AXES[symmetries], FLIPS[symmetries]  # (N, 3)

@@ -21,8 +21,7 @@ CGROUP_FILES = {  # by version: limit, memory in use, and in memory.stat the fil
 class DeviceLoader(Loader):
     """Batches (inputs, targets) that are on the device already: views into one large tensor per epoch.
 
-    Raises:
-        UserError: the device's memory cannot hold the data set and a transformed epoch of it.
+    Raises UserError: the device's memory cannot hold the data set and a transformed epoch of it.
     """
 
     def __init__(

@@ -54,8 +54,7 @@ class ShardOrder(EpochOrder):
 class ShardLoader(Loader):
     """Batches (inputs, targets) in CPU memory, from WebDataset shards read by worker processes.
 
-    Raises:
-        UserError: the shards cannot be dealt out evenly to the ranks.
+    Raises UserError: the shards cannot be dealt out evenly to the ranks.
     """
 
     def __init__(

@@ -47,8 +47,7 @@ def flip_and_crop(images: torch.Tensor, flips: torch.Tensor, shifts: torch.Tenso
         flips: (N,) bool.
         shifts: (N, 2) int64, rows and columns from the top left of the padded image, each 0..2 * PADDING.
 
-    Returns:
-        Images (N, C, H, W).
+    Returns: Images (N, C, H, W).
     """
     n, _, height, width = images.shape
     flips, shifts = flips.to(images.device), shifts.to(images.device)

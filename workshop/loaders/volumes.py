@@ -83,8 +83,7 @@ def build_volume_loader(
     An epoch has ``config.train_crops`` cubes of the training box, others each time; validation has
     ``config.val_crops`` of the other box, the same ones every time and whatever the seed, as they lie in it.
 
-    Raises:
-        UserError: as `build_loaders`, or the cubes are larger than the box, or there are no such shards.
+    Raises UserError: as `build_loaders`, or the cubes are larger than the box, or there are no such shards.
     """
     box = nbody.box(config.data_dir, split)
     if config.crop_size > box.cells:

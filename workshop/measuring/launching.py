@@ -44,8 +44,7 @@ def read_record(
         out: where it may write for a while (default: where temporary files go).
         plots: folder that any plots are copied to.
 
-    Raises:
-        UserError: it failed.
+    Raises UserError: it failed.
     """
     with tempfile.TemporaryDirectory(dir=out) as written:
         words = [*map(str, command), flag, written]
@@ -68,8 +67,7 @@ def benchmark(
 ) -> dict[str, list[float]]:
     """Run ``train.py --benchmark true`` of a lesson; return the trials of IO, SYNTHETIC, FULL, ... in samples/s.
 
-    Raises:
-        UserError: it failed.
+    Raises UserError: it failed.
     """
     command = [*start, "train.py", "--benchmark", "true", *flags]
     record = read_record(command, lesson, flag="--run_dir", out=out, threads=threads)

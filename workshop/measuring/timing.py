@@ -44,10 +44,7 @@ def measure(run: Callable[[], Any], min_seconds: float) -> Timing:
 
 
 def cpu_share() -> float:
-    """Return the share of the CPUs' time that this process gets if it wants all of it: 1 on an idle machine.
-
-    Where others compute too, several threads wait for the one that was interrupted, and look slower than they are.
-    """
+    """Return the share of the CPUs' time that this process gets if it wants all: 1 where nobody else computes."""
     cpus, matrix = available_cpus(), torch.ones(512, 512)
     with threadpool_limits(cpus):
         matrix @ matrix  # starts the threads

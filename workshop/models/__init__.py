@@ -25,8 +25,7 @@ def build_model(config: TrainConfig) -> nn.Module:
     Besides `MODELS`, any classifier that torchvision registers can be had by its name, such as ``resnet152``; and the
     U-Net for volumes.
 
-    Raises:
-        UserError: no model has that name, or it does not fit the data set.
+    Raises UserError: no model has that name, or it does not fit the data set.
     """
     maps_volumes = f"--model {VOLUME_MODEL} maps volumes to volumes"
     if config.dataset == "nbody":

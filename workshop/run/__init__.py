@@ -25,8 +25,7 @@ class Run:
         device: that trains.
         ranks: who trains together; by default this process alone.
 
-    Raises:
-        UserError: the run folder cannot be written, or not by this run.
+    Raises UserError: the run folder cannot be written, or not by this run.
     """
 
     def __init__(self, config: TrainConfig, device: torch.device, ranks: Ranks = ONE_PROCESS) -> None:
@@ -95,8 +94,7 @@ class Run:
             val_loss: mean over the validation samples.
             val_accuracy: share of them classified right; None where there are no classes.
 
-        Raises:
-            UserError: one of the losses was not finite.
+        Raises UserError: one of the losses was not finite.
         """
         self.progress.check_losses()
         seconds += self.progress.seconds_before

@@ -41,8 +41,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     Under at least one of the two names there is a complete file at every moment: the new one is written under a third
     name and flushed to disk before the old one makes way for it.
 
-    Raises:
-        UserError: the disk does not take it; the old files are as they were.
+    Raises UserError: the disk does not take it; the old files are as they were.
     """
     temporary = path.with_suffix(".tmp")
     try:
@@ -68,11 +67,9 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, str]:
 
     A damaged file is set aside, so that the next checkpoint does not push the last good one out.
 
-    Returns:
-        The state, on the CPU, or None if there is no checkpoint; and where it comes from, in words.
+    Returns: The state, on the CPU, or None if there is no checkpoint; and where it comes from, in words.
 
-    Raises:
-        UserError: all checkpoints that are there are damaged, or one cannot be read.
+    Raises UserError: all checkpoints that are there are damaged, or one cannot be read.
     """
     damage = ""
     for file in (path, previous(path)):

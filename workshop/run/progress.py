@@ -77,8 +77,7 @@ class Progress:
         From then on these parts are saved. If the run was stopped in the middle of an epoch, that epoch's `loss_sum`
         and loader start where it was.
 
-        Raises:
-            UserError: the checkpoints are damaged, or of a run that this one cannot continue.
+        Raises UserError: the checkpoints are damaged, or of a run that this one cannot continue.
         """
         self._parts = parts
         if self.config.resume:
@@ -122,9 +121,7 @@ class Progress:
     def save_or_stop(self) -> None:
         """Save if it is time to, stop if told to; the last step of an epoch leaves that to `save`, which follows.
 
-        Raises:
-            UserError: the loss is not finite.
-            SystemExit: stopped, with status 0.
+        Raises UserError: the loss is not finite. SystemExit: stopped, with status 0.
         """
         interval = self.config.save_interval
         saving = interval is not None and self.step % interval == 0
@@ -153,8 +150,7 @@ class Progress:
     def check_losses(self) -> int:
         """Return the number of the signal by which any rank was told to stop, else 0; on all ranks the same.
 
-        Raises:
-            UserError: on some rank the loss is not finite.
+        Raises UserError: on some rank the loss is not finite.
         """
         world_size = self.ranks.world_size
         finite = self._losses[: self._unseen].isfinite().tolist()  # waits for the device

@@ -41,8 +41,7 @@ def claim(config: TrainConfig, folder: Path) -> TextIO:
 
     What earlier runs have written there is removed, unless this run resumes or measures.
 
-    Raises:
-        UserError: another run writes there, or there are files that this run would overwrite, and no run wrote them.
+    Raises UserError: another run writes there, or there are files that this run would overwrite, and no run wrote them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = (folder / LOCK).open("a")

@@ -28,8 +28,7 @@ class StepGraph(AbstractContextManager):
 
     Used as a context manager, it lets go of the recording at the end: as long as there is one, the ranks cannot part.
 
-    Raises:
-        UserError: it is enabled, and the last batch of an epoch has fewer samples than the others.
+    Raises UserError: it is enabled, and the last batch of an epoch has fewer samples than the others.
     """
 
     def __init__(self, enabled: bool, sampler: EpochOrder) -> None:

@@ -21,8 +21,7 @@ def build_optimizer(
         capturable: keep all that a step reads and counts, even the learning rate, on the device, so that a CUDA graph
             can hold the step.
 
-    Raises:
-        UserError: the optimizer lacks one of these.
+    Raises UserError: the optimizer lacks one of these.
     """
     name = config.optimizer
     parameters = list(model.parameters())
