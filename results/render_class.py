@@ -7,10 +7,10 @@ from render import ELSEWHERE, load, machine, table
 
 def expected() -> str:
     """Render what each exercise with a figure for an answer gives on the machine of the pages."""
-    rungs, epoch, fast = load("ladder")["rungs"], load("baseline")["epoch"], load("fast")
+    rungs, epoch, fast = load("ladder")["rungs"], load("baseline")["epoch"], load("success_rate")
     means = {name: [rung[kind]["mean"] for kind in ("IO", "SYNTHETIC", "FULL")] for name, rung in rungs.items()}
     errors = {row["name"]: row["output_error"] for row in load("precision_ladder")["rows"]}
-    rates = {step: statistics.median(run["samples_per_second"] for run in runs) for step, runs in fast["runs"].items()}
+    rates = {row["name"]: statistics.median(run["samples_per_second"] for run in row["runs"]) for row in fast["rows"]}
     gradients = load("scaling")["gradient_bytes"]
     zero = {(row["format"], row["scale"]): row["zero"] for row in load("underflow")["rows"]}
     weak = load("scaling")["verdicts"]["weak"].partition(" Ranks")[0]
@@ -24,7 +24,7 @@ def expected() -> str:
         ("03, 1 and 3", f"{gradients / 1e6:.2f} MB of gradients, which are {gradients // 4:,} parameters of 4 bytes"),
         ("03, scaling", weak),
         ("04, 1", f"error of outputs: fp16 {errors['fp16']:.0e}, bf16 {errors['bf16']:.0e}"),
-        ("04, 3", f"`--precision fp32` takes {rates['fast']:,.0f} samples/s to {rates['fast_fp32']:,.0f}"),
+        ("04, 3", f"`--precision fp32` takes {rates['fast']:,.0f} samples/s to {rates['fp32']:,.0f}"),
         ("04, 5", f"of the smaller cubes' gradients, fp16 makes {zero['fp16', 1.0]:.0%} zero without a scaler"),
     ]
     others = ", ".join(ELSEWHERE)
