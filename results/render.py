@@ -13,7 +13,7 @@ MACHINE = "amd_epyc_avx512_2cpu"
 """the machine whose figures the pages show, a CPU with bf16 instructions"""
 WITHOUT_BF16 = "amd_epyc_avx2_2cpu"
 """another machine, without them"""
-ELSEWHERE = dict.fromkeys(("scaling", "allreduce"), WITHOUT_BF16)
+ELSEWHERE = dict.fromkeys(("fast", "scaling", "allreduce"), WITHOUT_BF16)
 """the machine of these experiments, where it is not the first"""
 BY_MANY = ("compare", "scaling", "allreduce")
 """what is best shown of a machine with many GPUs; all else of one GPU"""
