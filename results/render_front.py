@@ -1,7 +1,7 @@
 """Draw the picture of the front page from the figures on record: `python results/render_front.py`.
 
-Left: how fast each loader delivers, how fast the step trains, and what both together give. Right: the time of a whole run to
-the same accuracy as one thing after the other is changed.
+Left: how fast each loader delivers, how fast the step trains, and what both together give. Right: the time of a whole
+run to the same accuracy as one thing after the other is changed.
 """
 
 import statistics
