@@ -105,10 +105,13 @@ def bucket_timelines() -> dict[str, Any]:
 
 
 def ladder() -> dict[str, Any]:
-    """IO, SYNTHETIC and FULL throughput on every rung of the data ladder, each with one worker."""
-    flags = ("--benchmark", "true", "--benchmark_seconds", 3, "--num_workers", 1)
+    """IO, SYNTHETIC and FULL throughput on every rung of the data ladder, and of ``map`` without a worker, first."""
+    command = [sys.executable, "data/prepare.py", "cifar10", "--synthetic", "--shards"]
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    flags = ("--config", "../configs/cifar10.yaml", "--benchmark", "true", "--benchmark_seconds", 3)
     rungs = ("map", "shards", "memory", "device", "dali")
-    return {"rungs": {rung: train(*flags, "--loader", rung) for rung in rungs}}
+    rows = {"map, 0 workers": train(*flags, "--loader", "map", "--num_workers", 0)}
+    return {"rungs": rows | {rung: train(*flags, "--loader", rung) for rung in rungs}}
 
 
 def fast() -> dict[str, Any]:
