@@ -81,18 +81,23 @@ def workers() -> dict[str, Any]:
 
 def loading_timelines() -> dict[str, Any]:
     """Lesson 01's steps on a time line, with 0, 1 and 4 processes that load data."""
-    return study(LESSON_01, "loading_timelines.py", data="cifar10")
+    prepare("cifar10", "--synthetic")
+    return study(LESSON_01, "loading_timelines.py")
 
 
 def bucket_timelines() -> dict[str, Any]:
     """Lesson 03's all-reduces during backward, in one bucket and in many."""
-    return study(LESSON_03, "bucket_timelines.py", data="cifar10")
+    prepare("cifar10", "--synthetic")
+    return study(LESSON_03, "bucket_timelines.py")
 
 
 def ladder() -> dict[str, Any]:
-    """IO, SYNTHETIC and FULL throughput on every rung of the data ladder, each with one worker."""
+    """IO, SYNTHETIC and FULL throughput on every rung of the data ladder, and of ``map`` without a worker, first."""
+    prepare("cifar10", "--synthetic", "--shards")
+    flags = ("--config", "../configs/cifar10.yaml", "--benchmark_seconds", 3)
+    alone = {"map, 0 workers": train("--benchmark", "true", "--num_workers", 0, "--loader", "map", *flags)}
     rungs = ("map", "shards", "memory", "device", "dali")
-    return list(data_ladder(rungs, "--benchmark_seconds", 3))[-1]
+    return {"rungs": alone | list(data_ladder(rungs, *flags))[-1]["rungs"]}
 
 
 def fast() -> dict[str, Any]:

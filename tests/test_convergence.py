@@ -29,6 +29,8 @@ CLAIMS = {
     "cifar10_b256_sqrt_long": {"global_batch_size": 256, "epochs": 8, "lr_scaling": "sqrt"},
     "cifar10_b2048_sqrt_long": {"global_batch_size": 2048, "epochs": 60, "lr_scaling": "sqrt"},
 }
+STUDY = list(CLAIMS)[:4]
+"""those that the command trains by default"""
 
 
 def lesson() -> ModuleType:
@@ -51,7 +53,7 @@ def test_an_overlay_changes_only_what_it_claims(name: str) -> None:
 
 def test_the_command_runs_the_four_of_the_study_and_batches_of_64_to_2048_have_about_as_many_steps() -> None:
     overlays = runpy.run_path(str(REPOSITORY / "03_ddp" / "experiments" / "convergence.py"))["OVERLAYS"]
-    assert [file.stem for file in overlays] == list(CLAIMS)[:4]
+    assert [file.stem for file in overlays] == STUDY
     longer = [claim for name, claim in CLAIMS.items() if name.endswith("long")]
     steps = [math.ceil(10_000 / claim["global_batch_size"]) * claim["epochs"] for claim in longer]
     assert sorted(steps) == [300, 300, 320]
@@ -153,13 +155,13 @@ def convergence(run_script: Script) -> Script:
 
 def test_runs_trained_one_by_one_are_compared(convergence: Script, run_script: Script, tmp_path: Path) -> None:
     files = [word for file in COMMON for word in ("--config", file)]
-    for name in CLAIMS:
+    for name in STUDY:
         flags = ["--limit_train", 600, "--limit_val", 100, "--run_dir", tmp_path / name]
         assert run_script("03_ddp/train.py", *files, "--config", CONFIGS / f"{name}.yaml", *flags).status == 0
     result = convergence("--train", "false", "--out", tmp_path)
     assert result.status == 0, result.stderr
     record = json.loads((tmp_path / "convergence.json").read_text())
-    assert [curve["name"] for curve in record["curves"]] == list(CLAIMS)
+    assert [curve["name"] for curve in record["curves"]] == STUDY
     assert [curve["steps"][-1] for curve in record["curves"]] == [50, 10, 10, 30]
     for curve in record["curves"]:
         losses = [
@@ -231,7 +233,7 @@ def scalars(folder: Path) -> dict[str, list[float]]:
     return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("name", STUDY)
 def test_an_example_log_holds_the_curves_of_its_run(name: str) -> None:
     folder = REPOSITORY / "results" / "example_logs" / name
     (file,) = folder.iterdir()

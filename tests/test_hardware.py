@@ -13,7 +13,6 @@ from conftest import Script
 from workshop import hardware
 from workshop.distributed import process_group
 from workshop.errors import UserError
-from workshop.profiling.throughput import verdict
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 ZEN_3 = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fpu sse2 avx2 fma\n\nprocessor\t: 1\n"
@@ -75,12 +74,6 @@ def test_a_format_that_gains_nothing_is_warned_of(cpuinfo: Path, run_script: Scr
     result = run_script("04_mixed_precision/train.py", *flags)
     assert result.status == 0, result.stderr
     assert ("warning: this CPU has no instructions for bf16" in result.stderr) == warned
-
-
-def test_a_verdict_recommends_only_what_gains_something() -> None:
-    rates = {"io": 300, "synthetic": 100, "full": 95}
-    assert "to the step: --precision bf16 and --channels_last true." in verdict(**rates, loader="map")
-    assert "to the step: --channels_last true." in verdict(**rates, loader="map", bf16=False)
 
 
 GRANTED = [

@@ -99,7 +99,8 @@ def test_two_ranks_learn_what_one_does(train: Script, user_environment: dict[str
     assert result.stdout.count("epoch 1  train loss") == 1
     assert result.stdout.count("step 5/5") == 2  # once in each epoch
     names = sorted(file.name for file in (tmp_path / "two").iterdir() if not file.name.startswith("events."))
-    assert [name for name in names if "trace" in name] == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
+    traces = ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz", "trace.png"]
+    assert [name for name in names if "trace" in name] == traces
     assert len(list((tmp_path / "two").glob("events.*"))) == 1
 
 

@@ -26,7 +26,8 @@ from workshop.profiling.timeline import draw, read_rows
 
 LESSON = Path(__file__).resolve().parent.parent
 WORKERS = (0, 1, 4)
-STEPS = 20
+STEPS = 60
+"""of each run; six of the first 18 are traced, while workers have more to prepare than they may ahead"""
 
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -81,8 +82,11 @@ def main() -> None:
         }
         rows = [{"num_workers": workers, **figures_of(file)} for workers, file in best.items()]
         drawn = Figure(figsize=(10, 2.6 * len(best)), dpi=110, layout="constrained")
-        for axes, (workers, file) in zip(drawn.subplots(len(best)), best.items(), strict=True):
+        panels = drawn.subplots(len(best))
+        for axes, (workers, file) in zip(panels, best.items(), strict=True):
             draw(axes, read_rows(file), f"--num_workers {workers}")
+        for axes in panels:  # the same scale for all
+            axes.set_xlim(0, max(other.get_xlim()[1] for other in panels))
         drawn.savefig(arguments.out / "loading_timelines.png")
     header = ["--num_workers", "ms a step", "of it waiting for data"]
     cells = [(str(r["num_workers"]), f"{r['step_milliseconds']:.1f}", f"{r['data_milliseconds']:.1f}") for r in rows]

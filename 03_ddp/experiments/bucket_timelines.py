@@ -85,8 +85,11 @@ def main() -> None:
         }
         rows = [{"setting": title, **figures_of(file)} for title, file in best.items()]
         drawn = Figure(figsize=(10, 2.6 * len(best)), dpi=110, layout="constrained")
-        for axes, (title, file) in zip(drawn.subplots(len(best)), best.items(), strict=True):
+        panels = drawn.subplots(len(best))
+        for axes, (title, file) in zip(panels, best.items(), strict=True):
             draw(axes, read_rows(file), title)
+        for axes in panels:  # the same scale for all
+            axes.set_xlim(0, max(other.get_xlim()[1] for other in panels))
         drawn.savefig(arguments.out / "bucket_timelines.png")
     cells = [(row["setting"], str(row["buckets"]), f"{row['backward_milliseconds']:.1f}") for row in rows]
     print(format_table(["", "buckets", "ms of backward"], cells))
