@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -198,12 +199,11 @@ class Script:
             arguments = (self.path, words, mine, noted / f"{rank}", begin, watch, patience)
             processes.append(fork.Process(target=_be_a_rank, args=arguments))
             processes[-1].start()
-        found = []
+        found, end = [], time.monotonic() + patience + 10
         for rank, process in enumerate(processes):
-            process.join(patience + 10)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            while process.exitcode is None and time.monotonic() < end:  # join would also wait for what it left behind
+                time.sleep(0.02)
+            process.kill()
             found.append(_read(noted / f"{rank}", self.path, process.exitcode))
         if fail:
             _raise_if_failed(found, patience)
