@@ -204,6 +204,8 @@ class Script:
             while process.exitcode is None and time.monotonic() < end:  # join would also wait for what it left behind
                 time.sleep(0.02)
             process.kill()
+            while process.exitcode is None:
+                time.sleep(0.02)
             found.append(_read(noted / f"{rank}", self.path, process.exitcode))
         if fail:
             _raise_if_failed(found, patience)
