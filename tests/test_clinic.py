@@ -1,5 +1,7 @@
 """Every exercise's variants are judged as their folders say; its page, hints and patch are whole."""
 
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +9,8 @@ import pytest
 
 from clinic.catalogue import Exercise, exercises, patched
 from exercise import Grader
+from workshop.commandline import load_config
+from workshop.measuring.launching import load_script
 
 EXERCISES = exercises()
 
@@ -46,6 +50,18 @@ def test_variants_are_judged_as_their_folder_says(
     seen = grader.check(exercise, file)
     assert not seen if right else seen, seen
     assert not any("the script ended" in line or "the check itself" in line for line in seen), seen
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_the_flags_on_its_page_are_understood(exercise: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(exercise.lesson)
+    page = (exercise.folder / "README.md").read_text().replace("\\\n", " ")
+    commands = re.findall(
+        rf"^.*\bexercise_{exercise.name}\.py\b([^`\n&|\"]*)", "\n".join(page.split("```")[1::2]), re.MULTILINE
+    )
+    assert commands
+    for flags in commands:
+        load_config(load_script(exercise.lesson).Config, shlex.split(flags))
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
