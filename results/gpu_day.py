@@ -99,7 +99,7 @@ def ladder(place: Place) -> Figures:
     missing = [rung for rung in rungs if not have.get(rung, True)]
     for found in data_ladder(
         [rung for rung in rungs if rung not in missing],
-        *place.pick((*FEW_DIGITS, *AT_ONCE), ("--benchmark_seconds", 1)),
+        *place.pick((*FEW_DIGITS, *AT_ONCE), ("--config", "../configs/cifar10.yaml", "--benchmark_seconds", 1)),
     ):
         yield found | {"not_installed": missing}
 
@@ -265,8 +265,11 @@ def bring_data(rehearsal: bool) -> None:
     digits, cells = (("--train_samples", 640, "--val_samples", 128), 16) if rehearsal else ((), 256)
     if not (data_dir / "MNIST").exists():
         prepare("mnist", "--synthetic", *digits)
-    if find_spec("webdataset") and not (data_dir / "shards" / "mnist").exists():
-        prepare("mnist", "--shards")
+    if not rehearsal and not (data_dir / "cifar-10-batches-py").exists():
+        prepare("cifar10", "--synthetic")
+    images = "mnist" if rehearsal else "cifar10"
+    if find_spec("webdataset") and not (data_dir / "shards" / images).exists():
+        prepare(images, "--shards")
     if not (data_dir / "nbody").exists():
         prepare("nbody", "--synthetic", "--cells", cells)
 

@@ -196,7 +196,8 @@ def verdict(measured: dict[str, Throughput], loader: str) -> str:
             )
     if full < GOOD_OVERLAP * slower:
         return (
-            f"Poor overlap: together they give {full:,.0f} samples/s, {full / slower:.0%} of the slower part alone. "
+            f"Poor overlap: together they give {full:,.0f} samples/s, {full / slower:.0%} of the slower part alone, "
+            f"which is {'loading' if io < synthetic else 'training'}. "
             f"Loading and training wait for each other or share the CPUs: try {NEXT_STEP[loader]}."
         )
     if io < synthetic:
