@@ -139,7 +139,7 @@ def test_one_rank_over_nccl_and_a_mistake_in_one_line(start: Train, device: torc
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     done = start("03_ddp", *DIGITS, **rank)
     assert done.status == 0, done.stderr
-    assert done.summary["all_reduces_per_step"] == 1
+    assert done.summary["all_reduces_per_step"] == 2
     mistaken = start("03_ddp", *DIGITS, "--lr", 1e30, "--optimizer", "sgd", run="mistaken", **rank)
     assert mistaken.status == 2
     (line,) = mistaken.stderr.splitlines()
