@@ -59,6 +59,7 @@ def ask(words: list[str]) -> None:
     plain = [word for word in words if word != "-u"]  # torchrun's
     if not plain or not (plain[0] == "-m" or plain[0].endswith(".py")):
         os.execv(sys.executable, [sys.executable, *words])
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a process to pass them on to
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here = Path(sys.argv[0]).resolve().parent
     connection.connect(str(here / "server"))
@@ -68,6 +69,7 @@ def ask(words: list[str]) -> None:
     for number in PASSED_ON:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, _: os.kill(process, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     status = int(connection.recv(LONGEST))
     if status < 0:
         signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None

@@ -1,9 +1,9 @@
 """Run by tests as a rank: a lesson's script in which one rank sends itself a signal in one of its steps, or fails.
 
-python signalled.py RANK STEP SIGNAL train.py FLAGS...        # the step is counted over all epochs
+python signalled.py RANK STEP SIGNAL train.py FLAGS...        # the step is counted over all epochs; 0: having met
 python signalled.py RANK STEP EXCEPTION train.py FLAGS...
 
-With SIGSTOP the others wait for seconds only.
+With SIGSTOP, or in step 0, the others wait for seconds only.
 """
 
 import builtins
@@ -14,11 +14,12 @@ import sys
 
 import torch
 
-from workshop.distributed import heartbeat
+from workshop.distributed import heartbeat, process_group
+from workshop.distributed.ranks import Ranks
 from workshop.run.progress import Progress
 
 rank, step, name, script = sys.argv[1:5]
-count_step = Progress.count_step
+count_step, meet = Progress.count_step, process_group.meet
 
 
 def counted(progress: Progress, loss: torch.Tensor) -> None:
@@ -29,9 +30,18 @@ def counted(progress: Progress, loss: torch.Tensor) -> None:
         os.kill(os.getpid(), signal.Signals[name])
 
 
+def met(ranks: Ranks, device: torch.device) -> torch.distributed.Store:
+    store = meet(ranks, device)
+    if ranks.rank == int(rank):
+        os.kill(os.getpid(), signal.Signals[name])
+    return store
+
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 Progress.count_step = counted
-if name == "SIGSTOP":
+if step == "0":
+    process_group.meet = met
+if name == "SIGSTOP" or step == "0":
     heartbeat.SILENCE, heartbeat.SILENCE_AFTER_FAILURE = 6.0, 3.0
 sys.argv = [script, *sys.argv[5:]]
 runpy.run_path(script, run_name="__main__")

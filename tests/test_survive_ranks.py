@@ -96,6 +96,13 @@ def test_a_killed_rank_is_named_and_ends_the_others(start: partial, tmp_path: Pa
     assert "Traceback" not in results[1 - rank].stderr
 
 
+def test_a_rank_killed_before_the_ranks_are_a_group_is_named(start: partial, tmp_path: Path) -> None:
+    results = start(SIGNALLED, 1, 0, "SIGKILL", "train.py", *SHORT, "--run_dir", tmp_path)
+    assert results[1].status == -9
+    assert results[0].status in (1, 2)  # whichever is first to notice: the heartbeat, or gloo
+    assert results[0].stderr.startswith("error: rank ")
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_is_named_by_the_others_and_blames_itself(start: partial, tmp_path: Path, rank: int) -> None:
     """Rank 0 keeps the store: while it is stopped, no question to the store is answered."""

@@ -40,12 +40,12 @@ def process_group() -> Iterator[tuple[Ranks, torch.device]]:
     if gpu:
         torch.cuda.set_device(gpu)
     store = meet(ranks, device)
+    heartbeats = Heartbeats(store, rank, world_size) if world_size > 1 else None  # a rank may die at any moment
     try:  # told of its GPU, NCCL connects now, not in the first step
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=gpu)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise UserError(f"rank {rank} of {world_size} came, but cannot reach the others: {reason}") from None
-    heartbeats = Heartbeats(store, rank, world_size) if world_size > 1 else None
     try:
         yield ranks, device
     except BaseException as error:
