@@ -104,7 +104,8 @@ def serve(folder: Path) -> dict | None:
                         if ended:
                             client = clients.pop(process)
                             selector.unregister(client)
-                            client.send(str(os.waitstatus_to_exitcode(status)).encode())
+                            with suppress(OSError):  # whoever asked was killed meanwhile
+                                client.send(str(os.waitstatus_to_exitcode(status)).encode())
                             client.close()
                 elif key.fileobj is listener:
                     client, _ = listener.accept()
@@ -126,7 +127,8 @@ def serve(folder: Path) -> dict | None:
                         os.close(stream)
                     clients[process] = client
                     selector.register(client, selectors.EVENT_READ, process)
-                    client.send(str(process).encode())
+                    with suppress(OSError):  # whoever asked was killed, as the next event will tell
+                        client.send(str(process).encode())
                 elif key.data in clients:  # whoever asked was killed
                     os.kill(key.data, signal.SIGKILL)
                     selector.unregister(key.fileobj)
