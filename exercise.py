@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clinic import records
-from clinic.catalogue import Exercise, exercises, find, shown
+from clinic.catalogue import REPOSITORY, Exercise, exercises, find, shown
 from workshop.errors import UserError, run_reporting_user_errors
-from workshop.paths import REPOSITORY, default_runs_dir
+from workshop.paths import default_runs_dir
 
 
 class Grader:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workshop.errors import UserError, nearest
-from workshop.paths import REPOSITORY
+
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)

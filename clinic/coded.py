@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from workshop.datasets import mnist
-from workshop.paths import REPOSITORY
 
-sys.path.append(str(REPOSITORY / "data"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "data"))
 from writing import write_mnist
 
 BITS = 2 ** torch.arange(14)  # in each of the first two rows, in pairs of pixels

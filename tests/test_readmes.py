@@ -115,7 +115,7 @@ def test_commands_run_as_they_stand(
 ) -> None:
     commands = commands_of(readme)
     environment = user_environment | {"WORKSHOP_DATA": str(few_data)}
-    if any(re.match(r"(sbatch|srun|\S*local_cluster.sh)\b", command) for command in commands):
+    if any(re.match(r"([A-Z]+=\S+ )?(sbatch|srun|\S*local_cluster.sh)\b", command) for command in commands):
         environment |= request.getfixturevalue("slurm").environment | {"SBATCH_WAIT": "1"}
     copy = copy_of_repository(tmp_path / "workshop")
     path = f"{copy}/.venv/bin{os.pathsep}{environment['PATH']}"

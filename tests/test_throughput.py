@@ -129,7 +129,7 @@ def test_the_lesson_prints_table_and_verdict(run_script: Script, tmp_path: Path)
     result = run_script("01_single_gpu/train.py", "--benchmark", "true", "--loader", "memory", "--run_dir", tmp_path)
     assert result.status == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert [line[0] for line in lines if "+/-" in line] == ["IO", "SYNTHETIC", "FULL"]
+    assert [line[0] for line in lines if "+/-" in line][:3] == ["IO", "SYNTHETIC", "FULL"]
     assert any(words in result.stdout for words in ("bound: ", "overlap: ", "Too noisy to tell: "))
     assert "epoch" not in result.stdout  # no step is logged, no epoch is
     record = json.loads((tmp_path / "throughput.json").read_text())
