@@ -37,6 +37,7 @@ def grader() -> Iterator[Grader]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exercise", "right", "text"),
     [(exercise, right, text) for exercise, _, right, text in VARIANTS],

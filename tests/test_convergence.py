@@ -19,6 +19,8 @@ from convergence_curves import Curve, conclude, curve_of, curves_table, plot, re
 from workshop.commandline import load_config
 from workshop.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = REPOSITORY / "configs"
 COMMON = [CONFIGS / "cifar10.yaml", CONFIGS / "cifar10_convergence.yaml"]
 CLAIMS = {

@@ -322,6 +322,7 @@ def test_nothing_more_is_asked_of_a_broken_installation(monkeypatch: Patch, caps
     assert "cannot run: package" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_this_machine_can_run_every_lesson(run_script: Script) -> None:
     result = run_script("slurm/preflight.py")
     assert "ok       ranks          2 on 1 node(s) met over gloo" in result.stdout, result.stdout

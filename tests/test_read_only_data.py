@@ -12,6 +12,8 @@ import pytest
 from conftest import Script
 from sources import pack
 
+pytestmark = pytest.mark.slow
+
 UNET = "--config ../configs/unet3d.yaml --config ../configs/unet3d_tiny.yaml --limit_train 16 --limit_val 4 --epochs 1"
 FEW = "--limit_train 320 --limit_val 64"
 RUNS = {

@@ -19,6 +19,8 @@ from conftest import REPOSITORY, Script
 from ranks import free_port, start_ranks
 from workshop.run import Run
 
+pytestmark = pytest.mark.slow
+
 LESSON = REPOSITORY / "03_ddp"
 SHORT = ["--limit_train", 320, "--limit_val", 101, "--loader", "memory", "--num_workers", 0]
 CIFAR = ["--config", "../configs/cifar10.yaml", *SHORT, "--epochs", 2, "--batch_size", 32]  # its model has no dropout

@@ -37,6 +37,8 @@ from workshop.step.graph import StepGraph, require_one_shape
 from workshop.step.optimizers import build_optimizer
 from workshop.step.precision import choose_memory_format, require_options, set_up_device
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 LESSON = REPOSITORY / "04_mixed_precision"
 Config = load_script(LESSON).Config
