@@ -257,6 +257,7 @@ def _be_a_rank(
     stuck = notes.with_suffix(".stuck").open("w")
     faulthandler.dump_traceback_later(patience, exit=True, file=stuck)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
+    torch.set_num_threads(1)  # a fork loses torch's threads; autograd's own, made later, would replace them in a race
     os.environ.update(environment)
     os.chdir(script.parent)
     sys.argv = [str(script), *words]

@@ -143,8 +143,8 @@ def become(request: dict) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))
+    threads = int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads()))
+    torch.set_num_threads(threads)  # also if nothing changes: autograd's threads would replace the lost ones in a race
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream.isatty() or "PYTHONUNBUFFERED" in os.environ)
     sys.executable = request["python"]
