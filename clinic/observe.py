@@ -1,10 +1,5 @@
-"""Run a script as one or several ranks and note what it does: what it shows to the model, its updates, its results.
+"""Run a script as one or several ranks, and return what they did: their notes, and the results of the run."""
 
-Nothing here reads the script. The notes are taken where any script has to pass: at the outermost call of a model, at
-an optimizer's step, at a collective, at a backward pass of DistributedDataParallel.
-"""
-
-import contextlib
 import faulthandler
 import json
 import math
@@ -20,21 +15,17 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from clinic import coded
+from clinic.notes import Rank, take_notes
 from workshop import models
 from workshop.measuring.launching import reason
 
@@ -44,69 +35,10 @@ PATIENCE = 25.0
 """seconds that a script is given; with the little data here it needs two or three"""
 CPU_SECONDS = 20
 """of computing that a rank is given: an endless loop is found by these, however busy the machine is"""
-GRADIENTS = 8
-"""so many updates have their gradients noted: a model has a million of them"""
 
 
 class Fault(Exception):
     """What is still seen to be wrong, told to the learner; it never says how to mend it."""
-
-
-@dataclass
-class Shown:
-    """One call of the model, from outside."""
-
-    training: bool
-    """the mode of the model"""
-    samples: list[int]
-    """the numbers of the samples (see `clinic.coded`), if it was shown coded digits"""
-    ddp: bool
-    """it was called through DistributedDataParallel"""
-    children: frozenset[int]
-    """processes that worked for this one at the time, such as loader workers"""
-    updates: int
-    """updates before it"""
-    inputs: torch.Tensor | None = None
-    outputs: torch.Tensor | None = None
-
-
-@dataclass
-class Update:
-    """One step of the optimizer."""
-
-    lr: float
-    gradient: torch.Tensor | None
-    """of all weights, (weights,), as the optimizer was given it; noted for the first `GRADIENTS` updates"""
-    reductions: int
-    """all-reduces of gradients since the update before"""
-
-
-@dataclass
-class Rank:
-    """What one rank did."""
-
-    shown: list[Shown] = field(default_factory=list)
-    updates: list[Update] = field(default_factory=list)
-    collectives: list[str] = field(default_factory=list)
-    """those that the script itself called: name and line"""
-    weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    """of the model, at the end"""
-    extra: Any = None
-    """what a grader's own `watch` returned"""
-    status: int | None = None
-    output: str = ""
-    stuck: str = ""
-    """where in the script it was when it was ended for taking too long"""
-
-    @property
-    def trained(self) -> list[int]:
-        """The samples it trained on, in order."""
-        return [sample for call in self.shown if call.training for sample in call.samples]
-
-    @property
-    def validated(self) -> list[int]:
-        """The samples it validated on, in order."""
-        return [sample for call in self.shown if not call.training for sample in call.samples]
 
 
 @dataclass
@@ -195,7 +127,7 @@ class Script:
         for rank in range(ranks):
             local_rank = rank if local_ranks is None else local_ranks[rank]
             mine = environment | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)} if ranks > 1 else {}
-            begin = partial(_take_notes, keep=keep, stop_after=stop_after) if notes else None
+            begin = partial(take_notes, keep=keep, stop_after=stop_after) if notes else None
             arguments = (self.path, words, mine, noted / f"{rank}", begin, watch, patience)
             processes.append(fork.Process(target=_be_a_rank, args=arguments))
             processes[-1].start()
@@ -246,7 +178,7 @@ def _be_a_rank(
     words: list[str],
     environment: dict[str, str],
     notes: Path,
-    take_notes: Callable[[Rank, Path], Callable[[], None]] | None,
+    begin: Callable[[Rank, Path], Callable[[], None]] | None,
     watch: Callable[[Path], Callable[[], Any]] | None,
     patience: float,
 ) -> None:
@@ -265,7 +197,7 @@ def _be_a_rank(
     rank = Rank()
     status: object = 0
     try:
-        finish = take_notes(rank, script) if take_notes else None
+        finish = begin(rank, script) if begin else None
         more = watch(script) if watch else None
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as stop:
@@ -300,102 +232,3 @@ def _read(notes: Path, script: Path, exitcode: int | None) -> Rank:
             rank.stuck = mine[0] if mine else f"{frames[0][2]} of {Path(frames[0][0]).name}"
     rank.output = log.read_text(errors="replace") if log.exists() else ""
     return rank
-
-
-def _take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> Callable[[], None]:
-    """Have ``rank`` filled from now on; what is returned adds the weights at the end."""
-    depth = 0
-    reductions = [0]
-    model: list[nn.Module] = []
-    hooked: set[int] = set()
-
-    def before_forward(module: nn.Module, arguments: tuple) -> None:
-        nonlocal depth
-        depth += 1
-        if depth > 1 or not _is_model(module):
-            return
-        if not arguments or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_meta:
-            return
-        inputs = arguments[0].detach()
-        is_digit = inputs.dim() == 4 and inputs.shape[1:] == (1, 28, 28)
-        ddp = isinstance(module, DistributedDataParallel)
-        if ddp and id(module) not in hooked and torch.is_grad_enabled():
-            module.register_comm_hook(None, _all_reduce)
-        children = frozenset(child.pid for child in multiprocessing.active_children())
-        samples = coded.numbers_of(inputs).tolist() if is_digit else []
-        rank.shown.append(Shown(module.training, samples, ddp, children, len(rank.updates)))
-        if keep:
-            rank.shown[-1].inputs = inputs.clone()
-        if module.training:
-            model[:] = [module]
-
-    def after_forward(module: nn.Module, arguments: tuple, outputs: object) -> None:
-        nonlocal depth
-        depth -= 1
-        if depth == 0 and keep and _is_model(module) and isinstance(outputs, torch.Tensor) and not outputs.is_meta:
-            rank.shown[-1].outputs = outputs.detach().clone()
-
-    register_module_forward_pre_hook(before_forward)
-    register_module_forward_hook(after_forward, always_call=True)
-
-    own_register = DistributedDataParallel.register_comm_hook
-
-    def register_comm_hook(ddp: DistributedDataParallel, state: object, hook: Callable) -> None:
-        hooked.add(id(ddp))
-
-        def counted(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-            reductions[0] += 1
-            return hook(state, bucket)
-
-        counted.__annotations__ = {}
-        own_register(ddp, state, counted)
-
-    DistributedDataParallel.register_comm_hook = register_comm_hook
-
-    def before_update(optimizer: Optimizer, *_: object) -> None:
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        gradient = None
-        if len(rank.updates) < GRADIENTS:
-            parts = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
-            gradient = torch.cat([part.detach().flatten() for part in parts])
-        rank.updates.append(Update(float(optimizer.param_groups[0]["lr"]), gradient, reductions[0]))
-        reductions[0] = 0
-        if len(rank.updates) == stop_after:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    register_optimizer_step_pre_hook(before_update)
-
-    for name in ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "barrier", "gather"):
-        _note_calls(name, rank.collectives, script)
-
-    def finish() -> None:
-        if model:
-            module = getattr(model[0], "module", model[0])
-            rank.weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-
-    return finish
-
-
-def _is_model(module: nn.Module) -> bool:
-    """Whether it has weights: the transforms of a data set are modules too."""
-    return next(module.parameters(), None) is not None
-
-
-def _all_reduce(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    return allreduce_hook(None, bucket)
-
-
-def _note_calls(name: str, calls: list[str], script: Path) -> None:
-    """Note every call of a collective that the script makes itself, before it is made."""
-    own = getattr(dist, name)
-
-    def noted(*arguments: object, **keywords: object) -> object:
-        caller = sys._getframe(1)
-        if caller.f_code.co_filename == str(script):
-            calls.append(f"{name} in line {caller.f_lineno}")
-        return own(*arguments, **keywords)
-
-    with contextlib.suppress(AttributeError):
-        setattr(dist, name, noted)

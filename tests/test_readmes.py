@@ -26,13 +26,17 @@ READMES = [
     *sorted(REPOSITORY.glob("*.md")),
     *sorted(REPOSITORY.glob("[!.]*/*.md")),
     *sorted(REPOSITORY.glob("*/experiments/README.md")),
+    *sorted(REPOSITORY.glob("*/exercises/*/README.md")),
 ]
+HANGING = "torchrun --standalone --nproc-per-node 2 exercise_collective_per_batch.py"
 NOT_RUN_HERE = {
     "make test": "is what runs this test",
     "git clone": "needs the network",
     "conda ": "needs conda; test_environment.py checks the file",
     "python data/prepare.py mnist\n": "needs the network; test_data_mnist.py downloads from a local server",
     "tensorboard ": "serves until stopped; test_tensorboard_serves starts it",
+    "python ../exercise.py check ": "says what is wrong; test_clinic.py asks the same grader",
+    f"{HANGING} --limit_train 640 --limit_val 129": "hangs, which is its fault; test_clinic.py ends it",
 }
 
 
@@ -82,6 +86,12 @@ def quick_environment(folder: Path) -> None:
         (folder / "bin" / command).symlink_to(quick_python.commands() / command)
 
 
+def folder_of(readme: Path) -> Path:
+    """The folder in which a page's commands are typed: the lesson's, for pages about its experiments and exercises."""
+    lesson = next((folder for folder in readme.parents if folder.name[:1] == "0"), None)
+    return lesson or readme.parent
+
+
 def name_of(readme: Path) -> str:
     return str(readme.relative_to(REPOSITORY))
 
@@ -120,15 +130,15 @@ def test_commands_run_as_they_stand(
     copy = copy_of_repository(tmp_path / "workshop")
     path = f"{copy}/.venv/bin{os.pathsep}{environment['PATH']}"
     environment |= {"PATH": path, "PYTHONPATH": str(copy), "WORKSHOP_SLURM_DIR": slurm_folder}
-    where = readme.parent.parent if readme.parent.name == "experiments" else readme.parent  # as those pages say
-    folder = copy / where.relative_to(REPOSITORY)
+    folder = copy / folder_of(readme).relative_to(REPOSITORY)
     shell = ["bash", "-x", "-euo", "pipefail", "-c", "\n".join(commands)]
     result = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True)
     logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in folder.glob("*.log"))
     assert result.returncode == 0, f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}{logs}"
 
 
-A_COMMAND = r"(# .*\n)?(python|torchrun|sbatch|srun|salloc|kill|pip|cp|ssh|sudo|source|module|nsys|[A-Z_]+=\S+) "
+PROGRAMS = "python|torchrun|sbatch|srun|salloc|kill|pip|cp|cat|watch|ssh|sudo|source|module|nsys"
+A_COMMAND = rf"(# .*\n)?({PROGRAMS}|[A-Z_]+=\S+) "
 
 
 @pytest.mark.parametrize("readme", READMES, ids=name_of)

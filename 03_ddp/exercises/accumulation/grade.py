@@ -20,6 +20,7 @@ from clinic.observe import Observed, Script
 
 TRAIN = 160
 """ten batches of two ranks: two groups of four, and half a one"""
+UPDATES = 3
 CLOSE = 1e-5
 """relative; what the order of a float32 sum changes is a tenth of it or less"""
 
@@ -29,6 +30,8 @@ def grade(script: Script) -> Iterator[str]:
     flags = ("--batch_size", 8, "--optimizer", "sgd", "--lr", 0.1)
     run = script.run(*flags, ranks=2, train=TRAIN, val=32, keep=True, watch=note_traffic)
     updates = len(run[0].updates)
+    if updates > UPDATES:
+        yield f"{TRAIN} samples on two ranks in batches of 8 made {updates} updates, where the start makes {UPDATES}"
     calls = [call for rank in run.ranks for call in rank.shown if call.training and call.updates == updates]
     if calls:
         unused = sum(len(call.samples) for call in calls)

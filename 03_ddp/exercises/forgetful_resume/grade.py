@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
-from clinic.observe import Observed, Rank, Script
+from clinic.notes import Rank
+from clinic.observe import Observed, Script
 
 FLAGS = ("--batch_size", 16, "--epochs", 2)
 TRAIN, VAL = 64, 32

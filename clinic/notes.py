@@ -1,0 +1,184 @@
+"""What a rank does, noted where any script has to pass.
+
+That is at the outermost call of a model, at an optimizer's step, at a collective, at a backward pass of
+DistributedDataParallel. Nothing here reads the script.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from clinic import coded
+
+GRADIENTS = 8
+"""so many updates have their gradients noted: a model has a million of them"""
+
+
+@dataclass
+class Shown:
+    """One call of the model, from outside."""
+
+    training: bool
+    """the mode of the model"""
+    samples: list[int]
+    """the numbers of the samples (see `clinic.coded`), if it was shown coded digits"""
+    ddp: bool
+    """it was called through DistributedDataParallel"""
+    children: frozenset[int]
+    """processes that worked for this one at the time, such as loader workers"""
+    updates: int
+    """updates before it"""
+    inputs: torch.Tensor | None = None
+    outputs: torch.Tensor | None = None
+
+
+@dataclass
+class Update:
+    """One step of the optimizer."""
+
+    lr: float
+    gradient: torch.Tensor | None
+    """of all weights, (weights,), as the optimizer was given it; noted for the first `GRADIENTS` updates"""
+    reductions: int
+    """all-reduces of gradients since the update before"""
+
+
+@dataclass
+class Rank:
+    """What one rank did."""
+
+    shown: list[Shown] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    collectives: list[str] = field(default_factory=list)
+    """those that the script itself called: name and line"""
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    """of the model, at the end"""
+    extra: Any = None
+    """what a grader's own `watch` returned"""
+    status: int | None = None
+    output: str = ""
+    stuck: str = ""
+    """where in the script it was when it was ended for taking too long"""
+
+    @property
+    def trained(self) -> list[int]:
+        """The samples it trained on, in order."""
+        return [sample for call in self.shown if call.training for sample in call.samples]
+
+    @property
+    def validated(self) -> list[int]:
+        """The samples it validated on, in order."""
+        return [sample for call in self.shown if not call.training for sample in call.samples]
+
+
+def take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> Callable[[], None]:
+    """Have ``rank`` filled from now on; what is returned adds the weights at the end."""
+    depth = 0
+    reductions = [0]
+    model: list[nn.Module] = []
+    hooked: set[int] = set()
+
+    def before_forward(module: nn.Module, arguments: tuple) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > 1 or not _is_model(module):
+            return
+        if not arguments or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_meta:
+            return
+        inputs = arguments[0].detach()
+        is_digit = inputs.dim() == 4 and inputs.shape[1:] == (1, 28, 28)
+        ddp = isinstance(module, DistributedDataParallel)
+        if ddp and id(module) not in hooked and torch.is_grad_enabled():
+            module.register_comm_hook(None, _all_reduce)
+        children = frozenset(child.pid for child in multiprocessing.active_children())
+        samples = coded.numbers_of(inputs).tolist() if is_digit else []
+        rank.shown.append(Shown(module.training, samples, ddp, children, len(rank.updates)))
+        if keep:
+            rank.shown[-1].inputs = inputs.clone()
+        if module.training:
+            model[:] = [module]
+
+    def after_forward(module: nn.Module, arguments: tuple, outputs: object) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth == 0 and keep and _is_model(module) and isinstance(outputs, torch.Tensor) and not outputs.is_meta:
+            rank.shown[-1].outputs = outputs.detach().clone()
+
+    register_module_forward_pre_hook(before_forward)
+    register_module_forward_hook(after_forward, always_call=True)
+
+    own_register = DistributedDataParallel.register_comm_hook
+
+    def register_comm_hook(ddp: DistributedDataParallel, state: object, hook: Callable) -> None:
+        hooked.add(id(ddp))
+
+        def counted(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            reductions[0] += 1
+            return hook(state, bucket)
+
+        counted.__annotations__ = {}
+        own_register(ddp, state, counted)
+
+    DistributedDataParallel.register_comm_hook = register_comm_hook
+
+    def before_update(optimizer: Optimizer, *_: object) -> None:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        gradient = None
+        if len(rank.updates) < GRADIENTS:
+            parts = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+            gradient = torch.cat([part.detach().flatten() for part in parts])
+        rank.updates.append(Update(float(optimizer.param_groups[0]["lr"]), gradient, reductions[0]))
+        reductions[0] = 0
+        if len(rank.updates) == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    register_optimizer_step_pre_hook(before_update)
+
+    for name in ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "barrier", "gather"):
+        _note_calls(name, rank.collectives, script)
+
+    def finish() -> None:
+        if model:
+            module = getattr(model[0], "module", model[0])
+            rank.weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+    return finish
+
+
+def _is_model(module: nn.Module) -> bool:
+    """Whether it has weights: the transforms of a data set are modules too."""
+    return next(module.parameters(), None) is not None
+
+
+def _all_reduce(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    return allreduce_hook(None, bucket)
+
+
+def _note_calls(name: str, calls: list[str], script: Path) -> None:
+    """Note every call of a collective that the script makes itself, before it is made."""
+    own = getattr(dist, name)
+
+    def noted(*arguments: object, **keywords: object) -> object:
+        caller = sys._getframe(1)
+        if caller.f_code.co_filename == str(script):
+            calls.append(f"{name} in line {caller.f_lineno}")
+        return own(*arguments, **keywords)
+
+    with contextlib.suppress(AttributeError):
+        setattr(dist, name, noted)
