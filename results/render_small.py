@@ -76,7 +76,7 @@ def ddp_options() -> str:
 
 
 def batches() -> str:
-    """Render how low batches of 64 to 2048 get, by steps."""
+    """Render how low batches of 64 to 2048 get, by steps, and with how many seeds as low as batch 64."""
     record = load("batches")
     if not record:
         return not_measured("batches")
@@ -84,19 +84,20 @@ def batches() -> str:
     for curves in zip(*record["seeds"], strict=True):
         first = curves[0]
         finals = [curve["val_loss"][-1] for curve in curves]
-        reached = [f"{curve['steps'][curve['epoch_at_target'] - 1]}" for curve in curves if curve["epoch_at_target"]]
+        reached = [curve["steps"][curve["epoch_at_target"] - 1] for curve in curves if curve["epoch_at_target"]]
         rows.append(
             (
-                f"{first['global_batch_size']:,}",
+                f"`{first['name']}`",
                 f"{first['peak_lr']:.2g}",
                 str(first["epochs"]),
-                f"{first['steps'][-1]:,}",
-                ", ".join(f"{loss:.3f}" for loss in finals),
+                str(first["steps"][-1]),
                 f"{median(finals):.3f}",
-                ", ".join(reached) or "never",
+                f"{min(finals):.3f} to {max(finals):.3f}",
+                f"{len(reached)} of {len(curves)}",
+                f"{median(reached):.0f}" if reached else "",
             )
         )
-    header = ["batch", "peak lr", "epochs", "steps", "final loss, three seeds", "median", "steps to batch 64's"]
+    header = ["overlay", "peak lr", "epochs", "steps", "median final loss", "range", "as low as 64", "after steps"]
     return "\n".join([table(header, rows), "", source(record)])
 
 

@@ -90,13 +90,13 @@ def ddp_options() -> dict[str, Any]:
 
 
 def batches() -> dict[str, Any]:
-    """Lesson 03's study of large batches with batches of 64, 256, 512 and 2048, with three seeds: loss by steps."""
-    overlays = ("b64", "b256_sqrt_long", "b512_sqrt_long", "b2048_sqrt_long")
+    """Lesson 03's study of large batches, and batches of 256 and 2048 beside them, with ten seeds: loss by steps."""
+    overlays = ("b64", "b512_naive", "b512_sqrt", "b256_sqrt_long", "b512_sqrt_long", "b2048_sqrt_long")
     flags = [word for name in overlays for word in ("--overlay", f"../configs/cifar10_{name}.yaml")]
     start = [sys.executable, "experiments/convergence.py", *flags]
     kept = ("name", "global_batch_size", "peak_lr", "epochs", "steps", "val_loss", "epoch_at_target")
     seeds = []
-    for seed in (1, 2, 3):
+    for seed in range(1, 11):
         record = read_record([*start, "--seed", seed], LESSON_03, show=True)
         seeds.append([{key: curve[key] for key in kept} for curve in record["curves"]])
     return {"seeds": seeds}

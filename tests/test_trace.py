@@ -284,7 +284,7 @@ def test_the_picture_has_a_row_for_whoever_did_something(tmp_path: Path) -> None
     assert list(rows) == ["data", "forward", "backward", "optimizer", "worker 0", "all-reduces"]
     assert rows["data"] == [[(5e6, 20), (5e6 + 100, 20)]]
     assert rows["all-reduces"] == [[(5e6 + 35, 5), (5e6 + 135, 5)], [(5e6 + 60, 10), (5e6 + 160, 10)]]
-    (axes,) = picture(tmp_path / "t.gz", "two steps").axes
+    (axes,) = picture({"two steps": tmp_path / "t.gz"}).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [*list(rows)[:-1], "2 all-reduces"]
     assert axes.get_xlim() == (0, 190)
 

@@ -14,15 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.hardware import pick_device
 from workshop.measuring.flags import Parser, make_output_folder, require_positive
 from workshop.measuring.launching import reason
 from workshop.measuring.records import write_record
 from workshop.measuring.tables import format_table
-from workshop.profiling.timeline import draw, read_rows
+from workshop.profiling.timeline import picture, read_rows
 
 LESSON = Path(__file__).resolve().parent.parent
 WORKERS = (0, 1, 4)
@@ -81,12 +79,7 @@ def main() -> None:
             for workers, found in traces.items()
         }
         rows = [{"num_workers": workers, **figures_of(file)} for workers, file in best.items()]
-        drawn = Figure(figsize=(10, 2.6 * len(best)), dpi=110, layout="constrained")
-        panels = drawn.subplots(len(best))
-        for axes, (workers, file) in zip(panels, best.items(), strict=True):
-            draw(axes, read_rows(file), f"--num_workers {workers}")
-        for axes in panels:  # the same scale for all
-            axes.set_xlim(0, max(other.get_xlim()[1] for other in panels))
+        drawn = picture({f"--num_workers {workers}": file for workers, file in best.items()})
         drawn.savefig(arguments.out / "loading_timelines.png")
     header = ["--num_workers", "ms a step", "of it waiting for data"]
     cells = [(str(r["num_workers"]), f"{r['step_milliseconds']:.1f}", f"{r['data_milliseconds']:.1f}") for r in rows]

@@ -12,15 +12,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.hardware import pick_device
 from workshop.measuring.flags import Parser, make_output_folder, require_positive
 from workshop.measuring.launching import reason, torchrun
 from workshop.measuring.records import write_record
 from workshop.measuring.tables import format_table
-from workshop.profiling.timeline import draw, read_rows
+from workshop.profiling.timeline import picture, read_rows
 
 LESSON = Path(__file__).resolve().parent.parent
 TITLES = {
@@ -84,13 +82,7 @@ def main() -> None:
             for title, found in traces.items()
         }
         rows = [{"setting": title, **figures_of(file)} for title, file in best.items()]
-        drawn = Figure(figsize=(10, 2.6 * len(best)), dpi=110, layout="constrained")
-        panels = drawn.subplots(len(best))
-        for axes, (title, file) in zip(panels, best.items(), strict=True):
-            draw(axes, read_rows(file), title)
-        for axes in panels:  # the same scale for all
-            axes.set_xlim(0, max(other.get_xlim()[1] for other in panels))
-        drawn.savefig(arguments.out / "bucket_timelines.png")
+        picture(best).savefig(arguments.out / "bucket_timelines.png")
     cells = [(row["setting"], str(row["buckets"]), f"{row['backward_milliseconds']:.1f}") for row in rows]
     print(format_table(["", "buckets", "ms of backward"], cells))
     record = {"rounds": arguments.rounds, "batch_size": arguments.batch_size, "model": arguments.model, "rows": rows}

@@ -5,7 +5,6 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Spans = list[tuple[float, float]]
@@ -39,25 +38,23 @@ def read_rows(file: Path) -> dict[str, list[Spans]]:
     return {row: [found[row][lane :: lanes[row]] for lane in range(lanes[row])] for row in order}
 
 
-def draw(axes: Axes, rows: dict[str, list[Spans]], title: str) -> None:
-    """Draw rows from the first step on, with a dotted line where each step begins."""
-    first = rows["data"][0][0][0]
-    for place, (row, lanes) in enumerate(rows.items()):
-        for lane, spans in enumerate(lanes):
-            where = (place - 0.4 + 0.8 * lane / len(lanes), 0.8 / len(lanes))
-            colour = COLOURS[row.partition(" ")[0]]
-            axes.broken_barh([(start - first, length) for start, length in spans], where, color=colour, linewidth=0)
-    for start, _ in rows["data"][0]:
-        axes.axvline(start - first, color="black", linewidth=0.8, linestyle=":")
-    end = max(sum(spans[-1]) for lanes in rows.values() for spans in lanes)
-    axes.set(xlim=(0, end - first), ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)), xlabel="milliseconds")
-    axes.set_yticklabels([f"{len(lanes)} {row}" if len(lanes) > 1 else row for row, lanes in rows.items()])
-    axes.set_title(title, loc="left", fontsize=12)
-
-
-def picture(file: Path, title: str) -> Figure:
-    """Return a trace as a figure."""
-    rows = read_rows(file)
-    figure = Figure(figsize=(10, 1 + 0.4 * len(rows)), dpi=110, layout="constrained")
-    draw(figure.subplots(), rows, title)
+def picture(traces: dict[str, Path]) -> Figure:
+    """Return traces, by their titles, one below the other on the same scale; a dotted line where each step begins."""
+    found = {title: read_rows(file) for title, file in traces.items()}
+    heights = [1 + 0.4 * len(rows) for rows in found.values()]
+    figure = Figure(figsize=(10, sum(heights)), dpi=110, layout="constrained")
+    panels = figure.subplots(len(found), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (title, rows) in zip(panels, found.items(), strict=True):
+        first = rows["data"][0][0][0]
+        for place, (row, lanes) in enumerate(rows.items()):
+            for lane, spans in enumerate(lanes):
+                where = (place - 0.4 + 0.8 * lane / len(lanes), 0.8 / len(lanes))
+                colour = COLOURS[row.partition(" ")[0]]
+                axes.broken_barh([(start - first, length) for start, length in spans], where, color=colour, linewidth=0)
+        for start, _ in rows["data"][0]:
+            axes.axvline(start - first, color="black", linewidth=0.8, linestyle=":")
+        labels = [f"{len(lanes)} {row}" if len(lanes) > 1 else row for row, lanes in rows.items()]
+        axes.set(xmargin=0, ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)), yticklabels=labels)
+        axes.set_title(title, loc="left", fontsize=12)
+    panels[-1].set(xlim=(0, None), xlabel="milliseconds")
     return figure

@@ -134,7 +134,7 @@ class Trace(AbstractContextManager):
         if self.show:
             from workshop.profiling.timeline import picture  # here: training does not need matplotlib
 
-            self.show("trace", picture(self.file, f"steps {self._first} to {self._step}"))
+            self.show("trace", picture({f"steps {self._first} to {self._step}": self.file}))
 
     def _tell_if_nothing(self) -> None:
         if self._step < self._first:
