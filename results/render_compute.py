@@ -6,6 +6,23 @@ from render import also_on_gpu, load, not_measured, picture, source, table
 
 
 @also_on_gpu("precision_ladder")
+def short_ladder(machine: str | None = None) -> str:
+    """Render speed and error of each option of lesson 04, and the plot."""
+    record = load("precision_ladder", machine)
+    rows = [
+        (
+            row["name"],
+            f"{row['samples_per_second']:,.0f} ± {row['samples_per_second_std']:,.0f}",
+            f"{row['output_error']:.0e}",
+        )
+        for row in record["rows"]
+        if not row["note"]
+    ]
+    plot = picture("precision_ladder", "Speed, memory and error of each row", machine)
+    return "\n".join([table(["", "samples/s", "error of outputs"], rows), "", source(record), "", plot])
+
+
+@also_on_gpu("precision_ladder")
 def precision_ladder(machine: str | None = None) -> str:
     """Render what each option of lesson 04 costs and gives."""
     record = load("precision_ladder", machine)

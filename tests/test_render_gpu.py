@@ -19,7 +19,7 @@ RENDERINGS = {
     "fast": [render.fast],
     "bandwidth": [render.bandwidth],
     "cpu_or_gpu": [render.cpu_or_gpu],
-    "precision_ladder": [render_compute.precision_ladder],
+    "precision_ladder": [render_compute.short_ladder, render_compute.precision_ladder],
     "underflow": [render_compute.underflow],
     "tensor_cores": [render_compute.tensor_cores],
     "compare": [render_scaling.compare],
