@@ -81,13 +81,13 @@ def batches() -> str:
     if not record:
         return not_measured("batches")
     rows = []
-    for curves in zip(*record["seeds"], strict=True):
+    for name, curves in record["curves"].items():
         first = curves[0]
         finals = [curve["val_loss"][-1] for curve in curves]
         reached = [curve["steps"][curve["epoch_at_target"] - 1] for curve in curves if curve["epoch_at_target"]]
         rows.append(
             (
-                f"`{first['name']}`",
+                f"`{name}`",
                 f"{first['peak_lr']:.2g}",
                 str(first["epochs"]),
                 str(first["steps"][-1]),
