@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 import torch
@@ -196,11 +197,12 @@ def test_one_gpu_is_hidden_from_what_needs_two(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
+@pytest.mark.parametrize("error", [UserError("needs two"), CalledProcessError(1, ["torchrun"])], ids=type)
 def test_what_cannot_be_measured_does_not_cost_the_rest(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def fail() -> dict:
-        raise UserError("needs two")
+        raise error
 
     file = REPOSITORY / "runs" / f"{os.getpid()}.json"  # told relative to the repository
     file.parent.mkdir(exist_ok=True)
@@ -209,7 +211,7 @@ def test_what_cannot_be_measured_does_not_cost_the_rest(
         with pytest.raises(UserError, match="not measured: one; the lines above say why"):
             measure.measure(["one", "two"], file)
         assert record_file.read_records(file)["two"]["figure"] == 1
-        assert "one: not measured: needs two" in capsys.readouterr().err
+        assert f"one: not measured: {error}" in capsys.readouterr().err
     finally:
         file.unlink()
 
