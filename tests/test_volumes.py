@@ -202,6 +202,15 @@ def test_a_box_that_is_not_periodic_is_not_left(data_dir: Path, tmp_path: Path) 
     assert (cubes(epoch_of(val, 1)).diff(dim=-1) > 0).all()  # over the side, the ramp falls
 
 
+def test_what_is_pinned_is_the_batch(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
+    config = VolumeConfig(**FLAGS | {"dataset": "nbody", "data_dir": data_dir, "loader": "memory"})
+    loader, _ = build_loaders(config, torch.device("cuda"))
+    batches = list(loader)
+    assert [id(tensor) for batch in batches for tensor in batch] == [id(tensor) for tensor in pinned]
+
+
 # Mistakes
 
 
