@@ -112,6 +112,8 @@ def test_no_other_row_has_them(monkeypatch: pytest.MonkeyPatch, data_dir: Path) 
     monkeypatch.setattr("precision_ladder.row_options", lambda config, *_: [(name, config, "") for name in names])
     monkeypatch.setattr("precision_ladder.matrix_peak", lambda *_: 1.0)
     monkeypatch.setattr("precision_ladder.errors_of", note)
+    monkeypatch.setattr("precision_ladder._peak_on_cpu", lambda *_: 0)
+    monkeypatch.setattr("precision_ladder._throughputs", lambda *_: {})
     config = WorkloadConfig(data_dir=data_dir, loader="memory", batch_size=4, limit_train=8, limit_val=8)
     climb(config, CPU, steps=1, trials=2, seconds=0.001)
     assert found == ["ieee", "tf32", "ieee"]
