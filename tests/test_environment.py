@@ -1,6 +1,8 @@
 """The ways to install the workshop agree with each other, and tests import what its scripts do."""
 
+import os
 import re
+import runpy
 import sys
 import tomllib
 from collections import Counter
@@ -47,6 +49,13 @@ def test_tests_find_the_modules_beside_the_scripts_and_none_has_a_name_that_is_t
     ]
     assert [name for name, times in Counter(names).items() if times > 1] == []
     assert sys.stdlib_module_names.isdisjoint(names)
+
+
+def test_the_tests_see_no_gpu_and_leave_out_those_that_want_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    runpy.run_path(str(REPOSITORY / "tests" / "conftest.py"))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert "gpu" in PYPROJECT["tool"]["pytest"]["ini_options"]["norecursedirs"]
 
 
 def test_a_script_gets_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

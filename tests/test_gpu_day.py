@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 import torch
@@ -103,13 +104,29 @@ def test_killed_at_any_row_the_file_is_whole_and_the_next_start_goes_on(
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     file = tmp_path / "gpu_rehearsal" / "rehearsal.json"
     done = names[: names.index(killed)]
-    assert [n for n, record in record_file.read_records(file).items() if "unfinished" not in record] == done
+    records = record_file.read_records(file)
+    assert [n for n, record in records.items() if "unfinished" not in record] == done
+    assert records[killed]["part"] == 1
     order = []
     rehearse(*(row(n, lambda n=n: order.append(n)) for n in names))
     signal.signal(signal.SIGTERM, before)
     assert order == [n for n in names if n not in done] + done
     assert all("unfinished" not in record for record in record_file.read_records(file).values())
     assert "3 of 3 rows measured" in capsys.readouterr().out
+
+
+def test_a_record_that_is_cut_short_leaves_those_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_file.put_record(place.file, "one", {"figure": 7}, "a command")
+    write = Path.write_text
+
+    def write_half(file: Path, text: str) -> None:
+        write(file, text[: len(text) // 2])
+        raise OSError
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(OSError):
+        record_file.put_record(place.file, "two", {"figure": 8}, "a command")
+    assert record_file.read_records(place.file).keys() == {"one"}
 
 
 def test_without_line_profiler_the_rest_is_measured(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +193,13 @@ def test_every_row_starts_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert files and all((folder / file).exists() for file in files)
 
 
+def test_training_seconds_are_kept_with_those_of_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = {"seconds": 2.0, "samples_per_second": 1.0, "val_accuracy": 0.99}
+    monkeypatch.setattr(lesson_runs, "train", lambda *_, **__: {"epochs": [epoch], "first_step_seconds": 0.5})
+    (found,) = lesson_runs.time_to_target(1, names=("baseline",))
+    assert found["runs"] == {"baseline": [epoch | {"first_step_seconds": 0.5}]}
+
+
 @pytest.mark.parametrize(("gpus", "ranks", "hidden"), [(0, 2, False), (1, 2, True), (4, 4, False)])
 def test_one_gpu_is_hidden_from_what_needs_two(
     gpus: int, ranks: int, hidden: bool, monkeypatch: pytest.MonkeyPatch
@@ -196,11 +220,12 @@ def test_one_gpu_is_hidden_from_what_needs_two(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
+@pytest.mark.parametrize("error", [UserError("needs two"), CalledProcessError(1, ["torchrun"])], ids=type)
 def test_what_cannot_be_measured_does_not_cost_the_rest(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def fail() -> dict:
-        raise UserError("needs two")
+        raise error
 
     file = REPOSITORY / "runs" / f"{os.getpid()}.json"  # told relative to the repository
     file.parent.mkdir(exist_ok=True)
@@ -209,7 +234,7 @@ def test_what_cannot_be_measured_does_not_cost_the_rest(
         with pytest.raises(UserError, match="not measured: one; the lines above say why"):
             measure.measure(["one", "two"], file)
         assert record_file.read_records(file)["two"]["figure"] == 1
-        assert "one: not measured: needs two" in capsys.readouterr().err
+        assert f"one: not measured: {error}" in capsys.readouterr().err
     finally:
         file.unlink()
 

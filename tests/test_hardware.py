@@ -79,6 +79,7 @@ def test_a_format_that_gains_nothing_is_warned_of(cpuinfo: Path, run_script: Scr
 GRANTED = [
     {"CUDA_VISIBLE_DEVICES": "0,1"},
     {"CUDA_VISIBLE_DEVICES": "GPU-8932f937"},
+    {"CUDA_VISIBLE_DEVICES": "MIG-7ea0c0a0"},
     {"SLURM_JOB_GPUS": "0"},
     {"SLURM_GPUS_ON_NODE": "2"},
 ]

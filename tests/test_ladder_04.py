@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from gradients import (
     scaled_shares,
 )
 from matrix_peak import matmul_tflops, matrix_peak
-from precision_ladder import AS_PYTORCH_COMES, reset_switches, row_options
+from precision_ladder import AS_PYTORCH_COMES, _throughputs, climb, reset_switches, row_options
 from tensor_memory import peak_bytes_on_cpu
 from trainer import Trainer, batches_of, errors_of, flops_per_sample, reference
 from workload import WorkloadConfig
@@ -29,6 +30,7 @@ from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders.order import EpochOrder
 from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.unet3d import UNet3D
+from workshop.step.graph import EAGER_STEPS
 from workshop.step.precision import set_switches
 
 pytestmark = pytest.mark.slow
@@ -97,6 +99,37 @@ def test_one_row_has_the_switches_with_which_torch_is_imported(monkeypatch: pyte
     trainer.train(iter([]))
     assert fresh.stdout == f"{eval(switches, {'b': torch.backends})}\n"
     set_switches(WorkloadConfig())
+
+
+def test_no_other_row_has_them(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> None:
+    found = []
+
+    def note(*_: object) -> tuple[float, float]:
+        found.append(torch.backends.cudnn.conv.fp32_precision)
+        return 0.0, 0.0
+
+    names = ("fp32", AS_PYTORCH_COMES, "bf16")
+    monkeypatch.setattr("precision_ladder.row_options", lambda config, *_: [(name, config, "") for name in names])
+    monkeypatch.setattr("precision_ladder.matrix_peak", lambda *_: 1.0)
+    monkeypatch.setattr("precision_ladder.errors_of", note)
+    monkeypatch.setattr("precision_ladder._peak_on_cpu", lambda *_: 0)
+    monkeypatch.setattr("precision_ladder._throughputs", lambda *_: {})
+    config = WorkloadConfig(data_dir=data_dir, loader="memory", batch_size=4, limit_train=8, limit_val=8)
+    climb(config, CPU, steps=1, trials=2, seconds=0.001)
+    assert found == ["ieee", "tf32", "ieee"]
+
+
+def test_a_graph_is_recorded_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, before = [], []
+
+    def fewest(*_: object, first: int) -> int:
+        before.append(len(trained))
+        return first
+
+    monkeypatch.setattr("precision_ladder.repeats_for", fewest)
+    trainer = SimpleNamespace(config=WorkloadConfig(cuda_graph=True), device=CPU, train=trained.extend)
+    _throughputs({"+ cuda_graph": trainer}, (torch.zeros(4), torch.zeros(4)), trials=1, seconds=1.0)
+    assert before[0] > EAGER_STEPS
 
 
 def test_a_trainer_makes_the_steps_of_a_plain_training_loop() -> None:

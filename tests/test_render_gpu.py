@@ -70,6 +70,15 @@ def test_ranks_on_cpus_of_a_gpu_machine_are_no_gpus(results: Path) -> None:
     assert {render.gpu_machine(experiment) for experiment in RENDERINGS} == {None}
 
 
+def test_training_seconds_name_those_of_the_first_step(results: Path) -> None:
+    runs = {
+        name: [run | {"first_step_seconds": 0.5} for run in found]
+        for name, found in render.load("fast")["runs"].items()
+    }
+    write(results, 1, runs=runs)
+    assert "the first step, in which libraries and kernels are loaded, took 0.5, 0.5" in render.fast()
+
+
 def test_the_full_unet_and_its_kernels_are_shown(results: Path) -> None:
     assert "full U-Net" not in render_compute.precision_ladder()
     write(results, 1)

@@ -1,6 +1,7 @@
 """The folder of a run: one run at a time has it, and what runs have not written there is left alone."""
 
 import io
+import json
 import os
 import resource
 import signal
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from conftest import Script
+from slow_work import Clock, SlowLoader
 from test_survive import one_line
 from workshop.config import TrainConfig
 from workshop.errors import UserError
@@ -45,6 +47,19 @@ def test_a_run_leaves_the_users_files_alone(train: Script, tmp_path: Path) -> No
         assert result.status == 0, result.stderr
         assert before.items() <= contents(tmp_path).items()
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1  # those of the first run have made room
+
+
+def test_the_first_step_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In it a GPU's libraries and kernels are loaded."""
+    clock = Clock()
+    monkeypatch.setattr("workshop.run.progress.time", clock)
+    with Run(TrainConfig(run_dir=tmp_path), CPU) as run:
+        for _ in run.watch(SlowLoader(clock, 0.5, samples=32)):
+            clock.sleep(0.25 if run.progress.step else 7.0)
+            run.end_step(torch.zeros(()))
+        run.log_epoch(1, clock.now, lr=1.0, train_loss=0.0, val_loss=0.0, val_accuracy=None)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["first_step_seconds"], summary["epochs"][0]["seconds"]) == (7.5, 9.75)
 
 
 @pytest.mark.parametrize("flags", [[], ["--resume", "true"], ["--benchmark", "true"]], ids=" ".join)

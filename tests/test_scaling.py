@@ -183,6 +183,17 @@ def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, 
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_job_with_fewer_tasks_than_gpus_is_told(
+    tasks: int, job: None, monkeypatch: pytest.MonkeyPatch, scale: Script, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(launching, "read_record", lambda *_, **__: {kind: {"trials": [1.0] * 3} for kind in KINDS})
+    result = scale("--quick", "true", "--out", tmp_path, SLURM_NTASKS=str(tasks), SLURM_NNODES="1")
+    assert result.status == 0, result.stderr
+    assert ("warning: there are 2 GPUs, but this job has 1 task(s), one for" in result.stderr) == (tasks == 1)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

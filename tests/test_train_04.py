@@ -34,7 +34,7 @@ from workshop.run.checkpoint import identity
 from workshop.run.progress import Progress
 from workshop.signals import STOP_SIGNALS
 from workshop.step.graph import StepGraph, require_one_shape
-from workshop.step.optimizers import build_optimizer
+from workshop.step.optimizers import build_optimizer, restore_optimizer
 from workshop.step.precision import choose_memory_format, require_options, set_up_device
 
 pytestmark = pytest.mark.slow
@@ -473,6 +473,16 @@ def test_a_first_step_that_overflows_leaves_no_momentum(monkeypatch: pytest.Monk
             scaler.update()
         found.append(weight.detach())
     assert torch.equal(*found)
+
+
+def test_momentum_that_a_checkpoint_lacks_is_none() -> None:
+    """As that of a run all of whose steps have overflowed."""
+    model = torch.nn.Linear(2, 2)
+    saved = build_optimizer(Config(optimizer="sgd"), model).state_dict()
+    optimizer = build_optimizer(Config(optimizer="sgd"), model, fused=True)
+    restore_optimizer(optimizer, saved, factor=1.0)
+    for weights in model.parameters():
+        assert torch.equal(optimizer.state[weights]["momentum_buffer"], torch.zeros_like(weights))
 
 
 def test_switches_reach_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import torch
 
 from data_helpers import VolumeConfig, assert_pipelines_end_with
 from sources import bring_drawn
-from workshop.distributed.ranks import Ranks
+from tensor_memory import peak_bytes_on_cpu
+from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError
-from workshop.loaders import Loader, build_loaders, device
+from workshop.loaders import Loader, build_loaders, device, volumes
 from workshop.loaders.crops import AXES, FLIPS, Crops, cut
 
 RUNGS = ["map", "memory", "device", "dali"]
@@ -200,6 +202,15 @@ def test_a_box_that_is_not_periodic_is_not_left(data_dir: Path, tmp_path: Path) 
     assert (cubes(epoch_of(val, 1)).diff(dim=-1) > 0).all()  # over the side, the ramp falls
 
 
+def test_what_is_pinned_is_the_batch(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
+    config = VolumeConfig(**FLAGS | {"dataset": "nbody", "data_dir": data_dir, "loader": "memory"})
+    loader, _ = build_loaders(config, torch.device("cuda"))
+    batches = list(loader)
+    assert [id(tensor) for batch in batches for tensor in batch] == [id(tensor) for tensor in pinned]
+
+
 # Mistakes
 
 
@@ -233,6 +244,34 @@ def test_mistakes(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for rung, other in (("device", "memory"), ("memory", "map"), ("dali", "map")):
         with pytest.raises(UserError, match=rf"--loader {rung} needs 0.00 GB on cpu .*; use --loader {other}"):
             loaders(data_dir, rung)
+
+
+@pytest.mark.parametrize(("rung", "where"), [("memory", "cpu"), ("device", "meta")])
+def test_a_box_is_read_within_the_memory_that_was_asked_for(
+    rung: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another device, such as the meta device here, is given the box channel by channel."""
+    asked, traced = {}, []
+
+    def ask(_: str, needed: int, place: torch.device, advice: str, what: str) -> None:
+        asked[place.type] = needed
+
+    monkeypatch.setattr(volumes, "require_room", ask)
+    bring_drawn("nbody", tmp_path, cells=64)
+    config = VolumeConfig(**FLAGS | {"dataset": "nbody", "data_dir": tmp_path, "loader": rung})
+
+    def build() -> None:
+        tracemalloc.start()
+        loader = volumes.build_volume_loader(config, torch.device(where), ONE_PROCESS, "train", None)
+        traced.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert [field.device.type for field in loader.boxes] == [where] * 2
+
+    model = torch.nn.Linear(1, 1)
+    peak = peak_bytes_on_cpu(build, model, torch.optim.SGD(model.parameters())) + traced[0]
+    box = 4 * 9 * 64**3
+    assert asked[where] >= box
+    assert peak <= asked["cpu"] < (box / 3 if where == "meta" else 2 * box)
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])

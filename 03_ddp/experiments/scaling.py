@@ -73,6 +73,8 @@ def fill_in_defaults(arguments: argparse.Namespace) -> None:
     arguments.max_ranks = arguments.max_ranks or there
     if arguments.max_ranks > there:
         warn(f"--max_ranks {arguments.max_ranks} is more than the {there} there are: ranks will share CPUs or fail")
+    if there < gpus:
+        warn(f"there are {gpus} GPUs, but this job has {there} task(s), one for each rank: --ntasks-per-node {gpus}")
     share = max(1, available_cpus() // (1 if in_slurm() else arguments.max_ranks))
     arguments.threads_per_rank = arguments.threads_per_rank or (share if gpus else 1)
     arguments.seconds = arguments.seconds or (0.1 if arguments.quick else 1.0)

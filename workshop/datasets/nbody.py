@@ -54,8 +54,8 @@ def box(data_dir: Path, split: str) -> Box:
     return _describe(path_of(folder(data_dir), split))
 
 
-def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read the whole box of a split ("train" or "val").
+def arrays(data_dir: Path, split: str, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read the whole box of a split ("train" or "val") onto ``device``, by default the CPU, channel by channel.
 
     Returns: Nbody (4, n, n, n) and Hydro (5, n, n, n), both float32.
 
@@ -63,7 +63,7 @@ def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     """
     path = box(data_dir, split).path
     with h5py.File(path) as file:
-        return _read(file, "Nbody"), _read(file, "Hydro")
+        return _read(file, "Nbody", device), _read(file, "Hydro", device)
 
 
 def check_values(path: Path) -> None:
@@ -118,11 +118,13 @@ def _edge(file: h5py.File, field: str, channels: int, path: Path) -> int:
     return shape[-1]
 
 
-def _read(file: h5py.File, field: str) -> torch.Tensor:
-    values = torch.empty(file[field].shape)
+def _read(file: h5py.File, field: str, device: torch.device | None) -> torch.Tensor:
+    values, bad = torch.empty(file[field].shape, device=device), 0
+    read = np.empty(values.shape[1:], np.float32)
     for channel in range(len(values)):  # one by one, so that other threads, such as the heartbeat's, get their turn
-        file[field].read_direct(values.numpy(), np.s_[channel], np.s_[channel])
-    bad = values.numel() - int(values.isfinite().sum())
+        file[field].read_direct(read, np.s_[channel])
+        bad += np.count_nonzero(~np.isfinite(read))
+        values[channel] = torch.from_numpy(read)
     if bad:
         raise UserError(f"{file.filename}: {bad} of the {values.numel()} values of {field} are not finite numbers")
     return values

@@ -111,21 +111,21 @@ def build_volume_loader(
         raise UserError("--loader shards has no volumes; --loader map, memory, device or dali has")
     where = device if config.loader == "device" else torch.device("cpu")
     _check_room(config, box, where)
-    boxes = nbody.arrays(config.data_dir, split)
+    boxes = nbody.arrays(config.data_dir, split, where)
     if config.loader == "dali":
         from workshop.loaders.volume_dali import VolumeDaliLoader  # needs DALI
 
         return VolumeDaliLoader(boxes, crops, order, box.periodic, config.num_workers, device)
-    boxes = tuple(field.to(where) for field in boxes)
     return VolumeLoader(boxes, crops, order, pin_memory and config.loader == "memory")
 
 
 def _check_room(config: VolumeFlags, box: nbody.Box, device: torch.device) -> None:
-    """Raise `UserError` unless both fields of the box fit into the memory that is free, also on ``device``."""
+    """Raise `UserError` unless both fields of the box fit on ``device``, and what reads them into the CPU's memory."""
     cells = box.cells**3
     if config.loader == "dali":  # makes a copy, and continues it if it is periodic
         cells += (box.cells + (config.crop_size - 1) * box.periodic) ** 3
     other = "memory" if config.loader == "device" else "map"
-    needed = 4 * sum(nbody.CHANNELS.values()) * cells
-    for place, rung in ((device, other), (torch.device("cpu"), "map")):  # where it is read to in any case
-        require_room(config.loader, needed, place, f"use --loader {rung}", what=f" for {box.path}")
+    needed, cpu, what = 4 * sum(nbody.CHANNELS.values()) * cells, torch.device("cpu"), f" for {box.path}"
+    require_room(config.loader, needed, device, f"use --loader {other}", what)
+    reading = 2 * 4 * box.cells**3  # a channel at a time, which is looked through for what is no number
+    require_room(config.loader, reading + needed * (device == cpu), cpu, "use --loader map", what)
