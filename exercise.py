@@ -93,12 +93,8 @@ def hint(exercise: Exercise) -> None:
 
 
 def solution(exercise: Exercise) -> None:
-    """Print the patch undone, and why."""
-    undone = []
-    for line in exercise.patch.splitlines():
-        if not line.startswith(("---", "+++")):
-            undone.append({"-": "+", "+": "-"}.get(line[:1], line[:1]) + line[1:])
-    print("\n".join(undone))
+    """Print a mend, and why it is one."""
+    print("\n".join(line for line in exercise.solution.splitlines() if not line.startswith(("---", "+++"))))
     print()
     print((exercise.folder / "why.md").read_text().strip())
 

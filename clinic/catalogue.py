@@ -4,6 +4,7 @@ Such a folder holds ``README.md`` (the story, the symptom), ``fault.patch`` (wha
 ``hints.md`` (up to three, divided by lines of ``---``), ``why.md`` (what the mend is, and why) and ``grade.py``.
 """
 
+import difflib
 import os
 import shutil
 import subprocess
@@ -51,6 +52,16 @@ class Exercise:
     def patch(self) -> str:
         """The difference between the lesson's script and the faulty one."""
         return (self.folder / "fault.patch").read_text()
+
+    @property
+    def solution(self) -> str:
+        """A mend, as a patch of the faulty script: `right/solution.patch` if there is one, else to the lesson's."""
+        file = self.folder / "right" / "solution.patch"
+        if file.exists():
+            return file.read_text()
+        lesson = (self.lesson / "train.py").read_text()
+        texts = (text.splitlines(keepends=True) for text in (self.faulty(), lesson))
+        return "".join(difflib.unified_diff(*texts, "a/train.py", "b/train.py"))
 
     def faulty(self) -> str:
         """Return the faulty script, made from the lesson's own as it is now."""
@@ -104,6 +115,8 @@ def patched(script: str, patch: str) -> str:
         result = subprocess.run(command, cwd=folder, env=environment, input=patch, capture_output=True, text=True)
         if result.returncode:
             raise UserError(
-                f"the lesson's train.py is no longer what the exercise begins with: {result.stderr.strip()}"
+                "the lesson's train.py is no longer what the exercise begins with "
+                f"({result.stderr.strip().splitlines()[0]}); if you changed it, put yours aside and type "
+                "`git checkout train.py` in the lesson's folder"
             )
         return file.read_text()

@@ -66,6 +66,12 @@ def test_the_flags_on_its_page_are_understood(exercise: Exercise, monkeypatch: p
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_the_solution_is_judged_right(exercise: Exercise) -> None:
+    right = [text for other, _, is_right, text in VARIANTS if is_right and other == exercise]
+    assert patched(exercise.faulty(), exercise.solution) in right
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_an_exercise_is_whole(exercise: Exercise) -> None:
     assert exercise.title
     assert 1 <= len(exercise.hints) <= 3

@@ -101,6 +101,13 @@ def test_the_solution_is_the_patch_undone(run: Run) -> None:
     assert "-    train_loader, val_loader = build_loaders(config, device, here)" in out
 
 
+def test_the_solution_keeps_what_the_story_says_stays(run: Run) -> None:
+    status, out, _ = run("solution", "slow_samples")
+    assert status == 0
+    assert "-    train_loader = MapLoader(ArchivedDigits" in out
+    assert "sleep" not in out.partition("\n\n")[0]
+
+
 def test_a_check_is_on_record(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = iter([["the wrong half"], []])
     monkeypatch.setattr(exercise.Grader, "check", lambda *_: next(verdicts))
@@ -169,7 +176,7 @@ def test_a_folder_without_a_record_is_told(run: Run, tmp_path: Path, content: st
 
 
 def test_a_patch_for_another_script_is_refused() -> None:
-    with pytest.raises(UserError, match="no longer what the exercise begins with"):
+    with pytest.raises(UserError, match=r"no longer what the exercise begins with.*git checkout train\.py"):
         patched("print(1)\n", find("same_half").patch)
 
 
