@@ -329,6 +329,6 @@ def _verdict(studies: list[dict[str, Any]]) -> str:
     mended = sum(both <= small for small, _, _, both in finals)
     return (
         f"The naive large batch ends higher than the small one with {worse} of {len(finals)} seeds. The larger rate "
-        f"alone gets lower than the naive run with {helped}. Together with the longer schedule it gets as low as the "
-        f"small batch, or lower, with {mended} of {len(finals)}."
+        f"alone gets lower than the naive run with {helped} of {len(finals)}. With the longer schedule too, it gets "
+        f"as low as the small batch, or lower, with {mended} of {len(finals)}."
     )

@@ -153,7 +153,7 @@ def exercise(*names: str) -> str:
         return not_measured("exercises")
     runs = [(name, record["runs"][name]) for name in names]
     ends = [f"{name}: {run['val_loss']:.3f} and {run['val_accuracy']:.1%}" for name, run in runs]
-    return f"Validation loss and accuracy here: {'; '.join(ends)}."
+    return f"Validation loss and accuracy on an {record['hardware']['cpu']} (other CPUs differ): {'; '.join(ends)}."
 
 
 def short_of_prediction() -> str:

@@ -254,9 +254,9 @@ def test_the_verdict_is_that_of_the_figures() -> None:
 
     mended = verdict([study(1, 2, 1.5, 0.9), study(1, 2, 2.5, 1)])
     assert "ends higher than the small one with 2 of 2 seeds" in mended
-    assert "lower than the naive run with 1." in mended
+    assert "lower than the naive run with 1 of 2." in mended
     assert mended.endswith("or lower, with 2 of 2.")
     broken = verdict([study(1, 2, 2.5, 1.1), study(1, 0.9, 1.5, 1.1)])
     assert "ends higher than the small one with 1 of 2 seeds" in broken
-    assert "lower than the naive run with 0." in broken
+    assert "lower than the naive run with 0 of 2." in broken
     assert broken.endswith("or lower, with 0 of 2.")

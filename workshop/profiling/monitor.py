@@ -130,7 +130,8 @@ class Monitor:
         summary = self.summary()
         lines = [f"{'monitor, ' + str(summary['samples']) + ' samples':32} {'mean':>18} {'max':>18}"]
         for name, value in summary["quantities"].items():
-            lines.append(f"{name:32} {value['mean']:18,.1f} {value['max']:18,.1f}")
+            unit = 1e9 if name.endswith("bytes") else 1
+            lines.append(f"{name.replace('bytes', 'GB'):32} {value['mean'] / unit:18,.1f} {value['max'] / unit:18,.1f}")
         return "\n".join(lines)
 
     def _watch(self) -> None:
