@@ -222,6 +222,16 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(train: Script, tmp_pat
     assert f"{tmp_path}/checkpoint.pt is damaged" in line and "no earlier one is good" in line
 
 
+def test_a_damaged_checkpoint_that_cannot_be_set_aside_is_one_line(train: Script, tmp_path: Path) -> None:
+    assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
+    cut_short(tmp_path / "checkpoint.pt")
+    (tmp_path / "checkpoint.damaged" / "full").mkdir(parents=True)
+    before = {file.name: file.read_bytes() for file in tmp_path.glob("*.pt")}
+    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
+    assert f"Is a directory: '{tmp_path}/checkpoint.pt' -> '{tmp_path}/checkpoint.damaged'" in line
+    assert {file.name: file.read_bytes() for file in tmp_path.glob("*.pt")} == before
+
+
 def test_a_checkpoint_of_another_run_is_refused(
     train: Script, at_step: Callable, data_dir: Path, tmp_path: Path
 ) -> None:
