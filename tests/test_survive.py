@@ -19,7 +19,7 @@ import torch
 from conftest import REPOSITORY, Result, Script
 from sources import bring_drawn, pack
 from workshop.run.progress import Progress
-from workshop.signals import StopSignals
+from workshop.signals import StopSignals, obey_only_parent
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +181,24 @@ def test_what_nohup_ignores_stops_no_run(dies_of_signals: None) -> None:
         assert stop.received == 0
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.received == signal.SIGTERM
+
+
+@pytest.mark.parametrize("lacking", [[], ["sigwaitinfo"]], ids=["linux", "macos"])
+def test_a_loader_worker_outlives_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, dies_of_signals: None, lacking: list[str]
+) -> None:
+    for name in lacking:
+        monkeypatch.delattr(signal, name, raising=False)
+    worker = os.fork()
+    if worker == 0:
+        status = 1
+        try:
+            obey_only_parent()
+            os.kill(os.getpid(), signal.SIGINT)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
 
 
 def test_a_checkpoint_holds_all_that_the_run_is_made_of(train: Script, tmp_path: Path) -> None:
