@@ -2,13 +2,14 @@
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from conftest import REPOSITORY, Result, Script
 from ranks import free_port, start_ranks
@@ -153,6 +154,19 @@ def test_a_stopped_rank_0_holds_up_nobody_who_leaves(
         for end in (connected, connect, stopped, stop):
             os.close(end)
     assert "error: rank 0 is gone, or its node" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", [None, KeyError("lost")], ids=["done", "failed"])
+def test_nothing_watches_a_rank_that_has_left(monkeypatch: pytest.MonkeyPatch, error: KeyError | None) -> None:
+    monkeypatch.setattr(heartbeat, "PERIOD", 0.1)
+    store, before = HashStore(), set(threading.enumerate())
+    store.set(heartbeat.key_of(0), "0")
+    heartbeats = heartbeat.Heartbeats(store, 1, 2)
+    watching = set(threading.enumerate()) - before
+    heartbeats.blame(error) if error else heartbeats.close()
+    for thread in watching:
+        thread.join(10)
+    assert len(watching) == 2 and not any(thread.is_alive() for thread in watching)
 
 
 def test_a_rank_that_fails_is_named(start: partial, tmp_path: Path) -> None:
