@@ -1,6 +1,7 @@
 """How a script ends: in one line where the user can mend it, quietly where nobody reads, else as Python has it."""
 
 import errno
+import os
 import runpy
 import subprocess
 import sys
@@ -97,7 +98,8 @@ run_reporting_user_errors(main)
 def test_it_ends_quietly_when_nobody_reads(lines: int, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     command = [sys.executable, "-c", PRINTING, str(saved), str(lines)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    process = subprocess.Popen(command, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()  # as head does when it has seen enough
     assert process.stderr.read() == "warning: careful\n"
     assert process.wait() == 1

@@ -56,3 +56,18 @@ def test_a_job_that_usr1_ends_before_python_heeds_it_is_requeued(tmp_path: Path,
     command = ["bash", "-c", script]
     result = subprocess.run(command, cwd=tmp_path / "lesson", env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (status, requeued)
+
+
+@pytest.mark.parametrize(("number", "status"), [("USR1", 138), ("TERM", 1)])
+def test_a_torchrun_that_usr1_ends_is_one_that_setup_requeues(tmp_path: Path, number: str, status: int) -> None:
+    for file, text in {
+        "slurm/setup.sh": "SLURM_CPUS_PER_TASK=1 SLURM_GPUS_ON_NODE=0",
+        "lesson/torchrun": f"#!/bin/bash\nkill -{number} $PPID\nexit 1\n",
+    }.items():
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text(text)
+    (tmp_path / "lesson" / "torchrun").chmod(0o755)
+    script = f'scontrol() {{ echo first; }}; srun() {{ "${{@:2}}"; }}; source {REPOSITORY}/03_ddp/torchrun.slurm'
+    environment = os.environ | {"PATH": f"{tmp_path}/lesson:{os.environ['PATH']}"}
+    result = subprocess.run(["bash", "-c", script], cwd=tmp_path / "lesson", env=environment)
+    assert result.returncode == status

@@ -19,7 +19,7 @@ import torch
 from conftest import REPOSITORY, Result, Script
 from sources import bring_drawn, pack
 from workshop.run.progress import Progress
-from workshop.signals import StopSignals
+from workshop.signals import StopSignals, obey_only_parent
 
 pytestmark = pytest.mark.slow
 
@@ -183,6 +183,24 @@ def test_what_nohup_ignores_stops_no_run(dies_of_signals: None) -> None:
         assert stop.received == signal.SIGTERM
 
 
+@pytest.mark.parametrize("lacking", [[], ["sigwaitinfo"]], ids=["linux", "macos"])
+def test_a_loader_worker_outlives_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, dies_of_signals: None, lacking: list[str]
+) -> None:
+    for name in lacking:
+        monkeypatch.delattr(signal, name, raising=False)
+    worker = os.fork()
+    if worker == 0:
+        status = 1
+        try:
+            obey_only_parent()
+            os.kill(os.getpid(), signal.SIGINT)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
+
+
 def test_a_checkpoint_holds_all_that_the_run_is_made_of(train: Script, tmp_path: Path) -> None:
     assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
     state = state_of(tmp_path)
@@ -220,6 +238,16 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(train: Script, tmp_pat
     (tmp_path / "checkpoint.previous.pt").write_bytes(b"half a checkp")
     line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
     assert f"{tmp_path}/checkpoint.pt is damaged" in line and "no earlier one is good" in line
+
+
+def test_a_damaged_checkpoint_that_cannot_be_set_aside_is_one_line(train: Script, tmp_path: Path) -> None:
+    assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
+    cut_short(tmp_path / "checkpoint.pt")
+    (tmp_path / "checkpoint.damaged" / "full").mkdir(parents=True)
+    before = {file.name: file.read_bytes() for file in tmp_path.glob("*.pt")}
+    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
+    assert f"Is a directory: '{tmp_path}/checkpoint.pt' -> '{tmp_path}/checkpoint.damaged'" in line
+    assert {file.name: file.read_bytes() for file in tmp_path.glob("*.pt")} == before
 
 
 def test_a_checkpoint_of_another_run_is_refused(

@@ -1,15 +1,20 @@
 """Runs of two ranks that survive: they stop together, go on bit for bit, and name a rank that has died."""
 
+import os
+import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import HashStore, TCPStore
 
 from conftest import REPOSITORY, Result, Script
-from ranks import start_ranks
+from ranks import free_port, start_ranks
 from test_survive import assert_equal, one_line, results_of, state_of
+from workshop.distributed import heartbeat
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +116,57 @@ def test_a_stopped_rank_is_named_by_the_others_and_blames_itself(start: partial,
     assert f"error: rank {rank} is gone" in results[1 - rank].stderr
     assert f"error: rank {rank} on" in results[rank].stderr
     assert f"rank {1 - rank}" not in results[rank].stderr
+
+
+def test_a_stopped_rank_0_holds_up_nobody_who_leaves(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(heartbeat, "PERIOD", 2.0)
+    monkeypatch.setattr(heartbeat, "SILENCE", 3.0)
+    port, (connected, connect), (stopped, stop) = free_port(), os.pipe(), os.pipe()
+
+    def be(rank: int) -> None:
+        store = TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
+        if rank == 0:
+            os.read(connected, 1)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        heartbeats = heartbeat.Heartbeats(store, rank, 2)
+        os.write(connect, b"1")
+        os.read(stopped, 1)
+        signal.alarm(60)
+        heartbeats.close()
+
+    processes = []
+    for rank in (0, 1):
+        processes.append(os.fork())
+        if processes[rank] == 0:
+            try:
+                be(rank)
+            finally:
+                os._exit(0)
+    try:
+        os.waitpid(processes[0], os.WUNTRACED)
+        os.write(stop, b"1")
+        assert os.waitstatus_to_exitcode(os.waitpid(processes[1], 0)[1]) == 1
+    finally:
+        os.kill(processes[0], signal.SIGKILL)
+        os.waitpid(processes[0], 0)
+        for end in (connected, connect, stopped, stop):
+            os.close(end)
+    assert "error: rank 0 is gone, or its node" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", [None, KeyError("lost")], ids=["done", "failed"])
+def test_nothing_watches_a_rank_that_has_left(monkeypatch: pytest.MonkeyPatch, error: KeyError | None) -> None:
+    monkeypatch.setattr(heartbeat, "PERIOD", 0.1)
+    store, before = HashStore(), set(threading.enumerate())
+    store.set(heartbeat.key_of(0), "0")
+    heartbeats = heartbeat.Heartbeats(store, 1, 2)
+    watching = set(threading.enumerate()) - before
+    heartbeats.blame(error) if error else heartbeats.close()
+    for thread in watching:
+        thread.join(10)
+    assert len(watching) == 2 and not any(thread.is_alive() for thread in watching)
 
 
 def test_a_rank_that_fails_is_named(start: partial, tmp_path: Path) -> None:

@@ -47,12 +47,12 @@ class Agreement:
         return values or []
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """Have the main rank do ``work``; return its result on all ranks, and raise its `UserError` on all."""
+        """Have the main rank do ``work``; return its result, or raise `UserError` for its error, on all ranks."""
         answer: list = [None, None]
         if self.ranks.is_main:
             try:
                 answer[0] = work()
-            except UserError as error:
+            except (OSError, UserError) as error:
                 answer[1] = str(error)
         if self.group is not None:
             dist.broadcast_object_list(answer, group=self.group)

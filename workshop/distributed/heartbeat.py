@@ -35,9 +35,8 @@ class Heartbeats:
         self.rank, self.world_size = rank, world_size
         self.silence = SILENCE
         self._store = store.clone()  # on one connection, an operation waits for the one before
-        others = range(1, world_size) if rank == 0 else [0]
         self._beats = self._unanswered = 0
-        self._heard = {other: ("", 0) for other in others}
+        self._heard = {other: ("", 0) for other in (range(1, world_size) if rank == 0 else [0])}
         self._stopped = ""
         self._ended, self._left = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -45,20 +44,20 @@ class Heartbeats:
         threading.Thread(target=self._watch_the_store, daemon=True).start()
 
     def stop(self) -> None:
-        """End the watch; to the others this rank falls silent."""
+        """End the watch, except that of the store, which may still be asked; to the others this rank falls silent."""
         self._ended.set()
-        self._thread.join()  # it may wait for the store, which is watched till then
-        self._left.set()
+        self._thread.join()
 
     def close(self) -> None:
         """End the watch because training has ended; rank 0, with whom the store goes, waits for the others a little."""
         self.stop()
         with suppress(RuntimeError):  # the store may be gone already
-            left = self._store.add("ranks that left", 1)
+            self._store.add("ranks that left", 1)
             end = time.monotonic() + 10
-            while self.rank == 0 and left < self.world_size and time.monotonic() < end:
+            while self.rank == 0 and self._store.add("ranks that left", 0) < self.world_size and time.monotonic() < end:
                 time.sleep(0.02)
-                left = self._store.add("ranks that left", 0)
+                self._unanswered = 0
+        self._left.set()
 
     def blame(self, error: BaseException) -> None:
         """Let the others know that this rank ends because of ``error``."""
@@ -68,6 +67,7 @@ class Heartbeats:
             self._store.set("gone", f"rank {self.rank} on {os.uname().nodename} failed: {reason}")
             if self.rank == 0:
                 time.sleep(2 * PERIOD)  # the store goes with rank 0: leave the others time to look
+        self._left.set()
 
     def find_the_dead(self) -> None:
         """After a collective has failed, end the process if a rank is gone; if all are there, return."""
