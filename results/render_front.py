@@ -42,7 +42,7 @@ def draw(ladder: dict[str, Any], fast: dict[str, Any], file: Path) -> None:
         rates = [rung[kind]["mean"] for rung in rungs.values()]
         left.bar([place + shift for place in places], rates, 0.26, label=label, color=color)
     left.set_xticks(list(places), [name.replace(", ", ",\n") for name in rungs])
-    left.set(yscale="log", ylim=(1e3, 1e6), ylabel="samples/s, each line ten times the one below")
+    left.set(yscale="log", ylim=(1e3, 1e6), ylabel="samples/s (logarithmic)")
     left.set(xlabel="--loader: how samples reach the training loop", title="1. Find what bounds the run")
     left.grid(axis="y", alpha=0.3)
     left.set_axisbelow(True)

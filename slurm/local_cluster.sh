@@ -175,6 +175,7 @@ say_up() { # on standard output the line to type and nothing else, so that eval 
         echo "The Slurm of $configured is left alone: it stays the one in use wherever the line below is not typed." >&2
     fi
     echo "The local Slurm is up, 2 nodes with 2 pretend GPUs each. Type this in each shell that is to use it:" >&2
+    [[ -t 1 ]] || echo "export SLURM_CONF=$SLURM_CONF" >&2 # eval takes the one below without showing it
     echo "export SLURM_CONF=$SLURM_CONF"
 }
 

@@ -43,8 +43,8 @@ def grade(script: Script) -> Iterator[str]:
     together = sum(others(read, reads) >= AT_ONCE - 1 for read in reads)
     if together < len(reads) / 3:
         yield (
-            f"with --num_workers {WORKERS}, only {together} of {len(reads)} samples are waited for while at least "
-            f"{AT_ONCE - 1} others are, so IO cannot be {AT_ONCE} times what one reader gives"
+            f"with --num_workers {WORKERS}, samples are hardly waited for at the same time: {together} of {len(reads)} "
+            f"together with {AT_ONCE - 1} or more others; so IO cannot be {AT_ONCE} times what one reader gives"
         )
     if any(sorted(epoch) != list(range(SAMPLES)) for epoch in epochs):
         yield f"an epoch of the loader does not have each of the {SAMPLES} samples once"
