@@ -318,12 +318,14 @@ def convergence() -> str:
     plot = picture("convergence", "Validation loss by epoch, by seconds and by step")
     cells = table([*header, f"steps to {first['target_val_loss']:.3f}", "seconds to it"], rows)
     conclusions = [f"- {text}." for text in first["conclusions"]]
-    return "\n".join([plot, "", cells, "", source(record), "", *conclusions, "", _verdict(record["studies"])])
+    return "\n".join([plot, "", cells, "", source(record), "", *conclusions])
 
 
-def _verdict(studies: list[dict[str, Any]]) -> str:
+def large_batches(record: dict[str, Any]) -> str:
     """Say with how many seeds the naive batch ends higher than the small one, and with how many each remedy helps."""
-    finals = [[curve["val_loss"][-1] for curve in study["curves"]] for study in studies]
+    overlays = ("cifar10_b64", "cifar10_b512_naive", "cifar10_b512_sqrt", "cifar10_b512_sqrt_long")
+    ends = [[curve["val_loss"][-1] for curve in record["curves"][name]] for name in overlays]
+    finals = list(zip(*ends, strict=True))
     worse = sum(naive > small for small, naive, _, _ in finals)
     helped = sum(scaled < naive for _, naive, scaled, _ in finals)
     mended = sum(both <= small for small, _, _, both in finals)
