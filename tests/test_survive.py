@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -62,11 +63,14 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 
 def tell(number: int) -> Callable[[], object]:
-    """Sends a signal to all processes of the run, those that load data included, as Slurm does."""
+    """Sends a signal to all processes of the run, those that load data included, as Slurm does; returns once noted."""
 
     def kill() -> None:
         workers = [process.pid for process in multiprocessing.active_children()]
+        stop = signal.getsignal(number).__self__
         subprocess.run(["kill", f"-{int(number)}", *map(str, workers), str(os.getpid())], check=True)
+        while not stop.received:
+            time.sleep(0.001)
 
     return kill
 
