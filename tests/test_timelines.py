@@ -1,12 +1,19 @@
 """The two studies that draw time lines: a row on record and a panel for each setting."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
+import quick_python
 from conftest import Script
+
+
+@pytest.fixture(autouse=True)
+def quick_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(quick_python.commands() / "python"))
 
 
 @pytest.mark.slow
@@ -23,7 +30,7 @@ def test_waiting_for_data_is_part_of_a_step_with_any_number_of_workers(run_scrip
 
 @pytest.mark.slow
 def test_the_buckets_of_each_setting_are_counted(run_script: Script, tmp_path: Path) -> None:
-    flags = ("--batch_size", 2, "--rounds", 1, "--model", "resnet18", "--out", tmp_path)
+    flags = ("--batch_size", 2, "--steps", 14, "--rounds", 1, "--model", "resnet18", "--out", tmp_path)
     result = run_script("03_ddp/experiments/bucket_timelines.py", *flags)
     assert result.status == 0, result.stderr
     rows = json.loads((tmp_path / "bucket_timelines.json").read_text())["rows"]
