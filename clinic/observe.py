@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import runpy
+import secrets
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -168,9 +170,12 @@ def _at(waiting: str) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """Return a port that nobody listens on, and that no outgoing connection is given meanwhile: those are higher."""
+    while True:
+        port = secrets.choice(range(12000, 20000))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _be_a_rank(
