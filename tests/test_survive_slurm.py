@@ -44,10 +44,10 @@ class Job:
             time.sleep(0.2)
 
     def stopped_and_resumed(self) -> str:
-        """Wait for its end; return the signal that stopped it in the middle of an epoch from where it went on."""
+        """Wait for its end; return the signal that stopped it where it later went on."""
         assert self.slurm.wait(self.number) == "COMPLETED", self.log
         assert self.slurm.job(self.number)["Restarts"] == "1"
-        ((name, where),) = re.findall(r"told to stop by (\w+): saved (after step \d+ of epoch \d);", self.log)
+        ((name, where),) = re.findall(r"told to stop by (\w+): saved (after (?:step \d+ of )?epoch \d);", self.log)
         assert len(re.findall(f"resumed from .*/checkpoint.pt {where}$", self.log, re.MULTILINE)) == 1
         assert len(re.findall("^epoch 1  train loss", self.log, re.MULTILINE)) == 1
         assert len(re.findall("^epoch 2  train loss", self.log, re.MULTILINE)) == 1
