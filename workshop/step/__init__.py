@@ -1,1 +1,0 @@
-"""What makes a training step fast: optimizers, number formats, CUDA graphs."""
