@@ -17,7 +17,8 @@ from pathlib import Path
 
 from clinic import records
 from clinic.catalogue import REPOSITORY, Exercise, exercises, find, shown
-from workshop.errors import UserError, run_reporting_user_errors
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
 from workshop.paths import default_runs_dir
 
 

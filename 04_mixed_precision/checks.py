@@ -10,7 +10,7 @@ import torch
 
 from workshop.config import ComputeFlags
 from workshop.errors import UserError, first_on_node, warn
-from workshop.hardware import only_imitates
+from workshop.hardware import emulates
 from workshop.signals import STOP_SIGNALS
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -21,7 +21,7 @@ def set_up_device(config: ComputeFlags, device: torch.device) -> None:
     """Tell torch how ``device`` shall compute; raise as `require_options`."""
     require_options(config, device)
     set_switches(config)
-    if first_on_node() and only_imitates(device, config.precision):
+    if first_on_node() and emulates(device, config.precision):
         imitates = f"this CPU has no instructions for {config.precision} and imitates it"
         warn(f"{imitates}, slower than --precision fp32 would be")
 
@@ -57,7 +57,7 @@ def _require_precision(config: ComputeFlags, device: torch.device) -> None:
     ampere = cuda and torch.cuda.get_device_capability(device) >= (8, 0)
     if config.precision == "tf32" and not ampere:
         raise UserError(f"--precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; {_this_is(device)}")
-    if config.precision == "bf16" and cuda and only_imitates(device, "bf16"):
+    if config.precision == "bf16" and cuda and emulates(device, "bf16"):
         raise UserError(
             f"--precision bf16 needs a GPU of compute capability 8.0 or newer; {_this_is(device)}: try --precision fp16"
             ", as PyTorch would only imitate bf16"

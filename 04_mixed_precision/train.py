@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from workshop.commandline import run_with_config
 from workshop.config import ComputeFlags, DDPFlags, TrainConfig, VolumeFlags
-from workshop.distributed.ddp import AllReduces, forward_sync_buffers, share_batch
+from workshop.distributed.all_reduce_counter import AllReduces, forward_sync_buffers, share_batch
 from workshop.distributed.process_group import process_group
 from workshop.distributed.ranks import Ranks
 from workshop.loaders import Loader, build_loaders

@@ -29,7 +29,7 @@ from torch import nn
 from clinic import coded
 from clinic.notes import Rank, take_notes
 from workshop import models
-from workshop.measuring.launching import reason
+from lab.launching import reason
 
 models.MODELS["mnist_cnn"] = coded.SmallReader
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from filling import find_damage
 from sources import SOURCES, bring_drawn, bring_real, pack
 from workshop.datasets import IMAGES, shards
-from workshop.errors import UserError, nearest, run_reporting_user_errors
-from workshop.measuring.flags import Parser
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError, nearest
+from lab.flags import Parser
 from workshop.paths import default_data_dir
 
 

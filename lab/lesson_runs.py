@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from record_file import machine_name
-from workshop.hardware import only_imitates, pick_device
-from workshop.measuring.launching import read_record, torchrun
+from workshop.hardware import emulates, pick_device
+from lab.launching import read_record, torchrun
 from workshop.paths import REPOSITORY
 
 TARGET = 0.98
@@ -98,7 +98,7 @@ def time_to_target(
     """Train what ``names`` of `TO_TARGET` say in turn, so many rounds; yield all there is after each."""
     configurations = {name: TO_TARGET[name] for name in names}
     imitated = None
-    if "fast" in names and only_imitates(pick_device(), "bf16"):  # it would take too long: a glimpse will do
+    if "fast" in names and emulates(pick_device(), "bf16"):  # it would take too long: a glimpse will do
         lesson, fast_flags = configurations.pop("fast")
         glimpse = train(*fast_flags, "--limit_train", 1280, "--limit_val", 500, *flags, lesson=lesson)
         imitated = glimpse["epochs"][0]["samples_per_second"]

@@ -38,11 +38,12 @@ from lesson_runs import (
     train,
 )
 from record_file import machine_name, put_record, read_records
-from workshop.errors import UserError, nearest, run_reporting_user_errors
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError, nearest
 from workshop.hardware import available_cpus
 from workshop.loaders import build_loaders
-from workshop.measuring.flags import Parser
-from workshop.measuring.launching import check_flags
+from lab.flags import Parser
+from lab.launching import check_flags
 from workshop.paths import REPOSITORY
 
 TINY_UNET = ("--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml")

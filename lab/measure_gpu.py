@@ -41,8 +41,8 @@ from lesson_runs import (
 from record_file import machine_name, put_record, read_records
 from trace_table import trace_table
 from workshop.errors import UserError
-from workshop.hardware import the_cpu
-from workshop.measuring.flags import Parser, make_output_folder, require_positive
+from workshop.hardware import cpu_or_error
+from lab.flags import Parser, make_output_folder, require_positive
 from workshop.paths import default_data_dir, default_runs_dir
 
 UNET = ("--config", "../configs/unet3d.yaml")
@@ -296,7 +296,7 @@ def main(arguments: list[str]) -> None:
     asked = parser.parse_args(arguments)
     require_positive(asked, "minutes")
     if not asked.rehearse and not torch.cuda.is_available():
-        the_cpu()  # which says more, if a GPU was granted
+        cpu_or_error()  # which says more, if a GPU was granted
         raise UserError("this machine has no NVIDIA GPU: try all rows on the CPU with --rehearse true")
     place = rehearse() if asked.rehearse else Place(RESULTS / f"{machine_name()}.json")
     records = read_records(place.file)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from workshop.hardware import available_cpus
-from workshop.measuring.launching import read_record, torchrun
+from lab.launching import read_record, torchrun
 from workshop.paths import REPOSITORY
 
 LESSON_01 = REPOSITORY / "01_single_gpu"

@@ -138,7 +138,7 @@ EOF_CONF
     cat >"$state/task_prolog.sh" <<'EOF_PROLOG'
 #!/bin/sh
 echo "export CUDA_VISIBLE_DEVICES=$(echo "$CUDA_VISIBLE_DEVICES" | sed 's/[0-9]/10&/g')"
-echo "export WORKSHOP_PRETENDED_GPUS=yes" # elsewhere a job whose torch does not find its GPUs ends
+echo "export WORKSHOP_FAKE_GPUS=yes" # elsewhere a job whose torch does not find its GPUs ends
 echo "export SLURM_CONF=${SLURM_CONF%/*}/slurm.conf" # not that of the daemon
 EOF_PROLOG
     chmod +x "$state/task_prolog.sh"

@@ -58,7 +58,7 @@ def with_the_other_ranks(mine: Callable[[], list[Row]]) -> list[Row]:
     """
     import torch.distributed as dist
 
-    from workshop.distributed.agreement import Agreement
+    from workshop.distributed.control_group import Agreement
     from workshop.distributed.process_group import process_group
     from workshop.errors import UserError
 
@@ -113,7 +113,7 @@ def ranks_on_this_machine() -> list[Row]:
     """Start two ranks as lesson 03 does, on two GPUs or on CPUs, and return what they found."""
     import torch
 
-    from workshop.measuring.launching import reason
+    from lab.launching import reason
 
     environment = os.environ | ({} if torch.cuda.device_count() > 1 else {"CUDA_VISIBLE_DEVICES": ""})
     environment |= {"OMP_NUM_THREADS": "1"}

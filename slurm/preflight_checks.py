@@ -118,7 +118,7 @@ def device(local_rank: int = 0) -> Row:
     import torch
 
     from workshop.errors import UserError
-    from workshop.hardware import only_imitates, pick_device
+    from workshop.hardware import emulates, pick_device
 
     try:
         found = pick_device()
@@ -126,8 +126,8 @@ def device(local_rank: int = 0) -> Row:
         fact, _, remedy = str(error).partition(": CUDA 13 needs")
         return Row("device", "fail", fact, f"CUDA 13 needs{remedy}")
     if found.type != "cuda":
-        pretended = "pretended GPUs" if "WORKSHOP_PRETENDED_GPUS" in os.environ else "no GPU"
-        imitated = " It imitates bf16, slowly." if only_imitates(found, "bf16") else ""
+        pretended = "pretended GPUs" if "WORKSHOP_FAKE_GPUS" in os.environ else "no GPU"
+        imitated = " It imitates bf16, slowly." if emulates(found, "bf16") else ""
         remedy = (
             "all lessons run on CPUs; for lesson 02 to show anything, and for tf32 and CUDA graphs, take a GPU node"
         )

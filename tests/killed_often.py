@@ -24,7 +24,7 @@ from torch import nn
 from workshop.config import TrainConfig
 from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders.memory import MemoryLoader
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.sampler import EpochOrder
 from workshop.run import Run
 
 LIVES, INTERVAL, EPOCHS = 50, 3, 80

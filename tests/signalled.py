@@ -16,7 +16,7 @@ import torch
 
 from workshop.distributed import heartbeat, process_group
 from workshop.distributed.ranks import Ranks
-from workshop.run.progress import Progress
+from workshop.run.position import Progress
 
 rank, step, name, script = sys.argv[1:5]
 count_step, meet = Progress.count_step, process_group.meet

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workshop.distributed.ranks import ONE_PROCESS
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.sampler import EpochOrder
 
 SLOW, FAST = 0.004, 0.0002
 

@@ -10,7 +10,7 @@ import pytest
 from clinic.catalogue import Exercise, exercises, patched
 from exercise import Grader
 from workshop.commandline import load_config
-from workshop.measuring.launching import load_script
+from lab.launching import load_script
 
 EXERCISES = exercises()
 

@@ -42,7 +42,7 @@ def test_whatever_the_number_of_gpus_the_ranks_can_share_the_batch(
         batches.add(next(command[i + 1] for i, word in enumerate(command) if str(word).endswith("batch_size")))
         return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("SYNTHETIC", "FULL")} | {"verdict": "fine"}
 
-    monkeypatch.setattr("workshop.measuring.launching.read_record", answer)
+    monkeypatch.setattr("lab.launching.read_record", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert compare("--out", tmp_path).status == 0
     (batch,) = batches
@@ -69,7 +69,7 @@ def test_all_get_the_same_work(monkeypatch: pytest.MonkeyPatch, compare: Script,
         started.append((folder.name, command, threads))
         return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("IO", "SYNTHETIC", "FULL")} | {"verdict": "fine"}
 
-    monkeypatch.setattr("workshop.measuring.launching.read_record", answer)
+    monkeypatch.setattr("lab.launching.read_record", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     result = compare("--rounds", 2, "--global_batch_size", 32, "--limit_train", 640, "--ranks", 2, "--out", tmp_path)
     assert result.status == 0, result.stderr

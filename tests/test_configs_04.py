@@ -14,7 +14,7 @@ import yaml
 
 from conftest import REPOSITORY, Script
 from workshop.commandline import load_config
-from workshop.distributed.ddp import share_batch
+from workshop.distributed.all_reduce_counter import share_batch
 from workshop.distributed.ranks import Ranks
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D

@@ -20,8 +20,8 @@ from conclusions import Lead, conclude, leads, sweep_table
 from conftest import Script
 from crossover_plot import plot
 from sweep import Row, Sweep, WrongResultError, run_sweep
-from workshop.measuring import timing
-from workshop.measuring.tables import format_seconds, format_table
+from lab import timing
+from lab.tables import format_seconds, format_table
 
 SCRIPT = "01_single_gpu/experiments/cpu_or_gpu.py"
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from pictures import NAMES, draw_pictures
 from sources import bring_drawn
 from workshop.datasets import cifar10
 from workshop.errors import UserError
-from workshop.loaders.map import Pictures
+from workshop.loaders.images import Pictures
 
 
 def batches(data_dir: Path) -> Path:

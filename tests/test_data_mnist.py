@@ -21,7 +21,7 @@ from digits import draw_digits
 from sources import bring_drawn, bring_real
 from workshop.datasets import mnist
 from workshop.errors import UserError
-from workshop.loaders.map import Pictures
+from workshop.loaders.images import Pictures
 from workshop.paths import default_data_dir
 
 # What is drawn

@@ -14,15 +14,16 @@ from conftest import REPOSITORY
 from data_helpers import assert_one_line
 from workshop.commandline import run_with_config
 from workshop.config import TrainConfig
-from workshop.errors import refuse_another_clones_package, run_reporting_user_errors
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import refuse_another_clones_package
 
 WORKERS = """
 import multiprocessing.reduction, os, resource, signal, sys
 import torch
 from workshop.distributed.ranks import ONE_PROCESS
-from workshop.errors import run_reporting_user_errors
-from workshop.loaders.map import MapLoader
-from workshop.loaders.order import EpochOrder
+from workshop.entry import run_reporting_user_errors
+from workshop.loaders.images import MapLoader
+from workshop.loaders.sampler import EpochOrder
 
 class Samples(torch.utils.data.Dataset):
     def __getitem__(self, index):
@@ -82,7 +83,7 @@ def test_no_other_error_is_hidden(error: Exception) -> None:
 PRINTING = """
 import sys
 from pathlib import Path
-from workshop.errors import run_reporting_user_errors, warn
+from workshop.entry import run_reporting_user_errors, warn
 
 def main():
     warn("careful")

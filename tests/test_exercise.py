@@ -15,7 +15,8 @@ import exercise
 from clinic import records
 from clinic.catalogue import Exercise, find, patched
 from data_helpers import assert_one_line
-from workshop.errors import UserError, run_reporting_user_errors
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -24,13 +24,13 @@ from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders import Loader
 from workshop.loaders.crops import Crops
 from workshop.loaders.device import DeviceLoader
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.sampler import EpochOrder
 from workshop.loaders.transform import BatchTransform
 from workshop.loaders.volumes import VolumeLoader
-from workshop.measuring.launching import load_script
+from lab.launching import load_script
 from workshop.models import build_model
 from workshop.run.checkpoint import identity
-from workshop.run.progress import Progress
+from workshop.run.position import Progress
 from workshop.step.optimizers import build_optimizer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

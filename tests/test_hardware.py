@@ -32,16 +32,16 @@ def cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     [(ZEN_3, {"bf16", "fp16"}), (ZEN_4, {"fp16"}), (GRAVITON_3, set()), ("", set())],
     ids=["AVX2", "AVX-512", "ARM", "unknown"],
 )
-def test_formats_that_a_device_only_imitates(
+def test_formats_that_a_device_emulates(
     cpuinfo: Path, text: str, imitated: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpuinfo.write_text(text)
     formats = ("fp32", "tf32", "bf16", "fp16")
-    assert {precision for precision in formats if hardware.only_imitates(CPU, precision)} == imitated
+    assert {precision for precision in formats if hardware.emulates(CPU, precision)} == imitated
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert not any(hardware.only_imitates(GPU, precision) for precision in formats)
+    assert not any(hardware.emulates(GPU, precision) for precision in formats)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert [precision for precision in formats if hardware.only_imitates(GPU, precision)] == ["bf16"]
+    assert [precision for precision in formats if hardware.emulates(GPU, precision)] == ["bf16"]
 
 
 def test_a_record_tells_gpus_driver_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_record_tells_gpus_driver_and_libraries(monkeypatch: pytest.MonkeyPatc
 
 def test_no_file_tells_nothing(cpuinfo: Path) -> None:
     assert not cpuinfo.exists()
-    assert not hardware.only_imitates(CPU, "bf16")
+    assert not hardware.emulates(CPU, "bf16")
     assert hardware.describe_hardware(CPU)["cpu"]
 
 
@@ -89,7 +89,7 @@ NOT_GRANTED = [
     {"CUDA_VISIBLE_DEVICES": "-1"},
     {"CUDA_VISIBLE_DEVICES": "NoDevFiles"},
     {"SLURM_GPUS_ON_NODE": "0"},
-    {"CUDA_VISIBLE_DEVICES": "100", "SLURM_JOB_GPUS": "0", "WORKSHOP_PRETENDED_GPUS": "yes"},
+    {"CUDA_VISIBLE_DEVICES": "100", "SLURM_JOB_GPUS": "0", "WORKSHOP_FAKE_GPUS": "yes"},
 ]
 
 

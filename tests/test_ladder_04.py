@@ -27,7 +27,7 @@ from trainer import Trainer, batches_of, errors_of, flops_per_sample, reference
 from workload import WorkloadConfig
 from workshop.config import ComputeFlags, TrainConfig
 from workshop.distributed.ranks import ONE_PROCESS
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.sampler import EpochOrder
 from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.unet3d import UNet3D
 from workshop.step.graph import EAGER_STEPS

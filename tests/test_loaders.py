@@ -17,9 +17,9 @@ from workshop.errors import UserError
 from workshop.loaders import Loader, build_loaders, device
 from workshop.loaders.dali import DaliLoader
 from workshop.loaders.device import DeviceLoader
-from workshop.loaders.map import MapLoader, SeededSamples
+from workshop.loaders.images import MapLoader, SeededSamples
 from workshop.loaders.memory import MemoryLoader
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.sampler import EpochOrder
 from workshop.loaders.transform import PADDING, BatchTransform, flip_and_crop
 
 CPU = torch.device("cpu")

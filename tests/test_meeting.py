@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from workshop.distributed import process_group
-from workshop.distributed.agreement import Agreement
+from workshop.distributed.control_group import Agreement
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 

@@ -3,7 +3,7 @@
 import pytest
 
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.sampler import EpochOrder
 
 
 def orders(

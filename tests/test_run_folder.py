@@ -21,7 +21,7 @@ from workshop.config import TrainConfig
 from workshop.errors import UserError
 from workshop.run import Run
 from workshop.run.checkpoint import save_checkpoint
-from workshop.run.progress import Progress
+from workshop.run.position import Progress
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_a_run_leaves_the_users_files_alone(train: Script, tmp_path: Path) -> No
 def test_the_first_step_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In it a GPU's libraries and kernels are loaded."""
     clock = Clock()
-    monkeypatch.setattr("workshop.run.progress.time", clock)
+    monkeypatch.setattr("workshop.run.position.time", clock)
     with Run(TrainConfig(run_dir=tmp_path), CPU) as run:
         for _ in run.watch(SlowLoader(clock, 0.5, samples=32)):
             clock.sleep(0.25 if run.progress.step else 7.0)

@@ -18,7 +18,7 @@ from conftest import REPOSITORY, Script
 from scaling_study import KINDS, Setting, plot, rows, scaling_table, settings, verdict
 from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.distributed.process_group import process_group
-from workshop.measuring import launching
+from lab import launching
 from workshop.profiling.throughput import Throughput, benchmark
 
 ONE, TWO, FOUR = Setting(1, 64), Setting(2, 64), Setting(4, 64)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import workshop.measuring.launching
+import lab.launching
 from conftest import Script
 from success_rate import cpu_seconds
 
@@ -21,15 +21,15 @@ Train = Callable[[Path, list[str]], dict[str, Any]]
 @pytest.fixture
 def measure(run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Runs the experiment with a stand-in for starting train.py; returns the table's lines and the record."""
-    monkeypatch.setattr("workshop.measuring.timing.cpu_share", lambda: 0.5)
+    monkeypatch.setattr("lab.timing.cpu_share", lambda: 0.5)
 
     def run(train: Train, *flags: object, imitated: bool = False) -> tuple[list[str], dict[str, Any]]:
         def start(command: list[object], folder: Path, **_: object) -> dict[str, Any]:
             assert command[:2] == [sys.executable, "train.py"]
             return train(folder, [str(word) for word in command[2:]])
 
-        monkeypatch.setattr(workshop.measuring.launching, "read_record", start)
-        monkeypatch.setattr("workshop.hardware.only_imitates", lambda *_: imitated)
+        monkeypatch.setattr(lab.launching, "read_record", start)
+        monkeypatch.setattr("workshop.hardware.emulates", lambda *_: imitated)
         result = run_script(SCRIPT, *flags, "--out", tmp_path)
         assert result.status == 0, result.stderr
         return result.stdout.splitlines(), json.loads((tmp_path / "success_rate.json").read_text())

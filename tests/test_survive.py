@@ -19,7 +19,7 @@ import torch
 
 from conftest import REPOSITORY, Result, Script
 from sources import bring_drawn, pack
-from workshop.run.progress import Progress
+from workshop.run.position import Progress
 from workshop.signals import StopSignals, obey_only_parent
 
 pytestmark = pytest.mark.slow

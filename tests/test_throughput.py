@@ -12,7 +12,7 @@ from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.loaders import Loader
 from workshop.profiling.calibration import repeats_for
 from workshop.profiling.throughput import Throughput, benchmark, verdict
-from workshop.run.record import LOCK
+from workshop.run.logger import LOCK
 from workshop.step.graph import EAGER_STEPS
 
 

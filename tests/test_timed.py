@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from workshop.profiling import timed
-from workshop.profiling.timed import TimedLoader
+from workshop.profiling.timed_loader import TimedLoader
 
 
 class Clock:

@@ -18,8 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from workshop.config import TrainConfig
 from workshop.distributed.ranks import ONE_PROCESS
-from workshop.loaders.map import NOTES, MapLoader, SeededSamples
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.images import NOTES, MapLoader, SeededSamples
+from workshop.loaders.sampler import EpochOrder
 from workshop.profiling import trace as trace_module
 from workshop.profiling.annotate import annotate, annotated
 from workshop.profiling.timeline import picture, read_rows

@@ -25,13 +25,13 @@ from workshop.config import ComputeFlags
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError
 from workshop.loaders import build_loaders
-from workshop.loaders.order import EpochOrder
-from workshop.measuring.launching import load_script
+from workshop.loaders.sampler import EpochOrder
+from lab.launching import load_script
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
 from workshop.run import Run
 from workshop.run.checkpoint import identity
-from workshop.run.progress import Progress
+from workshop.run.position import Progress
 from workshop.signals import STOP_SIGNALS
 from workshop.step.graph import StepGraph, require_one_shape
 from workshop.step.optimizers import build_optimizer, restore_optimizer

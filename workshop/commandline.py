@@ -1,4 +1,4 @@
-"""From YAML files and flags to one frozen configuration; a user's mistake is told in one line."""
+"""From YAML files and flags to one frozen configuration; a user's mistake gives one line."""
 
 import argparse
 import dataclasses
@@ -14,7 +14,8 @@ from typing import TypeVar
 import jsonargparse
 import yaml
 
-from workshop.errors import UserError, first_on_node, nearest, run_reporting_user_errors
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError, first_on_node, nearest
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -27,7 +28,7 @@ class StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:  # noqa: D102
         keys = [key.value for key, _ in node.value]
         for twice in (key for key in keys if keys.count(key) > 1):
-            raise yaml.MarkedYAMLError(None, None, f"key '{twice}' is there twice", node.start_mark)
+            raise yaml.MarkedYAMLError(None, None, f"key '{twice}' appears twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
     def construct_scalar(self, node: yaml.ScalarNode) -> str:  # noqa: D102
@@ -86,14 +87,14 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
 
 
 def run_with_config(main: Callable[[C], None], config_class: type[C], description: str | None) -> None:
-    """Run a script's ``main`` with the configuration of the command line; tell a user's mistake in one line."""
+    """Run a script's ``main`` with the configuration of the command line; report a user's mistake in one line."""
 
     @functools.wraps(main)
     def parse_and_run() -> None:
         try:
             config = load_config(config_class, sys.argv[1:], description)
         except UserError as error:
-            error.told = not first_on_node()  # the others here were given the same flags
+            error.already_reported = not first_on_node()  # the other ranks of this node have the same flags
             raise
         main(config)
 

@@ -1,21 +1,28 @@
-"""The device to compute on, the CPUs to use, and what every record says of machine and software."""
+"""The device to compute on, the CPUs and the memory to use, and a description of the machine and its software."""
 
 import os
 import platform
 import re
 import resource
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from workshop.errors import UserError, first_on_node
 
 CPUINFO = Path("/proc/cpuinfo")
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUP_FILES = {  # by version: limit, memory in use, and in memory.stat the file cache in it that can be freed
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 CPU_FLAGS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
 """what /proc/cpuinfo calls the instructions for 16-bit formats, on x86 and ARM"""
 PACKAGES = ("torch", "torchvision", "line_profiler", "nvidia-dali-cuda120", "numpy")
@@ -23,19 +30,19 @@ PACKAGES = ("torch", "torchvision", "line_profiler", "nvidia-dali-cuda120", "num
 
 def pick_device() -> torch.device:
     """Return the accelerator of this machine (CUDA, Apple's MPS, ...) if it has one, else the CPU."""
-    return torch.accelerator.current_accelerator(check_available=True) or the_cpu()
+    return torch.accelerator.current_accelerator(check_available=True) or cpu_or_error()
 
 
-def the_cpu() -> torch.device:
-    """Return the CPU, for want of a GPU that torch finds; raise a `UserError` where this process was granted one."""
+def cpu_or_error() -> torch.device:
+    """Return the CPU; raise a `UserError` if this process was granted a GPU that torch does not find."""
     names = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
     granted = next((f"{name}={os.environ[name]}" for name in names if name in os.environ), "")
-    if re.search("S=[0-9]|=GPU-|=MIG-|NODE=[1-9]", granted) and "WORKSHOP_PRETENDED_GPUS" not in os.environ:
+    if re.search("S=[0-9]|=GPU-|=MIG-|NODE=[1-9]", granted) and "WORKSHOP_FAKE_GPUS" not in os.environ:
         raise UserError(
             f"{granted}, but torch {torch.__version__} (built for CUDA: {torch.version.cuda or 'no'}) finds no GPU: "
             "CUDA 13 needs driver R580 or newer, an older driver needs a torch built for an older CUDA; or train on "
             "CPUs with CUDA_VISIBLE_DEVICES= in the environment",
-            told=not first_on_node(),
+            already_reported=not first_on_node(),
         )
     return torch.device("cpu")
 
@@ -66,10 +73,10 @@ def describe_hardware(device: torch.device) -> dict[str, Any]:
     return hardware
 
 
-def only_imitates(device: torch.device, precision: str) -> bool:
+def emulates(device: torch.device, precision: str) -> bool:
     """Return whether ``device`` is known to have no instructions for a number format, such as "bf16".
 
-    It computes with it all the same, but slower than in fp32. Of CPUs, only Linux tells.
+    It then emulates the format, which is slower than fp32. Of a CPU only Linux says what it has.
     """
     if device.type == "cuda":
         return precision == "bf16" and torch.cuda.get_device_capability(device) < (8, 0)
@@ -109,6 +116,39 @@ def _driver() -> str | None:
 
 
 def _cpuinfo(key: str) -> str:
-    """Return what Linux tells of the first CPU under ``key``; "" if nothing."""
+    """Return what /proc/cpuinfo says about the first CPU under ``key``; "" if nothing."""
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")
+
+
+def require_memory(loader: str, needed: int, device: torch.device, advice: str, what: str = "") -> None:
+    """Raise `UserError` unless ``needed`` bytes are free on ``device``; ``what`` says for what they are needed."""
+    free = free_bytes(device)
+    if needed > free:
+        needs = f"--loader {loader} needs {needed / 1e9:.2f} GB on {device}{what}"
+        raise UserError(f"{needs}, but {free / 1e9:.2f} GB are free; {advice}")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory is free on ``device``; on other devices, which share the CPU's memory, what machine and job have left.
+
+    Slurm and containers limit a job by a control group; the kernel kills a process that goes beyond, without a message.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return max(0, min([psutil.virtual_memory().available, *_left_in_cgroups()]))
+
+
+def _left_in_cgroups() -> Iterator[int]:
+    """Yield the bytes left in each control group with a limit that this process is in."""
+    for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        limit, usage, cache = CGROUP_FILES[1 if controllers else 2]
+        group = CGROUPS / ("memory" if controllers else "") / path.lstrip("/")
+        for folder in (group, *group.parents):  # a container sees only some of them, from the top
+            with suppress(OSError, ValueError):  # not there, or "max"
+                maximum, used = (int((folder / name).read_text()) for name in (limit, usage))
+                lines = (folder / "memory.stat").read_text().splitlines()
+                yield maximum - used + int(dict(line.split() for line in lines).get(cache, 0))

@@ -1,7 +1,7 @@
-"""Being told to stop: signals are noted when they come and acted on later, between two steps.
+"""Signals that ask a run to stop: they are recorded when they arrive, and acted on later, between two steps.
 
 Ctrl-C sends SIGINT, a terminal that is closed SIGHUP. Slurm sends SIGTERM when a job is cancelled, preempted or
-requeued, and whatever ``#SBATCH --signal`` says before the time limit. All may reach those that load data as well.
+requeued, and the signal of ``#SBATCH --signal`` before the time limit. The workers of a loader may get all of them too.
 """
 
 import os
@@ -14,43 +14,43 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class StopSignals:
-    """While it is entered, notes the stop signals instead of dying of them, except of a second SIGINT."""
+    """As a context manager, records the stop signals instead of letting them end the process; a second SIGINT ends it."""
 
     received = 0
-    """number of the last one, 0 while there was none"""
+    """number of the last signal, 0 if there was none"""
 
     def __enter__(self) -> "StopSignals":
-        heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
-        self._before = {number: signal.signal(number, self._note) for number in heeded}
+        handled = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+        self._before = {number: signal.signal(number, self._record) for number in handled}
         return self
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, _: FrameType | None) -> None:
+    def _record(self, number: int, _: FrameType | None) -> None:
         self.received = number
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
-            self._before[number] = signal.SIG_DFL  # also while the run ends
+            self._before[number] = signal.SIG_DFL  # a second Ctrl-C ends the process, also while the run ends
 
 
-def obey_only_parent(_: int = 0) -> None:
+def ignore_stop_signals() -> None:
     """Let this worker process ignore the stop signals, unless the process that it works for sends them.
 
-    A ``DataLoader`` whose worker dies raises in the middle of whatever the training process is doing, so a worker must
-    not die while that one has a checkpoint to write. Use as ``worker_init_fn``.
+    A ``DataLoader`` whose worker dies raises an error in the middle of whatever the training process is doing. So a
+    worker must not die while the training process has a checkpoint to write.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which no training process sends
-    # Lacking files or shared memory it would drop a batch, for which the training process would wait for good.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process never sends it
+    # A worker without file descriptors or shared memory drops its batch; the training process would wait for it forever.
     Queue._on_queue_feeder_error = staticmethod(lambda *_: os._exit(1))
     if not hasattr(signal, "sigwaitinfo"):  # macOS, where there is no Slurm
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    threading.Thread(target=_end_when_parent_says, args=[os.getppid()], daemon=True).start()
+    threading.Thread(target=_exit_when_parent_asks, args=[os.getppid()], daemon=True).start()
 
 
-def _end_when_parent_says(parent: int) -> None:
+def _exit_when_parent_asks(parent: int) -> None:
     while signal.sigwaitinfo(STOP_SIGNALS).si_pid != parent:
         pass
     os._exit(0)

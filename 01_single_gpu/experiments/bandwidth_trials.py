@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from workshop.errors import UserError
 from workshop.hardware import available_cpus
-from workshop.measuring.timing import measure
+from lab.timing import measure
 
 MiB = 2**20
 WRITE_BLOCK = 64 * MiB

@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from computations.regression import STEPS, closed_form, draw_line, step
-from workshop.errors import run_reporting_user_errors
+from workshop.entry import run_reporting_user_errors
 from workshop.hardware import pick_device
-from workshop.measuring.flags import Parser, make_output_folder
-from workshop.measuring.records import write_record
+from lab.flags import Parser, make_output_folder
+from lab.records import write_record
 
 SAMPLES = 50
 SHOWN = (0, 5, 20, STEPS)

@@ -7,7 +7,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from backends import Array, Backend
-from workshop.measuring.timing import measure
+from lab.timing import measure
 
 Inputs = tuple[np.ndarray, ...]
 

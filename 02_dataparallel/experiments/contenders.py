@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from workshop.measuring.tables import format_table
+from lab.tables import format_table
 from workshop.profiling.throughput import Throughput
 
 KINDS = ("SYNTHETIC", "FULL")

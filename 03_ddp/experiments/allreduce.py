@@ -20,12 +20,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
 from alpha_beta import Network, bus_bandwidth_factor, fit
 from workshop.commandline import run_with_config
-from workshop.distributed.agreement import slowest
+from workshop.distributed.control_group import slowest
 from workshop.distributed.process_group import process_group
 from workshop.errors import UserError
-from workshop.measuring.flags import default_folder, make_output_folder
-from workshop.measuring.records import write_record
-from workshop.measuring.tables import format_seconds, format_table
+from lab.flags import default_folder, make_output_folder
+from lab.records import write_record
+from lab.tables import format_seconds, format_table
 from workshop.profiling.calibration import repeats_for
 
 TRIALS = 5

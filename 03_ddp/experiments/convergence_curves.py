@@ -12,8 +12,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from workshop.errors import UserError
-from workshop.measuring.launching import load_script
-from workshop.measuring.tables import format_table
+from lab.launching import load_script
+from lab.tables import format_table
 
 LESSON = Path(__file__).resolve().parent.parent
 COLOURS = ("black", "tab:red", "tab:orange", "tab:blue", "tab:green", "tab:purple", "tab:brown", "tab:pink")

@@ -17,15 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workshop.commandline import run_with_config
 from workshop.config import DDPFlags, TrainConfig
-from workshop.distributed.agreement import slowest
-from workshop.distributed.ddp import share_batch
+from workshop.distributed.control_group import slowest
+from workshop.distributed.all_reduce_counter import share_batch
 from workshop.distributed.process_group import process_group
 from workshop.errors import UserError
 from workshop.loaders import build_loaders
-from workshop.measuring.flags import default_folder, make_output_folder
-from workshop.measuring.records import write_record
+from lab.flags import default_folder, make_output_folder
+from lab.records import write_record
 from workshop.models import build_model
-from workshop.run.progress import Progress
+from workshop.run.position import Progress
 from workshop.step.optimizers import build_optimizer
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from workshop.distributed.agreement import slowest
+from workshop.distributed.control_group import slowest
 from workshop.distributed.process_group import process_group
-from workshop.errors import run_reporting_user_errors
-from workshop.measuring.flags import Parser
+from workshop.entry import run_reporting_user_errors
+from lab.flags import Parser
 from workshop.profiling.calibration import repeats_for
 
 CPU_SIZE, ACCELERATOR_SIZE = 512, 4096

@@ -20,11 +20,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, PercentFormatter
 
 import prediction
 from alpha_beta import Network
-from workshop.errors import UserError, run_reporting_user_errors
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
 from workshop.hardware import pick_device
-from workshop.measuring.flags import Parser, make_output_folder, require_positive
-from workshop.measuring.records import write_record
-from workshop.measuring.tables import format_seconds, format_table
+from lab.flags import Parser, make_output_folder, require_positive
+from lab.records import write_record
+from lab.tables import format_seconds, format_table
 
 
 def parse_arguments() -> argparse.Namespace:

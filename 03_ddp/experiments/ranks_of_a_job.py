@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 
-from workshop.measuring.launching import torchrun
+from lab.launching import torchrun
 
 
 def in_slurm() -> bool:

@@ -29,12 +29,12 @@ from scaling_study import (
     settings,
     verdict,
 )
-from workshop.errors import run_reporting_user_errors, warn
+from workshop.entry import run_reporting_user_errors, warn
 from workshop.hardware import available_cpus, pick_device
-from workshop.measuring.flags import Parser, make_output_folder, require_positive
-from workshop.measuring.launching import benchmark, check_flags, read_record
-from workshop.measuring.records import write_record
-from workshop.measuring.timing import cpu_share
+from lab.flags import Parser, make_output_folder, require_positive
+from lab.launching import benchmark, check_flags, read_record
+from lab.records import write_record
+from lab.timing import cpu_share
 from workshop.models import build_model
 
 LESSON = Path(__file__).resolve().parent.parent

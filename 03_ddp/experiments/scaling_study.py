@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from workshop.measuring.tables import format_table
+from lab.tables import format_table
 from workshop.profiling.throughput import Throughput
 
 KINDS = ("IO", "SYNTHETIC", "FULL", "BARRIER", "COMPUTE")

@@ -19,10 +19,11 @@ from matplotlib.figure import Figure
 
 from precision_ladder import climb
 from workload import WorkloadConfig, read_workload, training_device
-from workshop.errors import UserError, run_reporting_user_errors
-from workshop.measuring.flags import default_folder, make_output_folder
-from workshop.measuring.records import write_record
-from workshop.measuring.tables import format_table
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
+from lab.flags import default_folder, make_output_folder
+from lab.records import write_record
+from lab.tables import format_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import math
 import torch
 
 from workshop.config import ComputeFlags
-from workshop.measuring.timing import measure
+from lab.timing import measure
 from workshop.step.precision import AUTOCAST_DTYPES, set_switches
 
 SIZES = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024, 2048)}

@@ -17,13 +17,14 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from workshop.errors import UserError, run_reporting_user_errors
-from workshop.hardware import only_imitates, pick_device
-from workshop.measuring.flags import Parser, make_output_folder, require_positive
-from workshop.measuring.launching import check_flags, read_record
-from workshop.measuring.records import write_record
-from workshop.measuring.tables import format_table
-from workshop.measuring.timing import cpu_share
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
+from workshop.hardware import emulates, pick_device
+from lab.flags import Parser, make_output_folder, require_positive
+from lab.launching import check_flags, read_record
+from lab.records import write_record
+from lab.tables import format_table
+from lab.timing import cpu_share
 from workshop.paths import REPOSITORY
 
 TARGET = 0.98
@@ -136,7 +137,7 @@ def main() -> None:
     """Train with all configurations in turn; print the table and write the record."""
     arguments, flags = parse_arguments()
     device = pick_device()
-    rows = contenders(imitated=only_imitates(device, "bf16"))
+    rows = contenders(imitated=emulates(device, "bf16"))
     for row in rows:
         check_flags(REPOSITORY / row.lesson, flags)
     make_output_folder(arguments.out)

@@ -20,10 +20,11 @@ from matplotlib.figure import Figure
 from matrix_peak import matmul_tflops
 from workload import training_device
 from workshop.config import ComputeFlags
-from workshop.errors import UserError, run_reporting_user_errors
-from workshop.measuring.flags import Parser, make_output_folder
-from workshop.measuring.records import write_record
-from workshop.measuring.tables import format_table
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
+from lab.flags import Parser, make_output_folder
+from lab.records import write_record
+from lab.tables import format_table
 from workshop.step.precision import require_options
 
 CENTRE = {"cuda": 4096, "cpu": 768}

@@ -29,11 +29,11 @@ from gradients import (
 from trainer import Trainer, batches_of
 from workload import WorkloadConfig, read_workload, training_device
 from workshop.config import ComputeFlags
-from workshop.errors import run_reporting_user_errors
+from workshop.entry import run_reporting_user_errors
 from workshop.loaders import build_loaders
-from workshop.measuring.flags import default_folder, make_output_folder
-from workshop.measuring.records import write_record
-from workshop.measuring.tables import format_table
+from lab.flags import default_folder, make_output_folder
+from lab.records import write_record
+from lab.tables import format_table
 from workshop.models import build_model
 from workshop.step.precision import set_switches
 

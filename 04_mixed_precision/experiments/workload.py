@@ -10,7 +10,7 @@ import torch
 
 from workshop.commandline import load_config
 from workshop.errors import UserError
-from workshop.measuring.launching import load_script
+from lab.launching import load_script
 from workshop.paths import REPOSITORY
 
 LESSON = load_script(REPOSITORY / "04_mixed_precision")

@@ -46,7 +46,7 @@ from slurm_cluster import SlurmCluster, local_cluster  # noqa: E402
 from sources import bring_drawn, bring_real  # noqa: E402
 from workshop.errors import UserError  # noqa: E402
 from workshop.hardware import describe_hardware, describe_versions, pick_device  # noqa: E402
-from workshop.measuring.tables import format_table  # noqa: E402
+from lab.tables import format_table  # noqa: E402
 
 TRAIN = REPOSITORY / "03_ddp" / "train.py"
 SHORT = ["--limit_train", 240, "--limit_val", 64, "--global_batch_size", 8, "--epochs", 3, "--save_interval", 5]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sources import bring_drawn, pack
-from workshop.run.progress import Progress
+from workshop.run.position import Progress
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 

@@ -9,7 +9,7 @@ from conftest import REPOSITORY, Train
 from trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.loaders import build_loaders
-from workshop.measuring.launching import load_script
+from lab.launching import load_script
 from workshop.step.optimizers import build_optimizer
 
 CONFIGS = REPOSITORY / "configs"

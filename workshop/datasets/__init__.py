@@ -1,14 +1,13 @@
-"""The data sets. Each is one module, which knows its files; those of images offer what `ImageDataSet` lists."""
+"""The data sets. Each is one module, which knows its files; those of images offer what `ImageSource` lists."""
 
+import importlib
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
-from workshop.datasets import cifar10, mnist
 
-
-class ImageDataSet(Protocol):
+class ImageSource(Protocol):
     """What the module of a data set of images offers. ``split`` is ``"train"`` or ``"val"``."""
 
     NAME: str
@@ -23,13 +22,22 @@ class ImageDataSet(Protocol):
 
     def folder(self, data_dir: Path) -> Path:
         """Return the folder that the files are in."""
+        ...
 
     def check(self, data_dir: Path) -> None:
-        """Raise `UserError`, saying which command mends it, unless all files are there and sound; takes moments."""
+        """Raise `UserError`, with the command that fixes it, unless all files are there and sound; takes moments."""
+        ...
 
     def arrays(self, data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the whole split undecorated: inputs (N, *SAMPLE_SHAPE) uint8 and targets (N,) int64."""
+        """Return the whole split as stored: inputs (N, *SAMPLE_SHAPE) uint8 and targets (N,) int64."""
+        ...
 
 
-IMAGES: dict[str, ImageDataSet] = {module.NAME: module for module in (mnist, cifar10)}
-"""by name; the volumes of `nbody` are apart, as they need HDF5"""
+IMAGES = ("mnist", "cifar10")
+"""names of the data sets of images; the volumes of `nbody` are apart, as they need HDF5"""
+
+
+def image_dataset(name: str) -> ImageSource:
+    """Return the module of the data set of images ``name``, which is imported only now."""
+    assert name in IMAGES, name
+    return cast(ImageSource, importlib.import_module(f"workshop.datasets.{name}"))

@@ -61,7 +61,11 @@ def arrays(data_dir: Path, split: str, device: torch.device | None = None) -> tu
 
     Raises UserError: as `check`, or there are values that are not finite numbers.
     """
-    path = box(data_dir, split).path
+    return read_arrays(box(data_dir, split).path, device)
+
+
+def read_arrays(path: Path, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read a whole box, whose file `box` has checked; see `arrays`."""
     with h5py.File(path) as file:
         return _read(file, "Nbody", device), _read(file, "Hydro", device)
 

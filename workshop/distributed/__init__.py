@@ -1,1 +1,7 @@
-"""The ranks: who this process is among them, how they meet, what they agree on, who has died, what DDP sends."""
+"""The ranks: how they find each other, what they exchange besides gradients, and how a failed rank is noticed."""
+
+from workshop.distributed.all_reduce_counter import AllReduceCounter
+from workshop.distributed.failure_detector import failure_detector
+from workshop.distributed.rendezvous import rendezvous, started_by_srun
+
+__all__ = ["AllReduceCounter", "failure_detector", "rendezvous", "started_by_srun"]

@@ -1,50 +1,17 @@
-"""What goes around DistributedDataParallel: sharing out a batch, and counting what the ranks send each other."""
-
-import dataclasses
-import inspect
-from typing import TypeVar
+"""Counting what DistributedDataParallel sends in a training step."""
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from workshop.config import DDPFlags
-from workshop.distributed.ranks import Ranks
-from workshop.errors import UserError
 
-C = TypeVar("C", bound=DDPFlags)
-
-
-def share_batch(config: C, ranks: Ranks) -> C:
-    """Share out ``global_batch_size``, if given, as ``batch_size`` per rank; `UserError` if that leaves a rest."""
-    if config.global_batch_size is None:
-        return config
-    share, rest = divmod(config.global_batch_size, ranks.world_size)
-    if rest:
-        near = max(share, 1) * ranks.world_size
-        raise UserError(
-            f"--global_batch_size {config.global_batch_size} cannot be shared evenly by {ranks.world_size} ranks; "
-            f"{near} or {near + ranks.world_size} could"
-        )
-    return dataclasses.replace(config, batch_size=share)
-
-
-def forward_sync_buffers(yes: bool) -> dict[str, bool]:
-    """Return this argument of ``DistributedDataParallel`` by the name that the installed torch has for it.
-
-    It was ``broadcast_buffers`` before torch 2.13: once that is the oldest to be supported, this can go.
-    """
-    known = inspect.signature(DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": yes}
-
-
-class AllReduces:
+class AllReduceCounter:
     """Counts the all-reduces of gradients in a step and their bytes, without changing what DDP does.
 
     DDP calls the hook once per bucket, as soon as the gradients in it are ready, and continues with backward while they
-    travel. After the first step it arranges the buckets anew, in the order the gradients became ready, so it is the
-    last step that counts. Where time is measured it is not ``enabled``, as the hook takes some.
+    are sent. After the first step it arranges the buckets anew, in the order in which the gradients became ready; so the
+    counts of the last step are reported. The hook takes some time; with ``enabled=False`` there is none.
     """
 
     def __init__(self, model: DistributedDataParallel, enabled: bool = True) -> None:
@@ -59,7 +26,7 @@ class AllReduces:
         if bucket.is_last():
             self.calls, self.bytes = self._calls, self._bytes
             self._calls = self._bytes = 0
-        return allreduce_hook(None, bucket)
+        return allreduce_hook(dist.group.WORLD, bucket)
 
     def per_step(self) -> dict[str, int]:
         """Return their number and bytes in the last step, for summary.json."""

@@ -5,7 +5,7 @@ from itertools import permutations, product
 import torch
 
 from workshop.datasets.nbody import VELOCITY
-from workshop.loaders.order import epoch_generator
+from workshop.loaders.sampler import epoch_generator
 
 _ALL = list(product(permutations(range(3)), product((False, True), repeat=3)))
 AXES = torch.tensor([axes for axes, _ in _ALL])

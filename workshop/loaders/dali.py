@@ -1,4 +1,4 @@
-"""Rung ``dali``: NVIDIA DALI's own threads augment and normalise; on a GPU if there is one, else on the CPU."""
+"""``--loader dali``: NVIDIA DALI's threads augment and normalize, on a GPU if there is one, otherwise on the CPU."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from workshop.errors import UserError
-from workshop.loaders.order import EpochOrder, Loader
+from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 from workshop.loaders.transform import PADDING, BatchTransform
 
 try:
@@ -19,7 +19,7 @@ except ImportError:
     raise UserError("--loader dali needs NVIDIA DALI (Linux only): pip install nvidia-dali-cuda120") from None
 
 
-class PipelineLoader(Loader):
+class PipelineLoader(BatchLoader):
     """Batches (inputs, targets) from a DALI pipeline that begins an epoch whenever it is iterated over.
 
     Whoever builds the ``pipeline`` feeds it from a generator that looks up the sampler's epoch when it begins. It must
@@ -29,13 +29,14 @@ class PipelineLoader(Loader):
 
     pipeline: Pipeline
 
-    def __init__(self, sampler: EpochOrder) -> None:
-        self.sampler = sampler
+    def __init__(self, dataset: Any, batch_sampler: DistributedBatchSampler) -> None:  # noqa: ANN401
+        self.dataset = dataset
+        self.batch_sampler = batch_sampler
         self._iterator: DALIGenericIterator | None = None
 
     def options(self, num_threads: int, device: torch.device) -> dict[str, Any]:
-        """Return what any pipeline is told of where and how it works."""
-        on_gpu, batch_size = device.type == "cuda", self.sampler.global_batch_size // self.sampler.ranks.world_size
+        """Return the arguments that every pipeline needs: where it works, and on how many samples and threads."""
+        on_gpu, batch_size = device.type == "cuda", self.batch_sampler.batch_size
         device_id = (device.index or 0) if on_gpu else None
         return {"on_gpu": on_gpu, "batch_size": batch_size, "num_threads": max(num_threads, 1), "device_id": device_id}
 
@@ -48,7 +49,7 @@ class PipelineLoader(Loader):
                 prepare_first_batch=False,
             )
         else:
-            for _ in self._iterator:  # what an epoch that was broken off has left
+            for _ in self._iterator:  # the rest of an epoch that was interrupted
                 pass
             self._iterator.reset()
         for (batch,) in self._iterator:
@@ -58,23 +59,23 @@ class PipelineLoader(Loader):
 class DaliLoader(PipelineLoader):
     """Batches (inputs, targets) from a DALI pipeline, in GPU memory where there is a GPU.
 
-    The pipeline is fed bytes in the sampler's order and told how to flip and shift each image, so its batches are
-    those of the other rungs.
+    The pipeline gets bytes in the order of the sampler, and for each image how to flip and shift it. So its batches are
+    those of the other loaders.
     """
 
     def __init__(
         self,
         images: torch.Tensor,
         targets: torch.Tensor,
-        sampler: EpochOrder,
+        batch_sampler: DistributedBatchSampler,
         transform: BatchTransform,
         num_threads: int,
         device: torch.device,
     ) -> None:
-        super().__init__(sampler)
+        super().__init__(images, batch_sampler)
         images = images.permute(0, 2, 3, 1).contiguous()  # DALI wants the channels last
         self.pipeline = _pipeline(
-            partial(_batches_of_bytes, images, targets, sampler, transform),
+            partial(_batches_of_bytes, images, targets, batch_sampler, transform),
             image_size=list(images.shape[1:3]),
             mean=(255 * transform.mean).flatten().tolist(),
             std=(255 * transform.std).flatten().tolist(),
@@ -83,11 +84,11 @@ class DaliLoader(PipelineLoader):
 
 
 def _batches_of_bytes(
-    images: torch.Tensor, targets: torch.Tensor, sampler: EpochOrder, transform: BatchTransform
+    images: torch.Tensor, targets: torch.Tensor, batch_sampler: DistributedBatchSampler, transform: BatchTransform
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield, for each batch of an epoch, images (N, H, W, C), where to cut them, whether to flip them, and targets."""
-    transform.set_epoch(sampler.epoch)
-    for indices in sampler.batches():
+    transform.set_epoch(batch_sampler.epoch)
+    for indices in batch_sampler.batches():
         flips = transform.flips[indices] & transform.augment
         starts = (transform.shifts[indices] - PADDING) * transform.augment
         yield tuple(array.numpy() for array in (images[indices], starts.int(), flips.int(), targets[indices]))

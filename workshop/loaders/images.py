@@ -1,106 +1,56 @@
-"""Rung ``map``: a map-style data set, one sample at a time, put together by DataLoader worker processes."""
+"""The map-style data set of images, which PyTorch's ``DataLoader`` reads one sample at a time (``--loader map``)."""
 
-import os
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import Dataset
 
-from workshop.datasets import ImageDataSet
-from workshop.loaders.order import EpochOrder, Loader
-from workshop.signals import obey_only_parent
-
-NOTES = "WORKSHOP_WORKER_NOTES"
-"""environment variable with the folder where workers note how long each batch took them; not set, they do not"""
+from workshop.datasets import image_dataset
 
 
-class MapLoader(Loader):
-    """Batches (inputs, targets) in CPU memory, from a data set that returns one sample by its epoch and index."""
+class ImageDataset(Dataset):
+    """Images and classes as torchvision's data sets give them; ``dataset[epoch, index]`` is one sample.
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        sampler: EpochOrder,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        persistent_workers: bool = False,
-        prefetch_factor: int = 2,
-    ) -> None:
-        self.sampler = sampler
-        self.loader = DataLoader(
-            WholeBatches(dataset),
-            sampler=sampler,
-            batch_size=None,  # a sample of this data set is a batch
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers and num_workers > 0,
-            prefetch_factor=prefetch_factor if num_workers > 0 else None,
-            worker_init_fn=obey_only_parent,
-            generator=torch.Generator(),  # else it draws the workers' seeds from what dropout draws from
-        )
+    A sample is a tensor (C, H, W) float32, augmented at random in training and normalized, and its class, an int. The
+    random numbers of a sample follow from the seed, the epoch and the index alone. So it does not matter which rank or
+    worker prepares it, and a resumed run gets the samples that it would have got without the stop.
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return iter(self.loader)
+    Args:
+        name: ``"mnist"`` or ``"cifar10"``.
+        data_dir: folder of all data sets.
+        split: ``"train"`` or ``"val"``.
+        limit: use this number of samples only.
+        seed: of the augmentation.
 
-
-class WholeBatches(Dataset):
-    """A data set whose samples are batches, each by the epoch and the indices of what is in it."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, epoch_and_indices: tuple[int, list[int]]) -> Any:  # noqa: ANN401
-        began = time.time_ns()
-        epoch, indices = epoch_and_indices
-        batch = default_collate([self.dataset[epoch, index] for index in indices])
-        worker, folder = get_worker_info(), os.environ.get(NOTES)
-        if worker and folder:
-            with suppress(FileNotFoundError), Path(folder, f"worker {worker.id}").open("a") as notes:
-                notes.write(f"{began} {time.time_ns()}\n")  # the folder goes when nobody wants to know any more
-        return batch
-
-
-class SeededSamples(Dataset):
-    """The samples of a data set, with random transforms that follow from seed, epoch and index alone.
-
-    So it does not matter which rank or worker prepares a sample, and a resumed run sees what it would have seen.
+    Raises:
+        UserError: the files are missing or damaged.
     """
 
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
+    def __init__(self, name: str, data_dir: Path, split: str, limit: int | None = None, seed: int = 0) -> None:
+        from torchvision import transforms  # here, because importing torchvision takes longer than importing torch
 
-    def __getitem__(self, epoch_and_index: tuple[int, int]) -> Any:  # noqa: ANN401
-        epoch, index = epoch_and_index
-        state = torch.get_rng_state()  # in the training process it is what dropout draws from
-        torch.default_generator.manual_seed(hash((self.seed, epoch, index)))
-        sample = self.dataset[index]
-        torch.set_rng_state(state)
-        return sample
-
-
-class Pictures(Dataset):
-    """Images and classes as torchvision's data sets give them: a PIL image, augmented and normalised, and an int."""
-
-    def __init__(self, dataset: ImageDataSet, data_dir: Path, split: str) -> None:
-        from torchvision import transforms  # here: torchvision takes longer to import than torch itself
-
-        images, labels = dataset.arrays(data_dir, split)
-        self.images = np.ascontiguousarray(images.permute(0, 2, 3, 1).squeeze(-1))  # PIL: grey has no channel
+        source = image_dataset(name)
+        source.check(data_dir)
+        images, labels = source.arrays(data_dir, split)
+        images, labels = images[:limit], labels[:limit]
+        self.images = np.ascontiguousarray(images.permute(0, 2, 3, 1).squeeze(-1))  # PIL: gray images have no channel
         self.labels = labels.tolist()
+        self.seed = seed
         random = [transforms.RandomCrop(images.shape[-1], padding=4), transforms.RandomHorizontalFlip()]
-        steps = random if dataset.AUGMENT and split == "train" else []
-        steps += [transforms.ToTensor(), transforms.Normalize(dataset.MEAN, dataset.STD)]
-        self.transform = transforms.Compose(steps)
+        steps = random if source.AUGMENT and split == "train" else []
+        self.transform = transforms.Compose(
+            [*steps, transforms.ToTensor(), transforms.Normalize(source.MEAN, source.STD)]
+        )
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.transform(Image.fromarray(self.images[index])), self.labels[index]
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        epoch, index = key
+        state = torch.get_rng_state()  # without workers, the model's dropout uses this generator too
+        torch.default_generator.manual_seed(hash((self.seed, epoch, index)))
+        image = self.transform(Image.fromarray(self.images[index]))
+        torch.set_rng_state(state)
+        return image, self.labels[index]
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,32 +1,33 @@
-"""Rung ``memory``: the whole data set decoded into memory once, each batch made by indexing."""
+"""``--loader memory``: the whole data set decoded into CPU memory once, each batch made by indexing."""
 
 from collections.abc import Iterator
 
 import torch
 
-from workshop.loaders.order import EpochOrder, Loader
+from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 from workshop.loaders.transform import BatchTransform
 
 
-class MemoryLoader(Loader):
+class MemoryLoader(BatchLoader):
     """Batches (inputs, targets) in CPU memory, from arrays in CPU memory; needs no workers."""
 
     def __init__(
         self,
         images: torch.Tensor,
         targets: torch.Tensor,
-        sampler: EpochOrder,
+        batch_sampler: DistributedBatchSampler,
         transform: BatchTransform,
         pin_memory: bool,
     ) -> None:
         self.images = images
         self.targets = targets
-        self.sampler = sampler
+        self.dataset = self.images
+        self.batch_sampler = batch_sampler
         self.transform = transform
         self.pin_memory = pin_memory
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        self.transform.set_epoch(self.sampler.epoch)
-        for indices in self.sampler.batches():
+        self.transform.set_epoch(self.batch_sampler.epoch)
+        for indices in self.batch_sampler.batches():
             batch = self.transform(self.images[indices], indices), self.targets[indices]
             yield tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch

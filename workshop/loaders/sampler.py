@@ -1,74 +1,128 @@
-"""The order of the samples: which of them make up each batch of an epoch, on each rank."""
+"""Which samples make up each batch of an epoch, on each rank; and what all loaders have in common."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from workshop.distributed.ranks import Ranks
+from workshop.errors import UserError
 
 
-class EpochOrder:
-    """Sample indices of one epoch, batch by batch; also a ``sampler`` for a PyTorch ``DataLoader``.
+class DistributedBatchSampler:
+    """Keys of the samples of one epoch, batch by batch: the ``batch_sampler`` of a PyTorch ``DataLoader``.
 
-    That one is told the epoch with each batch: its workers live on and would not hear of it otherwise.
+    All ranks shuffle in the same way, cut the epoch into global batches, and take every ``num_replicas``-th sample of
+    each. Therefore a step has the same samples however many ranks share it, and no sample is padded or repeated, as
+    `torch.utils.data.DistributedSampler` does when the samples cannot be shared evenly. If the last global batch has
+    fewer samples than there are ranks, it is left out in training, because all ranks must take the same number of
+    steps; in validation (``shuffle=False``) only as many ranks as it has samples take that step.
 
-    All ranks shuffle alike, cut the epoch into global batches and take every ``world_size``-th sample of each. So the
-    same samples meet in a step however many ranks share it, and nothing is padded or repeated. A last global batch
-    with fewer samples than ranks sits out in training, where all ranks must take the same steps; in validation only
-    the ranks it is enough for take that step.
+    A key is a pair (epoch, index), because workers that live for several epochs hold a copy of the data set, and would
+    not see a `set_epoch` of it.
+
+    Args:
+        num_samples: size of the data set.
+        batch_size: samples per step and rank.
+        rank: of this process, from 0 to below ``num_replicas``.
+        num_replicas: number of ranks that share the samples.
+        shuffle: whether every epoch has a new order, as in training.
+        seed: the same seed gives the same orders.
+
+    Raises:
+        UserError: a training epoch has less than one global batch.
     """
 
-    def __init__(self, samples: int, batch_size: int, ranks: Ranks, seed: int, shuffle: bool) -> None:
-        self.samples = samples
-        self.global_batch_size = batch_size * ranks.world_size
-        self.ranks = ranks
-        self.seed = seed
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        *,
+        rank: int = 0,
+        num_replicas: int = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.rank = rank
+        self.num_replicas = num_replicas
         self.shuffle = shuffle
+        self.seed = seed
         self.epoch = 0
         self.max_steps: int | None = None
-        """end every epoch after so many steps: for measurements that need not go on for a whole one"""
+        """end every epoch after this number of steps: for measurements that do not need a whole one"""
         self.start_step = 0
-        """leave out so many steps at the beginning: for a run that goes on in the middle of an epoch"""
+        """leave out this number of steps at the beginning: for a run that is resumed within an epoch"""
+        if shuffle and num_samples < self.global_batch_size:
+            raise UserError(
+                f"--batch_size {batch_size} on {num_replicas} rank(s) needs {self.global_batch_size} samples a step, "
+                f"but there are only {num_samples} to train on"
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per step over all ranks."""
+        return self.batch_size * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next; every epoch has its own."""
+        """Choose the epoch whose order comes next."""
         self.epoch = epoch
 
     def order(self) -> torch.Tensor:
-        """Return the indices of all samples, (samples,) int64, in this epoch's order."""
+        """Return the indices of all samples, (num_samples,) int64, in the order of this epoch."""
         if not self.shuffle:
-            return torch.arange(self.samples)
-        return torch.randperm(self.samples, generator=epoch_generator(self.seed, self.epoch))
+            return torch.arange(self.num_samples)
+        return torch.randperm(self.num_samples, generator=epoch_generator(self.seed, self.epoch))
 
     def batches(self) -> Iterator[torch.Tensor]:
-        """Yield this rank's indices, (batch_size,) int64, for each step; the last batch may be smaller."""
+        """Yield the indices of this rank's samples, (batch_size,) int64, for each step; the last may have fewer."""
         for global_batch in self.order().split(self.global_batch_size)[self.start_step : len(self)]:
-            yield global_batch[self.ranks.rank :: self.ranks.world_size]
+            yield global_batch[self.rank :: self.num_replicas]
 
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        return ((self.epoch, batch.tolist()) for batch in self.batches())
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return ([(self.epoch, index) for index in batch.tolist()] for batch in self.batches())
 
     def __len__(self) -> int:
-        """Return the number of steps in the whole epoch, whatever ``start_step`` leaves out."""
-        full, rest = divmod(self.samples, self.global_batch_size)
-        enough = self.ranks.world_size if self.shuffle else self.ranks.rank + 1
+        """Return the number of steps in the whole epoch, also where ``start_step`` leaves some out."""
+        full, rest = divmod(self.num_samples, self.global_batch_size)
+        enough = self.num_replicas if self.shuffle else self.rank + 1
         steps = full + (rest >= enough)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
 class Loader(Protocol):
-    """What every rung is: iterating gives one epoch of batches (inputs, targets), len() their number."""
+    """What every loader is, PyTorch's ``DataLoader`` included, if its ``batch_sampler`` is one of these.
 
-    sampler: EpochOrder
+    Iterating gives one epoch of batches (inputs, targets); ``len(loader)`` is their number, and ``len(loader.dataset)``
+    the number of samples of all ranks.
+    """
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]: ...
+    @property
+    def dataset(self) -> Any: ...  # noqa: ANN401, D102
+
+    @property
+    def batch_sampler(self) -> Any: ...  # noqa: ANN401, D102
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __len__(self) -> int: ...
+
+
+class BatchLoader:
+    """Base class of the loaders that make whole batches themselves instead of collating samples."""
+
+    dataset: Any
+    batch_sampler: DistributedBatchSampler
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the batches (inputs, targets) of one epoch."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return len(self.batch_sampler)
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """Return a source of random numbers that are others for every seed and every epoch."""
+    """Return a source of random numbers that differ for every seed and every epoch."""
     # torch's generator uses only the lowest 32 bits of its seed, so the hash mixes both numbers into them.
     return torch.Generator().manual_seed(hash((seed, epoch)))

@@ -1,4 +1,4 @@
-"""Rung ``shards``: tar files read from front to back with WebDataset, instead of single samples at random."""
+"""``--loader shards``: tar files read from front to back with WebDataset, instead of single samples at random."""
 
 import io
 import random
@@ -15,9 +15,9 @@ from torch.utils.data import default_collate
 
 from workshop.datasets.shards import SHARDS, read
 from workshop.errors import UserError
-from workshop.loaders.order import EpochOrder, Loader
+from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 from workshop.loaders.transform import BatchTransform
-from workshop.signals import obey_only_parent
+from workshop.loaders.worker import init_worker
 
 try:
     import webdataset as wds
@@ -26,13 +26,13 @@ except ImportError:
     raise UserError("--loader shards needs WebDataset: pip install webdataset") from None
 
 SHUFFLE_BUFFER = 2000
-"""samples a worker holds back and draws from: enough to mix what lies side by side in a shard"""
+"""samples a worker holds back and chooses from: enough to mix what lies side by side in a shard"""
 
 
-class ShardOrder(EpochOrder):
+class ShardSampler(DistributedBatchSampler):
     """Which shards a rank reads in an epoch, and how many batches they give.
 
-    Shards are dealt to the ranks anew in every epoch. Where that leaves some ranks with a sample more than others, the
+    The shards are shared among the ranks anew in every epoch. Where that leaves some ranks with a sample more than others, the
     steps are those of the rank with the fewest, so that in training all take as many.
     """
 
@@ -41,59 +41,65 @@ class ShardOrder(EpochOrder):
         order = list(range(SHARDS))
         if self.shuffle:
             random.Random((self.seed << 32) + self.epoch).shuffle(order)
-        return order[rank :: self.ranks.world_size]
+        return order[rank :: self.num_replicas]
 
     def __len__(self) -> int:
-        batch_size = self.global_batch_size // self.ranks.world_size
-        ranks = range(self.ranks.world_size) if self.shuffle else [self.ranks.rank]
-        samples = [sum(len(range(shard, self.samples, SHARDS)) for shard in self.shards(rank)) for rank in ranks]
-        steps = -(-min(samples) // batch_size)
+        ranks = range(self.num_replicas) if self.shuffle else [self.rank]
+        samples = [sum(len(range(shard, self.num_samples, SHARDS)) for shard in self.shards(rank)) for rank in ranks]
+        steps = -(-min(samples) // self.batch_size)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
-class ShardLoader(Loader):
+class ShardLoader(BatchLoader):
     """Batches (inputs, targets) in CPU memory, from WebDataset shards read by worker processes.
 
-    Raises UserError: the shards cannot be dealt out evenly to the ranks.
+    Raises:
+        UserError: the shards cannot be shared evenly by the ranks.
     """
 
     def __init__(
-        self, paths: list[str], sampler: ShardOrder, transform: BatchTransform, num_workers: int, pin_memory: bool
+        self,
+        paths: list[str],
+        batch_sampler: ShardSampler,
+        transform: BatchTransform,
+        num_workers: int,
+        pin_memory: bool,
     ) -> None:
-        if SHARDS % sampler.ranks.world_size:
+        if SHARDS % batch_sampler.num_replicas:
             raise UserError(
-                f"--loader shards deals out {SHARDS} shards, which {sampler.ranks.world_size} ranks cannot share"
+                f"--loader shards has {SHARDS} shards, which {batch_sampler.num_replicas} ranks cannot share evenly"
             )
         self.paths = paths
-        self.sampler = sampler
+        self.dataset = range(batch_sampler.num_samples)
+        self.batch_sampler: ShardSampler = batch_sampler
         self.transform = transform
         self.num_workers = num_workers
         self.pin_memory = pin_memory
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        self.transform.set_epoch(self.sampler.epoch)
-        batch_size = self.sampler.global_batch_size // self.sampler.ranks.world_size
+        self.transform.set_epoch(self.batch_sampler.epoch)
+        batch_size = self.batch_sampler.batch_size
         chunks = wds.WebLoader(
             self._pipeline(batch_size),
             batch_size=None,
             num_workers=self.num_workers,
-            worker_init_fn=obey_only_parent,
+            worker_init_fn=init_worker,
             generator=torch.Generator(),  # else it draws the workers' seeds from what dropout draws from
         )
         # Shards are read from front to back: the batches of steps to leave out are read as well.
-        for indices, images, targets in islice(rebatch(chunks, batch_size), self.sampler.start_step, len(self)):
+        for indices, images, targets in islice(rebatch(chunks, batch_size), self.batch_sampler.start_step, len(self)):
             batch = self.transform(images, indices), targets
             yield tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch
 
     def _pipeline(self, batch_size: int) -> wds.DataPipeline:
-        sampler = self.sampler
-        paths = [self.paths[shard] for shard in sampler.shards(sampler.ranks.rank)]
+        sampler = self.batch_sampler
+        paths = [self.paths[shard] for shard in sampler.shards(sampler.rank)]
         shuffle = [wds.shuffle(SHUFFLE_BUFFER, rng=random.Random((sampler.seed << 32) + sampler.epoch))]
         return wds.DataPipeline(
             wds.SimpleShardList(paths),
             wds.split_by_worker,
             _samples_of,
-            wds.select(partial(_is_among_first, sampler.samples)),
+            wds.select(partial(_is_among_first, sampler.num_samples)),
             *(shuffle if sampler.shuffle else []),
             wds.map(_index_image_target),
             wds.batched(batch_size, collation_fn=default_collate),

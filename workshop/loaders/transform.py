@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from workshop.loaders.order import epoch_generator
+from workshop.loaders.sampler import epoch_generator
 
 PADDING = 4
 """pixels by which an augmented image may be shifted, as is customary for CIFAR-10"""
@@ -27,7 +27,7 @@ class BatchTransform:
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw for every sample what this epoch does to it."""
+        """Choose for every sample what is done to it in this epoch."""
         generator = epoch_generator(self.seed, epoch)
         self.flips = torch.rand(self.samples, generator=generator) < 0.5
         self.shifts = torch.randint(0, 2 * PADDING + 1, (self.samples, 2), generator=generator)

@@ -1,4 +1,4 @@
-"""Rung ``dali`` for volumes: NVIDIA DALI's own threads cut the cubes; on a GPU, if there is one, they are turned."""
+"""``--loader dali`` for volumes: NVIDIA DALI's own threads cut the cubes; on a GPU, if there is one, they are turned."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -9,45 +9,47 @@ import torch
 from workshop.datasets.nbody import VELOCITY
 from workshop.loaders.crops import AXES, FLIPS, Crops
 from workshop.loaders.dali import Pipeline, PipelineLoader, fn, pipeline_def, types  # says so where DALI is missing
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.sampler import DistributedBatchSampler
 
 
 class VolumeDaliLoader(PipelineLoader):
     """Batches (inputs, targets) from a DALI pipeline, in GPU memory where there is a GPU.
 
-    The pipeline is told where to cut each cube and how to turn it, so its batches are those of the other rungs. As
-    DALI knows no periodic boxes, those are continued by the edge of a cube, which takes more memory.
+    The pipeline gets the place and the symmetry of each cube, so its batches are those of the other loaders. DALI has no
+    periodic boxes; therefore they are continued by the edge of a cube, which takes more memory.
     """
 
     def __init__(
         self,
         boxes: tuple[torch.Tensor, torch.Tensor],
         crops: Crops,
-        sampler: EpochOrder,
+        batch_sampler: DistributedBatchSampler,
         periodic: bool,
         num_threads: int,
         device: torch.device,
     ) -> None:
-        super().__init__(sampler)
+        super().__init__(range(crops.samples), batch_sampler)
         beyond = crops.size - 1 if periodic else 0
         self.pipeline = _pipeline(
-            partial(_batches_of_boxes, [_channels_last(box, beyond) for box in boxes], sampler),
-            partial(_batches_of_orders, crops, sampler),
+            partial(_batches_of_boxes, [_channels_last(box, beyond) for box in boxes], batch_sampler),
+            partial(_batches_of_orders, crops, batch_sampler),
             size=crops.size,
             **self.options(num_threads, device),
         )
 
 
-def _batches_of_boxes(boxes: list[np.ndarray], sampler: EpochOrder) -> Iterator[tuple[list[np.ndarray], ...]]:
+def _batches_of_boxes(
+    boxes: list[np.ndarray], batch_sampler: DistributedBatchSampler
+) -> Iterator[tuple[list[np.ndarray], ...]]:
     """Yield, for each batch, both boxes, once per cube."""
-    for indices in sampler.batches():
+    for indices in batch_sampler.batches():
         yield tuple([box] * len(indices) for box in boxes)
 
 
-def _batches_of_orders(crops: Crops, sampler: EpochOrder) -> Iterator[tuple[np.ndarray, ...]]:
+def _batches_of_orders(crops: Crops, batch_sampler: DistributedBatchSampler) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield, for each batch, the corners and what `_matrices` returns."""
-    corners, symmetries = crops.of_epoch(sampler.epoch)
-    for indices in sampler.batches():
+    corners, symmetries = crops.of_epoch(batch_sampler.epoch)
+    for indices in batch_sampler.batches():
         yield corners[indices].int().numpy(), *_matrices(symmetries[indices], crops.size)
 
 

@@ -1,62 +1,97 @@
-"""The rungs of the data ladder for volumes: cubes cut from boxes at random, turned and mirrored at random."""
+"""Loaders of volumes: cubes cut from boxes at random places, rotated and mirrored at random."""
 
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 
 import h5py
 import torch
 from torch.utils.data import Dataset
 
-from workshop.config import VolumeFlags
 from workshop.datasets import nbody
-from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
+from workshop.hardware import require_memory
 from workshop.loaders.crops import Crops, cut
-from workshop.loaders.device import require_room
-from workshop.loaders.map import MapLoader
-from workshop.loaders.order import EpochOrder, Loader
+from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 
 
-class VolumeLoader(Loader):
-    """Batches (inputs, targets) cut from boxes in memory, on the device that the boxes are on.
+class VolumeDataset(Dataset):
+    """Cubes read from the file one at a time, the map-style data set of ``--loader map``.
 
-    Rung ``memory`` has them in CPU memory, rung ``device`` on the accelerator.
+    ``dataset[epoch, index]`` is a sample: inputs (4, c, c, c) and targets (5, c, c, c), both float32. Every epoch of the
+    training split has ``crops`` other cubes of its box. Validation has the same cubes of the other box in every epoch and
+    for every seed, as they lie in it.
+
+    Args:
+        data_dir: folder of all data sets.
+        split: ``"train"`` or ``"val"``.
+        crop_size: edge of the cubes in cells.
+        crops: number of cubes in an epoch.
+        limit: use this number of them only.
+        seed: of places and symmetries.
+
+    Raises:
+        UserError: the box is missing or damaged, or smaller than the cubes.
     """
 
-    def __init__(
-        self, boxes: tuple[torch.Tensor, torch.Tensor], crops: Crops, sampler: EpochOrder, pin_memory: bool = False
-    ) -> None:
-        self.boxes = boxes
-        self.crops = crops
-        self.sampler = sampler
-        self.pin_memory = pin_memory
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        corners, symmetries = self.crops.of_epoch(self.sampler.epoch)
-        for indices in self.sampler.batches():
-            batch = tuple(cut(box, corners[indices], symmetries[indices], self.crops.size) for box in self.boxes)
-            yield tuple(cubes.pin_memory() for cubes in batch) if self.pin_memory else batch
-
-
-class CubesFromFile(Dataset):
-    """Cubes read from the file one at a time, each by (epoch, index): (4, c, c, c) and (5, c, c, c) float32."""
-
-    def __init__(self, box: nbody.Box, crops: Crops) -> None:
-        self.box = box
-        self.crops = crops
+    def __init__(self, data_dir: Path, split: str, crop_size: int, crops: int, limit: int | None = None, seed: int = 0) -> None:
+        self.box = nbody.box(data_dir, split)
+        if crop_size > self.box.cells:
+            raise UserError(
+                f"--crop_size {crop_size} is larger than the box in {self.box.path}, which has {self.box.cells} cells "
+                "a side"
+            )
+        self.limit = crops if limit is None else limit
+        training = split == "train"
+        self.crops = Crops(
+            crops, self.box.cells, crop_size, self.box.periodic, seed if training else 0, fixed=not training
+        )
         self._file: h5py.File | None = None
-        self._drawn: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._chosen: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None = None
 
-    def __getitem__(self, epoch_and_index: tuple[int, int]) -> tuple[torch.Tensor, ...]:
-        epoch, index = epoch_and_index
-        if self._file is None:  # not earlier: each worker process needs its own
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+        epoch, index = key
+        if self._file is None:  # not earlier, because each worker process needs its own
             self._file = h5py.File(self.box.path)
-        if self._drawn is None or self._drawn[0] != epoch:
-            self._drawn = epoch, self.crops.of_epoch(epoch)
-        corners, symmetries = self._drawn[1]
+        if self._chosen is None or self._chosen[0] != epoch:
+            self._chosen = epoch, self.crops.of_epoch(epoch)
+        corners, symmetries = self._chosen[1]
         cubes = [read_cube(self._file[field], corners[index].tolist(), self.crops.size) for field in nbody.CHANNELS]
         origin = torch.zeros(1, 3, dtype=torch.int64)
         return tuple(cut(cube, origin, symmetries[index, None], self.crops.size)[0] for cube in cubes)
+
+    def __len__(self) -> int:
+        return min(self.limit, self.crops.samples)
+
+    def check_values(self) -> None:
+        """Read the whole box; raise `UserError` if it has values that are not finite numbers."""
+        nbody.check_values(self.box.path)
+
+
+class VolumeLoader(BatchLoader):
+    """Batches (inputs, targets) cut from boxes in memory, on the device that the boxes are on.
+
+    ``--loader memory`` has them in CPU memory, ``--loader device`` in GPU memory.
+    """
+
+    def __init__(
+        self,
+        boxes: tuple[torch.Tensor, torch.Tensor],
+        crops: Crops,
+        batch_sampler: DistributedBatchSampler,
+        pin_memory: bool = False,
+    ) -> None:
+        self.boxes = boxes
+        self.crops = crops
+        self.dataset = range(batch_sampler.num_samples)
+        self.batch_sampler = batch_sampler
+        self.pin_memory = pin_memory
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        corners, symmetries = self.crops.of_epoch(self.batch_sampler.epoch)
+        for indices in self.batch_sampler.batches():
+            inputs, targets = (cut(box, corners[indices], symmetries[indices], self.crops.size) for box in self.boxes)
+            yield (inputs.pin_memory(), targets.pin_memory()) if self.pin_memory else (inputs, targets)
 
 
 def read_cube(field: h5py.Dataset, corner: list[int], size: int) -> torch.Tensor:
@@ -76,56 +111,46 @@ def read_cube(field: h5py.Dataset, corner: list[int], size: int) -> torch.Tensor
 
 
 def build_volume_loader(
-    config: VolumeFlags, device: torch.device, ranks: Ranks, split: str, limit: int | None
-) -> "VolumeLoader | MapLoader":
-    """Build the loader of a split on the rung ``config.loader``.
+    loader: str,
+    dataset: VolumeDataset,
+    batch_sampler: DistributedBatchSampler,
+    device: torch.device,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+) -> BatchLoader:
+    """Build the loader ``memory``, ``device`` or ``dali`` of volumes.
 
-    An epoch has ``config.train_crops`` cubes of the training box, others each time; validation has
-    ``config.val_crops`` of the other box, the same ones every time and whatever the seed, as they lie in it.
+    Args:
+        loader: as ``--loader``; ``map`` is PyTorch's own ``DataLoader``, which the train scripts build themselves.
+        dataset: says which cubes of which box.
+        batch_sampler: says which of them make up each batch.
+        device: that computes.
+        num_workers: threads of DALI.
+        pin_memory: with ``memory``, put batches into memory that a GPU can copy from directly.
 
-    Raises UserError: as `build_loaders`, or the cubes are larger than the box, or there are no such shards.
+    Raises:
+        UserError: there are no such shards, a library is missing, or the box does not fit into memory.
     """
-    box = nbody.box(config.data_dir, split)
-    if config.crop_size > box.cells:
-        raise UserError(
-            f"--crop_size {config.crop_size} is larger than the box in {box.path}, which has {box.cells} cells a side"
-        )
-    training = split == "train"
-    samples = config.train_crops if training else config.val_crops
-    seed = config.seed if training else 0
-    crops = Crops(samples, box.cells, config.crop_size, box.periodic, seed, fixed=not training)
-    order = EpochOrder(min(limit or samples, samples), config.batch_size, ranks, config.seed, shuffle=training)
-    pin_memory = config.pin_memory and device.type == "cuda"
-    if config.loader == "map":
-        if ranks.is_main:  # where the whole box is read anyway, each rank sees for itself
-            nbody.check_values(box.path)
-        return MapLoader(
-            CubesFromFile(box, crops),
-            order,
-            config.num_workers,
-            pin_memory,
-            config.persistent_workers,
-            config.prefetch_factor,
-        )
-    if config.loader == "shards":
+    if loader == "shards":
         raise UserError("--loader shards has no volumes; --loader map, memory, device or dali has")
-    where = device if config.loader == "device" else torch.device("cpu")
-    _check_room(config, box, where)
-    boxes = nbody.arrays(config.data_dir, split, where)
-    if config.loader == "dali":
+    box, crops = dataset.box, dataset.crops
+    where = device if loader == "device" else torch.device("cpu")
+    _check_memory(loader, box, crops.size, where)
+    boxes = nbody.read_arrays(box.path, where)
+    if loader == "dali":
         from workshop.loaders.volume_dali import VolumeDaliLoader  # needs DALI
 
-        return VolumeDaliLoader(boxes, crops, order, box.periodic, config.num_workers, device)
-    return VolumeLoader(boxes, crops, order, pin_memory and config.loader == "memory")
+        return VolumeDaliLoader(boxes, crops, batch_sampler, box.periodic, num_workers, device)
+    return VolumeLoader(boxes, crops, batch_sampler, pin_memory and loader == "memory" and device.type == "cuda")
 
 
-def _check_room(config: VolumeFlags, box: nbody.Box, device: torch.device) -> None:
-    """Raise `UserError` unless both fields of the box fit on ``device``, and what reads them into the CPU's memory."""
+def _check_memory(loader: str, box: nbody.Box, crop_size: int, device: torch.device) -> None:
+    """Raise `UserError` unless both fields of the box fit on ``device``, and what reads them into CPU memory."""
     cells = box.cells**3
-    if config.loader == "dali":  # makes a copy, and continues it if it is periodic
-        cells += (box.cells + (config.crop_size - 1) * box.periodic) ** 3
-    other = "memory" if config.loader == "device" else "map"
+    if loader == "dali":  # makes a copy, and continues it if it is periodic
+        cells += (box.cells + (crop_size - 1) * box.periodic) ** 3
+    other = "memory" if loader == "device" else "map"
     needed, cpu, what = 4 * sum(nbody.CHANNELS.values()) * cells, torch.device("cpu"), f" for {box.path}"
-    require_room(config.loader, needed, device, f"use --loader {other}", what)
-    reading = 2 * 4 * box.cells**3  # a channel at a time, which is looked through for what is no number
-    require_room(config.loader, reading + needed * (device == cpu), cpu, "use --loader map", what)
+    require_memory(loader, needed, device, f"use --loader {other}", what)
+    reading = 2 * 4 * box.cells**3  # one channel at a time, and the search for values that are not finite
+    require_memory(loader, reading + needed * (device == cpu), cpu, "use --loader map", what)

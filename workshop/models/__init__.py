@@ -1,4 +1,4 @@
-"""The models, by name: the workshop's own, and the classifiers of torchvision."""
+"""The classifiers, by name: the workshop's own, and those of torchvision."""
 
 import warnings
 from collections.abc import Callable
@@ -6,45 +6,38 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from workshop.config import TrainConfig, VolumeFlags
-from workshop.datasets import IMAGES, ImageDataSet
+from workshop.datasets import ImageSource, image_dataset
 from workshop.errors import UserError, nearest
 from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.small_cnn import CifarCNN
-from workshop.models.unet3d import UNet3D
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"mnist_cnn": MnistCNN, "cifar_cnn": CifarCNN}
 """The workshop's own classifiers; each is made for the samples of one data set."""
-VOLUME_MODEL = "unet3d"
-"""the one that maps volumes to volumes"""
 
 
-def build_model(config: TrainConfig) -> nn.Module:
-    """Build ``config.model`` with fresh weights, for the samples of ``config.dataset``.
+def build_model(name: str, dataset: str, *, dropout: bool = True) -> nn.Module:
+    """Build the classifier ``name`` with fresh weights, for the images of ``dataset``.
 
-    Besides `MODELS`, any classifier that torchvision registers can be had by its name, such as ``resnet152``; and the
-    U-Net for volumes.
+    Besides `MODELS`, every classifier that torchvision registers can be had by its name, such as ``resnet152``.
 
-    Raises UserError: no model has that name, or it does not fit the data set.
+    Args:
+        name: as ``--model``.
+        dataset: as ``--dataset``.
+        dropout: False switches dropout layers off; they then use no random numbers either.
+
+    Raises:
+        UserError: no model has that name, or it does not fit the data set.
     """
-    maps_volumes = f"--model {VOLUME_MODEL} maps volumes to volumes"
-    if config.dataset == "nbody":
-        if config.model != VOLUME_MODEL:
-            raise UserError(f"--dataset nbody holds volumes, and only {maps_volumes}")
-        return _build_unet(config)
-    if config.model == VOLUME_MODEL:
-        raise UserError(f"{maps_volumes}: it needs --dataset nbody, not {config.dataset}")
-    dataset = IMAGES[config.dataset]
-    model = MODELS[config.model]() if config.model in MODELS else _torchvision_model(config.model, dataset.NUM_CLASSES)
+    images = image_dataset(dataset)
+    model = MODELS[name]() if name in MODELS else _torchvision_model(name, images.NUM_CLASSES)
     for layer in model.modules():
-        if isinstance(layer, nn.Dropout) and not config.dropout:
-            layer.p = 0.0  # then it draws no random numbers either
-    if misfit := _misfit(model, dataset):
-        fitting = " or ".join(name for name, build in MODELS.items() if not _misfit(build(), dataset))
-        shape = "x".join(map(str, dataset.SAMPLE_SHAPE))
+        if isinstance(layer, nn.Dropout) and not dropout:
+            layer.p = 0.0
+    if problem := _misfit(model, images):
+        fitting = " or ".join(known for known, build in MODELS.items() if not _misfit(build(), images))
+        shape = "x".join(map(str, images.SAMPLE_SHAPE))
         raise UserError(
-            f"--model {config.model} does not fit the {shape} samples of --dataset {config.dataset} ({misfit}); "
-            f"--model {fitting} does"
+            f"--model {name} does not fit the {shape} samples of --dataset {dataset} ({problem}); --model {fitting} does"
         )
     return model
 
@@ -54,24 +47,13 @@ def _torchvision_model(name: str, num_classes: int) -> nn.Module:
 
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
-        raise UserError(f"--model {name} is unknown; {nearest(name, [*MODELS, VOLUME_MODEL, *known])}")
+        raise UserError(f"--model {name} is unknown; {nearest(name, [*MODELS, *known])}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # on initial weights that will change, of some models
         return torchvision.models.get_model(name, weights=None, num_classes=num_classes)
 
 
-def _build_unet(config: VolumeFlags) -> nn.Module:
-    if config.crop_size % 2**config.depth:
-        halvings = (config.crop_size & -config.crop_size).bit_length() - 1
-        near = max(round(config.crop_size / 2**config.depth), 1) * 2**config.depth
-        raise UserError(
-            f"--crop_size {config.crop_size} cannot be halved {config.depth} times; take --crop_size {near}"
-            + (f", or --depth {halvings}" if halvings else "")
-        )
-    return UNet3D(config.width, config.depth)
-
-
-def _misfit(model: nn.Module, dataset: ImageDataSet) -> str | None:
+def _misfit(model: nn.Module, dataset: ImageSource) -> str | None:
     """Say what goes wrong when the model is shown samples of the data set; None if nothing does.
 
     This works on the meta device, where tensors have shapes but no numbers: it takes some tenths of a second even for
@@ -81,7 +63,7 @@ def _misfit(model: nn.Module, dataset: ImageDataSet) -> str | None:
     shapes = {name: tensor.detach().to("meta") for name, tensor in state.items()}
     try:
         scores = torch.func.functional_call(model, shapes, torch.empty(2, *dataset.SAMPLE_SHAPE, device="meta"))
-    except Exception as error:  # whatever it is, the user is told
+    except Exception as error:  # whatever it is, the message for the user contains it
         return str(error)
     if not isinstance(scores, torch.Tensor):
         return f"it returns {type(scores).__name__}, not one tensor of scores"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workshop.distributed.agreement import slowest
+from workshop.distributed.control_group import slowest
 from workshop.errors import UserError
 from workshop.loaders import Loader
 from workshop.profiling.calibration import repeats_for

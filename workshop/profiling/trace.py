@@ -27,7 +27,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from workshop.errors import warn
-from workshop.loaders.map import NOTES
+from workshop.loaders.images import NOTES
 from workshop.profiling.annotate import marked_by, under_nsys
 
 Batch = TypeVar("Batch")

@@ -1,119 +1,178 @@
-"""What train.py sees of a run: a record of what came out, and a progress that can be stopped and resumed."""
+"""What a train script sees of a run: its position, which survives a stop, and the files that it leaves."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from workshop.config import TrainConfig
-from workshop.distributed.ranks import ONE_PROCESS, Ranks
-from workshop.loaders import Loader
-from workshop.profiling.timed import TimedLoader
-from workshop.run.progress import Progress
-from workshop.run.record import Record
+from workshop.errors import warn
+from workshop.hardware import available_cpus
+from workshop.loaders.sampler import Loader
+from workshop.profiling.timed_loader import TimedLoader
+from workshop.run.logger import RunLogger
+from workshop.run.position import Position
 
 
 class Run:
-    """One run of a lesson's script, from its first step, or the one it was stopped after, to its last.
+    """One run of a lesson's script, from its first step, or the one after which it was stopped, to its last.
 
-    Used as a context manager: signals to stop are then acted on between two steps, and all that was recorded is on
-    disk when the run ends.
+    As a context manager it acts on signals to stop between two steps, and has all files complete on disk when it ends.
 
     Args:
         config: of the lesson.
         device: that trains.
-        ranks: who trains together; by default this process alone.
+        rank: of this process; by default it is the only one.
+        world_size: number of ranks that train together.
 
-    Raises UserError: the run folder cannot be written, or not by this run.
+    Raises:
+        UserError: the run folder cannot be written, or another run writes there.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device, ranks: Ranks = ONE_PROCESS) -> None:
+    def __init__(self, config: TrainConfig, device: torch.device, rank: int = 0, world_size: int = 1) -> None:
         self.config = config
         self.device = device
-        self.ranks = ranks
-        self.record = Record(config, device, ranks)
-        self.progress = Progress(config, device, ranks, self.record.directory / "checkpoint.pt", self.record.log)
-        self.progress.agreement.on_main(self.record.open)
-        self.resume, self.loss_sum, self.note = self.progress.resume, self.progress.loss_sum, self.record.note
-        # Instruments are imported by the runs that use them.
+        self.rank = rank
+        self.logger = RunLogger(config, device, rank, world_size)
+        checkpoint = self.logger.directory / "checkpoint.pt"
+        self.position = Position(config, device, rank, world_size, checkpoint, self.logger.log)
+        self.position.control.on_rank0(self.logger.open)
+        if rank == 0 and config.num_workers > available_cpus():
+            warn(f"--num_workers {config.num_workers} is more than the {available_cpus()} CPUs this process may use")
+        # Instruments are imported only by the runs that use them.
         self.trace = self.monitor = None
         if config.trace and not config.benchmark:
             from workshop.profiling.trace import Trace
 
-            show = self.record.add_picture if ranks.is_main else None
-            self.trace = Trace(self.record.directory, device, name=f"rank{ranks.rank}", log=self.record.log, show=show)
-        if config.monitor and ranks.is_main:
+            show = self.logger.add_figure if rank == 0 else None
+            self.trace = Trace(self.logger.directory, device, name=f"rank{rank}", log=self.logger.log, show=show)
+        if config.monitor and rank == 0:
             from workshop.profiling.monitor import Monitor
 
-            curve = self.record.add_curves
-            self.monitor = Monitor(device, lambda name, value, at: curve("monitor", {name: value}, round(at)))
+            add = self.logger.add_scalars
+            self.monitor = Monitor(device, lambda name, value, at: add("monitor", {name: value}, round(at)))
         self._instruments = ExitStack()
 
     def __enter__(self) -> "Run":
-        self.record.log(f"writing to {self.record.directory}, computing on {self.device}")
-        for instrument in (None if self.config.benchmark else self.progress.stop, self.trace, self.monitor):
+        self.logger.log(f"writing to {self.logger.directory}, computing on {self.device}")
+        for instrument in (None if self.config.benchmark else self.position.stop, self.trace, self.monitor):
             if instrument:
                 self._instruments.enter_context(instrument)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._instruments.close()  # first: the monitor writes to the record
+        self._instruments.close()  # first, because the monitor writes to the logger
         if self.monitor:
-            self.record.log(self.monitor.table())
-            if self.progress.epochs and self.progress.loader:  # a resumed run may have had nothing left to do
+            self.logger.log(self.monitor.table())
+            if self.position.results and self.position.loader:  # a resumed run may have had nothing left to do
                 self._write_summary()  # once more, with the last sample
-        self.record.close()
+        self.logger.close()
 
-    def watch(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Iterate over one epoch of training batches, timing them; with a progress bar if this is a terminal."""
-        self.progress.begin_epoch(loader)
+    @property
+    def next_epoch(self) -> int:
+        """The epoch to begin with, counted from 1: after `load_checkpoint`, the one in which the run was stopped."""
+        return self.position.epoch
+
+    @property
+    def partial_loss_sum(self) -> float:
+        """Sum of the losses that this rank had in the current epoch before the run was stopped within it; usually 0."""
+        return self.position.partial_loss_sum
+
+    def load_checkpoint(self, matching: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the latest good checkpoint, if ``--resume true`` asks for it and there is one; otherwise None.
+
+        Its tensors are on the CPU. The position within the run and the random states are set to what they were; the
+        caller loads the rest. Learning rates are those of the checkpoint, scaled if ``--lr`` has changed.
+
+        Args:
+            matching: what this run would save; the checkpoint must have the same keys and shapes.
+
+        Raises:
+            UserError: the checkpoints are damaged, or of a run that this one cannot continue.
+        """
+        return self.position.load(matching) if self.config.resume else None
+
+    def batches(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the training batches (inputs, targets) of one epoch; measure how long each is waited for.
+
+        On a terminal it shows a progress bar. After a stop within the epoch, it begins where the run was stopped.
+
+        Raises:
+            UserError: a loss of this epoch was not finite.
+        """
+        self.position.begin_epoch(loader)
         self._timed = TimedLoader(loader, window=self.config.log_interval)
-        hidden = None if self._shows_steps else True  # None: hidden where there is no terminal
-        first = self.progress.step
+        hidden = None if self._logs_steps else True  # None: hidden where there is no terminal
+        first = self.position.step
         batches = tqdm(self._timed, initial=first, total=len(loader), unit="batch", leave=False, disable=hidden)
-        return self.trace.watch(batches, steps=len(loader) - first) if self.trace else iter(batches)
+        yield from self.trace.traced(batches, steps=len(loader) - first) if self.trace else batches
+        if not self.config.benchmark:
+            self.position.end_epoch()
 
     def end_step(self, loss: torch.Tensor) -> None:
-        """Count a training step; log it every ``--log_interval`` steps; save or stop if it is time to."""
-        self.progress.count_step(loss)
-        if self.progress.step % self.config.log_interval == 0 and self._shows_steps:
+        """Count a training step; every ``--log_interval`` steps print its loss, for which the CPU waits for the device."""
+        self.position.count_step(loss)
+        if self.position.step % self.config.log_interval == 0 and self._logs_steps:
             self._log_step(loss.item())
-        self.progress.save_or_stop()
+
+    def should_save(self) -> bool:
+        """Return whether to `save` after this step: ``--save_interval`` steps have passed, or a signal asks to stop.
+
+        All ranks get the same answer. About once a second they exchange it; other steps cost nothing.
+
+        Raises:
+            UserError: a loss was not finite.
+        """
+        return self.position.should_save()
+
+    def save(self, state: dict[str, Any], loss_sum: torch.Tensor | None = None) -> None:
+        """Write a checkpoint; if a signal has asked this run to stop, end it with status 0.
+
+        All ranks call this, because each adds its own random state; rank 0 writes the file. There is a complete file
+        at every moment, and the one before is kept as ``checkpoint.previous.pt``.
+
+        Args:
+            state: what `load_checkpoint` returns in a resumed run.
+            loss_sum: within an epoch, the sum () of this rank's losses so far.
+
+        Raises:
+            UserError: the file cannot be written, or the weights are not finite.
+        """
+        self.position.save(state, loss_sum)
 
     def log_epoch(
         self, epoch: int, seconds: float, lr: float, train_loss: float, val_loss: float, val_accuracy: float | None
     ) -> None:
-        """Log a finished epoch and write summary.json.
+        """Print the results of a finished epoch, and write them to summary.json and TensorBoard; only rank 0 needs to.
 
         Args:
             epoch: counted from 1.
-            seconds: duration of its training part, since the run was resumed if that was in the middle of it.
+            seconds: duration of its training, since the run was resumed if that was within the epoch.
             lr: learning rate at its end, which is 0 at the end of a cosine.
             train_loss: mean over its training samples.
             val_loss: mean over the validation samples.
-            val_accuracy: share of them classified right; None where there are no classes.
-
-        Raises UserError: one of the losses was not finite.
+            val_accuracy: share of them classified correctly; None where there are no classes.
         """
-        self.progress.check_losses()
-        seconds += self.progress.seconds_before
+        assert self.position.loader is not None, "log_epoch before any epoch"
+        seconds += self.position.earlier_seconds
         finished = {
             "epoch": epoch,
             "train_loss": train_loss,
             "val_loss": val_loss,
             "val_accuracy": val_accuracy,
             "seconds": seconds,
-            "samples_per_second": self.progress.loader.sampler.samples / seconds,
+            "samples_per_second": len(self.position.loader.dataset) / seconds,
         }
-        self.progress.end_epoch(finished)
-        self.record.log_epoch(finished, lr)
-        self.record.notes["first_step_seconds"] = self.progress.first_step_seconds
+        self.position.results.append(finished)
+        self.logger.log_epoch(finished, lr)
+        self.logger.facts["first_step_seconds"] = self.position.first_step_seconds
         self._write_summary()
 
-    def save(self) -> None:
-        """Write a checkpoint after an epoch; stop if told to and if there is an epoch left."""
-        self.progress.save()
+    def log_summary(self, line: str, **facts: object) -> None:
+        """Add ``facts`` to summary.json, and print ``line``, which contains them, if they are new."""
+        self.logger.log_summary(line, **facts)
 
     def benchmark(
         self,
@@ -121,34 +180,36 @@ class Run:
         train: Callable[[Loader], object],
         no_sync: Callable[[], AbstractContextManager] | None = None,
     ) -> None:
-        """Measure how fast loading and training are, alone and together; ``train`` trains on the loader it is given.
+        """Measure how fast loading and training are, alone and together; ``train`` trains on the loader it gets.
 
-        With ``no_sync``, which makes a context without communication, also how fast training is in that.
+        With ``no_sync``, a context manager without communication, training is also measured without communication.
         """
         from workshop.profiling.throughput import benchmark
 
         config = self.config
         seconds = config.benchmark_seconds
-        benchmark(loader, train, self.device, config.loader, self.record.directory, seconds, no_sync)
+        benchmark(loader, train, self.device, config.loader, self.logger.directory, seconds, no_sync)
 
     @property
-    def _shows_steps(self) -> bool:
-        return self.ranks.is_main and not self.config.benchmark
+    def _logs_steps(self) -> bool:
+        return self.rank == 0 and not self.config.benchmark
 
     def _log_step(self, loss: float) -> None:
-        """Log the loss of the step under way, the throughput, and the moving averages of load and compute time."""
+        """Log the loss of the current step, the throughput, and the moving averages of load and compute time."""
         load, compute = self._timed.means()
-        progress, loader = self.progress, self.progress.loader
-        samples_per_second = loader.sampler.global_batch_size / (load + compute)
-        step, steps = progress.step, len(loader)
-        self.record.log(
-            f"epoch {len(progress.epochs) + 1}  step {step:{len(str(steps))}}/{steps}  loss {loss:.4f}  "
+        position, loader = self.position, self.position.loader
+        assert loader is not None
+        samples_per_second = loader.batch_sampler.global_batch_size / (load + compute)
+        step, steps = position.step, len(loader)
+        self.logger.log(
+            f"epoch {position.epoch}  step {step:{len(str(steps))}}/{steps}  loss {loss:.4f}  "
             f"{samples_per_second:,.0f} samples/s  load {1000 * load:.2f} ms  compute {1000 * compute:.2f} ms"
         )
-        curves = {"loss": loss, "samples_per_second": samples_per_second, "load_seconds": load}
-        self.record.add_curves("train", curves | {"compute_seconds": compute}, progress.steps + step)
+        values = {"loss": loss, "samples_per_second": samples_per_second, "load_seconds": load}
+        self.logger.add_scalars("train", values | {"compute_seconds": compute}, position.finished_steps + step)
 
     def _write_summary(self) -> None:
-        progress = self.progress
+        position = self.position
+        assert position.loader is not None
         monitor = self.monitor.summary() if self.monitor else None
-        self.record.write_summary(progress.epochs, progress.loader.sampler.global_batch_size, monitor)
+        self.logger.write_summary(position.results, position.loader.batch_sampler.global_batch_size, monitor)

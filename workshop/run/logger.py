@@ -16,22 +16,21 @@ import torch
 from tqdm import tqdm
 
 from workshop.config import TrainConfig
-from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError, warn
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
 from workshop.paths import default_runs_dir, lesson_name
 
 LOCK = "workshop_run.lock"
-"""locked by the run that writes to its folder; not empty where files of the names below are known to be of runs"""
+"""locked by the run that writes to its folder; not empty if the files with the names below were written by runs"""
 WRITTEN = ("summary.json", "summary.tmp", "throughput.json", "events.out.tfevents.*", "rank*.pt.trace.json.gz")
 WRITTEN += ("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp", "trace.png")
 
 
 def run_directory(config: TrainConfig) -> Path:
-    """Return ``--run_dir``, else lesson and run name under the runs folder.
+    """Return ``--run_dir``, otherwise lesson and run name under the runs folder.
 
-    A job that Slurm requeues must find its checkpoint again, so the run name is the job id, never a date; outside
-    Slurm it is the name of the data set.
+    A job that Slurm requeues must find its checkpoint again. So the run name is the job id, never a date; outside Slurm
+    it is the name of the data set.
     """
     return config.run_dir or default_runs_dir() / lesson_name() / os.environ.get("SLURM_JOB_ID", config.dataset)
 
@@ -64,24 +63,25 @@ def claim(config: TrainConfig, folder: Path) -> TextIO:
     return lock
 
 
-class Record:
-    """Everything one run writes down; of several ranks only the main one does, the others are silent."""
+class RunLogger:
+    """Everything that one run writes; of several ranks only rank 0 does."""
 
-    def __init__(self, config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
+    def __init__(self, config: TrainConfig, device: torch.device, rank: int, world_size: int) -> None:
         self.config = config
         self.device = device
-        self.ranks = ranks
+        self.rank, self.world_size = rank, world_size
         self.directory = run_directory(config)
-        self.notes: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+        """what `log_summary` was given, for summary.json"""
         self.board: Any = None
         self._lost: set[str] = set()
 
     def open(self) -> None:
-        """Have the run folder for this run alone, on the main rank; raise `UserError` if it cannot be written."""
+        """Reserve the run folder for this run, on rank 0; raise `UserError` if it cannot be written."""
         from torch.utils.tensorboard import SummaryWriter  # here: --help does not need it
 
-        hook = threading.excepthook  # which would print what `_or_warn` says in a line
-        threading.excepthook = lambda met: type(met.thread).__name__ == "_AsyncWriterThread" or hook(met)
+        hook = threading.excepthook  # TensorBoard's writer thread would print a traceback; `_or_warn` already reports the error
+        threading.excepthook = lambda args: None if type(args.thread).__name__ == "_AsyncWriterThread" else hook(args)
         try:
             self._lock = claim(self.config, self.directory)
             self.board = SummaryWriter(self.directory)
@@ -90,7 +90,7 @@ class Record:
             raise UserError(f"cannot write into {self.directory}: {reason}; choose another --run_dir") from None
 
     def close(self) -> None:
-        """Have the curves complete on disk, and leave the folder to other runs."""
+        """Write the rest of the curves to disk, and release the folder."""
         if self.board:
             with self._or_warn("curves"):
                 self.board.close()
@@ -98,7 +98,7 @@ class Record:
 
     @contextmanager
     def _or_warn(self, what: str) -> Iterator[None]:
-        """Let training go on where ``what`` cannot be written, with one warning."""
+        """Let training continue if ``what`` cannot be written, with one warning."""
         try:
             yield
         except OSError as error:
@@ -108,24 +108,24 @@ class Record:
 
     def log(self, line: str) -> None:
         """Print one line without disturbing the progress bar."""
-        if self.ranks.is_main:
-            with suppress(OSError):  # of a terminal that was closed
+        if self.rank == 0:
+            with suppress(OSError):  # the terminal was closed
                 tqdm.write(line)
 
-    def note(self, line: str, **facts: object) -> None:
-        """Put ``facts`` into summary.json, and print ``line``, which tells them, if they are new."""
-        if facts.items() - self.notes.items():
+    def log_summary(self, line: str, **facts: object) -> None:
+        """Add ``facts`` to summary.json, and print ``line``, which contains them, if they are new."""
+        if facts.items() - self.facts.items():
             self.log(line)
-        self.notes |= facts
+        self.facts |= facts
 
-    def add_curves(self, group: str, values: dict[str, float | None], step: int) -> None:
+    def add_scalars(self, group: str, values: dict[str, float | None], step: int) -> None:
         """Add a point to each of a group of TensorBoard curves; None is no point."""
         for name, value in values.items():
             if self.board and value is not None:
                 with self._or_warn("curves"):
                     self.board.add_scalar(f"{group}/{name}", value, step)
 
-    def add_picture(self, name: str, figure: Any) -> None:  # noqa: ANN401
+    def add_figure(self, name: str, figure: Any) -> None:  # noqa: ANN401
         """Keep a figure of matplotlib as a file, and among TensorBoard's images."""
         if self.board:
             with self._or_warn(f"{name}.png"):
@@ -133,7 +133,7 @@ class Record:
                 self.board.add_figure(name, figure)
 
     def log_epoch(self, epoch: dict[str, Any], lr: float) -> None:
-        """Print what `Run.log_epoch` was told, and add it to the curves."""
+        """Print the results that `Run.log_epoch` got, and add them to the curves."""
         accuracy = epoch["val_accuracy"]
         self.log(
             f"epoch {epoch['epoch']}  train loss {epoch['train_loss']:.4f}  val loss {epoch['val_loss']:.4f}"
@@ -141,13 +141,13 @@ class Record:
             f"  {epoch['seconds']:.1f} s  {epoch['samples_per_second']:,.0f} samples/s"
         )
         curves = {name: epoch[name] for name in ("train_loss", "val_loss", "val_accuracy")}
-        self.add_curves("epoch", curves | {"lr": lr}, epoch["epoch"])
+        self.add_scalars("epoch", curves | {"lr": lr}, epoch["epoch"])
 
     def write_summary(
         self, epochs: list[dict[str, Any]], global_batch_size: int, monitor: dict[str, Any] | None
     ) -> None:
         """Write summary.json, replacing the one before as a whole."""
-        if not self.ranks.is_main:
+        if self.rank != 0:
             return
         summary = {
             "lesson": lesson_name(),
@@ -155,10 +155,10 @@ class Record:
             "command": shlex.join(["python", *sys.argv]),
             "hardware": describe_hardware(self.device),
             "versions": describe_versions(),
-            "world_size": self.ranks.world_size,
+            "world_size": self.world_size,
             "global_batch_size": global_batch_size,
             "epochs": epochs,
-            **self.notes,
+            **self.facts,
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "monitor": monitor,
         }

@@ -1,4 +1,4 @@
-"""Where a run is: it counts steps and epochs, saves them, goes on from there, and stops when told to or when lost."""
+"""Where a run is: it counts epochs and steps, saves checkpoints, continues from them, and stops when a signal asks."""
 
 import math
 import os
@@ -11,229 +11,275 @@ from typing import Any
 import torch
 
 from workshop.config import TrainConfig
-from workshop.distributed.agreement import Agreement
-from workshop.distributed.ranks import Ranks
+from workshop.distributed.control_group import ControlGroup
 from workshop.errors import UserError
-from workshop.loaders import Loader
+from workshop.loaders.sampler import Loader
 from workshop.run.checkpoint import (
-    Stateful,
-    identity,
-    load_checkpoint,
+    check_compatible,
+    copied,
+    difference,
+    find_checkpoint,
+    fingerprint,
     position,
     random_state,
-    refuse_misfit,
+    read_checkpoint,
     save_checkpoint,
     set_random_state,
 )
 from workshop.signals import StopSignals
-from workshop.step.optimizers import restore_optimizer
 
-LONGEST_PACE = 1024
-"""at most so many steps from one agreement of the ranks to the next; losses are kept on the device until then"""
+MAX_CHECK_INTERVAL = 1024
+"""at most this number of steps between two checks of all ranks; the losses stay on the device until then"""
 
 
-class Progress:
-    """The position of a run that may end at any moment and goes on as if it had not.
+class Position:
+    """The position of a run that may end at any moment and continue as if it had not.
 
-    About once a second the ranks agree on whether one of them was told to stop or had a loss that is not finite. In
-    the steps between they exchange nothing for it, and nothing waits for the device.
+    About once a second the ranks check together whether one of them got a signal to stop, or a loss that is not finite.
+    In the steps between two checks they exchange nothing for it, and the CPU does not wait for the device.
 
-    It saves to the file ``checkpoint`` and goes on from there; ``log`` is given lines for the user.
+    Args:
+        config: of the lesson.
+        device: that trains.
+        rank: of this process.
+        world_size: number of ranks.
+        checkpoint: file to save to and to continue from.
+        log: prints a line for the user.
     """
 
     def __init__(
-        self, config: TrainConfig, device: torch.device, ranks: Ranks, checkpoint: Path, log: Callable[[str], None]
+        self,
+        config: TrainConfig,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        checkpoint: Path,
+        log: Callable[[str], None],
     ) -> None:
         self.config = config
         self.device = device
-        self.ranks = ranks
+        self.rank, self.world_size = rank, world_size
         self.checkpoint = checkpoint
         self.log = log
-        self.epochs: list[dict[str, Any]] = []
-        self.steps = 0
-        """steps taken in the epochs before"""
-        self.step = 0
-        """steps taken in the epoch under way"""
-        self.loader: Loader | None = None
-        self._resumed: dict[str, Any] = {}  # `_size` of the run that this one goes on from
-        self._parts: dict[str, Stateful] = {}
         self.stop = StopSignals()
-        self.agreement = Agreement(ranks)
-        self._pace = 1
-        self._losses = torch.zeros(LONGEST_PACE, device=device)
-        self._unseen = 0
-        """how many losses were put there since the last agreement"""
-        self._start_step, self._start_loss = 0, 0.0
-        self.first_step_seconds: float | None = None
-        """how long the run's first step took, with its batch: libraries, kernels and compilers are loaded in it"""
+        self.control = ControlGroup(rank, world_size)
+        self.loader: Loader | None = None
+        self.results: list[dict[str, Any]] = []
+        """of the finished epochs; only rank 0 has those of this run"""
+        self.finished_epochs = 0
+        self.finished_steps = 0
+        """steps taken in the finished epochs"""
+        self.step = 0
+        """steps taken in the current epoch"""
+        self.in_epoch = False
+        self.partial_loss_sum = 0.0
+        """sum of the losses in the current epoch before the run was stopped within it"""
         self.seconds_before = 0.0
-        """spent on the epoch under way before the run was resumed in the middle of it"""
-        self._loss_sum = torch.zeros(())
-        self._epoch_started = self._agreed = time.perf_counter()
+        """time spent on the current epoch before the run was stopped within it"""
+        self.earlier_seconds = 0.0
+        """the same of the epoch that was finished last"""
+        self.first_step_seconds: float | None = None
+        """duration of the first step of the run with its batch, in which libraries, kernels and compilers are loaded"""
+        self._saved_size: dict[str, int] = {}  # `_size` of the run that this one continues
+        self._start_step = 0
+        self._check_every = 1
+        self._losses = torch.zeros(MAX_CHECK_INTERVAL, device=device)
+        self._unchecked = 0  # number of losses since the last check
+        self._stop_signal = 0
+        self._epoch_started = self._last_check = time.perf_counter()
 
-    def resume(self, **parts: Stateful) -> int:
-        """Return the epoch to begin with, counted from 1; with ``--resume true``, load the checkpoint into ``parts``.
+    @property
+    def epoch(self) -> int:
+        """Number of the current epoch, or of the next one between two epochs; counted from 1."""
+        return self.finished_epochs + 1
 
-        From then on these parts are saved. If the run was stopped in the middle of an epoch, that epoch's `loss_sum`
-        and loader start where it was.
+    def load(self, matching: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the parts of the latest good checkpoint, and set this position to where it was saved; None without it.
 
-        Raises UserError: the checkpoints are damaged, or of a run that this one cannot continue.
+        Rank 0 finds out which file is good. Then each rank reads that file itself, because sending the states to all
+        ranks would need several times their size of memory.
+
+        Args:
+            matching: what this run would save; a checkpoint must have the same keys and shapes.
+
+        Raises:
+            UserError: the checkpoints are damaged, or of a run that this one cannot continue, or a rank cannot read them.
         """
-        self._parts = parts
-        if self.config.resume:
-            saved, source = self.agreement.on_main(lambda: load_checkpoint(self.checkpoint))
-            try:
-                if saved is not None:
-                    self._restore(saved, source)
-            except Exception as error:  # whatever a content that no such run writes happens to trip over
-                if isinstance(error, UserError):
-                    raise
-                what = f"does not fit this run ({type(error).__name__}: {error}); choose another --run_dir"
-                raise UserError(f"{self.checkpoint} {what}") from None
-        return len(self.epochs) + 1
-
-    def loss_sum(self) -> torch.Tensor:
-        """Return the tensor () to which an epoch adds up its losses."""
-        self._loss_sum = torch.full((), self._start_loss, device=self.device)
-        self._start_loss = 0.0
-        return self._loss_sum
+        good = self.control.on_rank0(lambda: find_checkpoint(self.checkpoint))
+        if good is None:
+            return None
+        saved = self.control.on_each(lambda: read_checkpoint(good))
+        try:
+            run = saved.pop("run")
+            self._restore(run, good.source, matching)
+            if problem := difference(saved, matching):
+                raise UserError(f"{self.checkpoint} does not fit this run: {problem}; choose another --run_dir")
+            scheduler, optimizer = saved.get("scheduler", {}), saved["optimizer"]
+            if self.config.lr != run["lr"]:  # the user asks for another learning rate, on the same schedule
+                factor = self.config.lr / run["lr"]
+                scheduler.pop("base_lrs", None)
+                scheduler["_last_lr"] = [lr * factor for lr in scheduler.get("_last_lr", [])]
+                for group in optimizer["param_groups"]:
+                    group["lr"] *= factor
+                    group["initial_lr"] = self.config.lr
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            what = f"does not fit this run ({type(error).__name__}: {error}); choose another --run_dir"
+            raise UserError(f"{self.checkpoint} {what}") from None
+        if self.device.type == "cpu":  # an optimizer on the CPU would keep the tensors instead of copying them
+            saved["optimizer"] = copied(optimizer)
+        return saved
 
     def begin_epoch(self, loader: Loader) -> None:
-        """Have ``loader`` leave out the steps of the coming epoch that were taken before the run was stopped.
+        """Start counting the steps of an epoch; ``loader`` leaves out those that were taken before the run was stopped.
 
-        Raise `UserError` if these are of other data.
+        Raises:
+            UserError: these steps were taken with other data.
         """
         self.loader = loader
-        in_epoch = len(self.epochs) + 1 if self._start_step else None
-        refuse_misfit(self.checkpoint, self._resumed, self._size(), in_epoch)
-        self.step = loader.sampler.start_step = self._start_step
-        self._start_step = self._unseen = 0
-        self._agreed = time.perf_counter()
-        self._epoch_started = self._agreed - self.seconds_before
-        self._next_agreement = self.step + self._pace
+        in_epoch = self.epoch if self._start_step else None
+        check_compatible(self.checkpoint, self._saved_size, self._size(), in_epoch)
+        self.step = loader.batch_sampler.start_step = self._start_step
+        self._start_step = self._unchecked = 0
+        self._last_check = time.perf_counter()
+        self._epoch_started = self._last_check - self.seconds_before
+        self._next_check = self.step + self._check_every
+        self.in_epoch = True
 
     def count_step(self, loss: torch.Tensor) -> None:
-        """Count a training step and keep its loss for the next agreement."""
-        self._losses[self._unseen % LONGEST_PACE] = loss.detach()
-        self._unseen += 1
+        """Count a training step, and keep its loss on the device until the next check."""
+        self._losses[self._unchecked % MAX_CHECK_INTERVAL] = loss.detach()
+        self._unchecked += 1
         self.step += 1
 
-    def save_or_stop(self) -> None:
-        """Save if it is time to, stop if told to; the last step of an epoch leaves that to `save`, which follows.
+    def should_save(self) -> bool:
+        """Return whether a checkpoint is to be written after the current step; the same on all ranks.
 
-        Raises UserError: the loss is not finite. SystemExit: stopped, with status 0.
+        The answer is False after the last step of an epoch, because the checkpoint of the whole epoch follows.
+
+        Raises:
+            UserError: on some rank the loss is not finite.
         """
+        assert self.loader is not None
         interval = self.config.save_interval
-        saving = interval is not None and self.step % interval == 0
-        asked = self.step == self._next_agreement or (self.ranks.world_size == 1 and self.stop.received)
-        if (saving or asked) and self.step < len(self.loader) and not self.config.benchmark:
-            told = self.check_losses()
-            if saving or told:
-                self._write()
-            if told:
-                self._leave(told)
+        due = interval is not None and self.step % interval == 0
+        check = self.step == self._next_check or (self.world_size == 1 and self.stop.received)
+        if self.config.benchmark or self.step >= len(self.loader) or not (due or check):
+            return False
+        self.check_losses()
+        return due or self._stop_signal > 0
 
-    def end_epoch(self, record: dict[str, Any]) -> None:
-        """Count the epoch under way as done."""
-        self.epochs.append(record)
-        self.steps += len(self.loader)
-        self.step = 0
-        self.seconds_before = 0.0
+    def end_epoch(self) -> None:
+        """Count the current epoch as finished.
 
-    def save(self) -> None:
-        """Write a checkpoint after an epoch; stop if told to and if there is an epoch left."""
-        told = self.check_losses()
-        self._write()
-        if told and len(self.epochs) < self.config.epochs:
-            self._leave(told)
-
-    def check_losses(self) -> int:
-        """Return the number of the signal by which any rank was told to stop, else 0; on all ranks the same.
-
-        Raises UserError: on some rank the loss is not finite.
+        Raises:
+            UserError: on some rank the loss is not finite.
         """
-        world_size = self.ranks.world_size
-        finite = self._losses[: self._unseen].isfinite().tolist()  # waits for the device
-        first = self.step - self._unseen
-        bad = (first + finite.index(False)) * world_size + self.ranks.rank if False in finite else math.inf
+        assert self.loader is not None
+        self.check_losses()
+        self.finished_epochs += 1
+        self.finished_steps += len(self.loader)
+        self.step, self.partial_loss_sum = 0, 0.0
+        self.earlier_seconds, self.seconds_before = self.seconds_before, 0.0
+        self.in_epoch = False
+
+    def save(self, state: dict[str, Any], loss_sum: torch.Tensor | None) -> None:
+        """Write a checkpoint; then end the process if a signal has asked for it and an epoch is left.
+
+        All ranks call this. Each of them adds its random state and its ``loss_sum``; rank 0 writes the file.
+
+        Raises:
+            UserError: the file cannot be written, or the weights are not finite; on all ranks.
+            SystemExit: stopped, with status 0.
+        """
+        if not self.in_epoch:
+            self.check_losses()
+        mine = {"loss_sum": 0.0 if loss_sum is None else loss_sum.item(), "random": random_state(self.device)}
+        per_rank = self.control.gather(mine)
+        self.control.on_rank0(lambda: self._write(state, per_rank))
+        if self._stop_signal and (self.in_epoch or self.finished_epochs < self.config.epochs):
+            self._exit()
+
+    def check_losses(self) -> None:
+        """Find out on all ranks together whether a loss was not finite, and whether a signal has asked to stop.
+
+        Raises:
+            UserError: on some rank the loss is not finite.
+        """
+        finite = self._losses[: self._unchecked].isfinite().tolist()  # here the CPU waits for the device
+        first = self.step - self._unchecked
+        bad = (first + finite.index(False)) * self.world_size + self.rank if False in finite else math.inf
         now = time.perf_counter()
-        pace = self._unseen / max(now - self._agreed, 1e-6)  # steps per second
-        bad, told, pace = self.agreement.minimum([bad, -self.stop.received, pace])
+        pace = self._unchecked / max(now - self._last_check, 1e-6)  # steps per second
+        bad, minus_signal, pace = self.control.minimum([bad, -self.stop.received, pace])
         if bad < math.inf:
-            step, rank = divmod(int(bad), world_size)
+            step, rank = divmod(int(bad), self.world_size)
             raise UserError(
-                f"the loss is not finite in step {step + 1} of epoch {len(self.epochs) + 1} on rank {rank}; "
+                f"the loss is not finite in step {step + 1} of epoch {self.epoch} on rank {rank}; "
                 f"{self._last_good()} Try a lower --lr"
             )
-        if self._unseen and self.step < len(self.loader):  # else the time is not that of training alone
-            self._pace = max(1, min(round(pace), 2 * self._pace, LONGEST_PACE))
-            self.first_step_seconds = self.first_step_seconds or now - self._agreed
-        self._agreed, self._unseen = now, 0
-        self._next_agreement = self.step + self._pace
-        return int(-told)
+        if self._unchecked and self.loader is not None and self.step < len(self.loader):  # only training was timed
+            self._check_every = max(1, min(round(pace), 2 * self._check_every, MAX_CHECK_INTERVAL))
+            self.first_step_seconds = self.first_step_seconds or now - self._last_check
+        self._last_check, self._unchecked = now, 0
+        self._next_check = self.step + self._check_every
+        self._stop_signal = int(-minus_signal)
 
     def _last_good(self) -> str:
         found = self.checkpoint.exists()
         return f"the last good checkpoint is {self.checkpoint}." if found else "there is no checkpoint yet."
 
-    def _position(self) -> str:
-        return position(len(self.epochs) + 1, self.step)
+    def _where(self) -> str:
+        return position(self.epoch, self.step)
 
-    def _leave(self, told: int) -> None:
-        """End the process after a checkpoint was written; let the Slurm job know if it is to go on by itself."""
-        name = signal.Signals(told).name
-        self.log(f"told to stop by {name}: saved {self._position()}; --resume true goes on from there")
+    def _exit(self) -> None:
+        """End the process after a checkpoint was written; ask the Slurm job to requeue itself if that is wanted."""
+        name = signal.Signals(self._stop_signal).name
+        self.log(f"stopped by {name}: saved {self._where()}; --resume true continues from there")
         requeue = os.environ.get("WORKSHOP_REQUEUE_FILE")
-        if told == signal.SIGUSR1 and requeue and self.ranks.is_main:
+        if self._stop_signal == signal.SIGUSR1 and requeue and self.rank == 0:
             Path(requeue).touch()
         raise SystemExit(0)
 
-    def _write(self) -> None:
-        """Write checkpoint.pt; raise `UserError` on all ranks if that fails or the weights are not finite."""
-        mine = {"loss_sum": self._loss_sum.item(), "random": random_state(self.device)}
-        per_rank = self.agreement.gather(mine)
-        self.agreement.on_main(lambda: self._write_for_all(per_rank))
-
-    def _write_for_all(self, per_rank: list[dict[str, Any]]) -> None:
-        state = {name: part.state_dict() for name, part in self._parts.items()}
+    def _write(self, state: dict[str, Any], per_rank: list[dict[str, Any]]) -> None:
+        assert self.loader is not None
         for name, tensor in state.get("model", {}).items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 raise UserError(
-                    f"{name} of the model is not finite {self._position()} on rank {self.ranks.rank}; "
+                    f"{name} of the model is not finite {self._where()} on rank {self.rank}; "
                     f"{self._last_good()} Try a lower --lr"
                 )
-        state["run"] = {
-            "is": identity(self.config, self.ranks, self._parts),
+        run = {
+            "is": self._fingerprint(state),
             "size": self._size(),
             "lr": self.config.lr,
-            "epochs": self.epochs,
-            "steps": self.steps,
+            "epochs": self.results,
+            "finished_epochs": self.finished_epochs,
+            "steps": self.finished_steps,
             "step": self.step,
             "seconds": time.perf_counter() - self._epoch_started,
             "ranks": per_rank,
         }
-        save_checkpoint(self.checkpoint, state)
+        save_checkpoint(self.checkpoint, state | {"run": run})
+
+    def _fingerprint(self, parts: dict[str, Any]) -> dict[str, Any]:
+        return fingerprint(self.config, self.world_size, self.config.batch_size * self.world_size, parts)
 
     def _size(self) -> dict[str, int]:
-        return {"train_samples": self.loader.sampler.samples, "steps_per_epoch": len(self.loader)}
+        assert self.loader is not None
+        return {"train_samples": len(self.loader.dataset), "steps_per_epoch": len(self.loader)}
 
-    def _restore(self, saved: dict[str, Any], source: str) -> None:
-        run = saved.pop("run")  # of a tensor, indexing would warn first
-        epoch, step, wrote = len(run["epochs"]) + 1, run["step"], len(run["ranks"])
-        mine = identity(self.config, self.ranks, self._parts)
-        refuse_misfit(self.checkpoint, run["is"], mine, epoch if step else None)
-        saved.get("scheduler", {}).pop("base_lrs", None)  # they follow from this run's --lr
-        for name, part in self._parts.items():
-            if name == "optimizer":
-                restore_optimizer(part, saved[name], self.config.lr / run["lr"])
-            else:
-                part.load_state_dict(saved[name])
-        self.epochs, self.steps, self._resumed = run["epochs"], run["steps"], run.get("size", {})
-        if self.ranks.rank < wrote:  # others are new to this run, and keep what their seed gave them
-            mine = run["ranks"][self.ranks.rank]
-            set_random_state(mine["random"], self.device)
+    def _restore(self, run: dict[str, Any], source: str, parts: dict[str, Any]) -> None:
+        step, wrote = run["step"], len(run["ranks"])
+        self.finished_epochs = run["finished_epochs"]
+        check_compatible(self.checkpoint, run["is"], self._fingerprint(parts), self.epoch if step else None)
+        self.results, self.finished_steps, self._saved_size = run["epochs"], run["steps"], run["size"]
+        if self.rank < wrote:  # the others are new to this run, and keep the random numbers of their seed
+            own = run["ranks"][self.rank]
+            set_random_state(own["random"], self.device)
             if step:
-                self._start_step, self._start_loss, self.seconds_before = step, mine["loss_sum"], run["seconds"]
-        others = "" if wrote == self.ranks.world_size else f", written by {wrote} rank(s)"
+                self._start_step, self.partial_loss_sum, self.seconds_before = step, own["loss_sum"], run["seconds"]
+        others = "" if wrote == self.world_size else f", written by {wrote} rank(s)"
         lr = "" if run["lr"] == self.config.lr else f", with --lr {self.config.lr} in place of {run['lr']}"
-        self.log(f"resumed from {source} {position(epoch, step)}{others}{lr}")
+        self.log(f"resumed from {source} {position(self.epoch, step)}{others}{lr}")

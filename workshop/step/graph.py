@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from workshop.errors import UserError
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.sampler import EpochOrder
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """trains on a batch (inputs, targets) that is on the device already, and returns its loss ()"""

@@ -11,7 +11,7 @@ from clinic import coded
 from clinic.loading import read_by
 from clinic.observe import Script
 from workshop.loaders import Loader
-from workshop.loaders.map import Pictures
+from workshop.loaders.images import Pictures
 
 SAMPLES, BATCH, WORKERS = 64, 8, 8
 SECONDS = 0.05
