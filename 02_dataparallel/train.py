@@ -38,13 +38,15 @@ class Config(TrainConfig):
 def make_loader(config: Config, split: str, device: torch.device) -> Loader:
     """Return what gives the batches (inputs, targets) of a split, "train" or "val"."""
     if config.loader != "map":
-        return build_loader(config, split, device)  # shards, memory, device or dali: the page of this lesson compares them
+        return build_loader(
+            config, split, device
+        )  # shards, memory, device or dali: the page of this lesson compares them
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
     return DataLoader(
         dataset,
-        # Like DataLoader's own shuffle=True, with an order that follows from seed and epoch, so that a run can be resumed.
+        # Like DataLoader's own shuffle=True, but the order follows from seed and epoch, so that a run can be resumed.
         batch_sampler=DistributedBatchSampler(len(dataset), config.batch_size, shuffle=training, seed=config.seed),
         # Processes that prepare batches while the model trains; with 0, the training process does both in turn.
         num_workers=config.num_workers,
@@ -56,7 +58,7 @@ def make_loader(config: Config, split: str, device: torch.device) -> Loader:
         prefetch_factor=config.prefetch_factor if config.num_workers > 0 else None,
         # Ctrl-C and Slurm send their signals to all processes: workers ignore them until the checkpoint is written.
         worker_init_fn=init_worker,
-        # A generator for the seeds of the workers: with the default one, they would change the numbers that dropout gets.
+        # A generator for the seeds of the workers: from the default one, they would change the numbers of dropout.
         generator=torch.Generator(),
     )
 
@@ -95,14 +97,18 @@ def train_one_epoch(
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
-        with record_function("forward"):  # the name of this part of the step in a profiler; costs almost nothing without
+        with record_function(
+            "forward"
+        ):  # the name of this part of the step in a profiler; costs almost nothing without
             outputs = model(inputs)
             loss = F.cross_entropy(outputs, targets)
         with record_function("backward"):
             loss.backward()
         with record_function("optimizer"):
             optimizer.step()
-        loss_sum += loss.detach() * len(targets)  # stays on the device: loss.item() would make the CPU wait in every step
+        loss_sum += loss.detach() * len(
+            targets
+        )  # stays on the device: loss.item() would make the CPU wait in every step
         run.end_step(loss)  # every --log_interval steps it prints the loss: only there the CPU waits for the device
         if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
             run.save(state_of(model, optimizer, scheduler), loss_sum)  # and end the run if it is to stop
@@ -131,7 +137,9 @@ def main(config: Config) -> None:
     train_loader = make_loader(config, "train", device)
     val_loader = make_loader(config, "val", device)
     model = build_model(config.model, config.dataset, dropout=config.dropout).to(device)
-    replicas = nn.DataParallel(model)  # in each step: copies the model to all GPUs, splits the batch, collects the outputs
+    replicas = nn.DataParallel(
+        model
+    )  # in each step: copies the model to all GPUs, splits the batch, collects the outputs
     if len(replicas.device_ids) < 2:
         print(f"DataParallel does nothing here: it found {len(replicas.device_ids)} GPU(s); training on one device")
     optimizer = make_optimizer(config, model)

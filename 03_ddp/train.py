@@ -105,9 +105,9 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
-    # Every rank shuffles in the same way, and takes every world_size-th sample of each global batch. In a script of your
-    # own you can write torch.utils.data.DistributedSampler(dataset, num_replicas=world_size, rank=rank, seed=config.seed).
-    # It gives single samples, not batches, and repeats some of them if the ranks cannot share them evenly.
+    # Every rank shuffles in the same way, and takes every world_size-th sample of each global batch. In your own script
+    # sampler=torch.utils.data.DistributedSampler(dataset, world_size, rank, seed=...) with batch_size does much the
+    # same; it gives single samples instead of batches, and repeats some if the ranks cannot share them evenly.
     sampler = DistributedBatchSampler(
         len(dataset), config.batch_size, rank=rank, num_replicas=world_size, shuffle=training, seed=config.seed
     )
@@ -124,7 +124,7 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
         prefetch_factor=config.prefetch_factor if config.num_workers > 0 else None,
         # Ctrl-C and Slurm send their signals to all processes: workers ignore them until the checkpoint is written.
         worker_init_fn=init_worker,
-        # A generator for the seeds of the workers: with the default one, they would change the numbers that dropout gets.
+        # A generator for the seeds of the workers: from the default one, they would change the numbers of dropout.
         generator=torch.Generator(),
     )
 
@@ -173,7 +173,9 @@ def train_one_epoch(
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
-        with record_function("forward"):  # the name of this part of the step in a profiler; costs almost nothing without
+        with record_function(
+            "forward"
+        ):  # the name of this part of the step in a profiler; costs almost nothing without
             outputs = ddp_model(inputs)
             loss = F.cross_entropy(outputs, targets)
         with record_function("backward"):  # also averages the gradients over all ranks
@@ -181,7 +183,9 @@ def train_one_epoch(
         with record_function("optimizer"):
             optimizer.step()
             scheduler.step()
-        loss_sum += loss.detach() * len(targets)  # stays on the device: loss.item() would make the CPU wait in every step
+        loss_sum += loss.detach() * len(
+            targets
+        )  # stays on the device: loss.item() would make the CPU wait in every step
         run.end_step(loss)  # every --log_interval steps it prints the loss: only there the CPU waits for the device
         if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
             run.save(state_of(ddp_model, optimizer, scheduler), loss_sum)  # all ranks, see below; may end the run
@@ -215,7 +219,7 @@ def main(config: Config) -> None:
         torch.cuda.set_device(device)
     else:
         device = cpu_or_error()
-    # Wait until all ranks have come to MASTER_ADDR:MASTER_PORT, where rank 0 listens; exit with one line if they do not.
+    # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 listens; exit with one line if not.
     store = rendezvous(rank, world_size, device)
     with failure_detector(store, rank, world_size):  # ends all ranks within a minute if one dies or hangs, and names it
         dist.init_process_group(  # in a script of your own, without `store`, this does the rendezvous itself

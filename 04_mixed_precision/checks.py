@@ -1,92 +1,151 @@
-"""How a training step is computed: number formats, memory layout, compiled code, CUDA graphs.
-
-What the device at hand lacks is refused in one line. On TF32 and its switches see
-https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
-"""
+"""What the device at hand and the options of lesson 04 do not allow is refused here, in one line."""
 
 import signal
+from typing import Protocol
 
 import torch
 
-from workshop.config import ComputeFlags
 from workshop.errors import UserError, first_on_node, warn
 from workshop.hardware import emulates
 from workshop.signals import STOP_SIGNALS
 
-AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""what ``--precision`` makes torch.autocast compute in where that is safe; with fp32 and tf32 it stays switched off"""
+
+class Options(Protocol):
+    """The flags that are checked here."""
+
+    @property
+    def precision(self) -> str: ...  # noqa: D102
+    @property
+    def cudnn_benchmark(self) -> bool: ...  # noqa: D102
+    @property
+    def cuda_graph(self) -> bool: ...  # noqa: D102
+    @property
+    def compile(self) -> str: ...  # noqa: D102
+    @property
+    def fused(self) -> bool: ...  # noqa: D102
+    @property
+    def optimizer(self) -> str: ...  # noqa: D102
+    @property
+    def loader(self) -> str: ...  # noqa: D102
 
 
-def set_up_device(config: ComputeFlags, device: torch.device) -> None:
-    """Tell torch how ``device`` shall compute; raise as `require_options`."""
-    require_options(config, device)
-    set_switches(config)
-    if first_on_node() and emulates(device, config.precision):
-        imitates = f"this CPU has no instructions for {config.precision} and imitates it"
-        warn(f"{imitates}, slower than --precision fp32 would be")
+def check_options(options: Options, device: torch.device) -> None:
+    """Raise `UserError` unless ``device`` has all options that were chosen, and they can be combined.
 
-
-def require_options(config: ComputeFlags, device: torch.device) -> None:
-    """Raise `UserError` unless ``device`` has all options chosen, and they go together."""
-    _require_precision(config, device)
-    if config.cudnn_benchmark and device.type != "cuda":
+    A number format that works, but that the CPU emulates, gives a warning.
+    """
+    if options.fused and options.optimizer == "adadelta":
+        raise UserError("--fused true: PyTorch has no fused adadelta; choose another --optimizer, or --fused false")
+    _check_precision(options.precision, device)
+    if options.cudnn_benchmark and device.type != "cuda":
         raise UserError(f"--cudnn_benchmark true needs an NVIDIA GPU; {_this_is(device)}")
-    if config.cuda_graph:
-        _require_cuda_graph(config, device)
-    if config.compile != "off":
-        _require_compiler(device)
+    if options.cuda_graph:
+        _check_cuda_graph(options, device)
+    if options.compile != "off":
+        _check_compiler(device)
 
 
-def set_switches(config: ComputeFlags) -> None:
-    """Set what torch keeps one switch of for the whole process: TF32, and cuDNN's search for algorithms."""
-    # Left alone, PyTorch rounds to TF32 on NVIDIA GPUs in convolutions, but not in matrix products.
-    for operations in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):
-        operations.fp32_precision = "tf32" if config.precision == "tf32" else "ieee"
-    torch.backends.cudnn.benchmark = config.cudnn_benchmark
+def warn_if_emulated(options: Options, device: torch.device) -> None:
+    """Warn if ``device`` has no instructions for the number format."""
+    if first_on_node() and emulates(device, options.precision):
+        reason = f"this CPU has no instructions for {options.precision} and emulates it"
+        warn(f"{reason}, slower than --precision fp32 would be")
 
 
-def choose_memory_format(channels_last: bool, volumes: bool) -> torch.memory_format:
-    """Return how the weights of a model for images or volumes lie in memory; what it makes of a batch lies likewise."""
-    if not channels_last:
-        return torch.contiguous_format
-    return torch.channels_last_3d if volumes else torch.channels_last
+def check_one_shape(num_samples: int, global_batch_size: int, world_size: int) -> None:
+    """Raise `UserError` unless all batches of a training epoch have the same size, as a CUDA graph needs it."""
+    rest = num_samples % global_batch_size
+    if rest >= world_size:  # fewer are left out
+        raise UserError(
+            f"--cuda_graph needs every batch of one shape: {num_samples} samples leave a last batch of {rest}; "
+            f"use --limit_train {num_samples - rest}"
+        )
 
 
-def _require_precision(config: ComputeFlags, device: torch.device) -> None:
+class VolumeFlags(Protocol):
+    """The flags that only ``--dataset nbody`` uses, and those that decide whether it is used."""
+
+    @property
+    def dataset(self) -> str: ...  # noqa: D102
+    @property
+    def model(self) -> str: ...  # noqa: D102
+    @property
+    def crop_size(self) -> int: ...  # noqa: D102
+    @property
+    def unet_depth(self) -> int: ...  # noqa: D102
+
+
+NEED_NBODY = ("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
+
+
+def check_volumes(flags: VolumeFlags) -> None:
+    """Raise `UserError` unless data set and model belong together, and the U-Net can halve its volumes."""
+    if flags.dataset != "nbody":
+        if flags.model == "unet3d":
+            raise UserError(f"--model unet3d maps volumes to volumes: it needs --dataset nbody, not {flags.dataset}")
+        for name in NEED_NBODY:
+            value = getattr(flags, name)
+            if value != getattr(type(flags), name):
+                raise UserError(
+                    f"--{name} {value} needs --dataset nbody, not {flags.dataset}; configs/unet3d.yaml says so, and "
+                    "is given before the other unet3d_*.yaml"
+                )
+        return
+    if flags.model != "unet3d":
+        raise UserError("--dataset nbody holds volumes, and only --model unet3d maps volumes to volumes")
+    if flags.crop_size % 2**flags.unet_depth:
+        halvings = (flags.crop_size & -flags.crop_size).bit_length() - 1
+        near = max(round(flags.crop_size / 2**flags.unet_depth), 1) * 2**flags.unet_depth
+        raise UserError(
+            f"--crop_size {flags.crop_size} cannot be halved {flags.unet_depth} times; take --crop_size {near}"
+            + (f", or --unet_depth {halvings}" if halvings else "")
+        )
+
+
+def _check_precision(precision: str, device: torch.device) -> None:
     cuda = device.type == "cuda"
     ampere = cuda and torch.cuda.get_device_capability(device) >= (8, 0)
-    if config.precision == "tf32" and not ampere:
+    if precision == "tf32" and not ampere:
         raise UserError(f"--precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; {_this_is(device)}")
-    if config.precision == "bf16" and cuda and emulates(device, "bf16"):
+    if precision == "bf16" and cuda and emulates(device, "bf16"):
         raise UserError(
             f"--precision bf16 needs a GPU of compute capability 8.0 or newer; {_this_is(device)}: try --precision fp16"
-            ", as PyTorch would only imitate bf16"
+            ", because PyTorch would only emulate bf16"
         )
 
 
-def _require_cuda_graph(config: ComputeFlags, device: torch.device) -> None:
+def _check_cuda_graph(options: Options, device: torch.device) -> None:
     if device.type != "cuda":
         raise UserError(f"--cuda_graph true needs an NVIDIA GPU; {_this_is(device)}")
-    if config.compile not in ("off", "default"):
+    if options.compile not in ("off", "default"):
         raise UserError(
-            f"--compile {config.compile} makes CUDA graphs of its own; with --cuda_graph, --compile default"
+            f"--compile {options.compile} makes CUDA graphs of its own; with --cuda_graph, --compile default"
         )
-    if config.precision == "fp16" and not config.fused:
+    if options.loader == "dali":
+        raise UserError(
+            "--cuda_graph true does not go with --loader dali: DALI's threads may wait for the whole GPU while the "
+            "graph is captured, which CUDA forbids, and the two have not been tried together; use --loader device"
+        )
+    if options.optimizer == "sgd" and not options.fused:
+        raise UserError(
+            "--cuda_graph true with --optimizer sgd needs --fused true, to read the learning rate on the GPU"
+        )
+    if options.precision == "fp16" and not options.fused:
         raise UserError(
             "--cuda_graph true with --precision fp16 needs --fused true: any other optimizer asks the GPU in each step "
             "whether gradients overflowed, and a graph cannot wait for the answer"
         )
 
 
-def _require_compiler(device: torch.device) -> None:
-    """Compile something small: no list of what torch.compile needs is as good as a trial.
+def _check_compiler(device: torch.device) -> None:
+    """Compile something small, because a trial is better than any list of what torch.compile needs.
 
-    It starts the processes that compile from now on: they inherit that stop signals, which reach them too, wait.
+    It starts the processes that compile from now on. They inherit that stop signals, which reach them too, are blocked.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         torch.compile(torch.square)(torch.ones(2, device=device))
-    except Exception as error:  # torch raises many kinds, some of its own
+    except Exception as error:  # torch raises many types, some of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"--compile: torch.compile does not work here: {reason}; it needs a C++ compiler such as g++, and on a GPU "

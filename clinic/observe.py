@@ -28,8 +28,8 @@ from torch import nn
 
 from clinic import coded
 from clinic.notes import Rank, take_notes
-from workshop import models
 from lab.launching import reason
+from workshop import models
 
 models.MODELS["mnist_cnn"] = coded.SmallReader
 

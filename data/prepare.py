@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from filling import find_damage
+from lab.flags import Parser
 from sources import SOURCES, bring_drawn, bring_real, pack
 from workshop.datasets import IMAGES, shards
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError, nearest
-from lab.flags import Parser
 from workshop.paths import default_data_dir
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from record_file import machine_name
-from workshop.hardware import emulates, pick_device
+
 from lab.launching import read_record, torchrun
+from workshop.hardware import emulates, pick_device
 from workshop.paths import REPOSITORY
 
 TARGET = 0.98

@@ -18,11 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-
 import gpu_day
 import small_studies
+import torch
+import torch.nn.functional as F
 from lesson_runs import (
     BASELINE,
     LESSON_01,
@@ -38,12 +37,13 @@ from lesson_runs import (
     train,
 )
 from record_file import machine_name, put_record, read_records
+
+from lab.flags import Parser
+from lab.launching import check_flags
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError, nearest
 from workshop.hardware import available_cpus
 from workshop.loaders import build_loaders
-from lab.flags import Parser
-from lab.launching import check_flags
 from workshop.paths import REPOSITORY
 
 TINY_UNET = ("--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml")

@@ -22,7 +22,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-
 from lesson_runs import (
     BASELINE,
     LESSON_01,
@@ -40,9 +39,10 @@ from lesson_runs import (
 )
 from record_file import machine_name, put_record, read_records
 from trace_table import trace_table
+
+from lab.flags import Parser, make_output_folder, require_positive
 from workshop.errors import UserError
 from workshop.hardware import cpu_or_error
-from lab.flags import Parser, make_output_folder, require_positive
 from workshop.paths import default_data_dir, default_runs_dir
 
 UNET = ("--config", "../configs/unet3d.yaml")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-
 from render import MACHINE, load
 
 STEPS = {

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workshop.hardware import available_cpus
 from lab.launching import read_record, torchrun
+from workshop.hardware import available_cpus
 from workshop.paths import REPOSITORY
 
 LESSON_01 = REPOSITORY / "01_single_gpu"

@@ -57,9 +57,9 @@ def with_the_other_ranks(mine: Callable[[], list[Row]]) -> list[Row]:
     Where they do not meet, each rank returns its own.
     """
     import torch.distributed as dist
+    from workshop.distributed.process_group import process_group
 
     from workshop.distributed.control_group import Agreement
-    from workshop.distributed.process_group import process_group
     from workshop.errors import UserError
 
     os.environ.setdefault("WORKSHOP_RENDEZVOUS_SECONDS", "40")

@@ -12,11 +12,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-from workshop.distributed.control_group import slowest
-from workshop.distributed.all_reduce_counter import AllReduces, forward_sync_buffers
 from workshop.distributed.process_group import process_group
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
+
+from workshop.distributed.all_reduce_counter import AllReduces, forward_sync_buffers
+from workshop.distributed.control_group import slowest
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.sampler import EpochOrder
 from workshop.profiling.throughput import InStep

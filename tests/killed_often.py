@@ -20,9 +20,9 @@ import torch._dynamo
 import torch.nn.functional as F
 import torch.utils.tensorboard
 from torch import nn
+from workshop.distributed.ranks import ONE_PROCESS
 
 from workshop.config import TrainConfig
-from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.sampler import EpochOrder
 from workshop.run import Run

@@ -13,9 +13,9 @@ import signal
 import sys
 
 import torch
+from workshop.distributed.ranks import Ranks
 
 from workshop.distributed import heartbeat, process_group
-from workshop.distributed.ranks import Ranks
 from workshop.run.position import Progress
 
 rank, step, name, script = sys.argv[1:5]

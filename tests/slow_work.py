@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
 from workshop.distributed.ranks import ONE_PROCESS
+
 from workshop.loaders.sampler import EpochOrder
 
 SLOW, FAST = 0.004, 0.0002

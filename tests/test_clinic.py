@@ -9,8 +9,8 @@ import pytest
 
 from clinic.catalogue import Exercise, exercises, patched
 from exercise import Grader
-from workshop.commandline import load_config
 from lab.launching import load_script
+from workshop.commandline import load_config
 
 EXERCISES = exercises()
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from workshop.distributed.ranks import Ranks
+from workshop.step import graph
+from workshop.step.optimizers import build_optimizer
+from workshop.step.precision import AUTOCAST_DTYPES
 
 from conftest import REPOSITORY, Script
 from workshop.commandline import load_config
 from workshop.distributed.all_reduce_counter import share_batch
-from workshop.distributed.ranks import Ranks
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
-from workshop.step import graph
-from workshop.step.optimizers import build_optimizer
-from workshop.step.precision import AUTOCAST_DTYPES
 
 CPU = torch.device("cpu")
 CONFIGS = REPOSITORY / "configs"

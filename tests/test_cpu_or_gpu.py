@@ -19,9 +19,9 @@ from computations import EXPERIMENTS
 from conclusions import Lead, conclude, leads, sweep_table
 from conftest import Script
 from crossover_plot import plot
-from sweep import Row, Sweep, WrongResultError, run_sweep
 from lab import timing
 from lab.tables import format_seconds, format_table
+from sweep import Row, Sweep, WrongResultError, run_sweep
 
 SCRIPT = "01_single_gpu/experiments/cpu_or_gpu.py"
 CPU = torch.device("cpu")

@@ -16,22 +16,22 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.optim.lr_scheduler import LambdaLR
+from workshop.distributed.ranks import ONE_PROCESS
+from workshop.step.optimizers import build_optimizer
 
 from conftest import REPOSITORY
+from lab.launching import load_script
 from workshop.config import TrainConfig
 from workshop.datasets.nbody import CHANNELS
-from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders import Loader
 from workshop.loaders.crops import Crops
 from workshop.loaders.device import DeviceLoader
 from workshop.loaders.sampler import EpochOrder
 from workshop.loaders.transform import BatchTransform
 from workshop.loaders.volumes import VolumeLoader
-from lab.launching import load_script
 from workshop.models import build_model
 from workshop.run.checkpoint import identity
 from workshop.run.position import Progress
-from workshop.step.optimizers import build_optimizer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 LESSON = load_script(REPOSITORY / "04_mixed_precision")

@@ -3,9 +3,10 @@
 import statistics
 from pathlib import Path
 
-from conftest import REPOSITORY
 from render import load
 from render_front import FIGURE, STEPS, draw, seconds_to_target
+
+from conftest import REPOSITORY
 
 
 def test_the_bars_are_the_figures_on_record(tmp_path: Path) -> None:

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CalledProcessError
 
-import pytest
-import torch
-
 import gpu_day
 import lesson_runs
 import measure
+import pytest
 import record_file
-import workshop.profiling
-from conftest import REPOSITORY, Result, Script
+import torch
 from gpu_day import Place, Row
 from trace_table import trace_table
+
+import workshop.profiling
+from conftest import REPOSITORY, Result, Script
 from workshop.errors import UserError
 
 SCRIPT = "results/measure.py"

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
+import record_file
 import torch
 
-import record_file
 from conftest import Script
 from workshop import hardware
 from workshop.distributed import process_group

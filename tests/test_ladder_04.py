@@ -10,6 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from workshop.distributed.ranks import ONE_PROCESS
+from workshop.step.graph import EAGER_STEPS
+from workshop.step.precision import set_switches
 
 import ladder
 from conftest import Script
@@ -26,12 +29,9 @@ from tensor_memory import peak_bytes_on_cpu
 from trainer import Trainer, batches_of, errors_of, flops_per_sample, reference
 from workload import WorkloadConfig
 from workshop.config import ComputeFlags, TrainConfig
-from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders.sampler import EpochOrder
 from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.unet3d import UNet3D
-from workshop.step.graph import EAGER_STEPS
-from workshop.step.precision import set_switches
 
 pytestmark = pytest.mark.slow
 

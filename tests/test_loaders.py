@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from workshop.distributed.ranks import ONE_PROCESS, Ranks
 
 from conftest import Script
 from data_helpers import assert_pipelines_end_with
 from sources import bring_drawn, pack
 from workshop.config import TrainConfig
 from workshop.datasets import mnist, shards
-from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError
 from workshop.loaders import Loader, build_loaders, device
 from workshop.loaders.dali import DaliLoader

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from workshop.distributed.ranks import Ranks
 
 from workshop.distributed import process_group
 from workshop.distributed.control_group import Agreement
-from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -1,8 +1,8 @@
 """The order of the samples: complete, disjoint between ranks, new each epoch, the same however many ranks share it."""
 
 import pytest
-
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
+
 from workshop.loaders.sampler import EpochOrder
 
 

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 import render
 import render_compute
 import render_scaling

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.image import imread
+from workshop.distributed.process_group import process_group
 
 import ranks_of_a_job
 from conftest import REPOSITORY, Script
+from lab import launching
 from scaling_study import KINDS, Setting, plot, rows, scaling_table, settings, verdict
 from slow_work import FAST, SLOW, Clock, SlowLoader
-from workshop.distributed.process_group import process_group
-from lab import launching
 from workshop.profiling.throughput import Throughput, benchmark
 
 ONE, TWO, FOUR = Setting(1, 64), Setting(2, 64), Setting(4, 64)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from workshop.step.graph import EAGER_STEPS
 
 from conftest import Script
 from slow_work import FAST, SLOW, Clock, SlowLoader
@@ -13,7 +14,6 @@ from workshop.loaders import Loader
 from workshop.profiling.calibration import repeats_for
 from workshop.profiling.throughput import Throughput, benchmark, verdict
 from workshop.run.logger import LOCK
-from workshop.step.graph import EAGER_STEPS
 
 
 def measured(clock: Clock, folder: Path, load: float, train: float, samples: int = 800) -> dict:

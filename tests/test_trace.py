@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+from workshop.distributed.ranks import ONE_PROCESS
 
 from workshop.config import TrainConfig
-from workshop.distributed.ranks import ONE_PROCESS
 from workshop.loaders.images import NOTES, MapLoader, SeededSamples
 from workshop.loaders.sampler import EpochOrder
 from workshop.profiling import trace as trace_module

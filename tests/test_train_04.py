@@ -15,27 +15,27 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from measure import trivial_loss
 from torch.utils._python_dispatch import TorchDispatchMode
+from workshop.distributed.ranks import ONE_PROCESS, Ranks
+from workshop.step.graph import StepGraph, require_one_shape
+from workshop.step.optimizers import build_optimizer, restore_optimizer
+from workshop.step.precision import choose_memory_format, require_options, set_up_device
 
 from conftest import REPOSITORY, Script
-from measure import trivial_loss
+from lab.launching import load_script
 from ranks import start_ranks
 from workshop.commandline import load_config
 from workshop.config import ComputeFlags
-from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError
 from workshop.loaders import build_loaders
 from workshop.loaders.sampler import EpochOrder
-from lab.launching import load_script
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
 from workshop.run import Run
 from workshop.run.checkpoint import identity
 from workshop.run.position import Progress
 from workshop.signals import STOP_SIGNALS
-from workshop.step.graph import StepGraph, require_one_shape
-from workshop.step.optimizers import build_optimizer, restore_optimizer
-from workshop.step.precision import choose_memory_format, require_options, set_up_device
 
 pytestmark = pytest.mark.slow
 

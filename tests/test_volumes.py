@@ -9,11 +9,11 @@ from pathlib import Path
 import h5py
 import pytest
 import torch
+from workshop.distributed.ranks import ONE_PROCESS, Ranks
 
 from data_helpers import VolumeConfig, assert_pipelines_end_with
 from sources import bring_drawn
 from tensor_memory import peak_bytes_on_cpu
-from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError
 from workshop.loaders import Loader, build_loaders, device, volumes
 from workshop.loaders.crops import AXES, FLIPS, Crops, cut

@@ -40,7 +40,7 @@ class TrainConfig:
     data_dir: Path = field(default_factory=default_data_dir)
     """folder that holds the data sets (default: $WORKSHOP_DATA, else data/ of the repository)"""
     run_dir: Path | None = None
-    """folder for the files of this run (default: lesson and run name under $WORKSHOP_RUNS, else runs/ of the repository)"""
+    """folder for the files of this run (default: lesson and run name in $WORKSHOP_RUNS, else in runs/)"""
     model: str = "mnist_cnn"
     """model to train"""
     dropout: bool = True

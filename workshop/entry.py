@@ -35,7 +35,9 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
     except UserError as error:
         if error.already_reported:
             exit_2_on_sigterm()
-            time.sleep(3)  # otherwise the launcher, seeing this rank gone, could end the rank that reports before it does
+            time.sleep(
+                3
+            )  # otherwise the launcher, seeing this rank gone, could end the rank that reports before it does
         else:
             message = str(error).rpartition("UserError: ")[2]  # one from a loader worker begins with its traceback
             print(f"error: {' '.join(message.split())}", file=sys.stderr)

@@ -130,7 +130,7 @@ def require_memory(loader: str, needed: int, device: torch.device, advice: str, 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how much memory is free on ``device``; on other devices, which share the CPU's memory, what machine and job have left.
+    """Return the bytes of memory that are free on ``device``; except on CUDA, what machine and job have left.
 
     Slurm and containers limit a job by a control group; the kernel kills a process that goes beyond, without a message.
     """

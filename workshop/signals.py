@@ -14,13 +14,15 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class StopSignals:
-    """As a context manager, records the stop signals instead of letting them end the process; a second SIGINT ends it."""
+    """Context manager that records stop signals instead of letting them end the process; a second SIGINT ends it."""
 
     received = 0
     """number of the last signal, 0 if there was none"""
 
     def __enter__(self) -> "StopSignals":
-        handled = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+        handled = [
+            number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
+        ]  # nohup ignores SIGHUP
         self._before = {number: signal.signal(number, self._record) for number in handled}
         return self
 
@@ -42,7 +44,7 @@ def ignore_stop_signals() -> None:
     worker must not die while the training process has a checkpoint to write.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process never sends it
-    # A worker without file descriptors or shared memory drops its batch; the training process would wait for it forever.
+    # A worker without file descriptors or shared memory drops its batch, and the training process would wait forever.
     Queue._on_queue_feeder_error = staticmethod(lambda *_: os._exit(1))
     if not hasattr(signal, "sigwaitinfo"):  # macOS, where there is no Slurm
         return

@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bandwidth_trials import Bandwidth, MiB, check_folder, measure_device, measure_disk, measure_memory
-from workshop.entry import run_reporting_user_errors
-from workshop.hardware import pick_device
 from lab.flags import Parser, make_output_folder
 from lab.records import write_record
 from lab.tables import format_table
+from workshop.entry import run_reporting_user_errors
+from workshop.hardware import pick_device
 from workshop.paths import default_data_dir
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from lab.timing import measure
 from workshop.errors import UserError
 from workshop.hardware import available_cpus
-from lab.timing import measure
 
 MiB = 2**20
 WRITE_BLOCK = 64 * MiB

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sweep import Row
 from lab.tables import format_seconds, format_table
+from sweep import Row
 
 CLEARLY_FASTER = 0.9
 """a challenger takes the lead when it needs less than this share of the leader's time; a smaller gain may be noise"""

@@ -17,13 +17,13 @@ from backends import find_backends
 from computations import EXPERIMENTS
 from conclusions import conclude, measured_sweeps, sweep_table
 from crossover_plot import plot
+from lab.flags import Parser, make_output_folder
+from lab.records import write_record
+from lab.timing import cpu_share
 from sweep import Row, run_sweep
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError, nearest, warn
 from workshop.hardware import available_cpus, describe_versions, pick_device
-from lab.flags import Parser, make_output_folder
-from lab.records import write_record
-from lab.timing import cpu_share
 
 
 def parse_arguments() -> argparse.Namespace:

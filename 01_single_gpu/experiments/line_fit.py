@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from computations.regression import STEPS, closed_form, draw_line, step
-from workshop.entry import run_reporting_user_errors
-from workshop.hardware import pick_device
 from lab.flags import Parser, make_output_folder
 from lab.records import write_record
+from workshop.entry import run_reporting_user_errors
+from workshop.hardware import pick_device
 
 SAMPLES = 50
 SHOWN = (0, 5, 20, STEPS)

@@ -14,13 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
-from workshop.hardware import pick_device
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.launching import reason
 from lab.records import write_record
 from lab.tables import format_table
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
+from workshop.hardware import pick_device
 from workshop.profiling.timeline import picture, read_rows
 
 LESSON = Path(__file__).resolve().parent.parent

@@ -17,12 +17,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from workshop.datasets import IMAGES, shards
-from workshop.entry import run_reporting_user_errors
-from workshop.hardware import pick_device
 from lab.flags import Parser, make_output_folder
 from lab.records import write_record
 from lab.tables import format_table
+from workshop.datasets import IMAGES, shards
+from workshop.entry import run_reporting_user_errors
+from workshop.hardware import pick_device
 from workshop.paths import default_data_dir
 
 SHARDS_READ = 8

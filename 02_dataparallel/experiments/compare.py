@@ -15,11 +15,11 @@ from dataclasses import replace
 import torch
 
 from contenders import KINDS, Contender, comparison_table, contenders, rows, shared_batch
-from workshop.entry import run_reporting_user_errors
-from workshop.hardware import available_cpus, pick_device
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.launching import benchmark, check_flags, torchrun
 from lab.records import write_record
+from workshop.entry import run_reporting_user_errors
+from workshop.hardware import available_cpus, pick_device
 from workshop.paths import REPOSITORY
 
 

@@ -17,15 +17,15 @@ import torch
 import torch.distributed as dist
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+from workshop.distributed.process_group import process_group
 
 from alpha_beta import Network, bus_bandwidth_factor, fit
-from workshop.commandline import run_with_config
-from workshop.distributed.control_group import slowest
-from workshop.distributed.process_group import process_group
-from workshop.errors import UserError
 from lab.flags import default_folder, make_output_folder
 from lab.records import write_record
 from lab.tables import format_seconds, format_table
+from workshop.commandline import run_with_config
+from workshop.distributed.control_group import slowest
+from workshop.errors import UserError
 from workshop.profiling.calibration import repeats_for
 
 TRIALS = 5

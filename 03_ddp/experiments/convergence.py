@@ -20,12 +20,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from convergence_curves import conclude, curves_table, plot, read_curves, target_of
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
-from workshop.hardware import pick_device
 from lab.flags import Parser, make_output_folder
 from lab.launching import torchrun
 from lab.records import write_record
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
+from workshop.hardware import pick_device
 from workshop.paths import REPOSITORY
 
 TRAIN = Path(os.path.relpath(REPOSITORY / "03_ddp" / "train.py"))

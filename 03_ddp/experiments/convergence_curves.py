@@ -11,9 +11,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from workshop.errors import UserError
 from lab.launching import load_script
 from lab.tables import format_table
+from workshop.errors import UserError
 
 LESSON = Path(__file__).resolve().parent.parent
 COLOURS = ("black", "tab:red", "tab:orange", "tab:blue", "tab:green", "tab:purple", "tab:brown", "tab:pink")

@@ -14,19 +14,19 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-
-from workshop.commandline import run_with_config
-from workshop.config import DDPFlags, TrainConfig
-from workshop.distributed.control_group import slowest
-from workshop.distributed.all_reduce_counter import share_batch
 from workshop.distributed.process_group import process_group
-from workshop.errors import UserError
-from workshop.loaders import build_loaders
+from workshop.step.optimizers import build_optimizer
+
 from lab.flags import default_folder, make_output_folder
 from lab.records import write_record
+from workshop.commandline import run_with_config
+from workshop.config import DDPFlags, TrainConfig
+from workshop.distributed.all_reduce_counter import share_batch
+from workshop.distributed.control_group import slowest
+from workshop.errors import UserError
+from workshop.loaders import build_loaders
 from workshop.models import build_model
 from workshop.run.position import Progress
-from workshop.step.optimizers import build_optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-from workshop.distributed.control_group import slowest
 from workshop.distributed.process_group import process_group
-from workshop.entry import run_reporting_user_errors
+
 from lab.flags import Parser
+from workshop.distributed.control_group import slowest
+from workshop.entry import run_reporting_user_errors
 from workshop.profiling.calibration import repeats_for
 
 CPU_SIZE, ACCELERATOR_SIZE = 512, 4096

@@ -20,12 +20,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, PercentFormatter
 
 import prediction
 from alpha_beta import Network
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
-from workshop.hardware import pick_device
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.records import write_record
 from lab.tables import format_seconds, format_table
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
+from workshop.hardware import pick_device
 
 
 def parse_arguments() -> argparse.Namespace:

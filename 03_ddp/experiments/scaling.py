@@ -16,6 +16,10 @@ from pathlib import Path
 
 import torch
 
+from lab.flags import Parser, make_output_folder, require_positive
+from lab.launching import benchmark, check_flags, read_record
+from lab.records import write_record
+from lab.timing import cpu_share
 from ranks_of_a_job import in_slurm, launcher, slurm_tasks
 from scaling_study import (
     KINDS,
@@ -31,10 +35,6 @@ from scaling_study import (
 )
 from workshop.entry import run_reporting_user_errors, warn
 from workshop.hardware import available_cpus, pick_device
-from lab.flags import Parser, make_output_folder, require_positive
-from lab.launching import benchmark, check_flags, read_record
-from lab.records import write_record
-from lab.timing import cpu_share
 from workshop.models import build_model
 
 LESSON = Path(__file__).resolve().parent.parent

@@ -17,13 +17,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lab.flags import default_folder, make_output_folder
+from lab.records import write_record
+from lab.tables import format_table
 from precision_ladder import climb
 from workload import WorkloadConfig, read_workload, training_device
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
-from lab.flags import default_folder, make_output_folder
-from lab.records import write_record
-from lab.tables import format_table
 
 
 @dataclass(frozen=True, kw_only=True)

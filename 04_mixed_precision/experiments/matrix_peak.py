@@ -3,10 +3,10 @@
 import math
 
 import torch
-
-from workshop.config import ComputeFlags
-from lab.timing import measure
 from workshop.step.precision import AUTOCAST_DTYPES, set_switches
+
+from lab.timing import measure
+from workshop.config import ComputeFlags
 
 SIZES = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024, 2048)}
 """rows and columns of the matrices whose fastest product is the peak, by device"""

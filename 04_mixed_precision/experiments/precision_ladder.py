@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from workshop.step.graph import EAGER_STEPS
+from workshop.step.optimizers import build_optimizer
+from workshop.step.precision import require_options, set_switches
 
 from matrix_peak import matrix_peak, synchronize
 from tensor_memory import PeakOnCuda, peak_bytes_on_cpu
@@ -22,9 +25,6 @@ from workshop.errors import UserError
 from workshop.loaders import build_loaders
 from workshop.models import build_model
 from workshop.profiling.calibration import repeats_for
-from workshop.step.graph import EAGER_STEPS
-from workshop.step.optimizers import build_optimizer
-from workshop.step.precision import require_options, set_switches
 
 AS_PYTORCH_COMES = "fp32 as PyTorch comes"
 """the row for which nobody sets TF32: on NVIDIA GPUs convolutions round to it, and matrix products do not"""

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
 from lab.flags import Parser, require_positive
 from lab.tables import format_table
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
 
 OF_VOLUMES = ("crop_size", "val_crops", "width", "depth")
 """the flags that decide on which cubes a run is validated, and which U-Net it trains"""

@@ -17,14 +17,14 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
-from workshop.hardware import emulates, pick_device
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.launching import check_flags, read_record
 from lab.records import write_record
 from lab.tables import format_table
 from lab.timing import cpu_share
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
+from workshop.hardware import emulates, pick_device
 from workshop.paths import REPOSITORY
 
 TARGET = 0.98

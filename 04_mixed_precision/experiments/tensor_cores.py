@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from workshop.step.precision import require_options
 
+from lab.flags import Parser, make_output_folder
+from lab.records import write_record
+from lab.tables import format_table
 from matrix_peak import matmul_tflops
 from workload import training_device
 from workshop.config import ComputeFlags
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
-from lab.flags import Parser, make_output_folder
-from lab.records import write_record
-from lab.tables import format_table
-from workshop.step.precision import require_options
 
 CENTRE = {"cuda": 4096, "cpu": 768}
 """the sizes lie around this one"""

@@ -8,14 +8,14 @@ from itertools import count, islice
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from workshop.step.graph import StepGraph
+from workshop.step.optimizers import build_optimizer
+from workshop.step.precision import AUTOCAST_DTYPES, choose_memory_format, set_switches
 
 from workload import LESSON, WorkloadConfig
 from workshop.config import ComputeFlags
 from workshop.loaders import Loader
 from workshop.models import build_model
-from workshop.step.graph import StepGraph
-from workshop.step.optimizers import build_optimizer
-from workshop.step.precision import AUTOCAST_DTYPES, choose_memory_format, set_switches
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

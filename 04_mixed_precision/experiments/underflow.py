@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from torch import nn
+from workshop.step.precision import set_switches
 
 from gradients import (
     EXPONENTS,
@@ -26,16 +27,15 @@ from gradients import (
     lost_weight_gradients,
     scaled_shares,
 )
+from lab.flags import default_folder, make_output_folder
+from lab.records import write_record
+from lab.tables import format_table
 from trainer import Trainer, batches_of
 from workload import WorkloadConfig, read_workload, training_device
 from workshop.config import ComputeFlags
 from workshop.entry import run_reporting_user_errors
 from workshop.loaders import build_loaders
-from lab.flags import default_folder, make_output_folder
-from lab.records import write_record
-from lab.tables import format_table
 from workshop.models import build_model
-from workshop.step.precision import set_switches
 
 SCALES = [2.0**power for power in (-8, 0, 4, 8, 12, 16, 20, 24, 28, 32)]
 """2^16 is what GradScaler begins with"""

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from lab.launching import load_script
 from workshop.commandline import load_config
 from workshop.errors import UserError
-from lab.launching import load_script
 from workshop.paths import REPOSITORY
 
 LESSON = load_script(REPOSITORY / "04_mixed_precision")

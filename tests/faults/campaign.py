@@ -37,16 +37,16 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / folder) for folder in ("tests", "data", "results")]
 
 from lives import PATIENCE, Life, Tally, by_hand, by_torchrun, equal, name_of, rank_processes, weights_of  # noqa: E402
+from measure import RESULTS, machine_name  # noqa: E402
 from torchvision.datasets import MNIST  # noqa: E402
 
 import downloading  # noqa: E402
 from data_helpers import Mirror, contents  # noqa: E402
-from measure import RESULTS, machine_name  # noqa: E402
+from lab.tables import format_table  # noqa: E402
 from slurm_cluster import SlurmCluster, local_cluster  # noqa: E402
 from sources import bring_drawn, bring_real  # noqa: E402
 from workshop.errors import UserError  # noqa: E402
 from workshop.hardware import describe_hardware, describe_versions, pick_device  # noqa: E402
-from lab.tables import format_table  # noqa: E402
 
 TRAIN = REPOSITORY / "03_ddp" / "train.py"
 SHORT = ["--limit_train", 240, "--limit_val", 64, "--global_batch_size", 8, "--epochs", 3, "--save_interval", 5]

@@ -4,13 +4,13 @@ import importlib.util
 
 import pytest
 import torch
+from trace_table import trace_table
+from workshop.step.optimizers import build_optimizer
 
 from conftest import REPOSITORY, Train
-from trace_table import trace_table
+from lab.launching import load_script
 from workshop.commandline import load_config
 from workshop.loaders import build_loaders
-from lab.launching import load_script
-from workshop.step.optimizers import build_optimizer
 
 CONFIGS = REPOSITORY / "configs"
 LESSON = load_script(REPOSITORY / "04_mixed_precision")

@@ -10,8 +10,8 @@ class AllReduceCounter:
     """Counts the all-reduces of gradients in a step and their bytes, without changing what DDP does.
 
     DDP calls the hook once per bucket, as soon as the gradients in it are ready, and continues with backward while they
-    are sent. After the first step it arranges the buckets anew, in the order in which the gradients became ready; so the
-    counts of the last step are reported. The hook takes some time; with ``enabled=False`` there is none.
+    are sent. After the first step it arranges the buckets anew, in the order in which the gradients became ready; so
+    the counts of the last step are reported. The hook takes some time; with ``enabled=False`` there is none.
     """
 
     def __init__(self, model: DistributedDataParallel, enabled: bool = True) -> None:

@@ -85,14 +85,16 @@ def rendezvous(rank: int, world_size: int, device: torch.device) -> dist.Store:
 
     try:
         with silent_stderr():
-            threading.Thread(target=join, daemon=True).start()  # in a thread, because these calls have no common timeout
+            threading.Thread(
+                target=join, daemon=True
+            ).start()  # in a thread, because these calls have no common timeout
             store, infos = joined.result(timeout.total_seconds() + 5)  # 5 s more, so that their own timeouts come first
     except (dist.DistError, TimeoutError) as error:
         if "EADDRINUSE" in str(error):
             raise UserError(f"port {port} is in use on this machine; export another MASTER_PORT") from None
         raise UserError(
-            f"rank {rank} of {world_size} waited up to {timeout.seconds} s at {address}:{port}, but not all ranks joined: "
-            "start as many processes as the world size says, and check that all nodes can reach that address"
+            f"rank {rank} of {world_size} waited up to {timeout.seconds} s at {address}:{port}, but not all ranks "
+            "joined: start as many processes as the world size says, and check that all nodes can reach that address"
         ) from None
     except ValueError as error:
         raise UserError(f"MASTER_ADDR={address} MASTER_PORT={port} is no address: {error}") from None

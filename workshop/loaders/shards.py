@@ -32,8 +32,8 @@ SHUFFLE_BUFFER = 2000
 class ShardSampler(DistributedBatchSampler):
     """Which shards a rank reads in an epoch, and how many batches they give.
 
-    The shards are shared among the ranks anew in every epoch. Where that leaves some ranks with a sample more than others, the
-    steps are those of the rank with the fewest, so that in training all take as many.
+    The shards are shared among the ranks anew in every epoch. Where that leaves some ranks with a sample more than
+    others, the steps are those of the rank with the fewest, so that in training all take as many.
     """
 
     def shards(self, rank: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""``--loader dali`` for volumes: NVIDIA DALI's own threads cut the cubes; on a GPU, if there is one, they are turned."""
+"""``--loader dali`` for volumes: NVIDIA DALI's own threads cut the cubes; a GPU, if there is one, rotates them."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,8 +15,8 @@ from workshop.loaders.sampler import DistributedBatchSampler
 class VolumeDaliLoader(PipelineLoader):
     """Batches (inputs, targets) from a DALI pipeline, in GPU memory where there is a GPU.
 
-    The pipeline gets the place and the symmetry of each cube, so its batches are those of the other loaders. DALI has no
-    periodic boxes; therefore they are continued by the edge of a cube, which takes more memory.
+    The pipeline gets the place and the symmetry of each cube, so its batches are those of the other loaders. DALI has
+    no periodic boxes; therefore they are continued by the edge of a cube, which takes more memory.
     """
 
     def __init__(

@@ -18,9 +18,9 @@ from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 class VolumeDataset(Dataset):
     """Cubes read from the file one at a time, the map-style data set of ``--loader map``.
 
-    ``dataset[epoch, index]`` is a sample: inputs (4, c, c, c) and targets (5, c, c, c), both float32. Every epoch of the
-    training split has ``crops`` other cubes of its box. Validation has the same cubes of the other box in every epoch and
-    for every seed, as they lie in it.
+    ``dataset[epoch, index]`` is a sample: inputs (4, c, c, c) and targets (5, c, c, c), both float32. Every epoch of
+    the training split has ``crops`` other cubes of its box. Validation has the same cubes of the other box in every
+    epoch and for every seed, as they lie in it.
 
     Args:
         data_dir: folder of all data sets.
@@ -34,7 +34,9 @@ class VolumeDataset(Dataset):
         UserError: the box is missing or damaged, or smaller than the cubes.
     """
 
-    def __init__(self, data_dir: Path, split: str, crop_size: int, crops: int, limit: int | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, data_dir: Path, split: str, crop_size: int, crops: int, limit: int | None = None, seed: int = 0
+    ) -> None:
         self.box = nbody.box(data_dir, split)
         if crop_size > self.box.cells:
             raise UserError(

@@ -37,7 +37,8 @@ def build_model(name: str, dataset: str, *, dropout: bool = True) -> nn.Module:
         fitting = " or ".join(known for known, build in MODELS.items() if not _misfit(build(), images))
         shape = "x".join(map(str, images.SAMPLE_SHAPE))
         raise UserError(
-            f"--model {name} does not fit the {shape} samples of --dataset {dataset} ({problem}); --model {fitting} does"
+            f"--model {name} does not fit the {shape} samples of --dataset {dataset} ({problem}); "
+            f"--model {fitting} does"
         )
     return model
 

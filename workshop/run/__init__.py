@@ -112,7 +112,7 @@ class Run:
             self.position.end_epoch()
 
     def end_step(self, loss: torch.Tensor) -> None:
-        """Count a training step; every ``--log_interval`` steps print its loss, for which the CPU waits for the device."""
+        """Count a training step; every ``--log_interval`` steps print its loss: there the CPU waits for the device."""
         self.position.count_step(loss)
         if self.position.step % self.config.log_interval == 0 and self._logs_steps:
             self._log_step(loss.item())

@@ -103,7 +103,7 @@ class Position:
             matching: what this run would save; a checkpoint must have the same keys and shapes.
 
         Raises:
-            UserError: the checkpoints are damaged, or of a run that this one cannot continue, or a rank cannot read them.
+            UserError: the checkpoints are damaged, or this run cannot continue from them, or a rank cannot read them.
         """
         good = self.control.on_rank0(lambda: find_checkpoint(self.checkpoint))
         if good is None:
