@@ -1,19 +1,19 @@
 """The exercises, each a folder ``0*/exercises/NAME`` of a lesson, and the learner's file of each.
 
-Such a folder holds ``README.md`` (the story, the symptom), ``fault.patch`` (what makes the lesson's train.py faulty),
-``hints.md`` (up to three, divided by lines of ``---``), ``why.md`` (what the mend is, and why) and ``grade.py``.
+Such a folder holds ``README.md`` (the page with the symptom), ``fault.edit`` (what makes the lesson's train.py faulty, see
+`edited`), ``hints.md`` (up to three, divided by lines of ``---``), ``why.md`` (the fix, and why it is one), ``grade.py``,
+and in ``right`` and ``wrong`` further edits of the faulty script, which the tests let the grader judge.
 """
 
 import difflib
 import os
-import shutil
-import subprocess
-import tempfile
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from workshop.errors import UserError, nearest
 
+BLOCK = re.compile(r"^<<<<<<< find\n(.*?)^======= replace with\n(.*?)^>>>>>>>$", re.DOTALL | re.MULTILINE)
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -35,7 +35,7 @@ class Exercise:
 
     @property
     def file(self) -> Path:
-        """Where the learner works: beside train.py, so that whatever works on that one works on this one."""
+        """Where the learner works: beside train.py, so that everything that works on train.py works on it too."""
         return self.lesson / f"exercise_{self.name}.py"
 
     @property
@@ -49,23 +49,24 @@ class Exercise:
         return [hint.strip() for hint in (self.folder / "hints.md").read_text().split("\n---\n")]
 
     @property
-    def patch(self) -> str:
-        """The difference between the lesson's script and the faulty one."""
-        return (self.folder / "fault.patch").read_text()
+    def fault(self) -> str:
+        """The edit that makes the lesson's script faulty."""
+        return (self.folder / "fault.edit").read_text()
 
     @property
     def solution(self) -> str:
-        """A mend, as a patch of the faulty script: `right/solution.patch` if there is one, else to the lesson's."""
-        file = self.folder / "right" / "solution.patch"
-        if file.exists():
-            return file.read_text()
-        lesson = (self.lesson / "train.py").read_text()
-        texts = (text.splitlines(keepends=True) for text in (self.faulty(), lesson))
-        return "".join(difflib.unified_diff(*texts, "a/train.py", "b/train.py"))
+        """A fix, as a difference to the faulty script: `right/solution.edit` if there is one, else the lesson's script."""
+        texts = (text.splitlines(keepends=True) for text in (self.faulty(), self.fixed()))
+        return "".join(difflib.unified_diff(*texts, "faulty", "fixed"))
+
+    def fixed(self) -> str:
+        """Return the faulty script with the solution applied."""
+        file = self.folder / "right" / "solution.edit"
+        return edited(self.faulty(), file.read_text()) if file.exists() else (self.lesson / "train.py").read_text()
 
     def faulty(self) -> str:
         """Return the faulty script, made from the lesson's own as it is now."""
-        return patched((self.lesson / "train.py").read_text(), self.patch)
+        return edited((self.lesson / "train.py").read_text(), self.fault)
 
     def start(self, again: bool = False) -> None:
         """Write the learner's file.
@@ -99,24 +100,51 @@ def shown(path: Path) -> str:
     return os.path.relpath(path)
 
 
-def patched(script: str, patch: str) -> str:
-    """Return ``script`` with ``patch``, a unified diff of one file named train.py, applied to it.
+def edited(script: str, edits: str) -> str:
+    """Return ``script`` with the blocks of an edit file applied to it.
+
+    A block says which lines to find, and what to put in their place:
+
+        <<<<<<< find
+            loss_sum += loss.detach() * len(targets)
+        ======= replace with
+            loss_sum += loss.item() * len(targets)
+        >>>>>>>
+
+    The lines must be in the script exactly once; comments at their ends are ignored. A block that finds nothing adds
+    its lines after the last import. So an edit only depends on the lines that it is about.
 
     Raises:
-        UserError: git is missing, or the script is not the one that the patch was made for.
+        UserError: the lines of a block are not in the script, or more than once.
     """
-    if not shutil.which("git"):
-        raise UserError("git is not installed; it makes the faulty script from the lesson's own")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "train.py"
-        file.write_text(script)
-        environment = os.environ | {"GIT_DIR": os.devnull}  # the folder may lie within somebody's repository
-        command = ["git", "apply", "--recount", "-"]
-        result = subprocess.run(command, cwd=folder, env=environment, input=patch, capture_output=True, text=True)
-        if result.returncode:
+    lines = script.split("\n")
+    for find, replace in BLOCK.findall(edits):
+        wanted, new = find.split("\n")[:-1], replace.split("\n")[:-1]
+        if not wanted:
+            place = _after_imports(lines)
+            lines[place:place] = new
+            continue
+        codes, wanted_codes = [_code(line) for line in lines], [_code(line) for line in wanted]
+        found = [i for i in range(len(lines)) if codes[i : i + len(wanted)] == wanted_codes]
+        if len(found) != 1:
+            where = "is not there" if not found else f"is there {len(found)} times"
             raise UserError(
-                "the lesson's train.py is no longer what the exercise begins with "
-                f"({result.stderr.strip().splitlines()[0]}); if you changed it, put yours aside and type "
+                "the lesson's train.py is no longer what the exercise begins with: "
+                f"{next(filter(None, wanted_codes)).strip()!r} {where}; if you changed it, put yours aside and type "
                 "`git checkout train.py` in the lesson's folder"
             )
-        return file.read_text()
+        lines[found[0] : found[0] + len(wanted)] = new
+    return "\n".join(lines)
+
+
+def _code(line: str) -> str:
+    """Return a line without the comment at its end."""
+    return re.sub(r"\s+# .*$", "", line).rstrip()
+
+
+def _after_imports(lines: list[str]) -> int:
+    """Return the index of the line after the last import at the top level."""
+    last = max(i for i, line in enumerate(lines) if re.match(r"(from|import) \S", line))
+    if lines[last].endswith("("):
+        last = lines.index(")", last)
+    return last + 1
