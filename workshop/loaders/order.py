@@ -56,6 +56,11 @@ class EpochOrder:
         steps = full + (rest >= enough)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
+    @property
+    def full_steps(self) -> int:
+        """How many steps of every epoch have a full batch on every rank; the same number on all ranks."""
+        return self.samples // self.global_batch_size
+
 
 class Loader(Protocol):
     """What every rung is: iterating gives one epoch of batches (inputs, targets), len() their number."""

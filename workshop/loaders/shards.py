@@ -50,6 +50,15 @@ class ShardOrder(EpochOrder):
         steps = -(-min(samples) // batch_size)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
+    @property
+    def full_steps(self) -> int:
+        """How many steps of every epoch have a full batch on every rank, whichever rank reads which shards."""
+        in_every_shard, larger_shards = divmod(self.samples, SHARDS)  # the larger ones have one sample more
+        shards_per_rank = SHARDS // self.ranks.world_size
+        smaller_shards = SHARDS - larger_shards
+        fewest = shards_per_rank * in_every_shard + max(0, shards_per_rank - smaller_shards)
+        return fewest // (self.global_batch_size // self.ranks.world_size)
+
 
 class ShardLoader(Loader):
     """Batches (inputs, targets) in CPU memory, from WebDataset shards read by worker processes.

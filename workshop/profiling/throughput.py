@@ -1,7 +1,10 @@
 """What bounds a run: the loader alone (IO), the training alone (SYNTHETIC), and both together (FULL).
 
 The three quantities are those of the benchy tool (https://github.com/romerojosh/benchy). Here all are measured alike:
-every trial starts a fresh iterator, lasts about as long, and rounds that warm up do not count. With several ranks the
+every trial starts a fresh iterator, lasts about as long, and rounds that warm up do not count. Only full batches are
+measured: each epoch ends before a last batch that has fewer samples. Otherwise that batch could appear for the first
+time in the middle of a trial, and the trial would include the compilation, or cuDNN's search for the fastest algorithm,
+which every new shape of a batch starts. (SYNTHETIC, which repeats one batch, would not.) With several ranks the
 slowest one's time counts, and two more quantities are measured: the training without communication (COMPUTE), and the
 same with nothing but a barrier in each step (BARRIER), which is what waiting for the slowest rank costs.
 """
@@ -155,14 +158,15 @@ def benchmark(
 
 
 def _parts(loader: Loader, steps: int) -> list[int]:
-    """Cut ``steps`` into epochs: a part of one, or as many whole ones as come closest."""
-    loader.sampler.max_steps = None
-    return [steps] if steps < len(loader) else [len(loader)] * round(steps / len(loader))
+    """Divide ``steps`` into epochs and return the steps in each: a part of one epoch, or the number of epochs that is
+    closest. An epoch ends with its last full batch. All ranks get the same result.
+    """
+    full_steps = max(1, loader.sampler.full_steps)  # 0: shards so small that some ranks can fill no batch
+    return [steps] if steps < full_steps else [full_steps] * round(steps / full_steps)
 
 
 def _samples(loader: Loader, steps: int) -> int:
-    sampler = loader.sampler
-    return sum(min(part * sampler.global_batch_size, sampler.samples) for part in _parts(loader, steps))
+    return sum(_parts(loader, steps)) * loader.sampler.global_batch_size
 
 
 def _seconds(loader: Loader, work: Callable[[Loader], object], steps: int) -> float:
