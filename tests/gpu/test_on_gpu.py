@@ -130,11 +130,11 @@ def test_a_benchmark_compiles_before_its_trials_although_the_last_batch_is_short
 
     def three_epochs(seconds: float, time_of: Callable, first: int) -> int:
         compiled_before.append(counters["stats"]["unique_graphs"])
-        return 3 * 6
+        return 3 * 12
 
     counters.clear()
     monkeypatch.setattr("workshop.profiling.throughput.repeats_for", three_epochs)
-    flags = ["--loader", "memory", "--batch_size", 100, "--limit_train", 6 * 100 + 40, "--compile", "default"]
+    flags = ["--loader", "memory", "--batch_size", 50, "--limit_train", 12 * 50 + 40, "--compile", "default"]
     done = train("04_mixed_precision", *flags, "--benchmark", "true")
     assert done.status == 0, done.stderr
     assert json.loads((done.folder / "throughput.json").read_text())["FULL"]["mean"] > 0
