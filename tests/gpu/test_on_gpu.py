@@ -12,6 +12,7 @@ from trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.loaders import build_loaders
 from workshop.measuring.launching import load_script
+from workshop.profiling.timeline import read_rows
 from workshop.step.optimizers import build_optimizer
 
 CONFIGS = REPOSITORY / "configs"
@@ -152,7 +153,12 @@ def test_everything_at_once_on_digits(train: Train, device: torch.device) -> Non
 def test_a_trace_has_the_kernels(train: Train, device: torch.device) -> None:
     done = train("04_mixed_precision", *UNET, "--epochs", 1, "--trace", "true")
     assert done.status == 0, done.stderr
-    found = trace_table(done.folder / "rank0.pt.trace.json.gz")
+    file = done.folder / "rank0.pt.trace.json.gz"
+    rows = read_rows(file)
+    assert len(rows["forward"][0]) == len(rows["backward"][0]) == len(rows["optimizer"][0]) > 0
+    if device.type == "cuda":
+        assert len(rows["backward launches"][0]) == len(rows["backward"][0])
+    found = trace_table(file)
     assert found["clock"] == ("GPU" if device.type == "cuda" else "CPU")
     assert found["steps"] > 0 and 0 < sum(row["share"] for row in found["rows"]) <= 1.0001
 
