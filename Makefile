@@ -34,8 +34,13 @@ SEED ?= 1
 test-faults: setup
 	python tests/faults/campaign.py --seed $(SEED)
 
-test-gpu: setup
-	python -m pytest tests/gpu
+# on a GPU: with .venv if it is there, else with any python that has torch and pytest, because a node with a GPU often
+# has an environment with torch, but no network to install one
+GPU_PYTHON = $(if $(wildcard $(INSTALLED)),.venv/bin/python,$(PYTHON))
+test-gpu:
+	@"$(GPU_PYTHON)" -c "import pytest, torch" || { echo "error: make test-gpu needs a python with torch and pytest: \
+	run make setup first, or name one with make test-gpu PYTHON=..." >&2; exit 2; }
+	PYTHONPATH="$(CURDIR):$$PYTHONPATH" "$(GPU_PYTHON)" -m pytest tests/gpu
 
 preflight: setup
 	python slurm/preflight.py

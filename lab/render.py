@@ -30,12 +30,18 @@ def load(experiment: str, machine: str | None = None) -> dict[str, Any] | None:
     return json.loads(file.read_text()).get(experiment) if file.exists() else None
 
 
+def load_whole(experiment: str, machine: str) -> dict[str, Any] | None:
+    """Return the record of an experiment on the GPUs of ``machine``; None if it is missing or was cut off."""
+    record = load(experiment, machine)
+    whole = record and not record.get("unfinished") and record["hardware"]["device"] == "cuda"
+    return record if whole else None
+
+
 def gpu_machine(experiment: str) -> str | None:
     """Return the name of a machine that has a whole record of an experiment on its GPUs; None if none has."""
     found = []
     for file in RESULTS.glob("*gpu.json"):
-        record = load(experiment, file.stem)
-        if record and not record.get("unfinished") and record["hardware"]["device"] == "cuda":
+        if record := load_whole(experiment, file.stem):
             found.append((record["hardware"]["gpus"], file.stem))
     return sorted(found, reverse=experiment in BY_MANY)[0][1] if found else None
 

@@ -2,7 +2,7 @@
 
 import math
 
-from render import also_on_gpu, load, not_measured, picture, source, table
+from render import also_on_gpu, load, load_whole, not_measured, picture, source, table
 
 
 @also_on_gpu("precision_ladder")
@@ -58,7 +58,7 @@ def precision_ladder(machine: str | None = None) -> str:
 def full_unet(machine: str) -> str:
     """Render how fast the full U-Net trains with its data, and what its step is made of, where it was measured."""
     lines = []
-    if record := load("unet3d_throughput", machine):
+    if record := load_whole("unet3d_throughput", machine):
         kinds = ("IO", "SYNTHETIC", "FULL")
         rows = [
             (
@@ -69,7 +69,7 @@ def full_unet(machine: str) -> str:
             for name, row in record["rows"].items()
         ]
         lines += [table(["full U-Net, samples/s", *kinds, "FULL of SYNTHETIC"], rows), "", source(record), ""]
-    if record := load("trace", machine):
+    if record := load_whole("trace", machine):
         rows = [
             (
                 f"`{row['name'][:60]}`",

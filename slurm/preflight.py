@@ -59,7 +59,7 @@ def with_the_other_ranks(mine: Callable[[], list[Row]]) -> list[Row]:
     import torch.distributed as dist
     from workshop.distributed.process_group import process_group
 
-    from workshop.distributed.control_group import Agreement
+    from workshop.run.control_group import ControlGroup
     from workshop.errors import UserError
 
     os.environ.setdefault("WORKSHOP_RENDEZVOUS_SECONDS", "40")
@@ -69,7 +69,7 @@ def with_the_other_ranks(mine: Callable[[], list[Row]]) -> list[Row]:
             seconds = time.monotonic() - started
             backend = dist.get_backend()
             rate = all_reduce_gb_per_second(device)
-            gathered = Agreement(ranks).gather((checks.this_node(), [vars(row) for row in mine()]))
+            gathered = ControlGroup(ranks).gather((checks.this_node(), [vars(row) for row in mine()]))
     except (UserError, RuntimeError) as error:
         remedy = "see `When it does not start` in 03_ddp/experiments/README.md: firewall, network, NCCL_SOCKET_IFNAME"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -16,7 +16,7 @@ from workshop.distributed.process_group import process_group
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
 
 from workshop.distributed.all_reduce_counter import AllReduces, forward_sync_buffers
-from workshop.distributed.control_group import slowest
+from workshop.profiling.throughput import max_over_ranks
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.sampler import EpochOrder
 from workshop.profiling.throughput import InStep
@@ -98,7 +98,7 @@ def facts(ranks: Ranks, device: torch.device) -> dict:
         next(batches)
         got.append(time.monotonic())
     found |= {"asked for a batch": all_gathered(asked), "got it": all_gathered(got)}
-    found["slowest"] = all_gathered(slowest(float(ranks.rank), device))
+    found["slowest"] = all_gathered(max_over_ranks(float(ranks.rank), device))
     found["batches in validation"] = all_gathered(len(val_order))
     return found
 

@@ -2,7 +2,10 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from conftest import REPOSITORY
 
@@ -15,14 +18,18 @@ echo "$PWD: $*" >>"$CALLS"
 """
 
 
+def fake_python(file: Path) -> Path:
+    file.write_text(FAKE_PYTHON)
+    file.chmod(0o755)
+    return file
+
+
 def test_make_in_a_path_with_spaces_and_quotes(tmp_path: Path) -> None:
-    folder, python, calls = tmp_path / 'it\'s "my" folder', tmp_path / "fake python", tmp_path / "calls"
+    folder, python, calls = tmp_path / 'it\'s "my" folder', fake_python(tmp_path / "fake python"), tmp_path / "calls"
     (folder / "01_single_gpu").mkdir(parents=True)
     shutil.copy(REPOSITORY / "Makefile", folder)
     for name in ("pyproject.toml", "constraints.txt"):
         (folder / name).touch()
-    python.write_text(FAKE_PYTHON)
-    python.chmod(0o755)
 
     def make(target: str) -> None:
         command = ["env", f"CALLS={calls}", "make", target, f"PYTHON={python}"]
@@ -43,3 +50,40 @@ def test_make_in_a_path_with_spaces_and_quotes(tmp_path: Path) -> None:
     assert all(file.exists() for file in users)
     made = (".venv", "runs/demo", "01_single_gpu/demo.lprof")
     assert not [name for name in made if (folder / name).exists()]
+
+
+def test_the_gpu_tests_run_without_installing_anything(tmp_path: Path) -> None:
+    folder, calls = tmp_path / "a folder", tmp_path / "calls"
+    (folder / "bin").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "Makefile", folder)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (folder / name).touch()
+
+    def test_gpu(python: Path | str) -> subprocess.CompletedProcess:
+        command = ["env", f"CALLS={calls}", "make", "test-gpu", f"PYTHON={python}"]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+    own = fake_python(folder / "bin" / "own python")
+    assert test_gpu(own).returncode == 0
+    assert "-m pytest tests/gpu" in calls.read_text()
+    assert "venv" not in calls.read_text() and not (folder / ".venv").exists()
+
+    without_torch = test_gpu("false")
+    assert without_torch.returncode == 2
+    assert "needs a python with torch and pytest" in without_torch.stderr
+
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "installed").touch()
+    fake_python(folder / ".venv" / "bin" / "python")
+    assert test_gpu("false").returncode == 0
+
+
+@pytest.mark.slow
+def test_the_gpu_tests_do_without_webdataset(user_environment: dict[str, str]) -> None:
+    hidden = "import sys, pytest; sys.modules['webdataset'] = None; sys.exit(pytest.main(sys.argv[1:]))"
+    chosen = ["-q", "-p", "no:cacheprovider", "--device", "cpu", "-k", "mnist-map or mnist-shards", "tests/gpu"]
+    result = subprocess.run(
+        [sys.executable, "-c", hidden, *chosen], cwd=REPOSITORY, env=user_environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout
+    assert "1 passed, 1 skipped" in result.stdout

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from workshop.distributed.ranks import Ranks
 
 from workshop.distributed import process_group
-from workshop.distributed.control_group import Agreement
+from workshop.run.control_group import ControlGroup
 from workshop.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -88,7 +88,7 @@ def test_ranks_that_cannot_meet_over_gloo_are_told_what_it_needs(monkeypatch: py
 
     monkeypatch.setattr(dist, "new_group", refuse)
     with pytest.raises(UserError, match=r"over gloo: .*address for: node7; the name of each node.*GLOO_SOCKET_IFNAME"):
-        Agreement(Ranks(rank=0, world_size=2))
+        ControlGroup(Ranks(rank=0, world_size=2))
 
 
 @pytest.mark.parametrize("mistake", [UserError("no such data"), RuntimeError("a defect")], ids=["mistake", "defect"])

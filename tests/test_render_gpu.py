@@ -84,3 +84,18 @@ def test_the_full_unet_and_its_kernels_are_shown(results: Path) -> None:
     shown = render_compute.precision_ladder()
     assert "| options | 100 ± 1 | 100 ± 1 | 100 ± 1 | 100% |" in shown
     assert "| `gemm` | 3.0 | 1.50 | 75.0% |" in shown
+
+
+@pytest.mark.parametrize(
+    ("experiment", "missing"), [("unet3d_throughput", "full U-Net, samples/s"), ("trace", "A traced step takes")]
+)
+def test_what_was_cut_off_about_the_full_unet_is_not_shown(results: Path, experiment: str, missing: str) -> None:
+    write(results, 1)
+    file = results / "made_up_1gpu.json"
+    records = json.loads(file.read_text())
+    assert missing in render_compute.precision_ladder()
+    records[experiment]["unfinished"] = True
+    file.write_text(json.dumps(records))
+    shown = render_compute.precision_ladder()
+    assert missing not in shown
+    assert "Made-up GPU x1" in shown

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from workshop.step.graph import EAGER_STEPS
+from torch._dynamo.testing import CompileCounter
 
 from conftest import Script
 from slow_work import FAST, SLOW, Clock, SlowLoader
+from workshop.datasets.shards import SHARDS
+from workshop.distributed.ranks import Ranks
 from workshop.loaders import Loader
+from workshop.loaders.order import EpochOrder
+from workshop.loaders.shards import ShardOrder
 from workshop.profiling.calibration import repeats_for
 from workshop.profiling.throughput import Throughput, benchmark, verdict
 from workshop.run.logger import LOCK
@@ -64,6 +68,66 @@ def test_a_cuda_graph_is_recorded_before_anything_is_timed(
     loader = SlowLoader(clock, FAST, samples=8 * steps_per_epoch)
     benchmark(loader, train, torch.device("cpu"), "map", tmp_path, seconds=0.1)
     assert before[0] > EAGER_STEPS
+
+
+SHORT_LAST_BATCH = 8 * 12 + 3
+"""samples of an epoch of SlowLoader, whose batches have 8: the last of 13 has 3, and warming up takes 10 steps"""
+
+
+@pytest.mark.parametrize("steps", [4, 12, 13, 40], ids="trials of {} steps".format)
+def test_every_shape_of_a_batch_is_compiled_before_the_trials(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    torch._dynamo.reset()
+    compiler, compiled_before = CompileCounter(), []
+    double = torch.compile(lambda batch: batch * 2, backend=compiler, dynamic=False)
+    shapes = set()
+
+    def train(batches: Loader) -> None:
+        for inputs, _ in batches:
+            clock.sleep(FAST)
+            shapes.add(double(inputs).shape)
+
+    def chosen_steps(seconds: float, time_of: Callable, first: int) -> int:
+        compiled_before.append(compiler.frame_count)
+        return steps
+
+    monkeypatch.setattr("workshop.profiling.throughput.repeats_for", chosen_steps)
+    loader = SlowLoader(clock, FAST, samples=SHORT_LAST_BATCH)
+    benchmark(loader, train, torch.device("cpu"), "map", tmp_path, seconds=0.1)
+    assert (compiled_before[0], compiler.frame_count) == (1, 1)
+    assert shapes == {(8,)}
+
+
+def test_samples_are_counted_as_they_are_trained_on(clock: Clock, tmp_path: Path) -> None:
+    record = measured(clock, tmp_path, load=SLOW, train=FAST, samples=SHORT_LAST_BATCH)
+    assert record["IO"]["mean"] == pytest.approx(8 / SLOW)
+    assert record["SYNTHETIC"]["mean"] == pytest.approx(8 / FAST)
+    assert record["FULL"]["mean"] == pytest.approx(8 / (SLOW + FAST))
+
+
+@pytest.mark.parametrize("order", [EpochOrder, ShardOrder])
+@pytest.mark.parametrize("samples", [64, 100, 135, 1300])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_all_ranks_take_the_same_full_steps_in_every_epoch(
+    order: type[EpochOrder], samples: int, world_size: int
+) -> None:
+    batch_size = 16 // world_size
+    samplers = [
+        order(samples, batch_size, Ranks(rank=rank, world_size=world_size), 1, shuffle=True)
+        for rank in range(world_size)
+    ]
+    (full_steps,) = {sampler.full_steps for sampler in samplers}
+    assert full_steps >= samples // 16 - 1
+    for epoch in range(20):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+            assert len(sampler) >= full_steps
+            if order is ShardOrder:
+                of_rank = sampler.shards(sampler.ranks.rank)
+                assert sum(len(range(shard, samples, SHARDS)) for shard in of_rank) >= full_steps * batch_size
+            else:
+                assert {len(batch) for batch in list(sampler.batches())[:full_steps]} == {batch_size}
 
 
 def verdict_on(io: float, synthetic: float, full: float, loader: str, spread: float = 0.02) -> str:

@@ -17,6 +17,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from workshop.distributed.ranks import ONE_PROCESS
 
+from conftest import REPOSITORY, Script
+from trace_table import trace_table
 from workshop.config import TrainConfig
 from workshop.loaders.images import NOTES, MapLoader, SeededSamples
 from workshop.loaders.sampler import EpochOrder
@@ -299,6 +301,102 @@ def test_on_a_gpu_kernels_copies_and_all_reduces_have_rows(tmp_path: Path) -> No
     ]
     rows = read_rows(chrome_trace(tmp_path / "t.gz", *events))
     assert list(rows) == ["data", "all-reduces", "kernels on the GPU", "copies on the GPU"]
+
+
+def launched(category: str, name: str, launch: float, start: float, length: float, number: int) -> list[dict]:
+    """The CPU's launch and the GPU's work, in milliseconds."""
+    about = {"ph": "X", "args": {"correlation": number}, "pid": 0, "tid": "nccl" if "AllReduce" in name else "compute"}
+    return [
+        about | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1000 * launch, "dur": 5, "tid": "autograd"},
+        about | {"cat": category, "name": name, "ts": 1000 * start, "dur": 1000 * length},
+    ]
+
+
+GPU_ROWS = ["data", "forward", "forward launches", "backward", "backward launches", "all-reduces", "kernels on the GPU"]
+
+
+def gpu_trace(file: Path, gpu_ranges_first: bool) -> Path:
+    """Two steps that take 100 ms on the GPU and whose launches take 10 ms, with ranges of both clocks.
+
+    As in real traces, the GPU's range of backward has only the first kernel, because autograd's thread launches the
+    others.
+    """
+    events = []
+    for step in range(2):
+        cpu, gpu, number = 10 * step, 20 + 100 * step, 10 * step
+        on_cpu = [(f"ProfilerStep#{step}", 0, 10), ("data", 0, 1), ("forward", 1, 3), ("backward", 5, 4)]
+        on_gpu = [(f"ProfilerStep#{step}", 0, 32), ("forward", 0, 30), ("backward", 30, 1)]
+        ranges = [
+            {"ph": "X", "cat": category, "name": name, "ts": 1000 * (zero + at), "dur": 1000 * length}
+            for category, zero, found in (("user_annotation", cpu, on_cpu), ("gpu_user_annotation", gpu, on_gpu))
+            for name, at, length in found
+        ]
+        events += ranges[::-1] if gpu_ranges_first else ranges
+        events += launched("kernel", "conv", cpu + 2, gpu, 30, number)
+        events += launched("kernel", "ones", cpu + 5, gpu + 30, 1, number + 1)
+        events += launched("kernel", "conv_backward", cpu + 6, gpu + 31, 40, number + 2)
+        events += launched("kernel", "ncclDevKernel_AllReduce_Sum_f32", cpu + 7, gpu + 50, 10, number + 3)
+        events += launched("kernel", "ncclDevKernel_AllReduce_Sum_f32", cpu + 8, gpu + 71, 9, number + 4)
+        events += launched("kernel", "ncclDevKernel_AllReduce_Sum_f64", cpu + 9.5, gpu + 85, 1, number + 5)
+    with gzip.open(file, "wt") as lines:
+        json.dump({"traceEvents": events[::-1] if gpu_ranges_first else events}, lines)
+    return file
+
+
+@pytest.mark.parametrize("gpu_ranges_first", [False, True])
+def test_on_a_gpu_a_range_lasts_as_long_as_the_work_launched_in_it(tmp_path: Path, gpu_ranges_first: bool) -> None:
+    file = gpu_trace(tmp_path / "t.gz", gpu_ranges_first)
+    rows = read_rows(file)
+    assert list(rows) == GPU_ROWS
+    assert rows["forward"] == [[(20, 30), (120, 30)]]
+    assert rows["backward"] == [[(50, 50), (150, 50)]]
+    assert rows["backward launches"] == [[(5, 4), (15, 4)]]
+    assert rows["data"] == [[(0, 1), (10, 1)]]
+    assert rows["all-reduces"] == [[(70, 10), (170, 10)], [(91, 9), (191, 9)]]  # not those of the float64 value
+    for lesson, name, expected in (
+        ("03_ddp", "bucket_timelines", {"buckets": 2, "backward_milliseconds": 50}),
+        ("01_single_gpu", "loading_timelines", {"step_milliseconds": 100, "data_milliseconds": 1}),
+    ):
+        script = runpy.run_path(str(REPOSITORY / lesson / "experiments" / f"{name}.py"))
+        assert script["figures_of"](file) == expected
+    assert picture({"": file}).axes[0].get_ylim() == (len(rows) - 0.5, -0.5)
+
+
+@pytest.mark.parametrize("gpu_ranges_first", [False, True])
+def test_on_a_gpu_a_step_lasts_until_the_next_one_starts_there(tmp_path: Path, gpu_ranges_first: bool) -> None:
+    found = trace_table(gpu_trace(tmp_path / "t.gz", gpu_ranges_first))
+    assert (found["clock"], found["steps"], found["step_ms"]) == ("GPU", 2, 100)
+    assert found["busy_ms_per_step"] == 91
+
+
+def test_only_all_reduces_of_gradients_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    steps = [
+        event
+        for start in range(0, 600, 100)
+        for event in (
+            ("user_annotation", "data", start, 1),
+            ("user_annotation", "backward", start + 30, 40),
+            ("user_annotation", "gloo:all_reduce", start + 35, 5),
+            ("user_annotation", "gloo:all_reduce", start + 60, 15),
+            ("user_annotation", "gloo:all_reduce", start + 95, 1),  # whether to stop: on a slow machine in every step
+        )
+    ]
+    file = chrome_trace(tmp_path / "t.gz", *steps)
+    monkeypatch.setattr("sys.argv", ["trace_counts.py", str(file)])
+    runpy.run_path(str(REPOSITORY / "03_ddp/experiments/trace_counts.py"), run_name="__main__")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:] == [["data", "6", "1.00"], ["backward", "6", "40.00"], ["all-reduces", "12", "10.00"]]
+
+
+@pytest.mark.parametrize("content", [b"", b"no trace", gzip.compress(b"[]"), gzip.compress(b'{"traceEvents": []}')])
+def test_a_file_that_is_no_trace_is_reported_in_one_line(content: bytes, run_script: Script, tmp_path: Path) -> None:
+    (tmp_path / "t.gz").write_bytes(content)
+    result = run_script("03_ddp/experiments/trace_counts.py", tmp_path / "t.gz")
+    assert result.status == 2
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert "train.py --trace true" in result.stderr
 
 
 def test_workers_note_when_they_prepared_a_batch(tmp_path: Path) -> None:

@@ -1,17 +1,16 @@
-"""The small common package of the multi-GPU training workshop. A room imports only from rooms above it in this map.
+"""The small common package of the multi-GPU training workshop. A module imports only from modules above it in this map.
 
-errors        a user's mistake, told in one line; warnings
+errors        a user's mistake, reported in one line; warnings
+entry         how a script starts and ends
 paths         where data sets and runs are
-signals       being told to stop
-hardware      the device, the CPUs, what machine and software this is
-config        the flags, in groups that a lesson puts side by side
+signals       signals that ask a run to stop
+hardware      the device, the CPUs, the memory, what machine and software this is
+config        the flags that all lessons share
 commandline   YAML files and flags -> one configuration
 datasets      one file per data set: its files, how to check and open them
-distributed   ranks, the process group, heartbeats, agreement, DistributedDataParallel
 models        one file per model
-loaders       one file per rung of the data ladder, all with one interface
-profiling     names for parts of a step, throughput, traces, the monitor
-step          optimizers, number formats, CUDA graphs
-run           what train.py sees of a run: its record and its progress
-measuring     what the experiments of several lessons share
+loaders       one file per way to load samples, all with one interface
+distributed   rendezvous, failure detection, counting what DistributedDataParallel sends
+profiling     throughput, traces, the monitor
+run           what a train script sees of a run: its position and the files that it leaves
 """

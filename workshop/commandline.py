@@ -22,6 +22,10 @@ jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 C = TypeVar("C")
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
+    """Shows a script's docstring with its line breaks."""
+
+
 class StrictLoader(yaml.SafeLoader):
     """Refuses what YAML would not read as people do: the same key twice, 010 (which is 8) and 1:30 (which is 90)."""
 
@@ -71,7 +75,7 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     switches = {f"--{f.name}" for f in dataclasses.fields(config_class) if f.type is bool}
     flags = list(_with_true_after(switches, flags))
 
-    parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description)
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description, formatter_class=HelpFormatter)
     parser.add_argument("--config", action="config", help="YAML file of flags; may be given more than once")
     _add_groups(parser, config_class)
     files = []

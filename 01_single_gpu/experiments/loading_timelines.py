@@ -55,11 +55,16 @@ def trace(folder: Path, *flags: object) -> Path:
 
 
 def figures_of(file: Path) -> dict[str, float]:
-    """Return what one step of a trace took, and how much of it was waiting for data, in milliseconds."""
-    (data,) = read_rows(file)["data"]
+    """Return what one step of a trace took, and how long the training process waited for its data, in milliseconds.
+
+    With a GPU a step lasts from one forward pass on the GPU to the next, because the CPU may be several steps ahead.
+    """
+    rows = read_rows(file)
+    (data,) = rows["data"]
+    (starts,) = rows["forward"] if "forward launches" in rows else rows["data"]
     steps = len(data) - 1  # from the first wait to the last
     return {
-        "step_milliseconds": (data[-1][0] - data[0][0]) / steps,
+        "step_milliseconds": (starts[-1][0] - starts[0][0]) / (len(starts) - 1),
         "data_milliseconds": sum(length for _, length in data[:-1]) / steps,
     }
 

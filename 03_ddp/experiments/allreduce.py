@@ -24,7 +24,7 @@ from lab.flags import default_folder, make_output_folder
 from lab.records import write_record
 from lab.tables import format_seconds, format_table
 from workshop.commandline import run_with_config
-from workshop.distributed.control_group import slowest
+from workshop.profiling.throughput import max_over_ranks
 from workshop.errors import UserError
 from workshop.profiling.calibration import repeats_for
 
@@ -59,7 +59,7 @@ def seconds_for(repeats: int, message: torch.Tensor) -> float:
         dist.all_reduce(message)
     if message.device.type == "cuda":
         torch.cuda.synchronize()
-    return slowest(time.perf_counter() - started, message.device)
+    return max_over_ranks(time.perf_counter() - started, message.device)
 
 
 def measure(nbytes: int, seconds: float, world_size: int, device: torch.device) -> dict[str, float]:

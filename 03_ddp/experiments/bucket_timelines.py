@@ -60,7 +60,7 @@ def trace(folder: Path, arguments: argparse.Namespace, caps: tuple[str, ...]) ->
 
 
 def figures_of(file: Path) -> dict[str, float]:
-    """Return the buckets of a trace, and the milliseconds that backward took of a step."""
+    """Return the buckets of a trace, and the milliseconds that backward took in a step; if there is a GPU, there."""
     rows = read_rows(file)
     (backward,) = rows["backward"]
     return {

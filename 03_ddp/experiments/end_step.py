@@ -22,7 +22,7 @@ from lab.records import write_record
 from workshop.commandline import run_with_config
 from workshop.config import DDPFlags, TrainConfig
 from workshop.distributed.all_reduce_counter import share_batch
-from workshop.distributed.control_group import slowest
+from workshop.profiling.throughput import max_over_ranks
 from workshop.errors import UserError
 from workshop.loaders import build_loaders
 from workshop.models import build_model
@@ -69,7 +69,7 @@ def main(config: Config) -> None:
                 if i % config.block == 0:
                     if device.type == "cuda":
                         torch.cuda.synchronize()
-                    blocks[ended].append(slowest(time.perf_counter() - started, device) / config.block)
+                    blocks[ended].append(max_over_ranks(time.perf_counter() - started, device) / config.block)
                     started = time.perf_counter()
         pairs = list(zip(blocks[True], blocks[False], strict=False))[2:]  # the first ones warm up
         if not pairs:

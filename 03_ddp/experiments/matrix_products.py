@@ -15,7 +15,7 @@ import torch.distributed as dist
 from workshop.distributed.process_group import process_group
 
 from lab.flags import Parser
-from workshop.distributed.control_group import slowest
+from workshop.profiling.throughput import max_over_ranks
 from workshop.entry import run_reporting_user_errors
 from workshop.profiling.calibration import repeats_for
 
@@ -40,7 +40,7 @@ def seconds_for(products: int, matrix: torch.Tensor) -> float:
         matrix @ matrix
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-    return slowest(time.perf_counter() - started, matrix.device)
+    return max_over_ranks(time.perf_counter() - started, matrix.device)
 
 
 def main() -> None:

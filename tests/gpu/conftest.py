@@ -1,4 +1,7 @@
-"""What needs a GPU: `make test-gpu`, or python -m pytest tests/gpu. With --device cpu it is rehearsed without one."""
+"""What needs a GPU: `make test-gpu`, or python -m pytest tests/gpu. With --device cpu it is rehearsed without one.
+
+These tests need neither the network nor WebDataset nor DALI: those of a library that is missing are skipped.
+"""
 
 import contextlib
 import json
@@ -9,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -42,11 +46,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Few digits and pictures, in shards too, and boxes of 32^3 cells."""
+    """Few digits and pictures, and boxes of 32^3 cells; shards too, if WebDataset is installed."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("mnist", "cifar10"):
         bring_drawn(name, folder, train_samples=1280, val_samples=256)
-        pack(name, folder)
+        if find_spec("webdataset"):
+            pack(name, folder)
     bring_drawn("nbody", folder, cells=32)
     return folder
 

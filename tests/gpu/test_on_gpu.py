@@ -1,16 +1,20 @@
 """All that a GPU does differently: its results against the CPU's, and against its own without an option."""
 
-import importlib.util
+import json
+from collections.abc import Callable
 
 import pytest
 import torch
-from trace_table import trace_table
+from lab.trace_table import trace_table
 from workshop.step.optimizers import build_optimizer
+from torch._dynamo.utils import counters
 
 from conftest import REPOSITORY, Train
 from lab.launching import load_script
 from workshop.commandline import load_config
 from workshop.loaders import build_loaders
+from workshop.profiling.timeline import read_rows
+from workshop.step.optimizers import build_optimizer
 
 CONFIGS = REPOSITORY / "configs"
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
@@ -28,16 +32,18 @@ PRECISIONS = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
 """how far, relatively, the losses may be from the CPU's in fp32"""
 
 
-def needs_dali(rung: str) -> None:
-    if rung == "dali" and importlib.util.find_spec("nvidia.dali") is None:
-        pytest.skip("DALI is not installed")
+def needs_library(rung: str) -> None:
+    if rung == "shards":
+        pytest.importorskip("webdataset")
+    if rung == "dali":
+        pytest.importorskip("nvidia.dali")
 
 
 @pytest.mark.parametrize(("name", "rung"), [(name, rung) for name, rungs in RUNGS.items() for rung in rungs])
 def test_every_rung_gives_the_batches_that_it_gives_a_cpu(
     name: str, rung: str, data_dir: object, device: torch.device
 ) -> None:
-    needs_dali(rung)
+    needs_library(rung)
     files = [CONFIGS / "unet3d.yaml", CONFIGS / "unet3d_tiny.yaml"] if name == "nbody" else []
     words = [word for file in files for word in ("--config", file)] or ["--dataset", name, "--batch_size", 32]
     words += ["--loader", rung, "--num_workers", 1, "--data_dir", data_dir]
@@ -119,6 +125,24 @@ def test_compiled_code_learns_what_single_kernels_do(train: Train) -> None:
     assert compiled.summary["first_step_seconds"] > plain.summary["first_step_seconds"]
 
 
+def test_a_benchmark_compiles_before_its_trials_although_the_last_batch_is_short(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_before = []
+
+    def three_epochs(seconds: float, time_of: Callable, first: int) -> int:
+        compiled_before.append(counters["stats"]["unique_graphs"])
+        return 3 * 12
+
+    counters.clear()
+    monkeypatch.setattr("workshop.profiling.throughput.repeats_for", three_epochs)
+    flags = ["--loader", "memory", "--batch_size", 50, "--limit_train", 12 * 50 + 40, "--compile", "default"]
+    done = train("04_mixed_precision", *flags, "--benchmark", "true")
+    assert done.status == 0, done.stderr
+    assert json.loads((done.folder / "throughput.json").read_text())["FULL"]["mean"] > 0
+    assert compiled_before[0] == counters["stats"]["unique_graphs"] > 0
+
+
 def test_everything_at_once_on_digits(train: Train, device: torch.device) -> None:
     configs = ["--config", CONFIGS / "mnist.yaml", "--config", CONFIGS / "mnist_fast.yaml"]
     cudnn = ["--cudnn_benchmark", "true"] if device.type == "cuda" else []
@@ -130,7 +154,12 @@ def test_everything_at_once_on_digits(train: Train, device: torch.device) -> Non
 def test_a_trace_has_the_kernels(train: Train, device: torch.device) -> None:
     done = train("04_mixed_precision", *UNET, "--epochs", 1, "--trace", "true")
     assert done.status == 0, done.stderr
-    found = trace_table(done.folder / "rank0.pt.trace.json.gz")
+    file = done.folder / "rank0.pt.trace.json.gz"
+    rows = read_rows(file)
+    assert len(rows["forward"][0]) == len(rows["backward"][0]) == len(rows["optimizer"][0]) > 0
+    if device.type == "cuda":
+        assert len(rows["backward launches"][0]) == len(rows["backward"][0])
+    found = trace_table(file)
     assert found["clock"] == ("GPU" if device.type == "cuda" else "CPU")
     assert found["steps"] > 0 and 0 < sum(row["share"] for row in found["rows"]) <= 1.0001
 

@@ -89,6 +89,11 @@ class DistributedBatchSampler:
         steps = full + (rest >= enough)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
+    @property
+    def full_steps(self) -> int:
+        """The number of steps in every epoch that have a full batch on every rank."""
+        return self.num_samples // self.global_batch_size
+
 
 class Loader(Protocol):
     """What every loader is, PyTorch's ``DataLoader`` included, if its ``batch_sampler`` is one of these.

@@ -49,6 +49,15 @@ class ShardSampler(DistributedBatchSampler):
         steps = -(-min(samples) // self.batch_size)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
+    @property
+    def full_steps(self) -> int:
+        """How many steps of every epoch have a full batch on every rank, whichever rank reads which shards."""
+        in_every_shard, larger_shards = divmod(self.num_samples, SHARDS)  # the larger ones have one sample more
+        shards_per_rank = SHARDS // self.num_replicas
+        smaller_shards = SHARDS - larger_shards
+        fewest = shards_per_rank * in_every_shard + max(0, shards_per_rank - smaller_shards)
+        return fewest // self.batch_size
+
 
 class ShardLoader(BatchLoader):
     """Batches (inputs, targets) in CPU memory, from WebDataset shards read by worker processes.

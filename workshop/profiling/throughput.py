@@ -1,9 +1,12 @@
-"""What bounds a run: the loader alone (IO), the training alone (SYNTHETIC), and both together (FULL).
+"""What limits a run: the loader alone (IO), the training alone (SYNTHETIC), and both together (FULL).
 
 The three quantities are those of the benchy tool (https://github.com/romerojosh/benchy). Here all are measured alike:
-every trial starts a fresh iterator, lasts about as long, and rounds that warm up do not count. With several ranks the
-slowest one's time counts, and two more quantities are measured: the training without communication (COMPUTE), and the
-same with nothing but a barrier in each step (BARRIER), which is what waiting for the slowest rank costs.
+every trial starts a fresh iterator, lasts about as long, and rounds that warm up do not count. Only full batches are
+measured: each epoch ends before a last batch that has fewer samples. Otherwise that batch could appear for the first
+time in the middle of a trial, and the trial would include the compilation, or cuDNN's search for the fastest algorithm,
+which every new shape of a batch starts. (SYNTHETIC, which repeats one batch, would not.) With several ranks the time of
+the slowest one counts, and two more quantities are measured: the training without communication (COMPUTE), and the same
+with nothing but a barrier in each step (BARRIER), which is what waiting for the slowest rank costs.
 """
 
 import json
@@ -20,9 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workshop.distributed.control_group import slowest
 from workshop.errors import UserError
-from workshop.loaders import Loader
+from workshop.loaders.sampler import BatchLoader, Loader
 from workshop.profiling.calibration import repeats_for
 
 TRIALS = 3
@@ -38,7 +40,7 @@ NEXT_STEP = {
     "device": "a larger --batch_size",
     "dali": "more --num_workers if there are CPUs left, else --loader device",
 }
-"""what to try when loading is too slow, by rung"""
+"""what to try when loading is too slow, by loader"""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,12 @@ class Throughput:
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """Mean over the trials, in samples/s."""
         return statistics.mean(self.trials)
 
     @property
     def std(self) -> float:
-        """Their standard deviation."""
+        """Standard deviation over the trials, in samples/s."""
         return statistics.stdev(self.trials)
 
     @property
@@ -62,31 +64,33 @@ class Throughput:
         """Whether the trials differ too much for their mean to say anything."""
         return self.std > TOO_NOISY * self.mean
 
-    def record(self) -> dict[str, Any]:
-        """Return all of it, for a JSON file."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return mean, standard deviation and trials in samples/s, for a JSON file."""
         return {"mean": self.mean, "std": self.std, "trials": self.trials}
 
     def __str__(self) -> str:
         return f"{self.mean:,.0f} +/- {self.std:,.0f}"
 
 
-class OneBatch(Loader):
+class SyntheticLoader(BatchLoader):
     """A loader that gives one batch over and over, wherever the real loader left it: training at its fastest."""
 
     def __init__(self, loader: Loader) -> None:
-        self.sampler = loader.sampler
+        self.dataset = loader.dataset
+        self.batch_sampler = loader.batch_sampler
         self.batch = next(iter(loader))
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return repeat(self.batch, len(self))
 
 
-class InStep(Loader):
+class BarrierLoader(BatchLoader):
     """A loader whose batches come when all ranks have asked for one, so that none gets ahead of the slowest."""
 
     def __init__(self, loader: Loader, device: torch.device) -> None:
         self.loader = loader
-        self.sampler = loader.sampler
+        self.dataset = loader.dataset
+        self.batch_sampler = loader.batch_sampler
         self.device = device
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -105,7 +109,7 @@ def benchmark(
     seconds: float,
     no_sync: Callable[[], AbstractContextManager] | None = None,
 ) -> None:
-    """Measure IO, SYNTHETIC and FULL, print them with a verdict, and write them to ``folder/throughput.json``.
+    """Measure IO, SYNTHETIC and FULL, print them with a diagnosis, and write them to ``folder/throughput.json``.
 
     With ``no_sync`` also COMPUTE and BARRIER. Trials of all are taken in turn, so that the first of one and the first
     of another may be compared as a pair.
@@ -114,7 +118,7 @@ def benchmark(
         loader: the training loader.
         train: trains on all batches of the loader it is given, as an epoch does.
         device: that trains.
-        loader_name: the rung of the data ladder, for the verdict.
+        loader_name: the value of ``--loader``, for the diagnosis.
         folder: the run's folder.
         seconds: length of a trial.
         no_sync: makes a context in which ``train`` does not communicate.
@@ -124,58 +128,68 @@ def benchmark(
         with no_sync():
             train(batches)
 
-    one_batch = OneBatch(loader)
-    works = {"IO": (loader, _read_all), "SYNTHETIC": (one_batch, train), "FULL": (loader, train)}
+    synthetic = SyntheticLoader(loader)
+    works = {"IO": (loader, _read_all), "SYNTHETIC": (synthetic, train), "FULL": (loader, train)}
     if no_sync:
-        works |= {"BARRIER": (InStep(one_batch, device), train_alone), "COMPUTE": (one_batch, train_alone)}
+        works |= {"BARRIER": (BarrierLoader(synthetic, device), train_alone), "COMPUTE": (synthetic, train_alone)}
 
     def time_of(name: str, steps: int) -> float:
-        return slowest(_seconds(*works[name], steps), device)  # the same on all ranks
+        return max_over_ranks(_seconds(*works[name], steps), device)  # the same on all ranks
 
     for name in works:
         time_of(name, FEWEST_STEPS)  # workers start, memory is allocated, kernels are chosen
     steps = {name: repeats_for(seconds, partial(time_of, name), FEWEST_STEPS) for name in works}
     rates: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(TRIALS):  # in turn, so that a machine that changes its pace does so to all
+    for _ in range(TRIALS):  # alternately, so that a machine whose speed drifts does not favor one
         for name in works:
             rates[name].append(_samples(loader, steps[name]) / time_of(name, steps[name]))
     measured = {name: Throughput(found) for name, found in rates.items()}
-    if not loader.sampler.ranks.is_main:
+    if loader.batch_sampler.rank != 0:
         return
-    found = verdict(measured, loader_name)
+    found = diagnosis(measured, loader_name)
     print(f"\n{'':10} {'samples/s':>20}")
     for name, throughput in measured.items():
         print(f"{name:10} {throughput!s:>20}")
     print(f"\n{found}")
-    record = {name: throughput.record() for name, throughput in measured.items()} | {"verdict": found}
+    figures = {name: throughput.to_dict() for name, throughput in measured.items()} | {"diagnosis": found}
     try:
-        (folder / "throughput.json").write_text(json.dumps(record, indent=2) + "\n")
+        (folder / "throughput.json").write_text(json.dumps(figures, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {folder}/throughput.json: {error.strerror}") from None
 
 
+def max_over_ranks(seconds: float, device: torch.device) -> float:
+    """Return the longest of all ranks' times, on all ranks; without a process group, return ``seconds``."""
+    if not dist.is_initialized():
+        return seconds
+    longest = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return longest.item()
+
+
 def _parts(loader: Loader, steps: int) -> list[int]:
-    """Cut ``steps`` into epochs: a part of one, or as many whole ones as come closest."""
-    loader.sampler.max_steps = None
-    return [steps] if steps < len(loader) else [len(loader)] * round(steps / len(loader))
+    """Divide ``steps`` into epochs and return the steps in each: a part of one epoch, or the number of epochs that is
+    closest. An epoch ends with its last full batch. All ranks get the same result.
+    """
+    full_steps = max(1, loader.batch_sampler.full_steps)  # 0: shards so small that some ranks can fill no batch
+    return [steps] if steps < full_steps else [full_steps] * round(steps / full_steps)
 
 
 def _samples(loader: Loader, steps: int) -> int:
-    sampler = loader.sampler
-    return sum(min(part * sampler.global_batch_size, sampler.samples) for part in _parts(loader, steps))
+    return sum(_parts(loader, steps)) * loader.batch_sampler.global_batch_size
 
 
 def _seconds(loader: Loader, work: Callable[[Loader], object], steps: int) -> float:
     parts = _parts(loader, steps)
     started = time.perf_counter()
     for part in parts:
-        loader.sampler.set_epoch(loader.sampler.epoch + 1)
-        loader.sampler.max_steps = part
+        loader.batch_sampler.set_epoch(loader.batch_sampler.epoch + 1)
+        loader.batch_sampler.max_steps = part
         work(loader)
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     seconds = time.perf_counter() - started
-    loader.sampler.max_steps = None
+    loader.batch_sampler.max_steps = None
     return seconds
 
 
@@ -184,8 +198,8 @@ def _read_all(loader: Loader) -> None:
         pass
 
 
-def verdict(measured: dict[str, Throughput], loader: str) -> str:
-    """Say what bounds a run, by how much, and what to try next."""
+def diagnosis(measured: dict[str, Throughput], loader: str) -> str:
+    """Say what limits a run, by how much, and what to try next."""
     io, synthetic, full = (measured[name].mean for name in ("IO", "SYNTHETIC", "FULL"))
     slower = min(io, synthetic)
     for name in ("IO" if io < synthetic else "SYNTHETIC", "FULL"):

@@ -1,41 +1,76 @@
 """A trace as a picture: who was busy when, a row each, read from the Chrome trace that ``--trace true`` writes."""
 
-import gzip
-import json
 from collections import defaultdict
 from pathlib import Path
 
 from matplotlib.figure import Figure
+
+from workshop.profiling.chrome_trace import CPU_RANGE, GPU_WORK, Event, launched_within, read_events, span_of
 
 Spans = list[tuple[float, float]]
 """start and length of each, in milliseconds"""
 COLOURS = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73", "worker": "#D55E00"}
 COLOURS |= {"all-reduces": "#CC79A7", "kernels": "#000000", "copies": "#999999"}
 """of the rows, from top to bottom, by their first word: people who see few colours can tell them apart (Okabe, Ito)"""
+STEP_RANGES = ("data", "forward", "backward", "optimizer")
 
 
 def read_rows(file: Path) -> dict[str, list[Spans]]:
     """Return what each row shows: lanes of spans, of which only ``all-reduces`` has several, one for each bucket.
 
-    Who did nothing has no row: loaders without worker processes work during ``data``, and without a GPU there are no
-    kernels.
+    With a GPU, the rows ``forward``, ``backward`` and ``optimizer`` are the time that the GPU worked on what was
+    launched in these ranges. The CPU's own time is in the rows ``forward launches`` and so on. The row ``data`` is
+    always the CPU's: there the training process waits for the next batch.
+
+    A row without spans is left out: loaders without worker processes work during ``data``, and without a GPU there are
+    no kernels.
     """
-    with gzip.open(file, "rt") as lines:
-        events = sorted(json.load(lines)["traceEvents"], key=lambda event: event["ts"])
+    events = read_events(file)
+    has_gpu = any(event.get("cat") in GPU_WORK for event in events)
+    ranges = {
+        name: [event for event in events if event.get("cat") == CPU_RANGE and event["name"] == name]
+        for name in STEP_RANGES
+    }
     found = defaultdict[str, Spans](list)
+    for name, its_ranges in ranges.items():
+        if has_gpu and name != "data":
+            found[name] = [span_of(work) for work in launched_within(events, its_ranges) if work]
+            found[f"{name} launches"] = _spans(its_ranges)
+        else:
+            found[name] = _spans(its_ranges)
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    found["all-reduces"] = _spans(_all_reduces_of_gradients(events, ranges["backward"]))
+    found["kernels on the GPU"] = _spans([event for event in kernels if "AllReduce" not in event["name"]])
+    found["copies on the GPU"] = _spans([event for event in events if event.get("cat") == "gpu_memcpy"])
     for event in events:
-        kind, name = event.get("cat"), event["name"]
-        row = {"user_annotation": name, "loader_worker": name, "gpu_memcpy": "copies on the GPU"}.get(kind, "")
-        if kind == "kernel":
-            row = "all-reduces" if "AllReduce" in name else "kernels on the GPU"
-        at, length = event["ts"] / 1000, event.get("dur", 0) / 1000
-        if name == "gloo:all_reduce" and any(start <= at <= start + took for start, took in found["backward"]):
-            row = "all-reduces"  # what else the ranks agree on, between two steps, is not about gradients
-        if row.partition(" ")[0] in COLOURS:
-            found[row].append((at, length))
+        if event.get("cat") == "loader_worker":
+            found[event["name"]] += _spans([event])
     order = sorted(filter(found.get, found), key=lambda row: (list(COLOURS).index(row.partition(" ")[0]), row))
-    lanes = {row: 1 for row in order} | {"all-reduces": round(len(found["all-reduces"]) / len(found["data"])) or 1}
+    buckets = round(len(found["all-reduces"]) / max(1, len(found["data"]))) or 1
+    lanes = {row: 1 for row in order} | {"all-reduces": buckets}
     return {row: [found[row][lane :: lanes[row]] for lane in range(lanes[row])] for row in order}
+
+
+def _spans(events: list[Event]) -> Spans:
+    return [(event["ts"] / 1000, event["dur"] / 1000) for event in events]
+
+
+def _all_reduces_of_gradients(events: list[Event], backward: list[Event]) -> list[Event]:
+    """Return the all-reduces that are launched, or over gloo begin, within the CPU's ranges ``backward``.
+
+    The ranks reduce other values too, such as the sum of the losses, or whether to stop; they do so between two steps.
+    A CUDA graph that is replayed has no ranges, so there all of NCCL's kernels are returned.
+    """
+    over_nccl = [event for event in events if event.get("cat") == "kernel" and "AllReduce" in event["name"]]
+    if over_nccl:
+        launched = [event for work in launched_within(events, backward) for event in work]
+        return [event for event in launched if "AllReduce" in event["name"]] if backward else over_nccl
+    return [
+        event
+        for event in events
+        if event["name"] == "gloo:all_reduce"
+        and any(step["ts"] <= event["ts"] <= step["ts"] + step["dur"] for step in backward)
+    ]
 
 
 def picture(traces: dict[str, Path]) -> Figure:

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd.profiler import emit_nvtx
 from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from workshop.errors import warn
-from workshop.loaders.images import NOTES
-from workshop.profiling.annotate import marked_by, under_nsys
+from workshop.loaders.worker import WORKER_TIMES
 
 Batch = TypeVar("Batch")
 SKIP, WARMUP, ACTIVE = 10, 2, 6
@@ -48,8 +48,8 @@ class Trace(AbstractContextManager):
         folder: where the trace is written; made if it is not there.
         device: the device that trains.
         name: what the file is called before the ``.pt.trace.json.gz``; ranks in one folder need different ones.
-        log: is given the lines for the user.
-        show: is given a picture of the trace; None draws none.
+        log: gets the lines for the user.
+        show: gets a figure of the trace; None makes none.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Trace(AbstractContextManager):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def watch(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
+    def traced(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
         """Iterate over one epoch of ``steps`` batches; fetching a batch and what is done with it make one step."""
-        return self._traced(batches, steps) if self._pending else iter(batches)
+        return self._trace(batches, steps) if self._pending else iter(batches)
 
     def close(self) -> None:
         """End a trace under way and write it."""
@@ -85,7 +85,7 @@ class Trace(AbstractContextManager):
         except (OSError, RuntimeError) as error:  # the disk is full, or the device has failed
             warn(f"the trace is lost: {error}")
 
-    def _traced(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
+    def _trace(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
         self._pending = False
         if steps <= WARMUP:
             self.log(f"no trace: the epoch has {steps} step(s), and the first {WARMUP} are to warm up")
@@ -104,9 +104,9 @@ class Trace(AbstractContextManager):
                     self.close()
 
     def _start(self, skip: int) -> "profile | _NsysWindow":
-        self._stop.callback(self._tell_if_nothing)
+        self._stop.callback(self._log_if_nothing)
         on_cuda = self.device.type == "cuda"
-        if on_cuda and under_nsys():  # which has the ranges marked from the start
+        if on_cuda and under_nsys():
             self.log(f"leaving steps {self._first} to {self._last} to Nsight Systems")
             recorder = _NsysWindow(self._first, self.device)
         else:
@@ -115,10 +115,9 @@ class Trace(AbstractContextManager):
                 schedule=schedule(skip_first=skip, wait=0, warmup=WARMUP, active=ACTIVE, repeat=1),
                 on_trace_ready=self._write,
             )
-            self._stop.enter_context(marked_by(record_function))
             self._workers = Path(self._stop.enter_context(tempfile.TemporaryDirectory()))
-            self._stop.callback(os.environ.pop, NOTES)
-            os.environ[NOTES] = str(self._workers)  # the workers that the first batch starts inherit it
+            self._stop.callback(os.environ.pop, WORKER_TIMES)
+            os.environ[WORKER_TIMES] = str(self._workers)  # the workers that the first batch starts inherit it
         recorder.start()
         self._stop.callback(recorder.stop)
         return recorder
@@ -136,21 +135,27 @@ class Trace(AbstractContextManager):
 
             self.show("trace", picture({f"steps {self._first} to {self._step}": self.file}))
 
-    def _tell_if_nothing(self) -> None:
+    def _log_if_nothing(self) -> None:
         if self._step < self._first:
             self.log(f"no trace: training ended in step {self._step}, tracing was to start with step {self._first}")
 
 
-class _NsysWindow:
-    """Tells Nsight Systems which steps to record; driven like ``torch.profiler.profile``.
+def under_nsys() -> bool:
+    """Return whether Nsight Systems records this process; it sets this variable for the programs that it starts."""
+    return "NSYS_PROFILING_SESSION_ID" in os.environ
 
-    The device works behind the CPU's back, so both ends wait for it: the window is to hold the work of its own steps,
-    all of it and no other.
+
+class _NsysWindow:
+    """Tells Nsight Systems which steps to record; has the interface of ``torch.profiler.profile``.
+
+    The GPU works asynchronously, so the CPU waits for it at both ends: the window contains all work of its own steps,
+    and no other. Within it, the ranges of ``record_function`` and all operators are NVTX ranges.
     """
 
     def __init__(self, first: int, device: torch.device) -> None:
         self.steps_before = first - 1
         self.device = device
+        self.ranges = emit_nvtx()
 
     def start(self) -> None:
         self.done = 0
@@ -159,12 +164,14 @@ class _NsysWindow:
         self.done += 1
         if self.done == self.steps_before:
             torch.cuda.synchronize(self.device)
+            self.ranges.__enter__()
             torch.cuda.profiler.start()
 
     def stop(self) -> None:
         if self.done >= self.steps_before:
             torch.cuda.synchronize(self.device)
             torch.cuda.profiler.stop()
+            self.ranges.__exit__(None, None, None)
 
 
 def add_workers(trace: Path, folder: Path) -> None:

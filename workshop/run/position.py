@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from workshop.config import TrainConfig
-from workshop.distributed.control_group import ControlGroup
 from workshop.errors import UserError
 from workshop.loaders.sampler import Loader
 from workshop.run.checkpoint import (
@@ -26,6 +25,7 @@ from workshop.run.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
+from workshop.run.control_group import ControlGroup
 from workshop.signals import StopSignals
 
 MAX_CHECK_INTERVAL = 1024

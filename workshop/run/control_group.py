@@ -86,12 +86,3 @@ class ControlGroup:
             if mistake is not None:
                 raise UserError(mistake)
         return result
-
-
-def max_over_ranks(seconds: float, device: torch.device) -> float:
-    """Return the longest of all ranks' times, on all ranks; without a process group, return ``seconds``."""
-    if not dist.is_initialized():
-        return seconds
-    longest = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    return longest.item()
