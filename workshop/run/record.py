@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 from workshop.config import TrainConfig
+from workshop.distributed.process_group import backend_in_use
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError, warn
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
@@ -156,6 +157,7 @@ class Record:
             "hardware": describe_hardware(self.device),
             "versions": describe_versions(),
             "world_size": self.ranks.world_size,
+            **backend_in_use(self.device),
             "global_batch_size": global_batch_size,
             "epochs": epochs,
             **self.notes,
