@@ -147,7 +147,12 @@ class Record:
     def write_summary(
         self, epochs: list[dict[str, Any]], global_batch_size: int, monitor: dict[str, Any] | None
     ) -> None:
-        """Write summary.json, replacing the one before as a whole."""
+        """Write summary.json, replacing the one before as a whole.
+
+        ``backend`` is the name of what carries the gradients, nccl or gloo, ``backend_class`` its class in torch, as
+        the name does not say which of two NCCL backends ran. Both are null where there is a single process without a
+        process group.
+        """
         if not self.ranks.is_main:
             return
         summary = {
