@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from workshop.distributed import heartbeat, process_group
-from workshop.distributed.agreement import Agreement
+from workshop.distributed.agreement import Agreement, backend_in_use
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 
@@ -165,10 +165,10 @@ print(creator.__name__ if creator else "built in")
 
 
 def test_the_backend_in_use_is_named() -> None:
-    assert process_group.backend_in_use(CPU) == {"backend": None, "backend_class": None}
+    assert backend_in_use(CPU) == {"backend": None, "backend_class": None}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        assert process_group.backend_in_use(CPU) == {"backend": "gloo", "backend_class": "ProcessGroupGloo"}
+        assert backend_in_use(CPU) == {"backend": "gloo", "backend_class": "ProcessGroupGloo"}
     finally:
         dist.destroy_process_group()
 

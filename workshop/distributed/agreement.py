@@ -91,3 +91,15 @@ def slowest(seconds: float, device: torch.device) -> float:
     longest = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     return longest.item()
+
+
+def backend_in_use(device: torch.device) -> dict[str, str | None]:
+    """Return the name and the class of the backend that carries the gradients of ``device``, for summary.json.
+
+    The class is noted because one name, "nccl", stands for different classes in different versions of torch. Without
+    a process group both are None.
+    """
+    if not dist.is_initialized():
+        return {"backend": None, "backend_class": None}
+    backend = dist.group.WORLD._get_backend(device)
+    return {"backend": dist.get_backend(), "backend_class": type(backend).__name__}

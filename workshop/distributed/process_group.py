@@ -93,18 +93,6 @@ def set_nccl_defaults() -> None:
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", str(round(WATCHDOG_SECONDS * 1000 / 4)))
 
 
-def backend_in_use(device: torch.device) -> dict[str, str | None]:
-    """Return the name and the class of the backend that carries the gradients of ``device``, for summary.json.
-
-    The class is noted because one name, "nccl", stands for different classes in different versions of torch. Without
-    a process group both are None.
-    """
-    if not dist.is_initialized():
-        return {"backend": None, "backend_class": None}
-    backend = dist.group.WORLD._get_backend(device)
-    return {"backend": dist.get_backend(), "backend_class": type(backend).__name__}
-
-
 def _own_device(local_rank: int) -> torch.device:
     """Return this rank's own GPU, else the CPU (of accelerators, only CUDA's, or ROCm's, have collectives here)."""
     if not torch.cuda.is_available():

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from workshop.config import TrainConfig
-from workshop.distributed.process_group import backend_in_use
+from workshop.distributed.agreement import backend_in_use
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError, warn
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
