@@ -128,18 +128,6 @@ def set_nccl_defaults() -> None:
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", str(round(WATCHDOG_SECONDS * 1000 / 4)))
 
 
-def backend_in_use(device: torch.device) -> dict[str, str | None]:
-    """Return the name and the class of the backend that carries the gradients of ``device``, for summary.json.
-
-    The class is included because one name, "nccl", stands for different classes in different versions of torch.
-    Without a process group both are None.
-    """
-    group = dist.group.WORLD if dist.is_initialized() else None
-    if group is None:
-        return {"backend": None, "backend_class": None}
-    return {"backend": dist.get_backend(), "backend_class": type(group._get_backend(device)).__name__}
-
-
 def _gpu_identity(device: torch.device, rank: int) -> str:
     """Return what tells this rank's GPU from the GPUs of all other ranks; "" for a CPU.
 

@@ -208,13 +208,16 @@ def difference(saved: object, mine: object, name: str = "") -> str:
     return next(filter(None, found), "")
 
 
-def copied(value: Any) -> Any:  # noqa: ANN401
-    """Return a copy of a state with its tensors in memory of their own, not in pages of a file."""
+def copied(value: Any, numbers_only: bool) -> Any:  # noqa: ANN401
+    """Return a copy of a state with its tensors, or only those of a single number, in memory of their own.
+
+    Otherwise an optimizer would keep tensors in pages of the checkpoint file: those that belong on the CPU.
+    """
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return value.clone() if value.dim() == 0 or not numbers_only else value
     if isinstance(value, dict):
-        return {key: copied(part) for key, part in value.items()}
-    return [copied(part) for part in value] if isinstance(value, list) else value
+        return {key: copied(part, numbers_only) for key, part in value.items()}
+    return [copied(part, numbers_only) for part in value] if isinstance(value, list) else value
 
 
 def position(epoch: int, step: int) -> str:

@@ -86,3 +86,15 @@ class ControlGroup:
             if mistake is not None:
                 raise UserError(mistake)
         return result
+
+
+def backend_in_use(device: torch.device) -> dict[str, str | None]:
+    """Return the name and the class of the backend that carries the gradients of ``device``, for summary.json.
+
+    The class is included because one name, "nccl", stands for different classes in different versions of torch.
+    Without a process group both are None.
+    """
+    group = dist.group.WORLD if dist.is_initialized() else None
+    if group is None:
+        return {"backend": None, "backend_class": None}
+    return {"backend": dist.get_backend(), "backend_class": type(group._get_backend(device)).__name__}

@@ -19,6 +19,7 @@ from workshop.config import TrainConfig
 from workshop.errors import UserError, warn
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
 from workshop.paths import default_runs_dir, lesson_name
+from workshop.run.control_group import backend_in_use
 
 LOCK = "workshop_run.lock"
 """locked by the run that writes to its folder; not empty if the files with the names below were written by runs"""
@@ -148,7 +149,11 @@ class RunLogger:
     def write_summary(
         self, epochs: list[dict[str, Any]], global_batch_size: int, monitor: dict[str, Any] | None
     ) -> None:
-        """Write summary.json, replacing the one before as a whole."""
+        """Write summary.json, replacing the one before as a whole.
+
+        ``backend`` is the name of what carries the gradients, nccl or gloo; ``backend_class`` is its class in torch,
+        because the name does not say which of two NCCL backends ran. Both are null without a process group.
+        """
         if self.rank != 0:
             return
         summary = {
@@ -158,6 +163,7 @@ class RunLogger:
             "hardware": describe_hardware(self.device),
             "versions": describe_versions(),
             "world_size": self.world_size,
+            **backend_in_use(self.device),
             "global_batch_size": global_batch_size,
             "epochs": epochs,
             **self.facts,

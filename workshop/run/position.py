@@ -127,8 +127,7 @@ class Position:
                 raise
             what = f"does not fit this run ({type(error).__name__}: {error}); choose another --run_dir"
             raise UserError(f"{self.checkpoint} {what}") from None
-        if self.device.type == "cpu":  # an optimizer on the CPU would keep the tensors instead of copying them
-            saved["optimizer"] = copied(optimizer)
+        saved["optimizer"] = copied(optimizer, numbers_only=self.device.type != "cpu")
         return saved
 
     def begin_epoch(self, loader: Loader) -> None:
