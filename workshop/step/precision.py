@@ -81,8 +81,8 @@ def _require_cuda_graph(config: ComputeFlags, device: torch.device) -> None:
         )
     if getattr(config, "loader", "") == "dali":  # a lesson's configuration also has the flags of the data
         raise UserError(
-            "--cuda_graph true does not go with --loader dali: DALI's threads may wait for the whole GPU while the graph "
-            "is captured, which CUDA forbids, and nobody has tried the two together yet; use --loader device"
+            "--cuda_graph true does not go with --loader dali: DALI's threads may wait for the whole GPU while the "
+            "graph is captured, which CUDA forbids, and the two have not been tried together; use --loader device"
         )
     if config.precision == "fp16" and not config.fused:
         raise UserError(
