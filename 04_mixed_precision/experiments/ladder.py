@@ -19,12 +19,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from precision_ladder import NAMES, SHARED, compare, measure, prepare
 from workload import WorkloadConfig, read_workload, training_device
@@ -33,6 +32,9 @@ from workshop.measuring.flags import default_folder, make_output_folder
 from workshop.measuring.launching import reason
 from workshop.measuring.records import write_record
 from workshop.measuring.tables import format_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +78,18 @@ def table(figures: dict[str, Any]) -> str:
         ]
         lines.append([row["name"], *cells])
     notes = [f"{row['name']}: {row['note']}" for row in figures["rows"] if row["note"]]
-    notes += [figures["reference"]] if figures["reference"] else []
-    return "\n".join([format_table(header, lines), "", *notes, repetition(figures)])
+    notes += [text for text in (figures["reference"], repetition(figures)) if text]
+    return "\n".join([format_table(header, lines), "", *notes])
 
 
 def repetition(figures: dict[str, Any]) -> str:
-    """Say how much the throughput of one configuration differed when it was measured again at the end."""
-    again = figures["repeated"]
-    if again["note"]:
-        return f"{again['name']} again: {again['note']}"
+    """Say how much the throughput of one configuration differed when it was measured again at the end, if it was."""
+    again = figures.get("repeated")
+    if not again:
+        return ""
     first = next(row for row in figures["rows"] if row["name"] == again["name"])
+    if again["note"] or first["note"]:
+        return f"{again['name']} again at the end: {again['note'] or 'measured, but not before'}"
     change = again["samples_per_second"] / first["samples_per_second"] - 1
     return (
         f"{again['name']} again at the end: {again['samples_per_second']:,.1f} ± "
@@ -96,6 +100,8 @@ def repetition(figures: dict[str, Any]) -> str:
 
 def plot(figures: dict[str, Any], file: Path) -> None:
     """Draw what `compare` found into a PNG: a bar for each configuration, a panel for each quantity."""
+    from matplotlib.figure import Figure  # not by the processes that only measure
+
     rows = [row for row in figures["rows"] if not row["note"]]
     names = [row["name"] for row in rows]
     figure = Figure(figsize=(12, 1.8 + 0.48 * len(rows)), layout="constrained")
@@ -144,7 +150,7 @@ def message(rows: list[dict[str, Any]]) -> str:
     return f"{named['name']}: {gain:.1f} times as fast as {first['name']}, validation loss {change:+.1%}{others}"
 
 
-def _label(axes: Axes, values: list[float], texts: list[str]) -> None:
+def _label(axes: "Axes", values: list[float], texts: list[str]) -> None:
     """Write each bar's text into it."""
     for place, text in enumerate(texts):
         axes.text(0.02 * max(values), place - 0.2, text, va="center", fontsize=10.5)  # above the line of the spread
@@ -198,10 +204,13 @@ def main() -> None:
     flags = dataclasses.asdict(config)
     del flags["configuration"]
     with ended_by_sigterm(), tempfile.TemporaryDirectory() as files:
-        for figures in compare(Path(files), lambda name: start(name, Path(files))):
+        run = partial(start, folder=Path(files))
+        for figures in compare(Path(files), run, repeated=not config.quick):
             figures = {"config": flags, "steps": config.steps} | figures
             # To describe a GPU would take memory of it here; the processes that measure have described it.
             write_record(json_file, torch.device("cpu"), figures)
+    if all(row["note"] for row in figures["rows"]):
+        raise UserError(f"no configuration could be measured: {figures['rows'][0]['note']}")
     peaks = ", ".join(f"{name} {tflops:.3g}" for name, tflops in figures["peaks"].items())
     print(f"\n{figures['flops_per_sample'] / 1e9:.3g} GFLOP per sample; peak of matrix products in TFLOP/s: {peaks}")
     print(f"errors are relative to float64; validation loss is after {config.steps} steps\n\n{table(figures)}")

@@ -89,12 +89,11 @@ def missing(config: WorkloadConfig, device: torch.device, compiled: bool = True)
     """Return what the device lacks for a configuration, by name; without ``compiled``, torch.compile is left out."""
     found: dict[str, str] = {}
     for name in NAMES:
-        lack = _lack(options_of(name, config, found), device)
         if name == AS_PYTORCH_COMES and "tf32" in found:
-            lack = "where there is no TF32, it is fp32"
-        if name == "+ compile" and not compiled:
-            lack = "left out by --quick"
-        if lack:
+            found[name] = "where there is no TF32, it is fp32"
+        elif name == "+ compile" and not compiled:
+            found[name] = "left out by --quick"
+        elif lack := _lack(options_of(name, config, found), device):
             found[name] = lack
     return found
 
@@ -111,22 +110,23 @@ def _lack(config: WorkloadConfig, device: torch.device) -> str:
 # --- the process that starts the others -------------------------------------------------------------------------------
 
 
-def compare(folder: Path, run: Callable[[str], str]) -> Iterator[dict[str, Any]]:
+def compare(folder: Path, run: Callable[[str], str], repeated: bool = True) -> Iterator[dict[str, Any]]:
     """Measure all configurations, one process after the other; yield all figures there are after each of them.
 
     The trials of a configuration follow one another in its process. So a machine whose speed changes within minutes
-    would favour some configurations. Therefore the one that the options are added to is measured again at the end.
+    would favour some configurations. Therefore the one that the options are added to is ``repeated`` at the end.
     This process computes nothing itself, so it holds no memory of a GPU.
 
     Args:
         folder: in which the processes leave their files.
         run: starts a process for the configuration of this name, or for `SHARED`, waits for its end and returns why it
             failed, or "".
+        repeated: measure one configuration a second time.
 
     Yields:
-        hardware, peaks (10^12 operations/s of a matrix product by precision), flops_per_sample, batch_size, rows; later
-        also repeated: name, samples_per_second and samples_per_second_std of the second measurement; and unfinished,
-        which is True until the last.
+        hardware, peaks (10^12 operations/s of a matrix product by precision), flops_per_sample, batch_size, reference
+        (why no errors were measured, or ""), rows; at the end also repeated: name, note, samples_per_second and
+        samples_per_second_std of the second measurement; until then unfinished, which is True.
 
     Raises UserError: what the configurations share could not be prepared.
     """
@@ -158,6 +158,9 @@ def compare(folder: Path, run: Callable[[str], str]) -> Iterator[dict[str, Any]]
             print(f"  {rows[-1].note}", flush=True)
             _update(folder, SHARED, left_out=left_out | {name: rows[-1].note})
         yield figures(unfinished=True)
+    if not repeated:
+        yield figures()
+        return
     again = base(_read(folder, SHARED)["left_out"])
     print(f"  {again} again ...", flush=True)
     row = measured(again)
