@@ -14,7 +14,7 @@ from workshop.distributed.ranks import ONE_PROCESS
 from workshop.errors import UserError
 from workshop.run import checkpoint
 from workshop.run.checkpoint import GoodCheckpoint, checksum_of, read_checkpoint, save_checkpoint
-from workshop.run.progress import Progress
+from workshop.run.position import Progress
 
 
 @pytest.fixture(scope="module")

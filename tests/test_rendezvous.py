@@ -14,7 +14,7 @@ import torch.distributed as dist
 from workshop.distributed.ranks import Ranks
 
 from workshop.distributed import heartbeat, process_group
-from workshop.distributed.agreement import Agreement, backend_in_use
+from workshop.run.control_group import Agreement, backend_in_use
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
 

@@ -13,7 +13,7 @@ from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.datasets.shards import SHARDS
 from workshop.distributed.ranks import Ranks
 from workshop.loaders import Loader
-from workshop.loaders.order import EpochOrder
+from workshop.loaders.sampler import EpochOrder
 from workshop.loaders.shards import ShardOrder
 from workshop.profiling.calibration import repeats_for
 from workshop.profiling.throughput import Throughput, benchmark, verdict
