@@ -45,14 +45,18 @@ test-gpu:
 preflight: setup
 	python slurm/preflight.py
 
-lint: setup
-	ruff check .
-	ruff format --check .
-	shellcheck slurm/*.sh */*.slurm */experiments/*.slurm .ci/run
+# ruff, shellcheck, codespell and mypy, each in a small environment of its own: neither PyTorch nor .venv is needed
+lint: .lint/installed
+	.lint/bin/pre-commit run --all-files --show-diff-on-failure
+
+.lint/installed:
+	"$(PYTHON)" -m venv .lint
+	.lint/bin/python -m pip install --quiet pre-commit
+	touch $@
 
 docs: setup
-	python -m cogapp -r -I results -I 03_ddp/experiments *.md */*.md */experiments/README.md
+	python -m cogapp -r -I lab -I 03_ddp/experiments *.md */*.md */experiments/README.md
 
 # what setup and demo made, and nothing else
 clean:
-	rm -rf .venv multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof
+	rm -rf .venv .lint multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof
