@@ -141,17 +141,20 @@ def _unet_throughputs(session: Session, runs: dict[str, tuple[tuple[object, ...]
 
     parts = {name: partial(throughput, flags, ranks) for name, (flags, ranks) in runs.items()}
     facts: dict[str, Any] = {"batch_size": UNET_BATCH, "cells": session.cells()}
-    for figures in measured_in_turn(parts):
+    for number, figures in enumerate(measured_in_turn(parts)):
         yield figures | facts
-        if "peak_tflops" not in facts:
+        if number == 0:
             (flags, _), *_ = runs.values()
-            facts["flops_per_sample"] = ask("flops", *flags)
-            facts["peak_tflops"] = ask("peak", "fp32" if session.rehearsal else "bf16")
+            try:
+                facts["flops_per_sample"] = ask("flops", *flags)
+                facts["peak_tflops"] = ask("peak", "fp32" if session.rehearsal else "bf16")
+            except UserError as error:  # samples/s are worth having all the same
+                figures.setdefault("failed", {})["TFLOP/s"] = describe_failure(error)
         for name, row in figures["rows"].items():
             row["ranks"] = runs[name][1]
-            row["tflops"] = {
-                kind: row[kind]["mean"] * facts["flops_per_sample"] / 1e12 for kind in ("SYNTHETIC", "FULL")
-            }
+            if "flops_per_sample" in facts:
+                rates = {kind: row[kind]["mean"] for kind in ("SYNTHETIC", "FULL")}
+                row["tflops"] = {kind: rate * facts["flops_per_sample"] / 1e12 for kind, rate in rates.items()}
         yield figures | facts
 
 
