@@ -177,7 +177,7 @@ def mnist_epochs(session: Session) -> Figures:
 
 def precision_ladder(session: Session) -> Figures:
     """The full U-Net at 64^3 cells and batches of 64: what each option costs and gives."""
-    flags = session.pick(("--quick", "true", "--trials", 2), ("--steps", 50, "--trial_seconds", 1))
+    flags = session.pick(("--quick", "true", "--trials", 2), ("--steps", 30, "--trial_seconds", 0.5))
     words = ("--loader", "device", "--data_dir", session.boxes, *flags)
     for figures in session.study_parts(LESSON_04, "ladder.py", *words, name="precision_ladder"):
         yield figures | {"cells": session.cells()}
@@ -339,7 +339,14 @@ CONFIGURATIONS = (
     Configuration(baseline, 30, ("mnist",), package="line_profiler"),
     Configuration(compare, 90, ("cifar10",), gpus=2),
     Configuration(bucket_timelines, 90, ("cifar10",), gpus=2),
-    Configuration(nccl_backends, 60, gpus=2, script=LESSON_03 / "experiments" / "nccl_backends.py", in_rehearsal=False),
+    Configuration(
+        nccl_backends,
+        60,
+        ("cifar10",),
+        gpus=2,
+        script=LESSON_03 / "experiments" / "nccl_backends.py",
+        in_rehearsal=False,
+    ),
     Configuration(allreduce, 30, gpus=2),
     Configuration(fast, 80, ("mnist",)),
     Configuration(bandwidth, 30),
