@@ -68,6 +68,11 @@ NEEDS = {"shards": "webdataset", "dali": "nvidia.dali"}
 """the package without which a loader cannot be measured"""
 CELLS = 128
 """along each edge of the N-body boxes: 75 MB each, more than the cache of any GPU holds"""
+LONGEST_PART = 120
+"""seconds that a part of an experiment may take, if three times its estimate is less
+
+A part that hangs must not take the time of all that follows.
+"""
 SPARE_SECONDS = 5
 """at the end, to write the last part"""
 
@@ -371,16 +376,22 @@ class TimeIsUp(BaseException):
 
 
 @contextmanager
-def ended_after(seconds: float) -> Iterator[None]:
-    """Raise `TimeIsUp` inside the block after so many seconds; a process that it waits for is ended with it."""
+def ended_after(seconds: float) -> Iterator[Callable[[float], None]]:
+    """Raise `TimeIsUp` inside the block after so many seconds; a process that it waits for is ended with it.
+
+    The block gets a function that starts the clock again, with so many seconds.
+    """
+
+    def start(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
 
     def end(*_: int | FrameType | None) -> None:
         raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    start(seconds)
     try:
-        yield
+        yield start
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -423,14 +434,17 @@ def _measure(configuration: Configuration, session: Session, seconds: float, com
     started = time.monotonic()
     figures: dict[str, Any] = {}
     times: dict[str, float] = {}
+    longest = max(LONGEST_PART, 3 * configuration.first_part_seconds)
     try:
-        with ended_after(seconds), closing(configuration.measure(session)) as parts:
+        with ended_after(min(seconds, longest)) as start_clock, closing(configuration.measure(session)) as parts:
             for figures in parts:
+                start_clock(min(started + seconds - time.monotonic(), longest))
                 elapsed = round(time.monotonic() - started, 1)
                 times = {"first_part_seconds": elapsed, **times, "total_seconds": elapsed}
                 put_record(session.file, name, figures | times | {"unfinished": True}, command)
     except TimeIsUp:
-        return f"cut off: after {seconds:.0f} s{', what it had measured by then is kept' if figures else ''}"
+        kept = ", what it had measured by then is kept" if figures else ""
+        return f"cut off: after {time.monotonic() - started:.0f} s{kept}"
     except Exception as error:
         kept = "; what it had measured by then is kept" if figures else ""
         return f"failed: {describe_failure(error)}{kept}"

@@ -86,6 +86,21 @@ def test_what_does_not_fit_is_left_out_and_named(session: Session) -> None:
     assert records["endless"]["unfinished"] and records["endless"]["part"] == 1
 
 
+def test_a_part_that_hangs_does_not_cost_the_rest(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every part has a limit of its own, and the next part starts with all of it."""
+    monkeypatch.setattr(gpu_day, "LONGEST_PART", 1)
+
+    def slow(_: Session) -> Iterator[dict]:
+        for part in range(3):
+            time.sleep(0.5)
+            yield {"part": part}
+
+    configurations = [Configuration(slow, 0), configuration("hangs", lambda: time.sleep(300), 0), configuration("two")]
+    reasons = run(configurations, session, seconds=300)
+    assert reasons.keys() == {"hangs"} and reasons["hangs"].startswith("cut off: after 1 s")
+    assert record_file.read_records(session.file)["slow"]["part"] == 2
+
+
 def test_a_configuration_starts_if_its_first_part_fits(session: Session) -> None:
     """Although the whole of it takes longer than what is left, by what was measured before."""
     run([configuration("one")], session)
@@ -155,7 +170,8 @@ def test_killed_at_any_configuration_the_file_is_whole_and_the_next_start_goes_o
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, "")  # put back in the end
     monkeypatch.setattr(gpu_day, "generate_data", lambda _: {})
-    machine_facts.this_machine()  # so that the child need not ask
+    facts = machine_facts.this_machine()
+    monkeypatch.setattr(record_file, "this_machine", lambda: facts)  # to ask anew takes seconds
     before = signal.getsignal(signal.SIGTERM)
 
     def rehearse(*configurations: Configuration) -> None:
@@ -468,8 +484,11 @@ def test_the_fast_configuration_has_whole_batches_for_a_cuda_graph() -> None:
 def test_the_flops_of_a_sample_are_counted() -> None:
     flags = ["--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml"]
     assert machine_facts.ask("flops", *flags) == pytest.approx(0.065e9, rel=0.05)
-    with pytest.raises(UserError, match="no such"):
-        machine_facts.ask("flops", "--config", "no such.yaml")
+
+
+def test_a_question_without_an_answer_says_why() -> None:
+    with pytest.raises(UserError, match="KeyError: 'weather'"):
+        machine_facts.ask("weather")
 
 
 def test_training_seconds_are_kept_with_those_of_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
