@@ -24,7 +24,9 @@ import workshop.profiling
 from conftest import REPOSITORY, Result, Script
 from gpu_day import Configuration, Session
 from trace_table import trace_table
+from workshop.commandline import load_config
 from workshop.errors import UserError
+from workshop.measuring.launching import load_script
 
 SCRIPT = "results/measure.py"
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "OMP_NUM_THREADS", "WORKSHOP_DATA")
@@ -471,6 +473,12 @@ def test_every_configuration_starts_what_is_there(
     for folder, words in started:
         files = [word for word in words if word.endswith((".py", ".yaml"))]
         assert files and all((folder / file).exists() for file in files)
+        if "train.py" in words:
+            flags = words[words.index("train.py") + 1 :]
+            monkeypatch.chdir(folder)
+            config = load_config(load_script(folder).Config, flags)
+            if getattr(config, "cuda_graph", False) and config.dataset == "mnist":
+                assert config.limit_train % config.batch_size == 0, "the graph cannot run a shorter last batch"
 
 
 def test_the_fast_configuration_has_whole_batches_for_a_cuda_graph() -> None:
