@@ -52,7 +52,8 @@ def precision_ladder(machine: str | None = None) -> str:
         f"Peak of matrix products in TFLOP/s: {peaks}."
     )
     plot = picture("precision_ladder", "Speed, memory and error of each rung", machine)
-    return "\n".join([table(header, rows), "", workload, source(record), "", *missing, "", plot])
+    lines = [table(header, rows), "", workload, source(record), "", *missing, "", plot]
+    return "\n".join(lines)
 
 
 def full_unet() -> str:
