@@ -21,8 +21,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from checks import check_one_shape, check_options, check_volumes, warn_if_emulated
-from optimizer_state import load_optimizer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -30,6 +28,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
+from checks import check_one_shape, check_options, check_volumes, warn_if_emulated
+from optimizer_state import load_optimizer
 from workshop.commandline import run_with_config
 from workshop.config import TrainConfig, require_positive
 from workshop.distributed import AllReduceCounter, failure_detector, rendezvous, started_by_srun

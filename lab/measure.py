@@ -1,11 +1,16 @@
 """Measure the figures of the READMEs on this machine and keep them in results/<machine>.json.
 
-    python results/measure.py                    # every experiment
-    python results/measure.py workers            # one of them
-    python results/measure.py gpu --minutes 9    # on a machine with GPUs: the most important first, within that time
+    python lab/measure.py                    # every experiment
+    python lab/measure.py workers            # one of them
+    python lab/measure.py gpu --minutes 8    # on a machine with GPUs: the most important first, within that time
 
 Run it on an idle machine, then `make docs` renders the figures into the pages.
 """
+
+# ruff: noqa: E402, the clock starts before the imports, which take a while on a machine that reads them the first time
+import time
+
+STARTED = time.monotonic()
 
 import json
 import os
@@ -18,11 +23,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gpu_day
-import small_studies
 import torch
 import torch.nn.functional as F
-from lesson_runs import (
+
+from lab import measure_gpu, small_studies
+from lab.flags import Parser
+from lab.launching import check_flags
+from lab.lesson_runs import (
     BASELINE,
     LESSON_01,
     LESSON_02,
@@ -30,16 +37,14 @@ from lesson_runs import (
     LESSON_04,
     RESULTS,
     data_ladder,
+    last,
     line_profile,
     prepare,
     study,
     time_to_target,
     train,
 )
-from record_file import machine_name, put_record, read_records
-
-from lab.flags import Parser
-from lab.launching import check_flags
+from lab.results_file import machine_name, put_record, read_records
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError, nearest
 from workshop.hardware import available_cpus
@@ -98,12 +103,15 @@ def ladder() -> dict[str, Any]:
     flags = ("--config", "../configs/cifar10.yaml", "--benchmark_seconds", 3)
     alone = {"map, 0 workers": train("--benchmark", "true", "--num_workers", 0, "--loader", "map", *flags)}
     rungs = ("map", "shards", "memory", "device", "dali")
-    return {"rungs": alone | list(data_ladder(rungs, *flags))[-1]["rungs"]}
+    found = last(data_ladder(rungs, *flags))
+    if failed := found.get("failed"):
+        raise UserError("; ".join(f"{loader}: {why}" for loader, why in failed.items()))
+    return {"rungs": alone | found["rungs"], "num_workers": found["num_workers"]}
 
 
 def fast() -> dict[str, Any]:
     """Training seconds to 98 % accuracy: of lesson 01, also on fewer samples, and of mnist_fast.yaml, in turn."""
-    return list(time_to_target(rounds=3))[-1]
+    return last(time_to_target(rounds=3))
 
 
 def success_rate() -> dict[str, Any]:
@@ -260,7 +268,7 @@ def measure(names: list[str], file: Path) -> None:
     missing = []
     for name in names:
         try:
-            put_record(file, name, EXPERIMENTS[name](), f"python results/measure.py {name}")
+            put_record(file, name, EXPERIMENTS[name](), f"python lab/measure.py {name}")
             print(f"{name}: written to {file.relative_to(REPOSITORY)}", flush=True)
         except (UserError, subprocess.CalledProcessError) as error:
             missing.append(name)
@@ -272,7 +280,7 @@ def measure(names: list[str], file: Path) -> None:
 def main() -> None:
     """Run the experiments named on the command line, or all; merge their figures into this machine's file."""
     if sys.argv[1:2] == ["gpu"]:
-        gpu_day.main(sys.argv[2:])
+        measure_gpu.main(sys.argv[2:], STARTED)
         return
     parser = Parser(__doc__)
     parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"some of: {', '.join(EXPERIMENTS)}")

@@ -66,9 +66,9 @@ def lines_using_package(script: Path) -> set[int]:
             names |= {alias.asname or alias.name for alias in node.names}
             lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in names - {"run"}:
-            lines.add(node.lineno)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "run":
+        if (isinstance(node, ast.Name) and node.id in names - {"run"}) or (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "run"
+        ):
             lines.add(node.lineno)
     return lines
 
@@ -80,7 +80,9 @@ def lines_of(file: Path) -> int:
 
 def main() -> None:
     """Print a row per lesson."""
-    print(f"{'script':28} {'lines':>6} {'not blank':>10} {'use the package':>16} {'modules read':>13} {'lines read':>11}")
+    print(
+        f"{'script':28} {'lines':>6} {'not blank':>10} {'use the package':>16} {'modules read':>13} {'lines read':>11}"
+    )
     for script in sorted(REPOSITORY.glob("0*/train.py")):
         modules = modules_read(script)
         filled = sum(bool(line.strip()) for line in script.read_text().splitlines())

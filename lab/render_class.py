@@ -2,7 +2,7 @@
 
 import statistics
 
-from render import load, machine, table
+from lab.render import load, machine, table
 
 
 def expected() -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from render import MACHINE, load
+
+from lab.render import MACHINE, load
 
 STEPS = {
     "standard": "lesson 01, as it comes",

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from render import also_on_gpu, load, not_measured, picture, source, table
-
 import prediction
 from alpha_beta import Network
+from lab.render import also_on_gpu, load, not_measured, picture, source, table
 from scaling_study import KINDS, verdict
 
 

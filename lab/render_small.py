@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from render import load, not_measured, picture, source, table
+from lab.render import load, not_measured, picture, source, table
 
 
 def mean_std(throughput: dict[str, Any]) -> str:

@@ -59,8 +59,8 @@ def with_the_other_ranks(mine: Callable[[], list[Row]]) -> list[Row]:
     import torch.distributed as dist
     from workshop.distributed.process_group import process_group
 
-    from workshop.run.control_group import ControlGroup
     from workshop.errors import UserError
+    from workshop.run.control_group import ControlGroup
 
     os.environ.setdefault("WORKSHOP_RENDEZVOUS_SECONDS", "40")
     started = time.monotonic()

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
-
-from workshop.config import TrainConfig
-from workshop.run.control_group import Agreement
 from workshop.distributed.process_group import process_group
 from workshop.distributed.ranks import Ranks
+
+from workshop.config import TrainConfig
 from workshop.errors import UserError
 from workshop.run import checkpoint
+from workshop.run.control_group import Agreement
 from workshop.run.position import Progress
 
 MEGABYTE = 2**20

@@ -16,10 +16,9 @@ from workshop.distributed.process_group import process_group
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
 
 from workshop.distributed.all_reduce_counter import AllReduces, forward_sync_buffers
-from workshop.profiling.throughput import max_over_ranks
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.sampler import EpochOrder
-from workshop.profiling.throughput import InStep
+from workshop.profiling.throughput import InStep, max_over_ranks
 
 GLOBAL_BATCH = 16
 MEGABYTE = 2**20

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from workshop.distributed.ranks import ONE_PROCESS
 
 from conftest import REPOSITORY
 from ranks import start_ranks
 from workshop.config import TrainConfig
-from workshop.distributed.ranks import ONE_PROCESS
 from workshop.errors import UserError
 from workshop.run import checkpoint
 from workshop.run.checkpoint import GoodCheckpoint, checksum_of, read_checkpoint, save_checkpoint

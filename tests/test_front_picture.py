@@ -3,10 +3,9 @@
 import statistics
 from pathlib import Path
 
-from render import load
-from render_front import FIGURE, STEPS, draw, seconds_to_target
-
 from conftest import REPOSITORY
+from lab.render import load
+from lab.render_front import FIGURE, STEPS, draw, seconds_to_target
 
 
 def test_the_bars_are_the_figures_on_record(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
-import record_file
 import torch
 
 from conftest import Script
+from lab import results_file
 from workshop import hardware
 from workshop.distributed import process_group
 from workshop.errors import UserError
@@ -52,8 +52,8 @@ def test_a_record_tells_gpus_driver_and_libraries(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.159.03")
     told = hardware.describe_hardware(GPU)
     assert (told["device_name"], told["gpus"], told["driver"]) == ("NVIDIA H200", 8, "580.159.03")
-    monkeypatch.setattr(record_file, "pick_device", lambda: GPU)
-    assert record_file.machine_name() == "nvidia_h200_8gpu"
+    monkeypatch.setattr(results_file, "pick_device", lambda: GPU)
+    assert results_file.machine_name() == "nvidia_h200_8gpu"
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: 1 / 0)
     assert hardware.describe_hardware(GPU)["driver"] is None
     versions = hardware.describe_versions()

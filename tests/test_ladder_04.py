@@ -43,7 +43,6 @@ from tensor_memory import peak_bytes_on_cpu
 from trainer import Trainer, batches_of, errors_of, flops_per_sample, reference
 from workload import WorkloadConfig
 from workshop.config import ComputeFlags, TrainConfig
-from workshop.distributed.ranks import ONE_PROCESS
 from workshop.errors import UserError
 from workshop.loaders.sampler import EpochOrder
 from workshop.models.mnist_cnn import MnistCNN

@@ -9,10 +9,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from measure import trivial_loss
 
 from data_helpers import Mirror, assert_one_line
 from data_helpers import prepare as prepare
+from lab.measure import trivial_loss
 from sources import NBODY_FILES, bring_drawn
 from universe import Physics, draw_box, linear_density
 from workshop.datasets import nbody

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from workshop.distributed.ranks import Ranks
 
 from workshop.distributed import heartbeat, process_group
-from workshop.run.control_group import Agreement, backend_in_use
-from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError
+from workshop.run.control_group import backend_in_use
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

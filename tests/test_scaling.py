@@ -233,4 +233,4 @@ def test_figures_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| 4 | 1.000 | 0.004 |" in page["allreduce"]()
     step, talk = 128 / 120, 0.04 + 8e-9
     assert f"| {step / (step + talk + 0.04):.1%} |" in page["predicted_here"]()
-    assert "python results/measure.py compare" in page["compare"]()
+    assert "python lab/measure.py compare" in page["compare"]()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from workshop.distributed.ranks import Ranks
 
 from conftest import Script
 from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.datasets.shards import SHARDS
-from workshop.distributed.ranks import Ranks
 from workshop.loaders import Loader
 from workshop.loaders.sampler import EpochOrder
 from workshop.loaders.shards import ShardOrder

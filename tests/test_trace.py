@@ -16,14 +16,14 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from workshop.distributed.ranks import ONE_PROCESS
+from workshop.profiling.annotate import annotate, annotated
 
 from conftest import REPOSITORY, Script
-from trace_table import trace_table
+from lab.trace_table import trace_table
 from workshop.config import TrainConfig
 from workshop.loaders.images import NOTES, MapLoader, SeededSamples
 from workshop.loaders.sampler import EpochOrder
 from workshop.profiling import trace as trace_module
-from workshop.profiling.annotate import annotate, annotated
 from workshop.profiling.timeline import picture, read_rows
 from workshop.profiling.trace import Trace, top_operators
 from workshop.run import Run

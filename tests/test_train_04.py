@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from measure import trivial_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.step.graph import StepGraph, require_one_shape
@@ -24,6 +23,7 @@ from workshop.step.precision import choose_memory_format, require_options, set_u
 
 from conftest import REPOSITORY, Script
 from lab.launching import load_script
+from lab.measure import trivial_loss
 from ranks import start_ranks
 from workshop.commandline import load_config
 from workshop.config import ComputeFlags

@@ -10,12 +10,12 @@ import h5py
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from workshop.distributed.ranks import ONE_PROCESS, Ranks
 
 from data_helpers import VolumeConfig, assert_pipelines_end_with
 from sources import bring_drawn
 from tensor_memory import peak_bytes_on_cpu
 from workshop.datasets.nbody import VELOCITY
-from workshop.distributed.ranks import ONE_PROCESS, Ranks
 from workshop.errors import UserError
 from workshop.loaders import Loader, build_loaders, crops, device, volumes
 from workshop.loaders.crops import AXES, FLIPS, Crops, cut

@@ -24,9 +24,9 @@ from lab.flags import default_folder, make_output_folder
 from lab.records import write_record
 from lab.tables import format_seconds, format_table
 from workshop.commandline import run_with_config
-from workshop.profiling.throughput import max_over_ranks
 from workshop.errors import UserError
 from workshop.profiling.calibration import repeats_for
+from workshop.profiling.throughput import max_over_ranks
 
 TRIALS = 5
 

@@ -22,10 +22,10 @@ from lab.records import write_record
 from workshop.commandline import run_with_config
 from workshop.config import DDPFlags, TrainConfig
 from workshop.distributed.all_reduce_counter import share_batch
-from workshop.profiling.throughput import max_over_ranks
 from workshop.errors import UserError
 from workshop.loaders import build_loaders
 from workshop.models import build_model
+from workshop.profiling.throughput import max_over_ranks
 from workshop.run.position import Progress
 
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from workshop.distributed.process_group import process_group
 
 from lab.flags import Parser
-from workshop.profiling.throughput import max_over_ranks
 from workshop.entry import run_reporting_user_errors
 from workshop.profiling.calibration import repeats_for
+from workshop.profiling.throughput import max_over_ranks
 
 CPU_SIZE, ACCELERATOR_SIZE = 512, 4096
 """rows and columns: large enough to keep the device busy"""

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.launching import reason, torchrun
 from lab.records import write_record
 from lab.tables import format_table
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
 
 LESSON = Path(__file__).resolve().parent.parent
 RANKS = 2

@@ -10,10 +10,10 @@ during backward. The ranks also reduce other values, such as the sum of the loss
 import zlib
 from pathlib import Path
 
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
 from lab.flags import Parser
 from lab.tables import format_table
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
 from workshop.profiling.timeline import read_rows
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from workshop.step.graph import EAGER_STEPS
 from workshop.step.optimizers import build_optimizer
-from workshop.step.precision import require_options, set_switches
+from workshop.step.precision import require_options, set_switches, set_tf32
 
 from matrix_peak import matrix_peak, synchronize
 from tensor_memory import PeakOnCuda, peak_bytes_on_cpu
@@ -35,9 +35,6 @@ from workshop.hardware import describe_hardware
 from workshop.loaders import Loader, build_loaders
 from workshop.models import build_model
 from workshop.profiling.calibration import repeats_for
-from workshop.step.graph import EAGER_STEPS
-from workshop.step.optimizers import build_optimizer
-from workshop.step.precision import require_options, set_switches, set_tf32
 
 AS_PYTORCH_COMES = "fp32 as PyTorch comes"
 """the configuration for which nobody sets TF32: on NVIDIA GPUs convolutions round to it, and matrix products do not"""

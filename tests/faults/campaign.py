@@ -37,11 +37,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / folder) for folder in ("tests", "data", "results")]
 
 from lives import PATIENCE, Life, Tally, by_hand, by_torchrun, equal, name_of, rank_processes, weights_of  # noqa: E402
-from measure import RESULTS, machine_name  # noqa: E402
 from torchvision.datasets import MNIST  # noqa: E402
 
 import downloading  # noqa: E402
 from data_helpers import Mirror, contents  # noqa: E402
+from lab.measure import RESULTS, machine_name  # noqa: E402
 from lab.tables import format_table  # noqa: E402
 from slurm_cluster import SlurmCluster, local_cluster  # noqa: E402
 from sources import bring_drawn, bring_real  # noqa: E402

@@ -1,6 +1,5 @@
 """All that a GPU does differently: its results against the CPU's, and against its own without an option."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -9,18 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab.trace_table import trace_table
-from workshop.step.optimizers import build_optimizer
 from torch._dynamo.utils import counters
+from workshop.step.optimizers import build_optimizer
 
 from conftest import REPOSITORY, Train
 from lab.launching import load_script
+from lab.timing import measure
+from lab.trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.loaders import build_loaders
 from workshop.loaders.crops import cut
-from lab.launching import load_script
-from lab.timing import measure
-from workshop.step.optimizers import build_optimizer
 
 CONFIGS = REPOSITORY / "configs"
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
