@@ -1,8 +1,8 @@
 """The exercises, each a folder ``0*/exercises/NAME`` of a lesson, and the learner's file of each.
 
-Such a folder holds ``README.md`` (the page with the symptom), ``fault.edit`` (what makes the lesson's train.py faulty, see
-`edited`), ``hints.md`` (up to three, divided by lines of ``---``), ``why.md`` (the fix, and why it is one), ``grade.py``,
-and in ``right`` and ``wrong`` further edits of the faulty script, which the tests let the grader judge.
+Such a folder holds ``README.md`` (the page with the symptom), ``fault.edit`` (what makes the lesson's train.py faulty,
+see `edited`), ``hints.md`` (up to three, divided by lines of ``---``), ``why.md`` (the fix, and why it is one),
+``grade.py``, and in ``right`` and ``wrong`` further edits of the faulty script, which the tests let the grader judge.
 """
 
 import difflib
@@ -55,7 +55,7 @@ class Exercise:
 
     @property
     def solution(self) -> str:
-        """A fix, as a difference to the faulty script: `right/solution.edit` if there is one, else the lesson's script."""
+        """A fix, as a difference to the faulty script: `right/solution.edit` if there is one, else the lesson's."""
         texts = (text.splitlines(keepends=True) for text in (self.faulty(), self.fixed()))
         return "".join(difflib.unified_diff(*texts, "faulty", "fixed"))
 
