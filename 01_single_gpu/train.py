@@ -39,9 +39,7 @@ class Config(TrainConfig):
 def make_loader(config: Config, split: str, device: torch.device) -> Loader:
     """Return what gives the batches (inputs, targets) of a split, "train" or "val"."""
     if config.loader != "map":
-        return build_loader(
-            config, split, device
-        )  # shards, memory, device or dali: the page of this lesson compares them
+        return build_loader(config, split, device)  # shards, memory, device or dali; the README compares them
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
@@ -97,18 +95,14 @@ def train_one_epoch(
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
-        with record_function(
-            "forward"
-        ):  # the name of this part of the step in a profiler; costs almost nothing without
+        with record_function("forward"):  # the name of this part of the step in profilers
             outputs = model(inputs)
             loss = F.cross_entropy(outputs, targets)
         with record_function("backward"):
             loss.backward()
         with record_function("optimizer"):
             optimizer.step()
-        loss_sum += loss.detach() * len(
-            targets
-        )  # stays on the device: loss.item() would make the CPU wait in every step
+        loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
         run.end_step(loss)  # every --log_interval steps it prints the loss: only there the CPU waits for the device
         if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
             run.save(state_of(model, optimizer, scheduler), loss_sum)  # and end the run if it is to stop

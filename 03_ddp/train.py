@@ -173,9 +173,7 @@ def train_one_epoch(
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
-        with record_function(
-            "forward"
-        ):  # the name of this part of the step in a profiler; costs almost nothing without
+        with record_function("forward"):  # the name of this part of the step in profilers
             outputs = ddp_model(inputs)
             loss = F.cross_entropy(outputs, targets)
         with record_function("backward"):  # also averages the gradients over all ranks
@@ -183,9 +181,7 @@ def train_one_epoch(
         with record_function("optimizer"):
             optimizer.step()
             scheduler.step()
-        loss_sum += loss.detach() * len(
-            targets
-        )  # stays on the device: loss.item() would make the CPU wait in every step
+        loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
         run.end_step(loss)  # every --log_interval steps it prints the loss: only there the CPU waits for the device
         if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
             run.save(state_of(ddp_model, optimizer, scheduler), loss_sum)  # all ranks, see below; may end the run

@@ -334,9 +334,7 @@ def train_one_epoch(
         targets = targets.to(device, non_blocking=config.non_blocking)
         loss = step(inputs, targets)  # train_step, or the CUDA graph of it
         scheduler.step()
-        loss_sum += loss.detach() * len(
-            targets
-        )  # stays on the device: loss.item() would make the CPU wait in every step
+        loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
         run.end_step(loss)  # every --log_interval steps it prints the loss: only there the CPU waits for the device
         if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
             run.save(state(), loss_sum)  # all ranks, see below; may end the run
