@@ -131,9 +131,8 @@ def main(config: Config) -> None:
     train_loader = make_loader(config, "train", device)
     val_loader = make_loader(config, "val", device)
     model = build_model(config.model, config.dataset, dropout=config.dropout).to(device)
-    replicas = nn.DataParallel(
-        model
-    )  # in each step: copies the model to all GPUs, splits the batch, collects the outputs
+    # In each step it copies the model to all GPUs, splits the batch, and collects the outputs.
+    replicas = nn.DataParallel(model)
     if len(replicas.device_ids) < 2:
         print(f"DataParallel does nothing here: it found {len(replicas.device_ids)} GPU(s); training on one device")
     optimizer = make_optimizer(config, model)

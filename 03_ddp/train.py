@@ -235,7 +235,7 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
     train_loader = make_loader(config, "train", device, rank, world_size)
     val_loader = make_loader(config, "val", device, rank, world_size)
     model = build_model(config.model, config.dataset, dropout=config.dropout).to(device)
-    ddp_model = DistributedDataParallel(  # gives all ranks the weights of rank 0; averages the gradients in backward()
+    ddp_model = DistributedDataParallel(  # gives all ranks the weights of rank 0; averages gradients in backward()
         model,
         bucket_cap_mb=config.bucket_cap_mb,
         gradient_as_bucket_view=config.gradient_as_bucket_view,

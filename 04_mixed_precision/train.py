@@ -402,13 +402,11 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
         check_one_shape(len(train_loader.dataset), global_batch_size, world_size)
     graph = GraphedStep() if config.cuda_graph else None
     with graph.on_stream() if graph else nullcontext():
-        ddp_model = (
-            DistributedDataParallel(  # gives all ranks the weights of rank 0; averages the gradients in backward()
-                model,
-                bucket_cap_mb=config.bucket_cap_mb,
-                gradient_as_bucket_view=config.gradient_as_bucket_view,
-                static_graph=config.static_graph,
-            )
+        ddp_model = DistributedDataParallel(  # gives all ranks the weights of rank 0; averages gradients in backward()
+            model,
+            bucket_cap_mb=config.bucket_cap_mb,
+            gradient_as_bucket_view=config.gradient_as_bucket_view,
+            static_graph=config.static_graph,
         )
     # An attribute, because torch 2.13 renamed the argument broadcast_buffers to forward_sync_buffers.
     ddp_model.broadcast_buffers = config.forward_sync_buffers
