@@ -13,7 +13,7 @@ import pytest
 
 import exercise
 from clinic import records
-from clinic.catalogue import Exercise, find, patched
+from clinic.catalogue import Exercise, edited, find
 from data_helpers import assert_one_line
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
@@ -95,18 +95,20 @@ def test_hints_come_one_by_one_and_stop_at_the_last(run: Run) -> None:
         assert [hint in out for hint in hints] == [number < asked for number in range(len(hints))]
 
 
-def test_the_solution_is_the_patch_undone(run: Run) -> None:
-    status, out, _ = run("solution", "same_half")
+def test_the_solution_undoes_the_fault(run: Run) -> None:
+    status, out, _ = run("solution", "reborn_workers")
     assert status == 0
-    assert "+    train_loader, val_loader = build_loaders(config, device, ranks)" in out
-    assert "-    train_loader, val_loader = build_loaders(config, device, here)" in out
+    changed = [line for line in out.partition("\n\n")[0].splitlines() if line.startswith(("+", "-"))]
+    assert "+        persistent_workers=config.persistent_workers and config.num_workers > 0," in changed
+    assert not any(line.startswith("-") for line in changed)
 
 
-def test_the_solution_keeps_what_the_story_says_stays(run: Run) -> None:
+def test_the_solution_keeps_what_the_page_says_stays(run: Run) -> None:
     status, out, _ = run("solution", "slow_samples")
     assert status == 0
-    assert "-    train_loader = MapLoader(ArchivedDigits" in out
-    assert "sleep" not in out.partition("\n\n")[0]
+    changed = [line for line in out.splitlines() if line.startswith(("+", "-"))]
+    assert "+        num_workers=config.num_workers," in changed
+    assert not any("sleep" in line or "Archived" in line for line in changed)
 
 
 def test_a_check_is_on_record(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,9 +178,50 @@ def test_a_folder_without_a_record_is_told(run: Run, tmp_path: Path, content: st
     assert "exercises.json" in err
 
 
-def test_a_patch_for_another_script_is_refused() -> None:
+def test_an_edit_for_another_script_is_refused() -> None:
     with pytest.raises(UserError, match=r"no longer what the exercise begins with.*git checkout train\.py"):
-        patched("print(1)\n", find("same_half").patch)
+        edited("print(1)\n", find("same_half").fault)
+
+
+SCRIPT = """import torch
+from torch import (
+    nn,
+)
+
+
+def train():
+    # why this is one
+    one = 1
+    total = sum(
+        one
+    )  # a long comment
+    return total
+"""
+
+
+@pytest.mark.parametrize(
+    ("find", "replace", "expected"),
+    [
+        ("    return total\n", "    return 2\n", SCRIPT.replace("return total", "return 2")),
+        ("    one = 1  # another comment\n", "", SCRIPT.replace("    one = 1\n", "")),
+        ("    # any comment\n    one = 1\n", "", SCRIPT.replace("    # why this is one\n    one = 1\n", "")),
+        ("    total = sum(one)\n", "    total = 3\n", SCRIPT.replace(SCRIPT[-70:-17], "    total = 3\n")),
+        ("", "import os\n", SCRIPT.replace(")\n\n", ")\nimport os\n\n", 1)),
+    ],
+)
+def test_an_edit_depends_only_on_the_code_it_is_about(find: str, replace: str, expected: str) -> None:
+    assert edited(SCRIPT, f"<<<<<<< find\n{find}======= replace with\n{replace}>>>>>>>\n") == expected
+
+
+@pytest.mark.parametrize("find", ["return total\n", "    total\n", "    one = 1\n    return total\n"])
+def test_an_edit_needs_the_code_it_is_about(find: str) -> None:
+    with pytest.raises(UserError, match="is not there"):
+        edited(SCRIPT, f"<<<<<<< find\n{find}======= replace with\n>>>>>>>\n")
+
+
+def test_an_edit_that_fits_twice_is_refused() -> None:
+    with pytest.raises(UserError, match="is there 2 times"):
+        edited("one = 1\none = 1\n", "<<<<<<< find\none = 1\n======= replace with\n>>>>>>>\n")
 
 
 @pytest.mark.parametrize(
