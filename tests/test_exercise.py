@@ -73,7 +73,7 @@ def test_start_never_overwrites_what_the_learner_has(run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("verb", ["start", "check", "hint", "solution"])
-def test_an_unknown_exercise_is_told_with_the_nearest(run: Run, verb: str) -> None:
+def test_an_unknown_exercise_is_reported_with_the_nearest(run: Run, verb: str) -> None:
     status, _, err = run(verb, "same_hlaf")
     assert status == 2
     assert_one_line(err)
@@ -111,9 +111,9 @@ def test_the_solution_keeps_what_the_page_says_stays(run: Run) -> None:
     assert not any("sleep" in line or "Archived" in line for line in changed)
 
 
-def test_a_check_is_on_record(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts = iter([["the wrong half"], []])
-    monkeypatch.setattr(exercise.Grader, "check", lambda *_: next(verdicts))
+def test_a_check_is_saved(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = iter([["the wrong half"], []])
+    monkeypatch.setattr(exercise.Grader, "check", lambda *_: next(results))
     run("start", "same_half")
     status, out, _ = run("check", "same_half")
     assert (status, out) == (1, "not yet: the wrong half\n")
@@ -127,7 +127,7 @@ def test_a_check_is_on_record(run: Run, tmp_path: Path, monkeypatch: pytest.Monk
     assert cell.minutes < 5
 
 
-def test_an_unreadable_record_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "exercises.json").write_text("[1, 2")
     status, _, err = run("start", "same_half")
@@ -168,7 +168,7 @@ def test_the_table_of_a_class(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "{}", "[]", '{"learner": 1, "started": {}, "checks": []}', "nonsense"])
-def test_a_folder_without_a_record_is_told(run: Run, tmp_path: Path, content: str | None) -> None:
+def test_a_folder_without_results_is_reported(run: Run, tmp_path: Path, content: str | None) -> None:
     (tmp_path / "x").mkdir()
     if content is not None:
         (tmp_path / "x" / "exercises.json").write_text(content)
@@ -225,7 +225,7 @@ def test_an_edit_that_fits_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"import torch\n\ndef main(:\n    pass\n", "line 3 is not Python"),
         (b"\xff\xfe\x00x", "not Python"),
@@ -234,20 +234,20 @@ def test_an_edit_that_fits_twice_is_refused() -> None:
         (b"import os\nos._exit(7)\n", "status 7"),
     ],
 )
-def test_a_file_that_does_not_run_is_told_in_a_line(
-    judge: Callable[..., list[str]], tmp_path: Path, content: bytes, told: str
+def test_a_file_that_does_not_run_is_reported_in_a_line(
+    judge: Callable[..., list[str]], tmp_path: Path, content: bytes, message: str
 ) -> None:
     file = tmp_path / "exercise_same_half.py"
     file.write_bytes(content)
     (seen,) = judge(file)
-    assert told in seen
+    assert message in seen
     assert "\n" not in seen
 
 
 def test_an_endless_loop_ends(judge: Callable[..., list[str]], tmp_path: Path) -> None:
     file = tmp_path / "exercise_same_half.py"
     file.write_text("while True:\n    pass\n")
-    assert judge(file, seconds=3) == ["no verdict within 3 s"]
+    assert judge(file, seconds=3) == ["no result within 3 s"]
 
 
 def test_what_a_script_leaves_behind_is_ended(judge: Callable[..., list[str]], tmp_path: Path) -> None:
