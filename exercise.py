@@ -1,4 +1,4 @@
-"""Exercises with a silent fault: find it with the workshop's instruments, mend it, and be told whether you did.
+"""Exercises with a silent fault: find it with the workshop's instruments, fix it, and check whether you did.
 
 python exercise.py list
 python exercise.py start NAME       # writes exercise_NAME.py beside the lesson's train.py: find its fault there
@@ -47,7 +47,7 @@ class Grader:
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            raise UserError("the grader ended before its verdict; what it said stands above")
+            raise UserError("the grader ended before it had a result; its messages are above")
         return json.loads(answer)["seen"]
 
 
@@ -67,7 +67,7 @@ def start(exercise: Exercise, again: bool) -> None:
     """Write the learner's file and say where it is, and what to read."""
     exercise.start(again)
     records.Records(default_runs_dir()).started(exercise)
-    print(f"wrote {shown(exercise.file)}; its story: {shown(exercise.folder / 'README.md')}")
+    print(f"wrote {shown(exercise.file)}; its page: {shown(exercise.folder / 'README.md')}")
 
 
 def check(exercise: Exercise) -> int:
@@ -80,7 +80,7 @@ def check(exercise: Exercise) -> int:
     for line in seen:
         print(f"not yet: {line}")
     if not seen:
-        print(f"passed: {exercise.name}; `solution {exercise.name}` tells what it was about")
+        print(f"passed: {exercise.name}; `solution {exercise.name}` says what it was about")
     return 1 if seen else 0
 
 
@@ -94,7 +94,7 @@ def hint(exercise: Exercise) -> None:
 
 
 def solution(exercise: Exercise) -> None:
-    """Print a mend, and why it is one."""
+    """Print a fix, and why it is one."""
     print("\n".join(line for line in exercise.solution.splitlines() if not line.startswith(("---", "+++"))))
     print()
     print((exercise.folder / "why.md").read_text().strip())

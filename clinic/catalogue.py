@@ -13,54 +13,12 @@ from pathlib import Path
 
 from workshop.errors import UserError, nearest
 
-BLOCK = re.compile(r"^<<<<<<< find\n(.*?)^======= replace with\n(.*?)^>>>>>>>$", re.DOTALL | re.MULTILINE)
-REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """One exercise of a lesson."""
-
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        """As on the command line."""
-        return self.folder.name
-
-    @property
-    def lesson(self) -> Path:
-        """The folder of its lesson."""
-        return self.folder.parent.parent
-
-    @property
-    def file(self) -> Path:
-        """Where the learner works: beside train.py, so that everything that works on train.py works on it too."""
-        return self.lesson / f"exercise_{self.name}.py"
-
-    @property
-    def title(self) -> str:
-        """What its page is headed with."""
-        return (self.folder / "README.md").read_text().splitlines()[0].removeprefix("# ")
-
-    @property
-    def hints(self) -> list[str]:
-        """Each more telling than the one before."""
-        return [hint.strip() for hint in (self.folder / "hints.md").read_text().split("\n---\n")]
-
-    @property
-    def fault(self) -> str:
-        """The edit that makes the lesson's script faulty."""
-        return (self.folder / "fault.edit").read_text()
-
-    @property
-    def solution(self) -> str:
-        """A fix, as a difference to the faulty script: `right/solution.edit` if there is one, else the lesson's."""
+BLOCK = re.compile(r"^        """A fix, as a difference to the faulty script: see `fixed`."""
         texts = (text.splitlines(keepends=True) for text in (self.faulty(), self.fixed()))
         return "".join(difflib.unified_diff(*texts, "faulty", "fixed"))
 
     def fixed(self) -> str:
-        """Return the faulty script with the solution applied."""
+        """Return the script without its fault: by ``right/solution.edit`` if there is one, else the lesson's own."""
         file = self.folder / "right" / "solution.edit"
         return edited(self.faulty(), file.read_text()) if file.exists() else (self.lesson / "train.py").read_text()
 
@@ -111,8 +69,10 @@ def edited(script: str, edits: str) -> str:
             loss_sum += loss.item() * len(targets)
         >>>>>>>
 
-    The lines must be in the script exactly once; comments at their ends are ignored. A block that finds nothing adds
-    its lines after the last import. So an edit only depends on the lines that it is about.
+    The lines must be in the script exactly once. Only their code is compared: comments are ignored, and so are the
+    places where a long line was broken. Lines without code at the beginning or end of the block, such as a comment
+    above an argument, are replaced too where the script has such lines there. A block that finds nothing adds its lines
+    after the last import. So an edit only depends on the code that it is about.
 
     Raises:
         UserError: the lines of a block are not in the script, or more than once.
@@ -124,22 +84,50 @@ def edited(script: str, edits: str) -> str:
             place = _after_imports(lines)
             lines[place:place] = new
             continue
-        codes, wanted_codes = [_code(line) for line in lines], [_code(line) for line in wanted]
-        found = [i for i in range(len(lines)) if codes[i : i + len(wanted)] == wanted_codes]
+        found = _places(wanted, lines)
         if len(found) != 1:
             where = "is not there" if not found else f"is there {len(found)} times"
+            first = next(line.strip() for line in wanted if _code(line))
             raise UserError(
-                "the lesson's train.py is no longer what the exercise begins with: "
-                f"{next(filter(None, wanted_codes)).strip()!r} {where}; if you changed it, put yours aside and type "
-                "`git checkout train.py` in the lesson's folder"
+                f"the lesson's train.py is no longer what the exercise begins with: {first!r} {where}; "
+                "if you changed it, put yours aside and type `git checkout train.py` in the lesson's folder"
             )
-        lines[found[0] : found[0] + len(wanted)] = new
+        begin, end = found[0]
+        lines[begin:end] = new
     return "\n".join(lines)
 
 
+def _places(wanted: list[str], lines: list[str]) -> list[tuple[int, int]]:
+    """Return where ``lines`` have the code of the lines ``wanted``: the index of the first line, and after the last."""
+    code, codes = "".join(map(_code, wanted)), [_code(line) for line in lines]
+    with_code = [i for i, line in enumerate(wanted) if _code(line)]
+    before, after = with_code[0], len(wanted) - 1 - with_code[-1]
+    indent = _indent(wanted[with_code[0]])
+    places = []
+    for begin in range(len(lines)):
+        if not codes[begin] or _indent(lines[begin]) != indent:
+            continue
+        end, found = begin, ""
+        while end < len(lines) and len(found) < len(code):
+            found += codes[end]
+            end += 1
+        if found == code:
+            first, last = max(0, begin - before), min(len(lines), end + after)
+            while any(codes[first:begin]):
+                first += 1
+            while any(codes[end:last]):
+                last -= 1
+            places.append((first, last))
+    return places
+
+
 def _code(line: str) -> str:
-    """Return a line without the comment at its end."""
-    return re.sub(r"\s+# .*$", "", line).rstrip()
+    """Return a line without its comment and without white space."""
+    return "".join(re.sub(r"(^|\s)# .*$", "", line).split())
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _after_imports(lines: list[str]) -> int:

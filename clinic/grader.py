@@ -63,16 +63,16 @@ def answer(request: dict[str, str]) -> dict[str, list[str]]:
     """Judge one file in a child process, and end all that it leaves behind."""
     folder = Path(tempfile.mkdtemp(prefix="clinic_"))
     seconds = request.get("seconds", LIMIT)
-    verdict = folder / "verdict.json"
+    result = folder / "result.json"
     child = os.fork()
     if child == 0:
         try:
             with open(os.devnull) as nothing:
                 os.dup2(nothing.fileno(), 0)
-            os.dup2(2, 1)  # the answers' way is not for others
+            os.dup2(2, 1)  # stdout carries the answers, so the script must not write there
             seen = judge(catalogue.find(request["exercise"]), Path(request["file"]), folder)
-            (folder / "verdict.tmp").write_text(json.dumps({"seen": seen}))
-            (folder / "verdict.tmp").rename(verdict)
+            (folder / "result.tmp").write_text(json.dumps({"seen": seen}))
+            (folder / "result.tmp").rename(result)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -83,10 +83,10 @@ def answer(request: dict[str, str]) -> dict[str, list[str]]:
         time.sleep(0.02)
     end_all(psutil.Process().children(recursive=True))
     try:
-        return json.loads(verdict.read_text())
+        return json.loads(result.read_text())
     except OSError:
         late = time.monotonic() >= end
-        return {"seen": [f"no verdict within {seconds:.0f} s" if late else "the check itself ended early; see above"]}
+        return {"seen": [f"no result within {seconds:.0f} s" if late else "the check itself ended early; see above"]}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from clinic import coded
 
 GRADIENTS = 8
-"""so many updates have their gradients noted: a model has a million of them"""
+"""number of updates whose gradients are noted: a model has a million weights"""
 
 
 @dataclass

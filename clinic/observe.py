@@ -33,14 +33,14 @@ from workshop import models
 
 models.MODELS["mnist_cnn"] = coded.SmallReader
 
-PATIENCE = 25.0
+TIMEOUT = 25.0
 """seconds that a script is given; with the little data here it needs two or three"""
 CPU_SECONDS = 20
 """of computing that a rank is given: an endless loop is found by these, however busy the machine is"""
 
 
 class Fault(Exception):
-    """What is still seen to be wrong, told to the learner; it never says how to mend it."""
+    """What is still seen to be wrong, for the learner to read; it never says how to fix it."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Script:
         notes: bool = True,
         stop_after: int | None = None,
         watch: Callable[[Path], Callable[[], Any]] | None = None,
-        patience: float = PATIENCE,
+        timeout: float = TIMEOUT,
         fail: bool = True,
     ) -> Observed:
         """Run the script and return what it did.
@@ -104,16 +104,16 @@ class Script:
             flags: of the script; data and run folder are set here, and there are no workers unless flags say so.
             ranks: how many.
             local_ranks: of each rank; by default they are all on one node.
-            train: so many coded digits to train on.
-            val: and to validate on.
+            train: number of coded digits to train on.
+            val: number of coded digits to validate on.
             data_dir: other data to use.
             run_dir: where an earlier run was, to be resumed.
             keep: note what the model is shown and what it returns too.
-            notes: False: note nothing but the results; a compiler would trip over what notes them.
-            stop_after: tell the script to stop, as Slurm does, after so many updates.
+            notes: False: note nothing but the results; for a script that compiles its model, which hooks would disturb.
+            stop_after: signal the script to stop, as Slurm does, after this number of updates.
             watch: called in each rank before the script, with its path; what it returns is called after the script,
                 and what that returns is `Rank.extra`.
-            patience: seconds after which the ranks are ended.
+            timeout: seconds after which the ranks are ended.
             fail: raise `Fault` if a rank does not end by itself with status 0.
         """
         if data_dir is None:
@@ -130,10 +130,10 @@ class Script:
             local_rank = rank if local_ranks is None else local_ranks[rank]
             mine = environment | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)} if ranks > 1 else {}
             begin = partial(take_notes, keep=keep, stop_after=stop_after) if notes else None
-            arguments = (self.path, words, mine, noted / f"{rank}", begin, watch, patience)
+            arguments = (self.path, words, mine, noted / f"{rank}", begin, watch, timeout)
             processes.append(fork.Process(target=_be_a_rank, args=arguments))
             processes[-1].start()
-        found, end = [], time.monotonic() + patience + 10
+        found, end = [], time.monotonic() + timeout + 10
         for rank, process in enumerate(processes):
             while process.exitcode is None and time.monotonic() < end:  # join would also wait for what it left behind
                 time.sleep(0.02)
@@ -142,7 +142,7 @@ class Script:
                 time.sleep(0.02)
             found.append(_read(noted / f"{rank}", self.path, process.exitcode))
         if fail:
-            _raise_if_failed(found, patience)
+            _raise_if_failed(found, timeout)
         summary = run_dir / "summary.json"
         return Observed(found, json.loads(summary.read_text()) if summary.exists() else {}, run_dir)
 
@@ -153,16 +153,16 @@ def without_dropout(_: Path) -> Callable[[], None]:
     return lambda: None
 
 
-def _raise_if_failed(ranks: list[Rank], patience: float) -> None:
+def _raise_if_failed(ranks: list[Rank], timeout: float) -> None:
     if stuck := [f"rank {number} in {rank.stuck}" for number, rank in enumerate(ranks) if rank.stuck]:
         waiting = ", ".join(stuck) if len(ranks) > 1 else stuck[0].removeprefix("rank 0 ")
-        raise Fault(f"the script did not come to its end in {patience:.0f} s: it was still {_at(waiting)}")
-    blamed = [rank for rank in ranks if rank.status and "Traceback" in rank.output]
-    for rank in blamed + [rank for rank in ranks if rank.status]:
+        raise Fault(f"the script did not come to its end in {timeout:.0f} s: it was still {_at(waiting)}")
+    failed = [rank for rank in ranks if rank.status and "Traceback" in rank.output]
+    for rank in failed + [rank for rank in ranks if rank.status]:
         if rank.status == -signal.SIGXCPU:
             raise Fault(f"the script computed for {CPU_SECONDS} s without coming to its end: is there an endless loop?")
-        told = reason(rank.output) or f"status {rank.status}"
-        raise Fault(f"the script ended with: {told}")
+        message = reason(rank.output) or f"status {rank.status}"
+        raise Fault(f"the script ended with: {message}")
 
 
 def _at(waiting: str) -> str:
@@ -170,7 +170,7 @@ def _at(waiting: str) -> str:
 
 
 def _free_port() -> int:
-    """Return a port that nobody listens on, and that no outgoing connection is given meanwhile: those are higher."""
+    """Return a port that nobody listens on, below those that the system gives to outgoing connections."""
     while True:
         port = secrets.choice(range(12000, 20000))
         with socket.socket() as probe, suppress(OSError):
@@ -185,14 +185,14 @@ def _be_a_rank(
     notes: Path,
     begin: Callable[[Rank, Path], Callable[[], None]] | None,
     watch: Callable[[Path], Callable[[], Any]] | None,
-    patience: float,
+    timeout: float,
 ) -> None:
     """Run the script as ``python SCRIPT WORDS`` would, in this process, and leave a `Rank` in ``notes``."""
     with notes.with_suffix(".log").open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     stuck = notes.with_suffix(".stuck").open("w")
-    faulthandler.dump_traceback_later(patience, exit=True, file=stuck)
+    faulthandler.dump_traceback_later(timeout, exit=True, file=stuck)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
     torch.set_num_threads(1)  # a fork loses torch's threads; autograd's own, made later, would replace them in a race
     os.environ.update(environment)

@@ -52,15 +52,15 @@ class Records:
             temporary.write_text(json.dumps(self.content, indent=1) + "\n")
             temporary.replace(self.path)
         except OSError as error:
-            warn(f"cannot write {self.path}: {error.strerror}; this check is not on record")
+            warn(f"cannot write {self.path}: {error.strerror}; this check is not saved")
 
 
 def read(path: Path) -> dict[str, Any]:
     """Return the content of an exercises.json; raise `UserError` if it is none."""
     try:
         content = json.loads(path.read_text())
-        told = content["learner"], content["started"].items(), [check["exercise"] for check in content["checks"]]
-        assert isinstance(told[0], str)
+        fields = content["learner"], content["started"].items(), [check["exercise"] for check in content["checks"]]
+        assert isinstance(fields[0], str)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
@@ -70,7 +70,7 @@ def read(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cell:
-    """How one learner stands with one exercise."""
+    """How far one learner is with one exercise."""
 
     tries: int = 0
     """checks up to the first that passed"""
@@ -86,7 +86,7 @@ class Cell:
 
 
 def cell_of(content: dict[str, Any], name: str) -> Cell:
-    """Return how the learner of this exercises.json stands with the exercise ``name``."""
+    """Return how far the learner of this exercises.json is with the exercise ``name``."""
     checks = [check for check in content["checks"] if check["exercise"] == name]
     first = next((i for i, check in enumerate(checks) if not check["seen"]), None)
     if first is None:
@@ -141,14 +141,14 @@ def as_html(names: Sequence[str], rows: Sequence[tuple[str, list[Cell]]]) -> str
             cell = row[i]
             kind = "passed" if cell.passed else "tried" if cell.tries else ""
             minutes = "" if cell.minutes is None else f" <small>{cell.minutes:.0f} min</small>"
-            told = f"✓ <small>{cell.tries}×</small>{minutes}" if cell.passed else f"{cell.tries}×" if cell.tries else ""
-            cells.append(f'<td class="{kind}">{told}</td>')
+            text = f"✓ <small>{cell.tries}×</small>{minutes}" if cell.passed else f"{cell.tries}×" if cell.tries else ""
+            cells.append(f'<td class="{kind}">{text}</td>')
         lines.append(f"<tr><th>{html.escape(name)}</th>{''.join(cells)}</tr>")
     sums = "".join(f"<th>{sum(cell.passed for cell in row)} of {len(names)}</th>" for _, row in rows)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="30">'
         f"<title>The class</title><style>{STYLE}</style></head><body>\n<h1>The class</h1>\n"
         f"<table><tr><th>exercise</th>{heads}</tr>\n{chr(10).join(lines)}\n<tr><th>passed</th>{sums}</tr></table>\n"
-        f"<p>✓ passed, how often it was checked till then, minutes since it was started. "
+        f"<p>✓ passed, number of checks up to then, minutes since the start. "
         f"{time.strftime('%H:%M')}</p>\n</body></html>\n"
     )

@@ -13,7 +13,7 @@ import pytest
 
 import exercise
 from clinic import records
-from clinic.catalogue import Exercise, find, patched
+from clinic.catalogue import Exercise, edited, find
 from data_helpers import assert_one_line
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
@@ -73,7 +73,7 @@ def test_start_never_overwrites_what_the_learner_has(run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("verb", ["start", "check", "hint", "solution"])
-def test_an_unknown_exercise_is_told_with_the_nearest(run: Run, verb: str) -> None:
+def test_an_unknown_exercise_is_reported_with_the_nearest(run: Run, verb: str) -> None:
     status, _, err = run(verb, "same_hlaf")
     assert status == 2
     assert_one_line(err)
@@ -95,23 +95,25 @@ def test_hints_come_one_by_one_and_stop_at_the_last(run: Run) -> None:
         assert [hint in out for hint in hints] == [number < asked for number in range(len(hints))]
 
 
-def test_the_solution_is_the_patch_undone(run: Run) -> None:
-    status, out, _ = run("solution", "same_half")
+def test_the_solution_undoes_the_fault(run: Run) -> None:
+    status, out, _ = run("solution", "reborn_workers")
     assert status == 0
-    assert "+    train_loader, val_loader = build_loaders(config, device, ranks)" in out
-    assert "-    train_loader, val_loader = build_loaders(config, device, here)" in out
+    changed = [line for line in out.partition("\n\n")[0].splitlines() if line.startswith(("+", "-"))]
+    assert "+        persistent_workers=config.persistent_workers and config.num_workers > 0," in changed
+    assert not any(line.startswith("-") for line in changed)
 
 
-def test_the_solution_keeps_what_the_story_says_stays(run: Run) -> None:
+def test_the_solution_keeps_what_the_page_says_stays(run: Run) -> None:
     status, out, _ = run("solution", "slow_samples")
     assert status == 0
-    assert "-    train_loader = MapLoader(ArchivedDigits" in out
-    assert "sleep" not in out.partition("\n\n")[0]
+    changed = [line for line in out.splitlines() if line.startswith(("+", "-"))]
+    assert "+        num_workers=config.num_workers," in changed
+    assert not any("sleep" in line or "Archived" in line for line in changed)
 
 
-def test_a_check_is_on_record(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts = iter([["the wrong half"], []])
-    monkeypatch.setattr(exercise.Grader, "check", lambda *_: next(verdicts))
+def test_a_check_is_saved(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = iter([["the wrong half"], []])
+    monkeypatch.setattr(exercise.Grader, "check", lambda *_: next(results))
     run("start", "same_half")
     status, out, _ = run("check", "same_half")
     assert (status, out) == (1, "not yet: the wrong half\n")
@@ -125,7 +127,7 @@ def test_a_check_is_on_record(run: Run, tmp_path: Path, monkeypatch: pytest.Monk
     assert cell.minutes < 5
 
 
-def test_an_unreadable_record_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "exercises.json").write_text("[1, 2")
     status, _, err = run("start", "same_half")
@@ -166,7 +168,7 @@ def test_the_table_of_a_class(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "{}", "[]", '{"learner": 1, "started": {}, "checks": []}', "nonsense"])
-def test_a_folder_without_a_record_is_told(run: Run, tmp_path: Path, content: str | None) -> None:
+def test_a_folder_without_results_is_reported(run: Run, tmp_path: Path, content: str | None) -> None:
     (tmp_path / "x").mkdir()
     if content is not None:
         (tmp_path / "x" / "exercises.json").write_text(content)
@@ -176,13 +178,54 @@ def test_a_folder_without_a_record_is_told(run: Run, tmp_path: Path, content: st
     assert "exercises.json" in err
 
 
-def test_a_patch_for_another_script_is_refused() -> None:
+def test_an_edit_for_another_script_is_refused() -> None:
     with pytest.raises(UserError, match=r"no longer what the exercise begins with.*git checkout train\.py"):
-        patched("print(1)\n", find("same_half").patch)
+        edited("print(1)\n", find("same_half").fault)
+
+
+SCRIPT = """import torch
+from torch import (
+    nn,
+)
+
+
+def train():
+    # why this is one
+    one = 1
+    total = sum(
+        one
+    )  # a long comment
+    return total
+"""
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("find", "replace", "expected"),
+    [
+        ("    return total\n", "    return 2\n", SCRIPT.replace("return total", "return 2")),
+        ("    one = 1  # another comment\n", "", SCRIPT.replace("    one = 1\n", "")),
+        ("    # any comment\n    one = 1\n", "", SCRIPT.replace("    # why this is one\n    one = 1\n", "")),
+        ("    total = sum(one)\n", "    total = 3\n", SCRIPT.replace(SCRIPT[-70:-17], "    total = 3\n")),
+        ("", "import os\n", SCRIPT.replace(")\n\n", ")\nimport os\n\n", 1)),
+    ],
+)
+def test_an_edit_depends_only_on_the_code_it_is_about(find: str, replace: str, expected: str) -> None:
+    assert edited(SCRIPT, f"<<<<<<< find\n{find}======= replace with\n{replace}>>>>>>>\n") == expected
+
+
+@pytest.mark.parametrize("find", ["return total\n", "    total\n", "    one = 1\n    return total\n"])
+def test_an_edit_needs_the_code_it_is_about(find: str) -> None:
+    with pytest.raises(UserError, match="is not there"):
+        edited(SCRIPT, f"<<<<<<< find\n{find}======= replace with\n>>>>>>>\n")
+
+
+def test_an_edit_that_fits_twice_is_refused() -> None:
+    with pytest.raises(UserError, match="is there 2 times"):
+        edited("one = 1\none = 1\n", "<<<<<<< find\none = 1\n======= replace with\n>>>>>>>\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
     [
         (b"import torch\n\ndef main(:\n    pass\n", "line 3 is not Python"),
         (b"\xff\xfe\x00x", "not Python"),
@@ -191,20 +234,20 @@ def test_a_patch_for_another_script_is_refused() -> None:
         (b"import os\nos._exit(7)\n", "status 7"),
     ],
 )
-def test_a_file_that_does_not_run_is_told_in_a_line(
-    judge: Callable[..., list[str]], tmp_path: Path, content: bytes, told: str
+def test_a_file_that_does_not_run_is_reported_in_a_line(
+    judge: Callable[..., list[str]], tmp_path: Path, content: bytes, message: str
 ) -> None:
     file = tmp_path / "exercise_same_half.py"
     file.write_bytes(content)
     (seen,) = judge(file)
-    assert told in seen
+    assert message in seen
     assert "\n" not in seen
 
 
 def test_an_endless_loop_ends(judge: Callable[..., list[str]], tmp_path: Path) -> None:
     file = tmp_path / "exercise_same_half.py"
     file.write_text("while True:\n    pass\n")
-    assert judge(file, seconds=3) == ["no verdict within 3 s"]
+    assert judge(file, seconds=3) == ["no result within 3 s"]
 
 
 def test_what_a_script_leaves_behind_is_ended(judge: Callable[..., list[str]], tmp_path: Path) -> None:

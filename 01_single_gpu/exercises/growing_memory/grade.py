@@ -1,18 +1,20 @@
 """A data set that every worker ends up with a copy of: it is to be in memory once, however many workers there are.
 
-Looked at is proportional memory: a page that several processes share counts once, divided among them. What a worker
+Measured is proportional memory: a page that several processes share counts once, divided among them. What a worker
 needs for itself is measured with few samples, so what is left over is due to the data.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import psutil
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from clinic import coded
-from clinic.loading import read_by
+from clinic.coded import SmallReader
 from clinic.observe import Script
-from workshop.loaders import Loader
 
 FEW, MANY, BATCH, WORKERS, EPOCHS = 64, 1600, 32, 3, 2
 ALLOWED = 20e6
@@ -24,16 +26,19 @@ def grade(script: Script) -> Iterator[str]:
     taken = {}
     for samples in (FEW, MANY):
         for workers in (0, WORKERS):
-            flags = ("--batch_size", BATCH, "--num_workers", workers)
-            memory, processes, epochs = read_by(memory_of, script, *flags, train=samples, val=BATCH)
+            flags = ("--batch_size", BATCH, "--num_workers", workers, "--epochs", EPOCHS)
+            watch = partial(measure_memory, steps_per_epoch=samples // BATCH)
+            rank = script.run(*flags, train=samples, val=1, watch=watch)[0]
+            processes = max((len(call.children) for call in rank.shown if call.training), default=0)
             if processes < workers:
                 yield f"with --num_workers {workers}, {processes} processes load"
                 return
+            epochs = [rank.trained[:samples], rank.trained[samples:]]
             if any(sorted(epoch) != list(range(samples)) for epoch in epochs):
-                yield f"with --num_workers {workers}, an epoch does not have each of the {samples} samples once"
+                yield f"with --num_workers {workers}, an epoch does not train on each of the {samples} samples once"
             if epochs[0] == epochs[1]:
                 yield "two epochs have the samples in the same order"
-            taken[samples, workers] = memory
+            taken[samples, workers] = rank.extra
     grows = {workers: taken[MANY, workers] - taken[FEW, workers] for workers in (0, WORKERS)}
     if (added := grows[WORKERS] - grows[0]) > ALLOWED:
         yield (
@@ -42,19 +47,22 @@ def grade(script: Script) -> Iterator[str]:
         )
 
 
-def memory_of(loader: Loader) -> tuple[float, int, list[list[int]]]:
-    """Return the most memory that this process and its workers take, how many these are, and each epoch's samples."""
-    most, processes, epochs = 0.0, 0, []
-    for epoch in range(1, EPOCHS + 1):
-        loader.sampler.set_epoch(epoch)
-        epochs.append([])
-        for step, (inputs, _) in enumerate(loader, 1):
-            epochs[-1] += coded.numbers_of(inputs).tolist()
-            if step in (len(loader) - 1, len(loader)):
-                workers = psutil.Process().children(recursive=True)
-                processes = max(processes, len(workers))
-                most = max(most, sum(proportional(process) for process in [psutil.Process(), *workers]))
-    return most, processes, epochs
+def measure_memory(_: Path, steps_per_epoch: int) -> Callable[[], float]:
+    """Measure the most memory that this process and its workers take in the last steps of an epoch."""
+    most = 0.0
+    steps = 0
+
+    def before_forward(module: nn.Module, _: tuple) -> None:
+        nonlocal most, steps
+        if not isinstance(module, SmallReader) or not module.training:
+            return
+        steps += 1
+        if steps % steps_per_epoch in (steps_per_epoch - 1, 0):
+            workers = psutil.Process().children(recursive=True)
+            most = max(most, sum(proportional(process) for process in [psutil.Process(), *workers]))
+
+    register_module_forward_pre_hook(before_forward)
+    return lambda: most
 
 
 def proportional(process: psutil.Process) -> float:

@@ -40,11 +40,11 @@ def grade(script: Script) -> Iterator[str]:
             loss_sum += F.cross_entropy(
                 call.outputs, coded.label_of(torch.tensor(call.samples)), reduction="sum"
             ).item()
-    told = run.epochs[-1]["train_loss"] if run.epochs else None
-    if told is None:
+    reported = run.epochs[-1]["train_loss"] if run.epochs else None
+    if reported is None:
         yield "there is no loss in summary.json"
-    elif abs(told - loss_sum / SAMPLES) > 1e-4 * abs(told):
-        yield f"it reports a training loss of {told:.4f}; over its samples it is {loss_sum / SAMPLES:.4f}"
+    elif abs(reported - loss_sum / SAMPLES) > 1e-4 * abs(reported):
+        yield f"it reports a training loss of {reported:.4f}; over its samples it is {loss_sum / SAMPLES:.4f}"
 
 
 def note_reads(script: Path) -> Callable[[], Counter[tuple[str, int]]]:

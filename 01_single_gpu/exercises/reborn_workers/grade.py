@@ -1,4 +1,4 @@
-"""Workers that are made anew for each epoch: the same processes are to serve all of them, with an order for each."""
+"""Workers that are started anew in each epoch: the same ones are to serve all epochs, each with its own order."""
 
 from collections.abc import Iterator
 from itertools import combinations, pairwise

@@ -4,7 +4,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
@@ -20,7 +19,7 @@ def grade(script: Script) -> Iterator[str]:
     """Yield what is still seen to be wrong."""
     run = script.run(*FLAGS, keep=True, **DATA)
     try:
-        model = build_model(SimpleNamespace(model="mnist_cnn", dataset="mnist", dropout=True))
+        model = build_model("mnist_cnn", "mnist")
         model.load_state_dict(torch.load(run.run_dir / "checkpoint.pt", weights_only=False)["model"])
     except (OSError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()
@@ -44,8 +43,8 @@ def resumed(going_on: Script, run: Observed, straight: Observed, name: str) -> I
     try:
         second = going_on.run(*FLAGS, "--epochs", 2, "--resume", "true", run_dir=copy, **DATA)
     except Fault as fault:
-        told = str(fault).split("checkpoint.pt ")[-1].removeprefix("the script ended with: ")
-        yield f"{name} refuses to go on from this checkpoint: {told[:200]}"
+        message = str(fault).split("checkpoint.pt ")[-1].removeprefix("the script ended with: ")
+        yield f"{name} refuses to go on from this checkpoint: {message[:200]}"
         return
     if len(second[0].trained) != DATA["train"]:
         yield f"{name} does not go on from this checkpoint with the second epoch"
