@@ -114,7 +114,7 @@ class Position:
             self._restore(run, good.source, matching)
             if problem := difference(saved, matching):
                 raise UserError(f"{self.checkpoint} does not fit this run: {problem}; choose another --run_dir")
-            scheduler, optimizer = saved.get("scheduler", {}), saved["optimizer"]
+            scheduler, optimizer = saved.get("scheduler", {}), saved.get("optimizer", {"param_groups": []})
             if self.config.lr != run["lr"]:  # the user asks for another learning rate, on the same schedule
                 factor = self.config.lr / run["lr"]
                 scheduler.pop("base_lrs", None)
@@ -128,7 +128,7 @@ class Position:
             what = f"does not fit this run ({type(error).__name__}: {error}); choose another --run_dir"
             raise UserError(f"{self.checkpoint} {what}") from None
         if self.device.type == "cpu":  # an optimizer on the CPU would keep the tensors instead of copying them
-            saved["optimizer"] = copied(optimizer)
+            saved |= {name: copied(part) for name, part in saved.items() if name != "model"}
         return saved
 
     def begin_epoch(self, loader: Loader) -> None:
