@@ -173,9 +173,8 @@ def train_one_epoch(
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
         optimizer.zero_grad()
-        with record_function(
-            "forward"
-        ):  # the name of this part of the step in a profiler; costs almost nothing without
+        # The name of this part of the step in a profiler; it costs almost nothing if none is recording.
+        with record_function("forward"):
             outputs = ddp_model(inputs)
             loss = F.cross_entropy(outputs, targets)
         with record_function("backward"):  # also averages the gradients over all ranks
