@@ -10,9 +10,10 @@ during backward. The ranks also reduce other values, such as the sum of the loss
 import zlib
 from pathlib import Path
 
-from workshop.errors import UserError, run_reporting_user_errors
-from workshop.measuring.flags import Parser
-from workshop.measuring.tables import format_table
+from lab.flags import Parser
+from lab.tables import format_table
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
 from workshop.profiling.timeline import read_rows
 
 
