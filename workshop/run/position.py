@@ -114,7 +114,7 @@ class Position:
             self._restore(run, good.source, matching)
             if problem := difference(saved, matching):
                 raise UserError(f"{self.checkpoint} does not fit this run: {problem}; choose another --run_dir")
-            scheduler, optimizer = saved.get("scheduler", {}), saved["optimizer"]
+            scheduler, optimizer = saved.get("scheduler", {}), saved.get("optimizer", {"param_groups": []})
             if self.config.lr != run["lr"]:  # the user asks for another learning rate, on the same schedule
                 factor = self.config.lr / run["lr"]
                 scheduler.pop("base_lrs", None)
@@ -127,7 +127,8 @@ class Position:
                 raise
             what = f"does not fit this run ({type(error).__name__}: {error}); choose another --run_dir"
             raise UserError(f"{self.checkpoint} {what}") from None
-        saved["optimizer"] = copied(optimizer, numbers_only=self.device.type != "cpu")
+        on_gpu = self.device.type != "cpu"
+        saved |= {name: copied(part, numbers_only=on_gpu) for name, part in saved.items() if name != "model"}
         return saved
 
     def begin_epoch(self, loader: Loader) -> None:

@@ -1,4 +1,4 @@
-"""Each update is to be that of one large batch, and to cost the ranks no more communication than one."""
+"""Each update must equal that of one large batch, and must not need more communication than one batch."""
 
 import copy
 import sys
@@ -19,23 +19,24 @@ from clinic.coded import label_of
 from clinic.observe import Observed, Script
 
 TRAIN = 160
-"""ten batches of two ranks: two groups of four, and half a one"""
+"""ten batches on each of two ranks: two groups of four, and half a group"""
 UPDATES = 3
 CLOSE = 1e-5
-"""relative; what the order of a float32 sum changes is a tenth of it or less"""
+"""relative; the order in which float32 numbers are added up changes a tenth of it or less"""
 
 
 def grade(script: Script) -> Iterator[str]:
-    """Yield what is still seen to be wrong."""
+    """Yield a line for each thing that is still wrong."""
     flags = ("--batch_size", 8, "--optimizer", "sgd", "--lr", 0.1)
     run = script.run(*flags, ranks=2, train=TRAIN, val=32, keep=True, watch=note_traffic)
     updates = len(run[0].updates)
     if updates > UPDATES:
-        yield f"{TRAIN} samples on two ranks in batches of 8 made {updates} updates, where the start makes {UPDATES}"
+        samples = f"{TRAIN} samples on two ranks in batches of 8"
+        yield f"{samples} made {updates} updates; with groups of four batches they must make {UPDATES}"
     calls = [call for rank in run.ranks for call in rank.shown if call.training and call.updates == updates]
     if calls:
         unused = sum(len(call.samples) for call in calls)
-        yield f"the last {unused} samples that were trained on are in no update"
+        yield f"the last {unused} samples that were trained on are part of no update"
     if left := TRAIN - len({sample for rank in run.ranks for sample in rank.trained}):
         yield f"{left} of {TRAIN} samples were trained on by no rank"
     yield from first(wrong_gradients(run))
@@ -48,7 +49,7 @@ def first(found: Iterator[str]) -> list[str]:
 
 
 def wrong_gradients(run: Observed) -> Iterator[str]:
-    """Compare what the optimizers are given with the gradient of all samples since the update before, in one batch."""
+    """Compare the gradients that the optimizers get with that of one batch of all samples since the update before."""
     for number, weights in enumerate(run[0].extra["weights"]):
         model = run[0].extra["model"]
         vector_to_parameters(weights, model.parameters())
@@ -67,7 +68,7 @@ def wrong_gradients(run: Observed) -> Iterator[str]:
 
 
 def needless_traffic(run: Observed) -> Iterator[str]:
-    """Compare what is reduced for an update with the size of the model."""
+    """Compare how many numbers are reduced for an update with how many weights the model has."""
     for number, sent in enumerate(run[0].extra["sent"]):
         times = sent / len(run[0].extra["weights"][0])
         if times > 1.01:
@@ -75,7 +76,7 @@ def needless_traffic(run: Observed) -> Iterator[str]:
 
 
 def note_traffic(script: Path) -> Callable[[], dict[str, Any]]:
-    """Note, before each update, the weights and how many numbers were reduced since the one before; no dropout."""
+    """Log, before each update, the weights and how many numbers were reduced since the last one; turn dropout off."""
     noted = {"model": None, "weights": [], "sent": []}
     sent = 0
     F.dropout = lambda input, *_, **__: input

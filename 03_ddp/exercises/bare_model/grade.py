@@ -1,4 +1,4 @@
-"""Two ranks are to make the updates that one process makes with the batches of both, and so to stay equal."""
+"""Two ranks must make the same updates as one process with the batches of both, and so keep equal weights."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,30 +10,30 @@ from clinic.observe import Script
 
 FLAGS = ("--global_batch_size", 32, "--optimizer", "sgd", "--lr", 0.01)
 CLOSE = 1e-5
-"""relative; what the order of a float32 sum changes is a tenth of it or less"""
+"""relative; the order in which float32 numbers are added up changes a tenth of it or less"""
 
 
 def grade(script: Script) -> Iterator[str]:
-    """Yield what is still seen to be wrong."""
+    """Yield a line for each thing that is still wrong."""
     alone = script.run(*FLAGS, train=160, val=32, watch=without_dropout)[0]
     run = script.run(*FLAGS, train=160, val=32, ranks=2, watch=without_dropout)
     steps = [len(alone.updates), *(len(rank.updates) for rank in run.ranks)]
     if len(set(steps)) > 1:
-        told = ", ".join(map(str, steps[1:]))
-        yield f"one process made {steps[0]} updates; with the same global batch, two ranks made {told}"
+        numbers = " and ".join(map(str, steps[1:]))
+        yield f"one process made {steps[0]} updates; with the same global batch, two ranks made {numbers}"
         return
     for number, rank in enumerate(run.ranks):
         off = difference(rank.updates[0].gradient, alone.updates[0].gradient)
         if not off < CLOSE:
             yield (
-                f"without dropout, the first gradient that the optimizer is given on rank {number} is {off:.1e} "
-                "(relative) away from that of one process with the same global batch"
+                f"without dropout, the first gradient that the optimizer gets on rank {number} differs by {off:.1e} "
+                "(relative) from that of one process with the same global batch"
             )
     flat = [torch.cat([weight.double().flatten() for weight in rank.weights.values()]) for rank in run.ranks]
     if not (off := difference(*flat)) < CLOSE:
         yield f"at the end, the weights of the two ranks differ by {off:.1e} (relative)"
     elif not (off := difference(rank.updates[-1].gradient, alone.updates[-1].gradient)) < 10 * CLOSE:
-        yield f"in the last update, the gradient is {off:.1e} (relative) away from that of one process"
+        yield f"in the last update, the gradient differs by {off:.1e} (relative) from that of one process"
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -42,6 +42,6 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def without_dropout(_: Path) -> Callable[[], None]:
-    """Switch dropout off: it differs between ranks, as it should."""
+    """Turn dropout off, because it differs between the ranks, as it should."""
     F.dropout = lambda input, *_, **__: input
     return lambda: None

@@ -1,7 +1,7 @@
-"""With as many batches on each rank, and with one more on rank 0, all ranks are to make the same collectives.
+"""With the same number of batches on each rank, and with one more on rank 0, all ranks must call the same collectives.
 
-Each rank notes a collective before it makes it, and waits until the others have noted their next one too. So ranks
-that would wait for each other for good are found at once, whatever else the machine does.
+Each rank logs a collective before it calls it, and waits until the other ranks have logged their next collective too.
+So ranks that would wait for each other forever are found at once, however busy the machine is.
 """
 
 import json
@@ -28,7 +28,7 @@ COLLECTIVES = (
 
 
 def grade(script: Script) -> Iterator[str]:
-    """Yield what is still seen to be wrong."""
+    """Yield a line for each thing that is still wrong."""
     for val in (33, 32):
         where = f"with {val} validation samples, two ranks and batches of 16"
         notes = script.folder / f"collectives_{val}"
@@ -49,13 +49,13 @@ def grade(script: Script) -> Iterator[str]:
         (epoch,) = run.epochs
         count = epoch["val_accuracy"] * val
         if abs(count - right) > 1e-3:
-            yield f"{where}: the model got {right} right, but the accuracy that is told means {count:.3f}"
+            yield f"{where}: the model got {right} right, but the reported accuracy means {count:.3f}"
         if not math.isclose(epoch["val_loss"], loss, rel_tol=1e-5):
-            yield f"{where}: their mean loss is {loss:.5f}, but {epoch['val_loss']:.5f} is told"
+            yield f"{where}: their mean loss is {loss:.5f}, but {epoch['val_loss']:.5f} is reported"
 
 
 def compare_collectives(script: Path, notes: Path) -> Callable[[], None]:
-    """Have each collective compared with those of the other ranks; end the ranks if they are not the same."""
+    """Compare each collective with those of the other ranks; end the ranks if they are not the same."""
     rank = int(os.environ["RANK"])
     count = 0
 
@@ -69,8 +69,8 @@ def compare_collectives(script: Path, notes: Path) -> Callable[[], None]:
             time.sleep(0.002)
         all_kinds, all_places = zip(*(json.loads(file.read_text()) for file in files), strict=True)
         if len(set(all_kinds)) > 1:
-            told = ", ".join(f"rank {other} {place}" for other, place in enumerate(all_places))
-            (notes / f"apart_{rank}").write_text(f"the ranks wait in different collectives: {told}")
+            where = ", ".join(f"rank {other} {place}" for other, place in enumerate(all_places))
+            (notes / f"apart_{rank}").write_text(f"the ranks wait in different collectives: {where}")
             os._exit(0)
         count += 1
 

@@ -1,4 +1,4 @@
-"""A run that is stopped within an epoch, after it, and within the next, is to end as one that was never stopped."""
+"""A run that is stopped within an epoch, after it, and within the next must end like one that was never stopped."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ PIECES = (2, 2, 2, 2)
 
 
 def grade(script: Script) -> Iterator[str]:
-    """Yield what is still seen to be wrong."""
+    """Yield a line for each thing that is still wrong."""
     whole = script.run(*FLAGS, train=TRAIN, val=VAL)[0]
     if len(whole.updates) != sum(PIECES):
         yield f"a run that is not stopped made {len(whole.updates)} updates, not {sum(PIECES)}"
@@ -32,8 +32,9 @@ def grade(script: Script) -> Iterator[str]:
             run_dir=run.run_dir if run else None,
             stop_after=None if last else piece,
         )
-        if told := difference(run[0], whole, done, piece):
-            yield f"stopped after {done} of {sum(PIECES)} updates and resumed, {told}" if done else f"at first, {told}"
+        if wrong := difference(run[0], whole, done, piece):
+            when = f"stopped after {done} of {sum(PIECES)} updates and resumed" if done else "at first"
+            yield f"{when}, {wrong}"
             return
         done += piece
     if not same_weights(run[0], whole):
@@ -44,10 +45,10 @@ def difference(part: Rank, whole: Rank, done: int, piece: int) -> str | None:
     """Return how the updates of a part of the run differ from those of the whole one."""
     expected = whole.updates[done : done + piece]
     if len(part.updates) != piece:
-        return f"the run made {len(part.updates)} updates, not the {piece} that were left to do"
+        return f"the run made {len(part.updates)} updates, not {piece}"
     size = len(whole.trained) // len(whole.updates)
     if part.trained != whole.trained[done * size : (done + piece) * size]:
-        return "the run goes on with other samples than one that was not stopped"
+        return "the run trains on other samples than one that was not stopped"
     if [update.lr for update in part.updates] != [update.lr for update in expected]:
         return "the learning rates are not those of a run that was not stopped"
     for number, (ours, theirs) in enumerate(zip(part.updates, expected, strict=True), done + 1):

@@ -1,4 +1,4 @@
-"""With one rank and with two, the learning rate is to rise and fall over all updates of the run, and to end near 0."""
+"""With one rank and with two, the learning rate must rise and fall over all updates of the run, and end near 0."""
 
 import math
 from collections.abc import Iterator
@@ -10,11 +10,9 @@ FLAGS = ("--batch_size", BATCH, "--epochs", EPOCHS, "--lr", LR, "--warmup", WARM
 
 
 def grade(script: Script) -> Iterator[str]:
-    """Yield what is still seen to be wrong."""
+    """Yield a line for each thing that is still wrong."""
     for ranks in (1, 2):
-        run = script.run(
-            "--batch_size", BATCH, "--epochs", EPOCHS, "--warmup", WARMUP, ranks=ranks, train=TRAIN, val=32
-        )
+        run = script.run(*FLAGS, ranks=ranks, train=TRAIN, val=32)
         where = f"with {ranks} rank{'s' if ranks > 1 else ''}"
         for number, rank in enumerate(run.ranks):
             rates = [update.lr for update in rank.updates]
@@ -35,14 +33,14 @@ def grade(script: Script) -> Iterator[str]:
 
 
 def fits(factor: float, step: int, steps: int) -> bool:
-    """Whether this is what to multiply the learning rate by in ``step`` of ``steps``, or one step before or after."""
+    """Return whether this is the factor on the learning rate in ``step`` of ``steps``, or one step before or after."""
     near = [course(max(0, min(other, steps)), steps) for other in (step - 1, step, step + 1)]
     low = 0.0 if step == 0 else min(near)
     return low - 0.02 <= factor <= max(near) + 0.02
 
 
 def course(step: int, steps: int) -> float:
-    """Return the lesson's factor: it rises in a straight line, then falls as a cosine."""
+    """Return the lesson's factor: it rises along a straight line, then falls along a cosine."""
     warmup = WARMUP * steps
     if step < warmup:
         return (step + 1) / warmup

@@ -1,4 +1,4 @@
-"""With 1, 2 and 3 ranks, loss and accuracy are to be those of each validation sample counted once."""
+"""With 1, 2 and 3 ranks, loss and accuracy must be those of all validation samples, each counted once."""
 
 import math
 from collections.abc import Iterator
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from clinic.observe import Script
 
 VAL = 61
-"""no multiple of 2 or 3"""
+"""not a multiple of 2 or 3"""
 
 
 def grade(script: Script) -> Iterator[str]:
-    """Yield what is still seen to be wrong."""
+    """Yield a line for each thing that is still wrong."""
     for ranks in (1, 2, 3):
         run = script.run("--batch_size", 16, ranks=ranks, train=48, val=VAL, keep=True)
         samples, loss, right = run.validated()
@@ -21,6 +21,6 @@ def grade(script: Script) -> Iterator[str]:
         (epoch,) = run.epochs
         count = epoch["val_accuracy"] * VAL
         if abs(count - right) > 1e-3:
-            yield f"{where}: the model got {right} right, but the accuracy that is told means {count:.3f} of {VAL}"
+            yield f"{where}: the model got {right} right, but the reported accuracy means {count:.3f} of {VAL}"
         if not math.isclose(epoch["val_loss"], loss, rel_tol=1e-5):
-            yield f"{where}: their mean loss is {loss:.5f}, but {epoch['val_loss']:.5f} is told"
+            yield f"{where}: their mean loss is {loss:.5f}, but {epoch['val_loss']:.5f} is reported"

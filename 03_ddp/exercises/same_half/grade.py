@@ -1,4 +1,4 @@
-"""Two nodes with two ranks each: every sample is to be seen by exactly one of the four."""
+"""Two nodes with two ranks each: exactly one of the four ranks must get each sample."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -9,6 +9,7 @@ TRAIN, VAL = 320, 60
 
 
 def grade(script: Script) -> Iterator[str]:
+    """Yield a line for each thing that is still wrong."""
     run = script.run("--batch_size", 16, ranks=4, local_ranks=[0, 1, 0, 1], train=TRAIN, val=VAL)
     for a, b in combinations(range(4), 2):
         if both := set(run[a].trained) & set(run[b].trained):

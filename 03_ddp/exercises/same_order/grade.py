@@ -1,4 +1,4 @@
-"""Three epochs on two ranks: each shows every sample once, and the samples meet others in each."""
+"""Three epochs on two ranks: every epoch must use each sample once, and put other samples together into a step."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -9,7 +9,7 @@ EPOCHS, TRAIN = 3, 160
 
 
 def grade(script: Script) -> Iterator[str]:
-    """Yield what is still seen to be wrong."""
+    """Yield a line for each thing that is still wrong."""
     run = script.run("--batch_size", 16, "--epochs", EPOCHS, ranks=2, train=TRAIN, val=32)
     orders, steps = [], []
     for epoch in range(EPOCHS):
@@ -23,9 +23,9 @@ def grade(script: Script) -> Iterator[str]:
         steps.append(steps_of(run, epoch))
     for a, b in combinations(range(EPOCHS), 2):
         if orders[a] == orders[b]:
-            yield f"epochs {a + 1} and {b + 1} showed the samples in the same order"
-        elif met_again(steps[a], steps[b]) > 0.5:
-            yield f"in epochs {a + 1} and {b + 1} most samples met the same others in a step"
+            yield f"epochs {a + 1} and {b + 1} used the samples in the same order"
+        elif share_of_same_pairs(steps[a], steps[b]) > 0.5:
+            yield f"in epochs {a + 1} and {b + 1} most samples were in a step with the same other samples"
 
 
 def part(all_epochs: list, epoch: int) -> list:
@@ -40,10 +40,10 @@ def steps_of(run: Observed, epoch: int) -> list[set[int]]:
     return [set().union(*calls) for calls in zip(*shown, strict=False)]
 
 
-def met_again(these: list[set[int]], those: list[set[int]]) -> float:
-    """Return which share of the pairs that meet in one of ``these`` steps meets in one of ``those`` too.
+def share_of_same_pairs(these: list[set[int]], those: list[set[int]]) -> float:
+    """Return which share of the pairs that are together in one of ``these`` steps are so in one of ``those`` too.
 
-    For two random orders it is about one in the number of steps.
+    For two random orders it is about 1 / (number of steps).
     """
     pairs = [{pair for step in steps for pair in combinations(sorted(step), 2)} for steps in (these, those)]
     return len(pairs[0] & pairs[1]) / max(1, len(pairs[0]))
