@@ -23,7 +23,7 @@ def grade(script: Script) -> Iterator[str]:
     """Yield what is still seen to be wrong."""
     data_dir = script.folder / "boxes"
     density = write_boxes(nbody.folder(data_dir))
-    flags = f"--dataset nbody --model unet3d --loader memory --crop_size {SIZE} --width 4 --depth 1 --optimizer adam "
+    flags = f"--dataset nbody --model unet3d --loader memory --crop_size {SIZE} --unet_width 4 --unet_depth 1 --optimizer adam "
     flags += f"--train_crops {CUBES} --val_crops {BATCH} --batch_size {BATCH} --epochs {EPOCHS} --lr 0.001"
     run = script.run(*flags.split(), data_dir=data_dir, keep=True, watch=note_targets)
     inputs = torch.cat([call.inputs for call in run[0].shown if call.training])
