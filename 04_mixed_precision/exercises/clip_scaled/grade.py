@@ -26,7 +26,7 @@ def grade(script: Script) -> Iterator[str]:
 
 
 def first_norm(script: Script, precision: str, scale: int) -> tuple[float, float]:
-    """Return the norm of the first gradient that the optimizer gets, and the largest loss a backward pass began with."""
+    """Return the norm of the first gradient that the optimizer gets, and the largest loss that backward began with."""
 
     def watch(_: Path) -> Callable[[], list[float]]:
         own_init, own_backward = torch.amp.GradScaler.__init__, torch.autograd.backward

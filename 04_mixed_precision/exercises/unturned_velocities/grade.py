@@ -94,7 +94,7 @@ def inside(fields: torch.Tensor) -> torch.Tensor:
 
 
 def symmetry_of(cube: torch.Tensor, density: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """Return which axis of the box each axis of the cube is, and whether it is reversed; raise LookupError if none is."""
+    """Return which axis of the box each axis of the cube is, and whether it is reversed; LookupError if it is none."""
     places = []
     for corner in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
         found = (density == cube[corner]).nonzero().tolist()
