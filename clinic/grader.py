@@ -49,6 +49,7 @@ def judge(exercise: catalogue.Exercise, file: Path, folder: Path) -> list[str]:
     """Return what is still seen to be wrong with ``file``, which may write into ``folder``."""
     if mistake := mistake_in(file):
         return [mistake]
+    sys.path.append(str(exercise.lesson))  # what stands beside train.py, wherever the file is
     spec = importlib.util.spec_from_file_location("grade", exercise.folder / "grade.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

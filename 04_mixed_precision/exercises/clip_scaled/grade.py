@@ -1,4 +1,4 @@
-"""The clipped gradient is the same whatever it is computed in and scaled with, and it is still clipped and scaled."""
+"""The clipped gradient is the same in every precision and with every scale, and it is still clipped and scaled."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +13,12 @@ MAX_NORM = 0.5
 def grade(script: Script) -> Iterator[str]:
     plain = first_norm(script, "fp32", 2**16)[0]
     if not 0.98 * MAX_NORM < plain < 1.02 * MAX_NORM:
-        yield f"in fp32 the optimizer is given a gradient of norm {plain:.3g}, where clipping to {MAX_NORM} is wanted"
+        yield f"in fp32 the optimizer gets a gradient of norm {plain:.3g}, but it should be clipped to {MAX_NORM}"
     for scale in (2**8, 2**16):
         norm, backward_from = first_norm(script, "fp16", scale)
         if not 0.95 * plain < norm < 1.05 * plain:
             yield (
-                f"in fp16 with the loss scaled by {scale:,} the optimizer is given a gradient of norm {norm:.3g}, "
+                f"in fp16 with the loss scaled by {scale:,} the optimizer gets a gradient of norm {norm:.3g}, "
                 f"in fp32 one of {plain:.3g}"
             )
         if backward_from < 0.4 * scale:  # the loss is about 2.3 at first; a scale that was too large is halved
@@ -26,7 +26,7 @@ def grade(script: Script) -> Iterator[str]:
 
 
 def first_norm(script: Script, precision: str, scale: int) -> tuple[float, float]:
-    """Return the norm of the first gradient that the optimizer is given, and the largest value a backward began at."""
+    """Return the norm of the first gradient that the optimizer gets, and the largest loss that backward began with."""
 
     def watch(_: Path) -> Callable[[], list[float]]:
         own_init, own_backward = torch.amp.GradScaler.__init__, torch.autograd.backward

@@ -17,12 +17,12 @@ STEPS = 10
 
 def grade(script: Script) -> Iterator[str]:
     flags = ("--batch_size", 32, "--optimizer", "sgd")
-    original = script.folder / script.path.name
-    original.write_text(Exercise(Path(__file__).parent).faulty())
-    expected = Script(original, script.folder).run(*flags, watch=without_dropout)[0].updates
+    faulty = script.folder / script.path.name  # its gradients are right, only its shapes are not
+    faulty.write_text(Exercise(Path(__file__).parent).faulty())
+    expected = Script(faulty, script.folder).run(*flags, watch=without_dropout)[0].updates
     found = script.run(*flags, watch=without_dropout)[0].updates
     if len(found) != len(expected):
-        yield f"an epoch has {len(found)} updates, where {len(expected)} are wanted"
+        yield f"an epoch has {len(found)} updates, but {len(expected)} are expected"
     else:
         for step, (update, wanted) in enumerate(zip(found, expected, strict=True), 1):
             if update.gradient is not None and not close(update.gradient, wanted.gradient):
@@ -32,7 +32,7 @@ def grade(script: Script) -> Iterator[str]:
     if compilations == 0:
         yield "with --compile default nothing was compiled"
     if compilations > FEW:
-        yield f"with --compile default, {STEPS} steps and a validation compiled {compilations} times"
+        yield f"with --compile default, {STEPS} steps and a validation need {compilations} compilations"
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -40,7 +40,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def count_compilations(script: Path) -> Callable[[], int]:
-    """Have the script's graphs run as they are, instead of being turned into C++, and count them."""
+    """Count the graphs that torch.compile makes of the script's model; run them uncompiled, to save the time of C++."""
     own_compile = torch.compile
     count = [0]
 
@@ -49,7 +49,7 @@ def count_compilations(script: Path) -> Callable[[], int]:
         return graph.forward
 
     def compile_counted(model: Any = None, **options: Any) -> Any:  # noqa: ANN401
-        if sys._getframe(1).f_code.co_filename != str(script):  # the package compiles something small, as a trial
+        if sys._getframe(1).f_code.co_filename != str(script):  # checks.py compiles something small, as a trial
             return own_compile(model, **options)
         options = {name: value for name, value in options.items() if name not in ("backend", "mode", "options")}
         return own_compile(model, backend=backend, **options)

@@ -1,7 +1,7 @@
-"""Cubes that are turned, and velocities that are not: as vectors, they are to turn with the cube.
+"""The cubes are turned and mirrored in all ways, and the velocities in them, which are vectors, turn with the cubes.
 
-The velocity in the boxes here is the gradient of the density. That holds for a cube however it is turned or mirrored,
-if its velocities are turned alike. Each density is there once, so one sees from where and how a cube was cut.
+In the boxes here the velocity is the gradient of the density. This stays so in a cube that is turned or mirrored, if
+its velocities are turned with it. Each value of the density occurs once, so it shows where and how a cube was cut.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,12 +20,12 @@ VELOCITY = list(nbody.VELOCITY)
 
 
 def grade(script: Script) -> Iterator[str]:
-    """Yield what is still seen to be wrong."""
+    """Yield what is still wrong."""
     data_dir = script.folder / "boxes"
     density = write_boxes(nbody.folder(data_dir))
-    flags = f"--dataset nbody --model unet3d --loader memory --crop_size {SIZE} --width 4 --depth 1 --optimizer adam "
-    flags += f"--train_crops {CUBES} --val_crops {BATCH} --batch_size {BATCH} --epochs {EPOCHS} --lr 0.001"
-    run = script.run(*flags.split(), data_dir=data_dir, keep=True, watch=note_targets)
+    flags = "--dataset nbody --model unet3d --unet_width 4 --unet_depth 1 --optimizer adam --lr 0.001 --loader memory "
+    flags += f"--crop_size {SIZE} --train_crops {CUBES} --val_crops {BATCH} --batch_size {BATCH} --epochs {EPOCHS}"
+    run = script.run(*flags.split(), data_dir=data_dir, keep=True, watch=record_targets)
     inputs = torch.cat([call.inputs for call in run[0].shown if call.training])
     targets = torch.cat(run[0].extra)
     if len(inputs) != EPOCHS * CUBES or inputs.shape[1:] != (4, SIZE, SIZE, SIZE) or len(targets) != len(inputs):
@@ -35,7 +35,7 @@ def grade(script: Script) -> Iterator[str]:
         wrong = (gradient(cubes[:, 0]) - inside(cubes[:, VELOCITY])).abs().amax(dim=(1, 2, 3, 4)) > TOLERANCE
         if wrong.any():
             yield (
-                f"in {int(wrong.sum())} of {len(cubes)} cubes, the velocities of the {what} no longer point along the "
+                f"in {int(wrong.sum())} of {len(cubes)} cubes, the velocities of the {what} are no longer along the "
                 "gradient of the density, as they do in the box"
             )
     if not (torch.equal(targets[:, 0], 2 * inputs[:, 0]) and torch.equal(targets[:, 4], inputs[:, 0] ** 2)):
@@ -47,26 +47,26 @@ def grade(script: Script) -> Iterator[str]:
         return
     orders = {tuple(axes) for axes, _ in symmetries}
     if len(orders) < 6:
-        yield f"in {len(inputs)} cubes, the axes come in {len(orders)} of 6 orders"
+        yield f"in {len(inputs)} cubes, the axes occur in {len(orders)} of 6 orders"
     if (ways := len({tuple(flips) for _, flips in symmetries})) < 8:
-        yield f"in {len(inputs)} cubes, the axes run backwards in {ways} of 8 combinations"
+        yield f"in {len(inputs)} cubes, the axes are reversed in {ways} of 8 combinations"
     if len({bool(is_mirrored(*symmetry)) for symmetry in symmetries}) < 2:
         yield f"of {len(inputs)} cubes, either all or none are mirror images"
     if symmetries[:CUBES] == symmetries[CUBES:]:
-        yield "the cubes are turned alike in both epochs"
+        yield "the cubes are turned in the same way in both epochs"
 
 
-def note_targets(_: Path) -> Callable[[], list[torch.Tensor]]:
-    """Note what the model's outputs are compared with in training; see `Script.run`."""
+def record_targets(_: Path) -> Callable[[], list[torch.Tensor]]:
+    """Keep what the model's outputs are compared with in training; see `Script.run`."""
     targets = []
     l1_loss = F.l1_loss
 
-    def noted(outputs: torch.Tensor, wanted: torch.Tensor, *more: object, **keywords: object) -> torch.Tensor:
+    def recorded(outputs: torch.Tensor, wanted: torch.Tensor, *more: object, **keywords: object) -> torch.Tensor:
         if torch.is_grad_enabled():
             targets.append(wanted.detach().clone())
         return l1_loss(outputs, wanted, *more, **keywords)
 
-    F.l1_loss = noted
+    F.l1_loss = recorded
     return lambda: targets
 
 
@@ -94,7 +94,7 @@ def inside(fields: torch.Tensor) -> torch.Tensor:
 
 
 def symmetry_of(cube: torch.Tensor, density: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """Return which axis of the box each axis of the cube is, and if it runs backwards; `LookupError` if neither."""
+    """Return which axis of the box each axis of the cube is, and whether it is reversed; LookupError if it is none."""
     places = []
     for corner in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
         found = (density == cube[corner]).nonzero().tolist()
