@@ -6,10 +6,10 @@ import functools
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).parent.parent
+from workshop.paths import REPOSITORY
+
 RESULTS = REPOSITORY / "results"
 MACHINE = "amd_epyc_avx512_2cpu"
 """the machine whose figures the pages show, a CPU with bf16 instructions"""
@@ -92,7 +92,7 @@ def machine(record: dict[str, Any]) -> str:
 
 def source(record: dict[str, Any]) -> str:
     """Return the caption under a table: where it was measured and the command that measures it again."""
-    command = record["command"].replace("results/measure.py", "lab/measure.py")  # where older records have it from
+    command = record["command"].replace("results/measure.py", "lab/measure.py")  # where the file was before
     return f"*Measured on {machine(record)}, with `{command}`.*"
 
 
@@ -223,7 +223,7 @@ def fast(machine: str | None = None) -> str:
     target = f"training seconds to {record['target']:.0%}"
     header = ["lesson and `--config`", "samples/s", target, "lowest accuracy", "gain"]
     imitated = record.get("imitated_bf16_samples_per_second")
-    note = f" With bf16, emulated, `mnist_fast.yaml` trains at {imitated:,.0f} samples/s." if imitated else ""
+    note = f" With emulated bf16, `mnist_fast.yaml` trains at {imitated:,.0f} samples/s." if imitated else ""
     first = {key: [run.get("first_step_seconds") for run in runs] for key, runs in record["runs"].items()}
     if all(seconds for found in first.values() for seconds in found):
         firsts = ", ".join(f"{statistics.median(found):.1f}" for found in first.values())
