@@ -223,7 +223,7 @@ def fast(machine: str | None = None) -> str:
     target = f"training seconds to {record['target']:.0%}"
     header = ["lesson and `--config`", "samples/s", target, "lowest accuracy", "gain"]
     imitated = record.get("imitated_bf16_samples_per_second")
-    note = f" With emulated bf16, `mnist_fast.yaml` trains at {imitated:,.0f} samples/s." if imitated else ""
+    note = f" With bf16, imitated, `mnist_fast.yaml` trains at {imitated:,.0f} samples/s." if imitated else ""
     first = {key: [run.get("first_step_seconds") for run in runs] for key, runs in record["runs"].items()}
     if all(seconds for found in first.values() for seconds in found):
         firsts = ", ".join(f"{statistics.median(found):.1f}" for found in first.values())

@@ -219,7 +219,6 @@ def test_every_lesson_has_its_three_files() -> None:
 
 
 NOT_SHOWN = {
-    ("02_dataparallel", "benchmark"): "only the type of the model",
     ("03_ddp", "imports"): "they follow from the rest",
     ("03_ddp", "Config"): "`train.py --help` explains the flags, the page those that it uses",
     ("03_ddp", "benchmark"): "the same calls with other arguments",
