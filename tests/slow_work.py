@@ -1,17 +1,17 @@
-"""A loader that takes as long as a test wants, on a clock of its own."""
+"""A loader of chosen speed, on a simulated clock."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
+from workshop.loaders.sampler import DistributedBatchSampler
 
 SLOW, FAST = 0.004, 0.0002
 
 
 class Clock:
-    """Replaces the module time: it advances only when somebody sleeps, so a busy machine does not decide a test."""
+    """Replaces the module time: it advances only in `sleep`, so the load of the machine does not change a result."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class SlowLoader(BatchLoader):
+class SlowLoader:
     def __init__(self, clock: Clock, seconds: float, samples: int) -> None:
         self.clock = clock
         self.seconds = seconds
@@ -41,3 +41,6 @@ class SlowLoader(BatchLoader):
         for batch in self.batch_sampler.batches():
             self.clock.sleep(self.seconds)
             yield batch, batch
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
