@@ -178,15 +178,15 @@ def test_a_checkpoint_that_is_cut_off_is_reported_with_its_cause(tmp_path: Path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
         save_checkpoint(tmp_path / "checkpoint.pt", {str(part): torch.zeros(20_000) for part in range(20)})
 
-    assert error_in_fork(save).startswith(f"cannot write {tmp_path}/checkpoint.pt: File too large;")  # not in torch's words
+    assert error_in_fork(save).startswith(
+        f"cannot write {tmp_path}/checkpoint.pt: File too large;"
+    )
     assert contents(tmp_path) == {}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is needed")
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk_is_a_warning_for_summary_and_curves(
-    train: Script, tmp_path: Path, after_a_step: Callable
-) -> None:
+def test_a_full_disk_is_a_warning_for_summary_and_curves(train: Script, tmp_path: Path, after_a_step: Callable) -> None:
     def fill() -> None:
         (tmp_path / "summary.tmp").symlink_to("/dev/full")
         for curves in tmp_path.glob("events*"):
