@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from workshop.commandline import run_with_config
 from workshop.config import TrainConfig, require_positive
-from workshop.distributed import AllReduceCounter, failure_detector, rendezvous, started_by_srun
+from workshop.distributed import AllReduceCounter, failure_detector, int_from_env, rendezvous, started_by_srun
 from workshop.errors import UserError
 from workshop.hardware import cpu_or_error
 from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader, init_worker
@@ -80,7 +80,8 @@ def ranks_from_env() -> tuple[int, int, int]:
         names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
     else:
         return 0, 0, 1  # python train.py: this process is the only one
-    rank, local_rank, world_size = (int(os.environ[name]) for name in names)
+    # int_from_env(name) is int(os.environ[name]), but ends with one line if that is missing or no number.
+    rank, local_rank, world_size = (int_from_env(name) for name in names)
     return rank, local_rank, world_size
 
 

@@ -1,14 +1,14 @@
 """Before a class: can this machine, or this cluster, run each lesson? If not, what is to be done?
 
     make preflight                     # this machine; on a login node, also what Slurm would say to each job
-    sbatch slurm/preflight.slurm       # from the top of the repository: two nodes, and whether their ranks meet
+    sbatch slurm/preflight.slurm       # from the top of the repository: two nodes, and whether their ranks connect
 
 You should see, within a minute, a row for each check (ok, warning or fail; what was found; under it the remedy), then a
 line for each lesson. Exit status 0 when every lesson can run, 1 when one cannot. A warning is something that a lesson
 can do without.
 """
 
-from __future__ import annotations  # so that a Python that is too old gets as far as being told so
+from __future__ import annotations  # so that a Python that is too old gets as far as saying so
 
 import json
 import os
@@ -20,7 +20,7 @@ from collections.abc import Callable
 import preflight_checks as checks
 from preflight_checks import ALL, LESSONS, SEVERAL_RANKS, Row
 
-ONLY_RANKS = "--only_ranks"  # as torchrun starts it again, to see whether ranks meet on this machine
+ONLY_RANKS = "--only_ranks"  # as torchrun starts it again, to see whether ranks connect on this machine
 SLOW_GB_PER_SECOND = {"nccl": 1.0, "gloo": 0.05}
 
 
@@ -52,34 +52,34 @@ def machine(local_rank: int = 0) -> list[Row]:
 
 
 def with_the_other_ranks(mine: Callable[[], list[Row]]) -> list[Row]:
-    """Meet the other ranks and add up with them; return the rows of all on the main one, and none on the others.
+    """Join the other ranks and add up with them; return the rows of all ranks on rank 0, and none on the others.
 
-    Where they do not meet, each rank returns its own.
+    If not all ranks join, each rank returns its own rows.
     """
     import torch.distributed as dist
-    from workshop.distributed.process_group import process_group
 
+    from lab.process_group import process_group
     from workshop.errors import UserError
     from workshop.run.control_group import ControlGroup
 
     os.environ.setdefault("WORKSHOP_RENDEZVOUS_SECONDS", "40")
     started = time.monotonic()
     try:
-        with process_group() as (ranks, device):
+        with process_group() as (rank, world_size, device):
             seconds = time.monotonic() - started
             backend = dist.get_backend()
-            rate = all_reduce_gb_per_second(device)
-            gathered = ControlGroup(ranks).gather((checks.this_node(), [vars(row) for row in mine()]))
+            gb_per_second = all_reduce_gb_per_second(device)
+            gathered = ControlGroup(rank, world_size).gather((checks.this_node(), [vars(row) for row in mine()]))
     except (UserError, RuntimeError) as error:
         remedy = "see `When it does not start` in 03_ddp/experiments/README.md: firewall, network, NCCL_SOCKET_IFNAME"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return [*mine(), Row("ranks", "fail", reason, remedy, SEVERAL_RANKS)]
-    if not ranks.is_main:
+    if rank != 0:
         return []
     nodes = len({node for node, _ in gathered})
-    met = f"{ranks.world_size} on {nodes} node(s) met over {backend}, after {seconds:.1f} s, and added up right"
+    joined = f"{world_size} on {nodes} node(s) joined over {backend} after {seconds:.1f} s, and added up correctly"
     every = [Row(**row) for _, rows in gathered for row in rows]
-    return [*every, Row("ranks", "ok", met, lessons=SEVERAL_RANKS), bandwidth(rate, backend)]
+    return [*every, Row("ranks", "ok", joined, lessons=SEVERAL_RANKS), bandwidth(gb_per_second, backend)]
 
 
 def all_reduce_gb_per_second(device: object, mib: int = 16) -> float:
@@ -146,7 +146,7 @@ def merged(rows: list[Row]) -> list[tuple[str, Row]]:
 
 
 def show(rows: list[Row]) -> int:
-    """Print the rows and a verdict for each lesson, in one piece; return the exit status."""
+    """Print the rows, and for each lesson whether it can run, in one piece; return the exit status."""
     lines = [f"on {', '.join(dict.fromkeys(row.node for row in rows))}:", ""]
     for nodes, row in merged(rows):
         lines.append(f"{row.status:8} {row.check:14} {f'[{nodes}] ' if nodes else ''}{row.found}")
@@ -159,8 +159,8 @@ def show(rows: list[Row]) -> int:
             ", ".join(dict.fromkeys(row.check for row in rows if row.status == kind and number in row.lessons))
             for kind in ("fail", "warning")
         )
-        verdict = f"cannot run: {fails}" if fails else f"can run{warnings and f', with warnings: {warnings}'}"
-        lines.append(f"lesson {LESSONS[number].name}: {verdict}")
+        answer = f"cannot run: {fails}" if fails else f"can run{warnings and f', with warnings: {warnings}'}"
+        lines.append(f"lesson {LESSONS[number].name}: {answer}")
         status = 1 if fails else status
     print("\n".join(lines), flush=True)
     return status
@@ -173,13 +173,18 @@ def main() -> int:
     local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
     if any(row.status == "fail" for row in base):
         return show(base) if local_rank == 0 else 1
-    from workshop.distributed.ranks import in_srun
+    from workshop.distributed import started_by_srun
+    from workshop.errors import UserError
 
     if ONLY_RANKS in sys.argv:
         if rows := with_the_other_ranks(list):
             print(json.dumps([vars(row) for row in rows]), flush=True)
         return 0
-    if in_srun():
+    try:
+        is_task = started_by_srun()
+    except UserError:  # the batch script, or the shell, of a job of several tasks
+        is_task = False
+    if is_task:
         nodes = os.environ.get("PREFLIGHT_NODES", checks.this_node()).split()
         rows = with_the_other_ranks(
             lambda: [*base, *machine(), checks.names(nodes)] if local_rank == 0 else [checks.device(local_rank)]

@@ -4,7 +4,7 @@ Each check returns one row or a few, and raises nothing. Nothing here is importe
 `packages` and `package` have seen that they are there.
 """
 
-from __future__ import annotations  # so that a Python that is too old gets as far as being told so
+from __future__ import annotations  # so that a Python that is too old gets as far as saying so
 
 import importlib
 import importlib.util
@@ -182,7 +182,7 @@ def processors() -> Row:
 
 def data() -> list[Row]:
     """See that each data set is there and whole."""
-    from workshop.datasets import IMAGES, files, nbody
+    from workshop.datasets import IMAGES, files, image_dataset, nbody
     from workshop.errors import UserError
     from workshop.paths import default_data_dir
 
@@ -192,7 +192,7 @@ def data() -> list[Row]:
     needs = {"mnist": ("fail", ALL), "cifar10": ("warning", ("01", "03")), "nbody": ("fail", ("04",))}
     rows, where = [], default_data_dir()
     for name, (status, lessons) in needs.items():
-        module, check = IMAGES.get(name, nbody), f"data: {name}"
+        module, check = image_dataset(name) if name in IMAGES else nbody, f"data: {name}"
         folder = module.folder(where)
         try:
             module.check(where)
@@ -213,7 +213,7 @@ def data() -> list[Row]:
 
 
 def runs_folder() -> list[Row]:
-    """See that runs can be written where they go, and that there is room; a write also meets quotas."""
+    """See that runs can be written where they go, and that there is room; a write also shows quotas."""
     from workshop.paths import default_runs_dir
 
     folder = default_runs_dir()

@@ -1,7 +1,7 @@
 """Run by test_survive.py: a run is killed 50 times around its saves, each time at another moment, and resumed.
 
 Every life of the run is a fork of this process, which has imported torch once, with the parts that an optimizer and
-the run's record ask for later. Prints, as JSON, how many steps each life lost, and whether the weights at the end are
+the run's logger need later. Prints, as JSON, how many steps each life lost, and whether the weights at the end are
 those of a run that was never killed.
 """
 
@@ -20,11 +20,10 @@ import torch._dynamo
 import torch.nn.functional as F
 import torch.utils.tensorboard
 from torch import nn
-from workshop.distributed.ranks import ONE_PROCESS
 
 from workshop.config import TrainConfig
 from workshop.loaders.memory import MemoryLoader
-from workshop.loaders.sampler import EpochOrder
+from workshop.loaders.sampler import DistributedBatchSampler
 from workshop.run import Run
 
 LIVES, INTERVAL, EPOCHS = 50, 3, 80
@@ -39,31 +38,40 @@ class Unchanged:
 
 
 def train(folder: Path, shown: mmap.mmap) -> None:
-    """A lesson in small; ``shown`` is what its parent sees: the steps found in the checkpoint, and those taken."""
+    """A lesson in small; in ``shown`` its parent sees the steps found in the checkpoint, and those taken."""
     torch.manual_seed(1)
     config = TrainConfig(run_dir=folder, epochs=EPOCHS, batch_size=4, save_interval=INTERVAL, resume=True)
-    order = EpochOrder(40, config.batch_size, ONE_PROCESS, seed=1, shuffle=True)
+    sampler = DistributedBatchSampler(40, config.batch_size, shuffle=True, seed=1)
     data = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
-    loader = MemoryLoader(data, torch.arange(40) % 2, order, Unchanged(), pin_memory=False)
+    loader = MemoryLoader(data, torch.arange(40) % 2, sampler, Unchanged(), pin_memory=False)
     model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(), nn.Linear(64, 2))
     optimizer = torch.optim.Adam(model.parameters())
+
+    def state() -> dict:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
     with Run(config, CPU) as run:
-        first_epoch = run.resume(model=model, optimizer=optimizer)
-        for epoch in range(first_epoch, EPOCHS + 1):
-            order.set_epoch(epoch)
-            loss_sum = run.loss_sum()
-            for images, labels in run.watch(loader):
+        checkpoint = run.load_checkpoint(matching=state())
+        if checkpoint is not None:
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+        for epoch in range(run.next_epoch, EPOCHS + 1):
+            sampler.set_epoch(epoch)
+            loss_sum = torch.tensor(run.partial_loss_sum)
+            for images, labels in run.batches(loader):
                 if shown[:4] == bytes(4):
-                    shown[:4] = struct.pack("i", run.progress.steps + run.progress.step + 1)
+                    shown[:4] = struct.pack("i", run.position.finished_steps + run.position.step + 1)
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(images), labels)
                 loss.backward()
                 optimizer.step()
                 loss_sum += loss.detach() * len(labels)
                 run.end_step(loss)
-                shown[4:] = struct.pack("i", run.progress.steps + run.progress.step)
+                if run.should_save():
+                    run.save(state(), loss_sum)
+                shown[4:] = struct.pack("i", run.position.finished_steps + run.position.step)
             run.log_epoch(epoch, 1.0, 1e-3, loss_sum.item(), 0.0, None)
-            run.save()
+            run.save(state())
 
 
 def live(folder: Path, kill_after: int | None, seconds: float) -> tuple[int, int, int]:

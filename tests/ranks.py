@@ -1,4 +1,4 @@
-"""Starts several ranks of a script on this machine, as a launcher would, and collects what each of them says."""
+"""Starts several ranks of a script on this machine, as a launcher would, and collects what each of them prints."""
 
 import os
 import secrets
@@ -31,8 +31,8 @@ def start_ranks(
 ) -> list[Result]:
     """Run ``python command`` as that many ranks, one thread each; return what each did.
 
-    With ``announced`` they are told of another number. The rank ``woken``, which stops itself, is made to go on when
-    the others have ended.
+    With ``announced`` their world size is another number. The rank ``woken``, which stops itself, is continued when the
+    others have ended.
     """
     world_size = announced or count
     common = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": 1}

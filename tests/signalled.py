@@ -1,47 +1,49 @@
 """Run by tests as a rank: a lesson's script in which one rank sends itself a signal in one of its steps, or fails.
 
-python signalled.py RANK STEP SIGNAL train.py FLAGS...        # the step is counted over all epochs; 0: having met
+python signalled.py RANK STEP SIGNAL train.py FLAGS...      # the step is counted over all epochs; 0: after rendezvous
 python signalled.py RANK STEP EXCEPTION train.py FLAGS...
 
-With SIGSTOP, or in step 0, the others wait for seconds only.
+With SIGSTOP, or in step 0, the other ranks wait only for seconds until they count the rank as lost.
 """
 
 import builtins
+import importlib
 import os
 import runpy
 import signal
 import sys
 
 import torch
-from workshop.distributed.ranks import Ranks
+import torch.distributed as dist
 
-from workshop.distributed import heartbeat, process_group
-from workshop.run.position import Progress
+import workshop.distributed
+from workshop.run.position import Position
 
 rank, step, name, script = sys.argv[1:5]
-count_step, meet = Progress.count_step, process_group.meet
+count_step, rendezvous = Position.count_step, workshop.distributed.rendezvous
 
 
-def counted(progress: Progress, loss: torch.Tensor) -> None:
-    count_step(progress, loss)
-    if progress.ranks.rank == int(rank) and progress.steps + progress.step == int(step):
+def count_step_then_signal(position: Position, loss: torch.Tensor) -> None:
+    count_step(position, loss)
+    if position.rank == int(rank) and position.finished_steps + position.step == int(step):
         if name in vars(builtins):
             raise vars(builtins)[name]
         os.kill(os.getpid(), signal.Signals[name])
 
 
-def met(ranks: Ranks, device: torch.device) -> torch.distributed.Store:
-    store = meet(ranks, device)
-    if ranks.rank == int(rank):
+def rendezvous_then_signal(rank_: int, world_size: int, device: torch.device) -> dist.Store:
+    store = rendezvous(rank_, world_size, device)
+    if rank_ == int(rank):
         os.kill(os.getpid(), signal.Signals[name])
     return store
 
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
-Progress.count_step = counted
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that runs the tests may ignore it
+Position.count_step = count_step_then_signal
 if step == "0":
-    process_group.meet = met
+    workshop.distributed.rendezvous = rendezvous_then_signal
 if name == "SIGSTOP" or step == "0":
-    heartbeat.SILENCE, heartbeat.SILENCE_AFTER_FAILURE = 6.0, 3.0
+    detector = importlib.import_module("workshop.distributed.failure_detector")  # the package has a function so named
+    detector.TIMEOUT, detector.TIMEOUT_AFTER_FAILURE = 6.0, 3.0
 sys.argv = [script, *sys.argv[5:]]
 runpy.run_path(script, run_name="__main__")

@@ -1,4 +1,4 @@
-"""What two ranks send each other beside gradients: how it looks in a trace, and how they read one checkpoint."""
+"""What two ranks send each other besides gradients: how it looks in a trace, and how they read one checkpoint."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from workshop.config import TrainConfig
 from workshop.errors import UserError
 from workshop.run import checkpoint
 from workshop.run.checkpoint import GoodCheckpoint, checksum_of, read_checkpoint, save_checkpoint
-from workshop.run.position import Progress
+from workshop.run.position import Position
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return [json.loads(result.stdout) for result in results]
 
 
-def test_a_trace_tells_control_messages_from_gradients(facts: list[dict]) -> None:
+def test_a_trace_distinguishes_control_messages_from_gradients(facts: list[dict]) -> None:
     for rank in facts:
         collectives, smallest = rank["trace"]
         assert collectives == {"c10d::allreduce_": 1, "c10d::allgather_": 1}
@@ -35,8 +35,8 @@ def test_a_trace_tells_control_messages_from_gradients(facts: list[dict]) -> Non
 
 def test_each_rank_reads_the_checkpoint_that_rank_0_has_found_good(facts: list[dict]) -> None:
     for rank, loads in zip(facts, (2, 1), strict=True):  # rank 0 once more, to see that it can be read
-        said, largest_message, loaded, right = rank["resumed"]
-        assert (said, right) == ("", True)
+        mistake, largest_message, loaded, right = rank["resumed"]
+        assert (mistake, right) == ("", True)
         assert largest_message < 2000  # bytes; the weights are 4 MB
         assert loaded == ["mmap True"] * loads
 
@@ -52,30 +52,34 @@ def test_a_rank_that_cannot_read_the_checkpoint_ends_all_with_the_same_line(fact
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD, torch.optim.Adadelta])
-def test_what_was_resumed_does_not_lie_in_the_checkpoint_file(tmp_path: Path, optimizer: type) -> None:
-    """The file may be replaced, on another node too, while training goes on; here all of it is overwritten."""
+def test_what_was_resumed_is_no_longer_in_the_checkpoint_file(tmp_path: Path, optimizer: type) -> None:
+    """The file may be replaced, also on another node, while training continues; here all of it is overwritten."""
 
-    def build() -> tuple[Progress, torch.nn.Module, torch.optim.Optimizer]:
+    def build() -> tuple[Position, torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.BatchNorm1d(40))
         config = TrainConfig(run_dir=tmp_path, resume=True)
-        progress = Progress(config, torch.device("cpu"), ONE_PROCESS, tmp_path / "checkpoint.pt", lambda _: None)
-        progress._size = dict
-        return progress, model, optimizer(model.parameters(), lr=0.1)
+        position = Position(config, torch.device("cpu"), 0, 1, tmp_path / "checkpoint.pt", lambda _: None)
+        position.loader = torch.utils.data.DataLoader(range(8))
+        return position, model, optimizer(model.parameters(), lr=0.1)
+
+    def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
     def tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         states = [value for state in optimizer.state.values() for value in state.values()]
         return [*model.state_dict().values(), *(value for value in states if isinstance(value, torch.Tensor))]
 
-    progress, model, optimizer_ = build()
-    progress.resume(model=model, optimizer=optimizer_)
+    position, model, optimizer_ = build()
     model(torch.randn(8, 40)).square().sum().backward()
     optimizer_.step()
     saved = [value.clone() for value in tensors(model, optimizer_)]
-    progress._write()
+    position.save(state_of(model, optimizer_), None)
 
-    progress, model, optimizer_ = build()
-    progress.resume(model=model, optimizer=optimizer_)
+    position, model, optimizer_ = build()
+    checkpoint = position.load(matching=state_of(model, optimizer_))
+    model.load_state_dict(checkpoint["model"])
+    optimizer_.load_state_dict(checkpoint["optimizer"])
     with (tmp_path / "checkpoint.pt").open("r+b") as file:
         file.write(b"\xff" * (tmp_path / "checkpoint.pt").stat().st_size)
     resumed = tensors(model, optimizer_)

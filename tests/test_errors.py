@@ -1,4 +1,4 @@
-"""How a script ends: in one line where the user can mend it, quietly where nobody reads, else as Python has it."""
+"""How a script ends: in one line where the user can fix it, quietly where nobody reads, else as Python does."""
 
 import errno
 import os
@@ -14,18 +14,18 @@ from conftest import REPOSITORY
 from data_helpers import assert_one_line
 from workshop.commandline import run_with_config
 from workshop.config import TrainConfig
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import refuse_another_clones_package
+from workshop.entry import check_clone, run_reporting_user_errors
 
 WORKERS = """
 import multiprocessing.reduction, os, resource, signal, sys
 import torch
-from workshop.distributed.ranks import ONE_PROCESS
 from workshop.entry import run_reporting_user_errors
-from workshop.loaders.images import MapLoader
-from workshop.loaders.sampler import EpochOrder
+from workshop.loaders import init_worker
 
 class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+
     def __getitem__(self, index):
         if sys.argv[1] == "passing":  # a worker cannot send what it has loaded
             multiprocessing.reduction.DupFd = None
@@ -36,7 +36,7 @@ class Samples(torch.utils.data.Dataset):
 def main():
     if sys.argv[1] == "files":
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8,) * 2)
-    list(MapLoader(Samples(), EpochOrder(100, 1, ONE_PROCESS, seed=1, shuffle=True), num_workers=2))
+    list(torch.utils.data.DataLoader(Samples(), num_workers=2, worker_init_fn=init_worker))
 
 run_reporting_user_errors(main)
 """
@@ -66,7 +66,9 @@ def raising(error: BaseException) -> Callable[[], None]:
 @pytest.mark.parametrize(
     "error", [RuntimeError(f"Caught\nTraceback\nRuntimeError: {FULL}\n"), OSError(errno.ENOMEM, "")]
 )
-def test_other_signs_of_want(error: Exception, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_from_a_lack_of_resources(
+    error: Exception, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # is put back afterwards
     with pytest.raises(SystemExit, match="2"):
         run_reporting_user_errors(raising(error))
@@ -83,7 +85,8 @@ def test_no_other_error_is_hidden(error: Exception) -> None:
 PRINTING = """
 import sys
 from pathlib import Path
-from workshop.entry import run_reporting_user_errors, warn
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import warn
 
 def main():
     warn("careful")
@@ -156,8 +159,8 @@ def test_a_copied_script_and_a_clone_under_another_name_run(tmp_path: Path, caps
     (tmp_path / "link").symlink_to(REPOSITORY)
     linked = tmp_path / "link" / "tests" / Path(__file__).name
     run_reporting_user_errors(runpy.run_path(str(alone))["main"])
-    refuse_another_clones_package(linked)
-    refuse_another_clones_package(REPOSITORY / "01_single_gpu" / "train.py")
+    check_clone(linked)
+    check_clone(REPOSITORY / "01_single_gpu" / "train.py")
     assert capsys.readouterr().out == "runs\n"
 
 

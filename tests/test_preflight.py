@@ -29,7 +29,7 @@ Patch = pytest.MonkeyPatch
 SCRIPTS = [REPOSITORY / "slurm" / name for name in ("preflight.py", "preflight_checks.py")]
 
 
-def told(row: Row, status: str, found: str, remedy: str, lessons: tuple[str, ...] = ALL) -> bool:
+def says(row: Row, status: str, found: str, remedy: str, lessons: tuple[str, ...] = ALL) -> bool:
     assert (row.status, row.lessons) == (status, lessons), vars(row)
     assert found in row.found and remedy in row.remedy, vars(row)
     return True
@@ -45,7 +45,7 @@ def test_an_old_python_can_read_the_script(script: Path) -> None:
 
 def test_python_too_old(monkeypatch: Patch) -> None:
     monkeypatch.setattr(checks, "sys", SimpleNamespace(version_info=(3, 9, 2), executable="/usr/bin/python3"))
-    assert told(checks.python(), "fail", "3.9.2, /usr/bin/python3", "make setup PYTHON=python3.11")
+    assert says(checks.python(), "fail", "3.9.2, /usr/bin/python3", "make setup PYTHON=python3.11")
     assert [row.check for row in preflight.foundations()] == ["Python"]
 
 
@@ -62,7 +62,7 @@ def versions(monkeypatch: Patch, **others: str | None) -> None:
 def test_packages_missing_too_old_or_not_the_tested_ones(monkeypatch: Patch) -> None:
     versions(monkeypatch, h5py=None, torch="2.1.0+cu118")
     (row,) = checks.packages()
-    assert told(row, "fail", "missing or too old: h5py, torch 2.1.0 (2.11 or newer)", "make setup")
+    assert says(row, "fail", "missing or too old: h5py, torch 2.1.0 (2.11 or newer)", "make setup")
     versions(monkeypatch, tqdm="1.0")
     (row,) = checks.packages()
     assert row.status == "warning" and "tqdm 1.0 (4." in row.found
@@ -72,30 +72,30 @@ def test_package_of_another_clone(monkeypatch: Patch, tmp_path: Path) -> None:
     (tmp_path / "workshop").mkdir()
     spec = SimpleNamespace(origin=str(tmp_path / "workshop" / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
-    assert told(checks.package(), "fail", f"another clone, {tmp_path}", f"export PYTHONPATH={REPOSITORY}")
+    assert says(checks.package(), "fail", f"another clone, {tmp_path}", f"export PYTHONPATH={REPOSITORY}")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert told(checks.package(), "fail", "finds nothing", f"`make setup` in {REPOSITORY}")
+    assert says(checks.package(), "fail", "finds nothing", f"`make setup` in {REPOSITORY}")
 
 
 def test_driver_too_old_or_torch_without_cuda(monkeypatch: Patch) -> None:
     monkeypatch.setattr(checks, "_driver_version", lambda: "535.104.05")
     monkeypatch.setattr(torch.version, "cuda", "13.2")
-    assert told(checks.driver(), "fail", "driver 535.104.05 is too old for torch's CUDA 13.2", "driver R580 or newer")
+    assert says(checks.driver(), "fail", "driver 535.104.05 is too old for torch's CUDA 13.2", "driver R580 or newer")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert checks.driver().status == "ok"
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert told(checks.driver(), "fail", "knows no CUDA", "install a torch built for CUDA")
+    assert says(checks.driver(), "fail", "knows no CUDA", "install a torch built for CUDA")
 
 
 def test_gpu_granted_but_not_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert told(checks.device(), "fail", "CUDA_VISIBLE_DEVICES=0, but torch", "needs driver R580 or newer")
+    assert says(checks.device(), "fail", "CUDA_VISIBLE_DEVICES=0, but torch", "needs driver R580 or newer")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert told(checks.device(), "warning", "no GPU: computes on cpu", "take a GPU node")
+    assert says(checks.device(), "warning", "no GPU: computes on cpu", "take a GPU node")
 
 
-def pretend_gpu(monkeypatch: Patch, major: int, minor: int) -> None:
+def fake_gpu(monkeypatch: Patch, major: int, minor: int) -> None:
     monkeypatch.setattr(workshop.hardware, "pick_device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     properties = SimpleNamespace(name="Some GPU", total_memory=16e9, major=major, minor=minor)
@@ -103,23 +103,23 @@ def pretend_gpu(monkeypatch: Patch, major: int, minor: int) -> None:
 
 
 def test_gpu_that_this_torch_has_no_kernels_for(monkeypatch: Patch) -> None:
-    pretend_gpu(monkeypatch, 6, 1)
+    fake_gpu(monkeypatch, 6, 1)
 
     def no_kernel(*_: object, **__: object) -> torch.Tensor:
         raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
 
     monkeypatch.setattr(torch, "ones", no_kernel)
     found = "1 x Some GPU, 16 GB, compute capability 6.1, does not compute: CUDA error: no kernel image"
-    assert told(checks.device(), "fail", found, "install one built for this GPU")
+    assert says(checks.device(), "fail", found, "install one built for this GPU")
 
 
 def test_old_and_single_gpu(monkeypatch: Patch) -> None:
-    pretend_gpu(monkeypatch, 7, 5)
+    fake_gpu(monkeypatch, 7, 5)
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(shape))
-    assert told(checks.device(), "warning", "compute capability 7.5", "use fp16", ("04",))
+    assert says(checks.device(), "warning", "compute capability 7.5", "use fp16", ("04",))
     (row,) = checks.gpus_for_lesson_02()
-    assert told(row, "warning", "one GPU", "--gres=gpu:2", ("02",))
+    assert says(row, "warning", "one GPU", "--gres=gpu:2", ("02",))
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     assert checks.gpus_for_lesson_02() == []
 
@@ -129,14 +129,14 @@ def test_without_dali(monkeypatch: Patch) -> None:
         raise ImportError("libnvrtc.so: cannot open shared object file")
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    assert told(checks.dali(), "warning", "libnvrtc.so", "pip install nvidia-dali-cuda120", ("01", "04"))
+    assert says(checks.dali(), "warning", "libnvrtc.so", "pip install nvidia-dali-cuda120", ("01", "04"))
 
 
 def test_one_cpu_and_little_shared_memory(monkeypatch: Patch) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
-    assert told(checks.processors(), "warning", "1 for this process", "--cpus-per-task=2")
+    assert says(checks.processors(), "warning", "1 for this process", "--cpus-per-task=2")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=64e6))
-    assert told(checks.shared_memory(), "warning", "64 MB free", "--shm-size=1g")
+    assert says(checks.shared_memory(), "warning", "64 MB free", "--shm-size=1g")
 
 
 def data_rows(monkeypatch: Patch, folder: Path) -> dict[str, Row]:
@@ -150,9 +150,9 @@ def test_data_missing_cut_short_or_changed(monkeypatch: Patch, data_dir: Path, t
 
     rows = data_rows(monkeypatch, tmp_path)
     prepare = "to bring {0} run `python data/prepare.py {0}`, or without a network"
-    assert told(rows["mnist"], "fail", "has no train-images", prepare.format("mnist"))
-    assert told(rows["cifar10"], "warning", "data_batch_1", prepare.format("cifar10"), ("01", "03"))
-    assert told(rows["nbody"], "fail", "has no train.h5", prepare.format("nbody"), ("04",))
+    assert says(rows["mnist"], "fail", "has no train-images", prepare.format("mnist"))
+    assert says(rows["cifar10"], "warning", "data_batch_1", prepare.format("cifar10"), ("01", "03"))
+    assert says(rows["nbody"], "fail", "has no train.h5", prepare.format("nbody"), ("04",))
 
     shutil.copytree(data_dir, tmp_path, dirs_exist_ok=True)
     images = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
@@ -161,8 +161,8 @@ def test_data_missing_cut_short_or_changed(monkeypatch: Patch, data_dir: Path, t
         file.write(b"\x07\x06\x05")
     os.truncate(tmp_path / "nbody" / "val.h5", 500)
     rows = data_rows(monkeypatch, tmp_path)
-    assert told(rows["mnist"], "fail", f"{images}: damaged", "python data/prepare.py mnist --synthetic")
-    assert told(rows["nbody"], "fail", "val.h5", prepare.format("nbody"), ("04",))
+    assert says(rows["mnist"], "fail", f"{images}: damaged", "python data/prepare.py mnist --synthetic")
+    assert says(rows["nbody"], "fail", "val.h5", prepare.format("nbody"), ("04",))
 
 
 def failing(number: int) -> Callable[..., None]:
@@ -176,12 +176,12 @@ def test_runs_cannot_be_written(monkeypatch: Patch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("WORKSHOP_RUNS", str(tmp_path / "file" / "runs"))
     (row,) = checks.runs_folder()
-    assert told(row, "fail", f"cannot write to {tmp_path / 'file' / 'runs'}", "export WORKSHOP_RUNS=")
+    assert says(row, "fail", f"cannot write to {tmp_path / 'file' / 'runs'}", "export WORKSHOP_RUNS=")
     monkeypatch.setenv("WORKSHOP_RUNS", str(tmp_path / "runs"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(errno.EDQUOT))
         (row,) = checks.runs_folder()
-    assert told(row, "fail", "quota exceeded", "a folder of yours with room")
+    assert says(row, "fail", "quota exceeded", "a folder of yours with room")
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -194,9 +194,9 @@ def test_little_space_a_foreign_clone_and_a_quota(monkeypatch: Patch, tmp_path: 
     over = subprocess.CompletedProcess("quota", 1, "Disk quotas:  /home 105*", "")
     monkeypatch.setattr(checks, "_output", lambda *_: over)
     space, clone, quota = checks.runs_folder()
-    assert told(space, "warning", "2 GB free", "export WORKSHOP_RUNS=")
-    assert told(clone, "fail", "cannot write to", "clone the repository to a folder of your own", ("02",))
-    assert told(quota, "warning", "over quota: Disk quotas: /home 105*", "make room")
+    assert says(space, "warning", "2 GB free", "export WORKSHOP_RUNS=")
+    assert says(clone, "fail", "cannot write to", "clone the repository to a folder of your own", ("02",))
+    assert says(quota, "warning", "over quota: Disk quotas: /home 105*", "make room")
 
 
 def test_names_that_do_not_resolve(monkeypatch: Patch) -> None:
@@ -205,10 +205,10 @@ def test_names_that_do_not_resolve(monkeypatch: Patch) -> None:
             raise socket.gaierror("unknown")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert told(checks.names(["node6", "node7"]), "fail", "resolve: node7", "set MASTER_ADDR", ("03", "04"))
+    assert says(checks.names(["node6", "node7"]), "fail", "resolve: node7", "set MASTER_ADDR", ("03", "04"))
 
 
-def pretend_slurm(monkeypatch: Patch, sinfo: str, test_only: str = "", refused: str = "") -> list[Row]:
+def fake_slurm(monkeypatch: Patch, sinfo: str, test_only: str = "", refused: str = "") -> list[Row]:
     """The rows of a cluster whose commands answer like this."""
 
     def answer(command: str, *_: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -224,7 +224,7 @@ def pretend_slurm(monkeypatch: Patch, sinfo: str, test_only: str = "", refused: 
 
 def test_without_slurm_or_without_an_answer(monkeypatch: Patch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert told(checks.slurm()[0], "warning", "no sbatch here", "slurm/local_cluster.sh up")
+    assert says(checks.slurm()[0], "warning", "no sbatch here", "slurm/local_cluster.sh up")
     monkeypatch.setattr(shutil, "which", lambda name: name)
     for message, status in {
         "slurm_load_partitions: Unable to contact": "fail",
@@ -233,31 +233,31 @@ def test_without_slurm_or_without_an_answer(monkeypatch: Patch) -> None:
         silent = subprocess.CompletedProcess("sinfo", 1, "", f"first\n{message}")
         monkeypatch.setattr(checks, "_output", lambda *_, silent=silent: silent)
         (row,) = checks.slurm()
-        assert told(row, status, message, "ask the administrators")
+        assert says(row, status, message, "ask the administrators")
 
 
 def test_partition_that_lacks_something(monkeypatch: Patch) -> None:
     def first(sinfo: str) -> Row:
-        return pretend_slurm(monkeypatch, sinfo)[0]
+        return fake_slurm(monkeypatch, sinfo)[0]
 
     good = "gpu*|up|1-00:00:00|4|gpu:a100:4(S:0-1)|64|512000\ncpu|up|infinite|9|(null)|64|256000"
     assert first(good).status == "ok" and "4 nodes, up to 4 GPUs, 64 CPUs and 512000 MB" in first(good).found
     no_gpus = first("cpu*|up|1-00:00:00|9|(null)|64|256000")
-    assert told(no_gpus, "fail", "up to 0 GPUs", "set SBATCH_PARTITION", ("02", "03", "04"))
-    assert told(first("gpu*|up|30:00|1|gpu:2|8|1"), "warning", "1 nodes", "leave out what asks for two", ("03", "04"))
-    assert told(first("gpu*|down|30:00|4|gpu:2|8|1"), "fail", "none is not among those that are up", "`sinfo` lists")
+    assert says(no_gpus, "fail", "up to 0 GPUs", "set SBATCH_PARTITION", ("02", "03", "04"))
+    assert says(first("gpu*|up|30:00|1|gpu:2|8|1"), "warning", "1 nodes", "leave out what asks for two", ("03", "04"))
+    assert says(first("gpu*|down|30:00|4|gpu:2|8|1"), "fail", "none is not among those that are up", "`sinfo` lists")
     monkeypatch.setenv("SBATCH_PARTITION", "gpuu")
-    assert told(first(good), "fail", "gpuu is not among those that are up", "set SBATCH_PARTITION in slurm/site.sh")
+    assert says(first(good), "fail", "gpuu is not among those that are up", "set SBATCH_PARTITION in slurm/site.sh")
 
 
 def test_time_limit_below_that_of_the_jobs_and_a_job_that_slurm_refuses(monkeypatch: Patch) -> None:
     refusal = "sbatch: error: x\nallocation failure: Invalid account"
-    rows = pretend_slurm(monkeypatch, "debug*|up|10:00|2|gpu:2|8|1", refusal, refused="03")
+    rows = fake_slurm(monkeypatch, "debug*|up|10:00|2|gpu:2|8|1", refusal, refused="03")
     limits = [row for row in rows if row.check == "time limit"]
     assert [row.lessons for row in limits] == [("01",), ("02",), ("03",), ("04",)]
-    assert told(limits[0], "fail", "10:00, but the job asks for 20 minutes", "`sbatch --time=10:00`", ("01",))
+    assert says(limits[0], "fail", "10:00, but the job asks for 20 minutes", "`sbatch --time=10:00`", ("01",))
     jobs = {row.check: row for row in rows if row.check.startswith("job")}
-    assert told(jobs["job of 03"], "fail", "Invalid account", "set SBATCH_ACCOUNT", ("03",))
+    assert says(jobs["job of 03"], "fail", "Invalid account", "set SBATCH_ACCOUNT", ("03",))
     assert jobs["job of 01"].status == "ok"
 
 
@@ -269,20 +269,20 @@ def test_times_as_slurm_writes_them(limit: str, minutes: float | None) -> None:
     assert checks._minutes(limit) == minutes
 
 
-def test_ranks_that_do_not_meet(monkeypatch: Patch) -> None:
+def test_ranks_that_do_not_join(monkeypatch: Patch) -> None:
     where = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     for name, value in (where | {"MASTER_PORT": str(free_port()), "WORKSHOP_RENDEZVOUS_SECONDS": "1"}).items():
         monkeypatch.setenv(name, value)
     own, row = preflight.with_the_other_ranks(lambda: [Row("own", "ok", "")])
     assert own.check == "own"
-    assert told(row, "fail", "rank 0 of 2 waited up to 1 s", "03_ddp/experiments/README.md", ("03", "04"))
+    assert says(row, "fail", "rank 0 of 2 waited up to 1 s", "03_ddp/experiments/README.md", ("03", "04"))
 
 
 def test_torchrun_that_fails(monkeypatch: Patch) -> None:
     ended = subprocess.CompletedProcess("", 1, "", "Traceback\nOSError: no port")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     (row,) = preflight.ranks_on_this_machine()
-    assert told(row, "fail", "two: OSError: no port", "torchrun --standalone", ("03", "04"))
+    assert says(row, "fail", "two: OSError: no port", "torchrun --standalone", ("03", "04"))
 
 
 def test_ranks_that_add_up_wrong_or_slowly(monkeypatch: Patch) -> None:
@@ -292,7 +292,7 @@ def test_ranks_that_add_up_wrong_or_slowly(monkeypatch: Patch) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda _: None)
     with pytest.raises(RuntimeError, match=r"an all-reduce over 2 ranks gave 1.0, not the sum"):
         preflight.all_reduce_gb_per_second(torch.device("cpu"))
-    assert told(preflight.bandwidth(0.12, "nccl"), "warning", "0.12 GB/s", "NCCL_SOCKET_IFNAME", ("03", "04"))
+    assert says(preflight.bandwidth(0.12, "nccl"), "warning", "0.12 GB/s", "NCCL_SOCKET_IFNAME", ("03", "04"))
     assert preflight.bandwidth(0.12, "gloo").status == "ok"
 
 
@@ -322,12 +322,24 @@ def test_nothing_more_is_asked_of_a_broken_installation(monkeypatch: Patch, caps
     assert "cannot run: package" in capsys.readouterr().out
 
 
+def test_in_the_shell_of_a_job_it_checks_this_machine(monkeypatch: Patch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    row = Row("Python", "ok", "3.12")
+    monkeypatch.setattr(preflight, "foundations", lambda: [row])
+    for owner, name in ((preflight, "machine"), (preflight, "ranks_on_this_machine"), (checks, "slurm")):
+        monkeypatch.setattr(owner, name, lambda: [])
+    monkeypatch.setattr(checks, "names", lambda _: row)
+    assert preflight.main() == 0
+    assert "lesson 03_ddp: can run" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_this_machine_can_run_every_lesson(run_script: Script) -> None:
     result = run_script("slurm/preflight.py")
-    assert "ok       ranks          2 on 1 node(s) met over gloo" in result.stdout, result.stdout
-    verdicts = [line.partition(": ")[2] for line in result.stdout.splitlines() if line.startswith("lesson 0")]
-    assert [verdict[:7] for verdict in verdicts] == ["can run"] * 4
+    assert "ok       ranks          2 on 1 node(s) joined over gloo" in result.stdout, result.stdout
+    answers = [line.partition(": ")[2] for line in result.stdout.splitlines() if line.startswith("lesson 0")]
+    assert [answer[:7] for answer in answers] == ["can run"] * 4
     assert result.status == 0
 
 
@@ -340,7 +352,7 @@ def test_preflight_as_a_job_on_two_nodes(slurm: SlurmCluster, user_environment: 
     file.unlink()
     assert result.returncode == 0, log
     assert "on 127.0.0.1, 127.0.0.2:" in log
-    assert "ok       ranks          4 on 2 node(s) met over gloo" in log
+    assert "ok       ranks          4 on 2 node(s) joined over gloo" in log
     assert "ok       partition      workshop: 2 nodes, up to 2 GPUs" in log
     assert log.count("ok       job of 0") == 4
     assert log.count(": can run") == 4

@@ -21,7 +21,7 @@ from workshop.config import TrainConfig
 from workshop.errors import UserError
 from workshop.run import Run
 from workshop.run.checkpoint import save_checkpoint
-from workshop.run.position import Progress
+from workshop.run.position import Position
 
 pytestmark = pytest.mark.slow
 
@@ -46,17 +46,18 @@ def test_a_run_leaves_the_users_files_alone(train: Script, tmp_path: Path) -> No
         result = train("--run_dir", tmp_path)
         assert result.status == 0, result.stderr
         assert before.items() <= contents(tmp_path).items()
-    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1  # those of the first run have made room
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1  # those of the first run were removed
 
 
-def test_the_first_step_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_is_measured_on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In it a GPU's libraries and kernels are loaded."""
     clock = Clock()
     monkeypatch.setattr("workshop.run.position.time", clock)
     with Run(TrainConfig(run_dir=tmp_path), CPU) as run:
-        for _ in run.watch(SlowLoader(clock, 0.5, samples=32)):
-            clock.sleep(0.25 if run.progress.step else 7.0)
+        for _ in run.batches(SlowLoader(clock, 0.5, samples=32)):
+            clock.sleep(0.25 if run.position.step else 7.0)
             run.end_step(torch.zeros(()))
+            assert not run.should_save()
         run.log_epoch(1, clock.now, lr=1.0, train_loss=0.0, val_loss=0.0, val_accuracy=None)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["first_step_seconds"], summary["epochs"][0]["seconds"]) == (7.5, 9.75)
@@ -91,13 +92,13 @@ def test_an_empty_value_is_not_the_current_folder(train: Script, tmp_path: Path)
     assert "flags.yaml: 'run_dir' has an empty value" in one_line(train("--config", tmp_path / "flags.yaml"))
 
 
-def told(folder: Path, **flags: bool) -> str:
-    """What the user is told of a run that another process begins in ``folder``; nothing if it can begin."""
-    return told_of(lambda: Run(TrainConfig(run_dir=folder, **flags), CPU))
+def refusal(folder: Path, **flags: bool) -> str:
+    """The error of a run that another process begins in ``folder``; empty if it can begin."""
+    return error_in_fork(lambda: Run(TrainConfig(run_dir=folder, **flags), CPU))
 
 
-def told_of(work: Callable[[], object]) -> str:
-    """What the user is told of work that another process does; nothing if it succeeds."""
+def error_in_fork(work: Callable[[], object]) -> str:
+    """The user's error in work that another process does; empty if it succeeds."""
     reader, writer = os.pipe()
     other = os.fork()
     if other == 0:
@@ -116,8 +117,8 @@ def told_of(work: Callable[[], object]) -> str:
 @pytest.mark.parametrize("flags", [{}, {"resume": True}, {"benchmark": True}], ids=str)
 def test_a_folder_has_one_run_at_a_time(tmp_path: Path, flags: dict[str, bool]) -> None:
     with Run(TrainConfig(run_dir=tmp_path), CPU):
-        assert told(tmp_path, **flags) == f"another run writes to {tmp_path}; choose another --run_dir"
-    assert told(tmp_path, **flags) == ""
+        assert refusal(tmp_path, **flags) == f"another run writes to {tmp_path}; choose another --run_dir"
+    assert refusal(tmp_path, **flags) == ""
 
 
 def test_a_killed_run_leaves_its_folder_to_the_next_at_once(tmp_path: Path) -> None:
@@ -135,10 +136,10 @@ def test_a_killed_run_leaves_its_folder_to_the_next_at_once(tmp_path: Path) -> N
             os._exit(0)
     worker = int(os.read(reader, 20))
     try:
-        assert "another run writes" in told(tmp_path)
+        assert "another run writes" in refusal(tmp_path)
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
-        assert told(tmp_path) == ""
+        assert refusal(tmp_path) == ""
     finally:
         os.kill(worker, signal.SIGKILL)
         os.close(reader)
@@ -150,20 +151,20 @@ def after_a_step(monkeypatch: pytest.MonkeyPatch) -> Callable:
     """Has something done once, after the first step of the runs that follow."""
 
     def plan(action: Callable[[], object]) -> None:
-        count_step = Progress.count_step
+        count_step = Position.count_step
 
-        def counted(progress: Progress, loss: torch.Tensor) -> None:
-            count_step(progress, loss)
-            if progress.steps + progress.step == 1:
+        def count_step_then_act(position: Position, loss: torch.Tensor) -> None:
+            count_step(position, loss)
+            if position.finished_steps + position.step == 1:
                 action()
 
-        monkeypatch.setattr(Progress, "count_step", counted)
+        monkeypatch.setattr(Position, "count_step", count_step_then_act)
 
     return plan
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is needed")
-def test_a_checkpoint_for_which_there_is_no_room_ends_the_run(
+def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_the_run(
     train: Script, tmp_path: Path, after_a_step: Callable
 ) -> None:
     after_a_step(lambda: (tmp_path / "checkpoint.tmp").symlink_to("/dev/full"))
@@ -172,20 +173,20 @@ def test_a_checkpoint_for_which_there_is_no_room_ends_the_run(
     assert not (tmp_path / "checkpoint.tmp").is_symlink()
 
 
-def test_a_checkpoint_that_is_cut_off_is_told_by_its_cause(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_cut_off_is_reported_with_its_cause(tmp_path: Path) -> None:
     def save() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
         save_checkpoint(tmp_path / "checkpoint.pt", {str(part): torch.zeros(20_000) for part in range(20)})
 
-    assert told_of(save).startswith(f"cannot write {tmp_path}/checkpoint.pt: File too large;")  # not in torch's words
+    assert error_in_fork(save).startswith(
+        f"cannot write {tmp_path}/checkpoint.pt: File too large;"
+    )
     assert contents(tmp_path) == {}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is needed")
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_summary_and_curves_for_which_there_is_no_room_are_warnings(
-    train: Script, tmp_path: Path, after_a_step: Callable
-) -> None:
+def test_a_full_disk_is_a_warning_for_summary_and_curves(train: Script, tmp_path: Path, after_a_step: Callable) -> None:
     def fill() -> None:
         (tmp_path / "summary.tmp").symlink_to("/dev/full")
         for curves in tmp_path.glob("events*"):
@@ -208,5 +209,5 @@ def test_a_line_that_cannot_be_printed_is_lost_and_nothing_else(
 ) -> None:
     with Run(TrainConfig(run_dir=tmp_path), CPU) as run, open("/dev/full", "wb", buffering=0) as full:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
-        run.record.log("a terminal that was closed takes no lines")
+        run.logger.log("a terminal that was closed takes no lines")
         monkeypatch.undo()

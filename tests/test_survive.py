@@ -1,4 +1,4 @@
-"""Runs that survive: they go on bit for bit where they were, from the last good checkpoint, whatever ended them."""
+"""Runs that survive: they continue bit for bit where they were, from the last good checkpoint, whatever ended them."""
 
 import json
 import math
@@ -19,8 +19,8 @@ import torch
 
 from conftest import REPOSITORY, Result, Script
 from sources import bring_drawn, pack
-from workshop.run.position import Progress
-from workshop.signals import StopSignals, obey_only_parent
+from workshop.run.position import Position
+from workshop.signals import StopSignals, ignore_stop_signals
 
 pytestmark = pytest.mark.slow
 
@@ -50,20 +50,20 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable:
     """Has something done in a step, counted over all epochs, of the runs that follow."""
 
     def plan(step: int, action: Callable[[], object]) -> None:
-        count_step = Progress.count_step
+        count_step = Position.count_step
 
-        def counted(progress: Progress, loss: torch.Tensor) -> None:
-            count_step(progress, loss)
-            if progress.steps + progress.step == step:
+        def count_step_then_act(position: Position, loss: torch.Tensor) -> None:
+            count_step(position, loss)
+            if position.finished_steps + position.step == step:
                 action()
 
-        monkeypatch.setattr(Progress, "count_step", counted)
+        monkeypatch.setattr(Position, "count_step", count_step_then_act)
 
     return plan
 
 
-def tell(number: int) -> Callable[[], object]:
-    """Sends a signal to all processes of the run, those that load data included, as Slurm does; returns once noted."""
+def send(number: int) -> Callable[[], object]:
+    """Sends a signal to all processes of the run, with its loader workers, as Slurm does; returns once recorded."""
 
     def kill() -> None:
         workers = [process.pid for process in multiprocessing.active_children()]
@@ -84,7 +84,7 @@ def results_of(folder: Path) -> list[tuple[float, float]]:
 
 
 def assert_equal(one: object, other: object) -> None:
-    """Bit for bit, through all nested parts of two states; only times may differ."""
+    """Check that two states are equal bit for bit in all nested parts; only times may differ."""
     assert type(one) is type(other)
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
@@ -107,7 +107,7 @@ def one_line(result: Result) -> str:
 
 
 @pytest.mark.parametrize(
-    "rung",
+    "loader",
     [
         ["--loader", "map", "--num_workers", 0],
         ["--loader", "map", "--num_workers", 1],
@@ -117,17 +117,17 @@ def one_line(result: Result) -> str:
         ["--loader", "shards", "--num_workers", 1],
         ["--loader", "dali"],
     ],
-    ids=lambda rung: "-".join(map(str, rung[1::2])),
+    ids=lambda loader: "-".join(map(str, loader[1::2])),
 )
-def test_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
-    train: Script, at_step: Callable, tmp_path: Path, rung: list
+def test_a_run_continues_bit_for_bit_within_an_epoch(
+    train: Script, at_step: Callable, tmp_path: Path, loader: list
 ) -> None:
-    assert train(*SHORT, *rung, "--run_dir", tmp_path / "whole").status == 0
-    at_step(14, tell(signal.SIGTERM))
-    stopped = train(*SHORT, *rung, "--run_dir", tmp_path / "parts")
+    assert train(*SHORT, *loader, "--run_dir", tmp_path / "whole").status == 0
+    at_step(14, send(signal.SIGTERM))
+    stopped = train(*SHORT, *loader, "--run_dir", tmp_path / "parts")
     assert stopped.status == 0
-    assert "told to stop by SIGTERM: saved after step 4 of epoch 2" in stopped.stdout
-    resumed = train(*SHORT, *rung, "--run_dir", tmp_path / "parts", "--resume", "true", "--log_interval", 5)
+    assert "stopped by SIGTERM: saved after step 4 of epoch 2" in stopped.stdout
+    resumed = train(*SHORT, *loader, "--run_dir", tmp_path / "parts", "--resume", "true", "--log_interval", 5)
     assert resumed.status == 0, resumed.stderr
     assert "checkpoint.pt after step 4 of epoch 2\n" in resumed.stdout
     assert re.search(r"epoch 2  step  5/10 .*\n.*epoch 2  step 10/10", resumed.stdout)
@@ -153,10 +153,10 @@ def test_ctrl_c_and_a_closed_terminal_stop_a_run_as_slurm_does(
     train: Script, at_step: Callable, tmp_path: Path, dies_of_signals: None, number: signal.Signals
 ) -> None:
     flags = [*SHORT, "--loader", "map", "--num_workers", 1, "--run_dir", tmp_path]
-    at_step(14, tell(number))
+    at_step(14, send(number))
     stopped = train(*flags)
     assert stopped.status == 0, stopped.stderr
-    assert f"told to stop by {number.name}: saved after step 4 of epoch 2; --resume true" in stopped.stdout
+    assert f"stopped by {number.name}: saved after step 4 of epoch 2; --resume true" in stopped.stdout
     assert stopped.stderr == ""
     resumed = train(*flags, "--resume", "true")
     assert "checkpoint.pt after step 4 of epoch 2\n" in resumed.stdout
@@ -197,7 +197,7 @@ def test_a_loader_worker_outlives_ctrl_c(
     if worker == 0:
         status = 1
         try:
-            obey_only_parent()
+            ignore_stop_signals()
             os.kill(os.getpid(), signal.SIGINT)
             status = 0
         finally:
@@ -227,7 +227,7 @@ def cut_short(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip_a_byte, cut_short])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(train: Script, tmp_path: Path, damage: Callable) -> None:
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(train: Script, tmp_path: Path, damage: Callable) -> None:
     assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
     whole = state_of(tmp_path)
     damage(tmp_path / "checkpoint.pt")
@@ -257,13 +257,13 @@ def test_a_damaged_checkpoint_that_cannot_be_set_aside_is_one_line(train: Script
 def test_a_checkpoint_of_another_run_is_refused(
     train: Script, at_step: Callable, data_dir: Path, tmp_path: Path
 ) -> None:
-    at_step(14, tell(signal.SIGUSR1))
+    at_step(14, send(signal.SIGUSR1))
     assert train(*MEMORY, "--run_dir", tmp_path, WORKSHOP_REQUEUE_FILE=str(tmp_path / "requeue")).status == 0
     assert (tmp_path / "requeue").exists()
     for flags, difference in (
         (["--model", "cifar_cnn", "--dataset", "cifar10"], "model is mnist_cnn there and cifar_cnn here"),
         (["--limit_train", 40], "limit_train is 80 there and 40 here"),
-        (["--optimizer", "sgd"], "optimizer is Adam there and SGD here"),
+        (["--optimizer", "sgd"], "optimizer is adam there and sgd here"),
         (["--batch_size", 16], "global_batch_size is 8 there and 16 here"),
         (["--loader", "shards"], "loader is memory there and shards of 1 worker(s) here, and it was saved in the mid"),
     ):
@@ -335,14 +335,14 @@ def test_a_checkpoint_that_no_run_has_written_is_one_line(train: Script, tmp_pat
     assert train(*MEMORY, "--epochs", 1, "--run_dir", tmp_path).status == 0
     torch.save(spoil(state_of(tmp_path)), tmp_path / "checkpoint.pt")
     line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
-    assert f"{tmp_path}/checkpoint.pt does not fit this run (" in line and "choose another --run_dir" in line
+    assert f"{tmp_path}/checkpoint.pt does not fit this run: " in line and "choose another --run_dir" in line
 
 
 def test_other_data_of_the_same_name_are_another_run(train: Script, at_step: Callable, tmp_path: Path) -> None:
     data, run = tmp_path / "data", tmp_path / "run"
     flags = ["--batch_size", 8, "--loader", "memory", "--data_dir", data, "--run_dir", run]
     bring_drawn("mnist", data, train_samples=80, val_samples=16)
-    at_step(6, tell(signal.SIGTERM))
+    at_step(6, send(signal.SIGTERM))
     assert train(*flags).status == 0
     shutil.copytree(run, tmp_path / "copy")
 

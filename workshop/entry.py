@@ -35,9 +35,7 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
     except UserError as error:
         if error.already_reported:
             exit_2_on_sigterm()
-            time.sleep(
-                3
-            )  # otherwise the launcher, seeing this rank gone, could end the rank that reports before it does
+            time.sleep(3)  # otherwise the launcher could end the rank that reports the mistake before it has done so
         else:
             message = str(error).rpartition("UserError: ")[2]  # one from a loader worker begins with its traceback
             print(f"error: {' '.join(message.split())}", file=sys.stderr)

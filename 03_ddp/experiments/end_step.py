@@ -2,35 +2,35 @@
 
     torchrun --standalone --nproc-per-node 2 experiments/end_step.py
 
-You should see a ratio close to 1: the ranks ask each other about once a second whether one of them was told to stop,
-and in the steps between they only count.
+You should see a ratio close to 1: about once a second the ranks exchange whether one of them got a signal to stop, and
+in the steps between they only count.
 """
 
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-from workshop.distributed.process_group import process_group
-from workshop.step.optimizers import build_optimizer
 
 from lab.flags import default_folder, make_output_folder
+from lab.launching import load_script
+from lab.process_group import process_group
 from lab.records import write_record
 from workshop.commandline import run_with_config
-from workshop.config import DDPFlags, TrainConfig
-from workshop.distributed.all_reduce_counter import share_batch
+from workshop.config import require_positive
 from workshop.errors import UserError
-from workshop.loaders import build_loaders
 from workshop.models import build_model
 from workshop.profiling.throughput import max_over_ranks
-from workshop.run.position import Progress
+from workshop.run.position import Position
+
+lesson = load_script(Path(__file__).resolve().parent.parent)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig, DDPFlags):
+class Config(lesson.Config):
     """The flags of lesson 03, and of the measurement."""
 
     block: int = 10
@@ -40,46 +40,49 @@ class Config(TrainConfig, DDPFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("block")
+        require_positive(self, "block")
 
 
 def main(config: Config) -> None:
     """Train an epoch in blocks, every second one without the end of its steps; print what the end costs."""
-    with process_group() as (ranks, device):
-        config = share_batch(config, ranks)
-        if ranks.is_main:
+    with process_group() as (rank, world_size, device):
+        config = replace(config, batch_size=lesson.batch_size_per_rank(config, world_size))
+        if rank == 0:
             make_output_folder(config.out)
-        loader, _ = build_loaders(config, device, ranks)
-        model = DistributedDataParallel(build_model(config).to(device))
-        optimizer = build_optimizer(config, model)
-        progress = Progress(config, device, ranks, config.out / "checkpoint.pt", log=print)
+        loader = lesson.make_loader(config, "train", device, rank, world_size)
+        model = build_model(config.model, config.dataset, dropout=config.dropout).to(device)
+        ddp_model = DistributedDataParallel(model)
+        optimizer = lesson.make_optimizer(config, model)
+        position = Position(config, device, rank, world_size, config.out / "checkpoint.pt", log=print)
         blocks: dict[bool, list[float]] = {True: [], False: []}
-        with progress.stop:
-            progress.begin_epoch(loader)
+        with position.stop:
+            position.begin_epoch(loader)
             started = time.perf_counter()
             for i, (inputs, targets) in enumerate(loader, start=1):
                 optimizer.zero_grad()
-                loss = F.cross_entropy(model(inputs.to(device)), targets.to(device))
+                loss = F.cross_entropy(ddp_model(inputs.to(device)), targets.to(device))
                 loss.backward()
                 optimizer.step()
-                ended = (i - 1) // config.block % 2 == 0
-                if ended:
-                    progress.count_step(loss)
-                    progress.save_or_stop()
+                with_end = (i - 1) // config.block % 2 == 0
+                if with_end:
+                    position.count_step(loss)
+                    if position.should_save():
+                        position.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, None)
                 if i % config.block == 0:
                     if device.type == "cuda":
                         torch.cuda.synchronize()
-                    blocks[ended].append(max_over_ranks(time.perf_counter() - started, device) / config.block)
+                    seconds = max_over_ranks(time.perf_counter() - started, device)
+                    blocks[with_end].append(seconds / config.block)
                     started = time.perf_counter()
         pairs = list(zip(blocks[True], blocks[False], strict=False))[2:]  # the first ones warm up
         if not pairs:
             raise UserError(f"{len(loader)} steps are too few: raise --limit_train, or lower --block")
         with_it, without = (statistics.mean(seconds) for seconds in zip(*pairs, strict=True))
-        cost = with_it / without  # of means: only some blocks have an agreement of the ranks in them
-        if ranks.is_main:
-            print(f"{len(pairs)} pairs of {config.block} steps on {ranks.world_size} rank(s):")
+        cost = with_it / without  # of means, because only some blocks have a check of all ranks in them
+        if rank == 0:
+            print(f"{len(pairs)} pairs of {config.block} steps on {world_size} rank(s):")
             print(f"a step with its end takes {cost:.4f} times as long as one without")
-            figures = {"end_step_cost": cost, "step_seconds": without, "world_size": ranks.world_size}
+            figures = {"end_step_cost": cost, "step_seconds": without, "world_size": world_size}
             write_record(config.out / "end_step.json", device, figures)
 
 

@@ -21,11 +21,11 @@ def launcher(ranks: int) -> list[str]:
     per_node = slurm_tasks() // int(os.environ.get("SLURM_NNODES", 1))
     nodes = math.ceil(ranks / per_node)
     layout = [f"--nodes={nodes}", f"--ntasks={ranks}", f"--ntasks-per-node={min(ranks, per_node)}"]
-    if "MASTER_ADDR" not in os.environ:  # a shell of salloc; job files export where the ranks meet
+    if "MASTER_ADDR" not in os.environ:  # a shell of salloc; job files export where the ranks connect
         hosts = subprocess.run(["scontrol", "show", "hostnames"], stdout=subprocess.PIPE, text=True).stdout
         first, port = hosts.split("\n")[0], 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
         layout.append(f"--export=ALL,MASTER_ADDR={first},MASTER_PORT={port}")
-    # From the first node on, because the ranks meet there; if one fails, all end.
+    # From the first node on, because the ranks connect to it; if one rank fails, all end.
     return ["srun", "--relative=0", *layout, "--kill-on-bad-exit=1", sys.executable]
 
 

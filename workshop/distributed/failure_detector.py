@@ -56,7 +56,7 @@ def failure_detector(store: dist.Store, rank: int, world_size: int) -> Iterator[
         try:
             yield
         except RuntimeError as error:
-            if dist.is_initialized() or not heartbeat:
+            if dist.is_initialized():
                 raise
             reason = str(error).strip().splitlines()[-1]
             raise UserError(f"rank {rank} of {world_size} joined, but cannot reach the others: {reason}") from None

@@ -37,6 +37,19 @@ def started_by_srun() -> bool:
     return False
 
 
+def int_from_env(name: str) -> int:
+    """Return the environment variable ``name``, which a launcher has set, as a number of at least 0.
+
+    Raises:
+        UserError: it is not set, or not such a number.
+    """
+    value = os.environ.get(name)
+    if value is None or not value.isdecimal():
+        found = "is not set" if value is None else f"is {value!r}"
+        raise UserError(f"{name} {found}, but it must be a number of at least 0; torchrun and srun set it")
+    return int(value)
+
+
 def rendezvous(rank: int, world_size: int, device: torch.device) -> dist.Store:
     """Return the store through which the ranks find each other, once all of them have joined.
 
@@ -85,9 +98,7 @@ def rendezvous(rank: int, world_size: int, device: torch.device) -> dist.Store:
 
     try:
         with silent_stderr():
-            threading.Thread(
-                target=join, daemon=True
-            ).start()  # in a thread, because these calls have no common timeout
+            threading.Thread(target=join, daemon=True).start()  # because these calls have no common timeout
             store, infos = joined.result(timeout.total_seconds() + 5)  # 5 s more, so that their own timeouts come first
     except (dist.DistError, TimeoutError) as error:
         if "EADDRINUSE" in str(error):

@@ -23,8 +23,6 @@ SETTINGS = ("model", "dataset", "optimizer", "precision", "limit_train", "seed",
 """flags that two runs must have in common for one to continue the other; not every lesson has all of them"""
 FIXED_WITHIN_AN_EPOCH = {"world_size", "seed", "loader", "steps_per_epoch"}
 """what may change from one epoch to the next, but not within an epoch: the rest of it would be other samples"""
-MAY_BE_MISSING = {"precision", "data", "train_samples", "steps_per_epoch"}
-"""what is not compared where one of the two runs has not saved it: not all lessons have it"""
 
 
 def previous(path: Path) -> Path:
@@ -169,14 +167,14 @@ def fingerprint(config: TrainConfig, world_size: int, global_batch_size: int, pa
 def check_compatible(path: Path, theirs: dict[str, Any], mine: dict[str, Any], in_epoch: int | None) -> None:
     """Raise `UserError` if the `fingerprint` of the checkpoint's run, or a part of it, differs from mine.
 
+    What only one of the two has is not compared, because not all lessons have the same flags.
     ``in_epoch`` is the epoch that was under way when the checkpoint was saved, None if it was saved between two.
     """
-    fields = [field for field in theirs | mine if theirs.get(field) != mine.get(field)]
-    fields = [field for field in fields if field in theirs.keys() & mine.keys() or field not in MAY_BE_MISSING]
+    fields = [field for field in theirs if field in mine and theirs[field] != mine[field]]
     if in_epoch is None:
         fields = [field for field in fields if field not in FIXED_WITHIN_AN_EPOCH]
     if fields:
-        what = "; ".join(f"{field} is {theirs.get(field)} there and {mine.get(field)} here" for field in fields)
+        what = "; ".join(f"{field} is {theirs[field]} there and {mine[field]} here" for field in fields)
         why = f", and it was saved in the middle of epoch {in_epoch}" if FIXED_WITHIN_AN_EPOCH & set(fields) else ""
         raise UserError(f"{path} is of another run: {what}{why}; give the same, or another --run_dir")
 

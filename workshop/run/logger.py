@@ -81,9 +81,7 @@ class RunLogger:
         """Reserve the run folder for this run, on rank 0; raise `UserError` if it cannot be written."""
         from torch.utils.tensorboard import SummaryWriter  # here: --help does not need it
 
-        hook = (
-            threading.excepthook
-        )  # TensorBoard's writer thread would print a traceback; `_or_warn` already reports the error
+        hook = threading.excepthook  # TensorBoard's thread would print a traceback of what `_or_warn` reports
         threading.excepthook = lambda args: None if type(args.thread).__name__ == "_AsyncWriterThread" else hook(args)
         try:
             self._lock = claim(self.config, self.directory)

@@ -111,24 +111,26 @@ class Position:
         saved = self.control.on_each(lambda: read_checkpoint(good))
         try:
             run = saved.pop("run")
-            self._restore(run, good.source, matching)
+            step = run["step"]
+            self.finished_epochs = run["finished_epochs"]
+            check_compatible(self.checkpoint, run["is"], self._fingerprint(matching), self.epoch if step else None)
             if problem := difference(saved, matching):
                 raise UserError(f"{self.checkpoint} does not fit this run: {problem}; choose another --run_dir")
-            scheduler, optimizer = saved.get("scheduler", {}), saved.get("optimizer", {"param_groups": []})
+            self._restore(run)
             if self.config.lr != run["lr"]:  # the user asks for another learning rate, on the same schedule
-                factor = self.config.lr / run["lr"]
-                scheduler.pop("base_lrs", None)
-                scheduler["_last_lr"] = [lr * factor for lr in scheduler.get("_last_lr", [])]
-                for group in optimizer["param_groups"]:
-                    group["lr"] *= factor
-                    group["initial_lr"] = self.config.lr
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            what = f"does not fit this run ({type(error).__name__}: {error}); choose another --run_dir"
+                optimizer = saved.get("optimizer", {"param_groups": []})
+                self._scale_lr(optimizer, saved.get("scheduler", {}), self.config.lr / run["lr"])
+            on_gpu = self.device.type != "cpu"
+            saved |= {name: copied(part, numbers_only=on_gpu) for name, part in saved.items() if name != "model"}
+        except UserError:
+            raise
+        except Exception as error:  # a content that no run of the workshop has written can raise any type of error
+            what = f"does not fit this run: {type(error).__name__}: {error}; choose another --run_dir"
             raise UserError(f"{self.checkpoint} {what}") from None
-        on_gpu = self.device.type != "cpu"
-        saved |= {name: copied(part, numbers_only=on_gpu) for name, part in saved.items() if name != "model"}
+        wrote = len(run["ranks"])
+        others = "" if wrote == self.world_size else f", written by {wrote} rank(s)"
+        lr = "" if run["lr"] == self.config.lr else f", with --lr {self.config.lr} in place of {run['lr']}"
+        self.log(f"resumed from {good.source} {position(self.epoch, step)}{others}{lr}")
         return saved
 
     def begin_epoch(self, loader: Loader) -> None:
@@ -270,16 +272,19 @@ class Position:
         assert self.loader is not None
         return {"train_samples": len(self.loader.dataset), "steps_per_epoch": len(self.loader)}
 
-    def _restore(self, run: dict[str, Any], source: str, parts: dict[str, Any]) -> None:
-        step, wrote = run["step"], len(run["ranks"])
-        self.finished_epochs = run["finished_epochs"]
-        check_compatible(self.checkpoint, run["is"], self._fingerprint(parts), self.epoch if step else None)
-        self.results, self.finished_steps, self._saved_size = run["epochs"], run["steps"], run["size"]
-        if self.rank < wrote:  # the others are new to this run, and keep the random numbers of their seed
+    def _restore(self, run: dict[str, Any]) -> None:
+        """Take over the position and this rank's random state from what `_write` has put into a checkpoint."""
+        self.results, self.finished_steps, self._saved_size = run["epochs"], run["steps"], run.get("size", {})
+        if self.rank < len(run["ranks"]):  # the others are new to this run, and keep the random numbers of their seed
             own = run["ranks"][self.rank]
             set_random_state(own["random"], self.device)
-            if step:
+            if step := run["step"]:
                 self._start_step, self.partial_loss_sum, self.seconds_before = step, own["loss_sum"], run["seconds"]
-        others = "" if wrote == self.world_size else f", written by {wrote} rank(s)"
-        lr = "" if run["lr"] == self.config.lr else f", with --lr {self.config.lr} in place of {run['lr']}"
-        self.log(f"resumed from {source} {position(self.epoch, step)}{others}{lr}")
+
+    def _scale_lr(self, optimizer: dict[str, Any], scheduler: dict[str, Any], factor: float) -> None:
+        """Multiply the learning rates in the states of an optimizer and its schedule, which starts from --lr."""
+        scheduler.pop("base_lrs", None)  # the schedule of this run has those of its own --lr
+        scheduler["_last_lr"] = [lr * factor for lr in scheduler.get("_last_lr", [])]
+        for group in optimizer["param_groups"]:
+            group["lr"] *= factor
+            group["initial_lr"] = self.config.lr
