@@ -11,7 +11,7 @@ import pytest
 
 from slow_work import clock as clock
 from slurm_cluster import slurm as slurm
-from sources import bring_drawn
+from sources import generate
 from workshop.datasets import IMAGES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -45,8 +45,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with 2,000 + 500 generated images of each data set, and boxes of 32^3 cells."""
     folder = tmp_path_factory.mktemp("data")
     for name in IMAGES:
-        bring_drawn(name, folder, train_samples=2000, val_samples=500)
-    bring_drawn("nbody", folder, cells=32)
+        generate(name, folder, train_samples=2000, val_samples=500)
+    generate("nbody", folder, cells=32)
     return folder
 
 

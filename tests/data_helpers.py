@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from conftest import REPOSITORY, run_as_script
-from sources import bring_drawn
+from sources import generate
 from workshop.config import TrainConfig, VolumeFlags
 
 PREPARE = REPOSITORY / "data" / "prepare.py"
@@ -35,7 +35,7 @@ class VolumeConfig(TrainConfig, VolumeFlags):
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 + 100 generated digits of seed 7; not to be changed."""
     folder = tmp_path_factory.mktemp("generated")
-    bring_drawn("mnist", folder, train_samples=300, val_samples=100, seed=7)
+    generate("mnist", folder, train_samples=300, val_samples=100, seed=7)
     return folder
 
 

@@ -17,8 +17,8 @@ from torchvision.datasets import CIFAR10
 
 from data_helpers import Mirror, assert_one_line
 from data_helpers import prepare as prepare
-from pictures import NAMES, draw_pictures
-from sources import bring_drawn
+from synthetic_images import NAMES, generate_images
+from sources import generate
 from workshop.datasets import cifar10
 from workshop.errors import UserError
 from workshop.loaders.images import Pictures
@@ -36,15 +36,15 @@ def contents(data_dir: Path) -> dict[str, bytes]:
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """103 + 30 generated pictures of seed 7; not to be changed."""
     folder = tmp_path_factory.mktemp("generated")
-    bring_drawn("cifar10", folder, train_samples=103, val_samples=30, seed=7)
+    generate("cifar10", folder, train_samples=103, val_samples=30, seed=7)
     return folder
 
 
 def test_the_same_recipe_gives_the_same_bytes(tmp_path: Path, generated: Path) -> None:
-    bring_drawn("cifar10", tmp_path, train_samples=103, val_samples=30, seed=7)
+    generate("cifar10", tmp_path, train_samples=103, val_samples=30, seed=7)
     assert contents(tmp_path) == contents(generated)
-    assert torch.equal(cifar10.arrays(generated, "train")[0], draw_pictures(103, seed=14)[0])
-    assert torch.equal(cifar10.arrays(generated, "val")[0], draw_pictures(30, seed=15)[0])
+    assert torch.equal(cifar10.arrays(generated, "train")[0], generate_images(103, seed=14)[0])
+    assert torch.equal(cifar10.arrays(generated, "val")[0], generate_images(30, seed=15)[0])
 
 
 def test_files_and_keys_are_those_that_torchvision_knows() -> None:

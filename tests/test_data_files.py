@@ -17,8 +17,8 @@ from data_helpers import NAMES, PREPARE, assert_one_line, contents, raw
 from data_helpers import copy as copy
 from data_helpers import generated as generated
 from data_helpers import prepare as prepare
-from digits import VERSION
-from sources import bring_drawn
+from synthetic_digits import VERSION
+from sources import generate
 from workshop.datasets import mnist
 from workshop.errors import UserError
 
@@ -100,7 +100,7 @@ def test_unreadable_files_are_told(copy: Path) -> None:
         with pytest.raises(UserError, match=r"cannot read .*: Permission denied"):
             mnist.check(copy)
         with pytest.raises(UserError, match=r"cannot write .*: .*Permission denied"):
-            bring_drawn("mnist", copy)
+            generate("mnist", copy)
     finally:
         raw(copy).parent.chmod(0o755)
 
@@ -163,7 +163,7 @@ def test_leftovers_are_removed_even_when_there_is_nothing_to_do(copy: Path, prep
 def test_two_at_once_draw_once(tmp_path: Path, generated: Path, capfd: pytest.CaptureFixture) -> None:
     with ThreadPoolExecutor() as pool:
         recipe = {"train_samples": 300, "val_samples": 100, "seed": 7}
-        list(pool.map(lambda _: bring_drawn("mnist", tmp_path, **recipe), range(2)))
+        list(pool.map(lambda _: generate("mnist", tmp_path, **recipe), range(2)))
     stdout = capfd.readouterr().out
     assert stdout.count("nothing to do") == 1
     assert contents(tmp_path) == contents(generated)
@@ -174,17 +174,17 @@ def test_two_at_once_draw_once(tmp_path: Path, generated: Path, capfd: pytest.Ca
 KILLED_AT_EVERY_STEP = """
 import os, signal, sys
 from pathlib import Path
-import digits
-from sources import bring_drawn
+import synthetic_digits
+from sources import generate
 from workshop.datasets import mnist
 from workshop.errors import UserError
 
-drawn = {seed: digits.draw_digits(20, seed) for seed in (2, 3, 4, 5)}
-digits.draw_digits = lambda samples, seed: drawn[seed]  # drawn once, to be quick
+drawn = {seed: synthetic_digits.generate_digits(20, seed) for seed in (2, 3, 4, 5)}
+synthetic_digits.generate_digits = lambda samples, seed: drawn[seed]  # drawn once, to be quick
 
 
 def bring(folder, seed):
-    bring_drawn("mnist", folder, train_samples=20, val_samples=20, seed=seed)
+    generate("mnist", folder, train_samples=20, val_samples=20, seed=seed)
 
 
 def die_at(step, folder):

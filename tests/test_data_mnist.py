@@ -17,8 +17,8 @@ from data_helpers import NAMES, PREPARE, Mirror, assert_one_line, contents, raw
 from data_helpers import copy as copy
 from data_helpers import generated as generated
 from data_helpers import prepare as prepare
-from digits import draw_digits
-from sources import bring_drawn, bring_real
+from synthetic_digits import generate_digits
+from sources import generate, download
 from workshop.datasets import mnist
 from workshop.errors import UserError
 from workshop.loaders.images import Pictures
@@ -33,18 +33,18 @@ def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path, generated: Path) -
     try:
         for number in (1, 2, 5):
             torch.set_num_threads(number)
-            bring_drawn("mnist", tmp_path / str(number), train_samples=300, val_samples=100, seed=7)
+            generate("mnist", tmp_path / str(number), train_samples=300, val_samples=100, seed=7)
             assert torch.get_num_threads() == number
             assert contents(tmp_path / str(number)) == contents(generated)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(torch.get_rng_state(), state)
-    bring_drawn("mnist", tmp_path / "other", train_samples=300, val_samples=100, seed=8)
+    generate("mnist", tmp_path / "other", train_samples=300, val_samples=100, seed=8)
     assert all(contents(tmp_path / "other")[name] != contents(generated)[name] for name in NAMES)
 
 
 def test_fewer_samples_are_the_first_of_more_and_splits_differ(generated: Path) -> None:
-    images, labels = draw_digits(1100, seed=14)
+    images, labels = generate_digits(1100, seed=14)
     train_images, train_labels = mnist.arrays(generated, "train")
     assert torch.equal(images[:300], train_images[:, 0])
     assert torch.equal(labels[:300], train_labels)
@@ -53,7 +53,7 @@ def test_fewer_samples_are_the_first_of_more_and_splits_differ(generated: Path) 
 
 
 def test_drawn_digits_look_like_mnist_to_a_linear_model() -> None:
-    images, labels = draw_digits(8000, seed=0)
+    images, labels = generate_digits(8000, seed=0)
     pixels = images.flatten(1).float() / 255
     assert abs(pixels.mean().item() - mnist.MEAN[0]) < 0.02
     assert abs(pixels.std().item() - mnist.STD[0]) < 0.03
@@ -191,7 +191,7 @@ def test_no_mirror_delivers(
 def test_silent_mirror_is_given_up(mirrors: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("downloading.TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(mirrors[0].server, "process_request", lambda *request: None)  # takes the call, never answers
-    bring_real("mnist", tmp_path)
+    download("mnist", tmp_path)
     mnist.check(tmp_path)
 
 

@@ -16,7 +16,7 @@ import sources
 from conftest import Script
 from data_helpers import assert_one_line
 from data_helpers import prepare as prepare
-from sources import bring_drawn, pack
+from sources import generate, pack
 from test_data_files import edit
 from test_data_pickles import RunsCode
 from workshop.config import TrainConfig
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def digits_dir(tmp_path: Path) -> Path:
-    bring_drawn("mnist", tmp_path, train_samples=128, val_samples=64)
+    generate("mnist", tmp_path, train_samples=128, val_samples=64)
     return tmp_path
 
 

@@ -10,7 +10,7 @@ from workshop.distributed.ranks import ONE_PROCESS, Ranks
 
 from conftest import Script
 from data_helpers import assert_pipelines_end_with
-from sources import bring_drawn, pack
+from sources import generate, pack
 from workshop.config import TrainConfig
 from workshop.datasets import mnist, shards
 from workshop.errors import UserError
@@ -173,7 +173,7 @@ def test_random_transforms_of_map_follow_from_the_sample_alone() -> None:
 
 
 def test_shards_missing_or_cut_short(tmp_path: Path, packed_data: Path, run_script: Script) -> None:
-    bring_drawn("mnist", tmp_path, train_samples=200, val_samples=100)
+    generate("mnist", tmp_path, train_samples=200, val_samples=100)
     result = run_script("01_single_gpu/train.py", "--loader", "shards", "--data_dir", tmp_path)
     assert (result.status, len(result.stderr.splitlines())) == (2, 1)
     assert "no shards in" in result.stderr
@@ -187,7 +187,7 @@ def test_shards_missing_or_cut_short(tmp_path: Path, packed_data: Path, run_scri
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_damage_is_told_before_anything_is_read(tmp_path: Path, rung: str) -> None:
-    bring_drawn("mnist", tmp_path, train_samples=200, val_samples=100)
+    generate("mnist", tmp_path, train_samples=200, val_samples=100)
     pack("mnist", tmp_path)
     path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1])

@@ -13,8 +13,8 @@ from measure import trivial_loss
 
 from data_helpers import Mirror, assert_one_line
 from data_helpers import prepare as prepare
-from sources import NBODY_FILES, bring_drawn
-from universe import Physics, draw_box, linear_density
+from sources import NBODY_FILES, generate
+from synthetic_nbody import Physics, generate_box, linear_density
 from workshop.datasets import nbody
 from workshop.errors import UserError
 
@@ -63,7 +63,7 @@ def test_stated_power_spectrum() -> None:
 
 def test_particles_follow_the_waves() -> None:
     """On large scales the cells' density is the linear one, and the flow runs together where it grows."""
-    particles, _ = draw_box(CELLS, 3, SMALL_WAVES)
+    particles, _ = generate_box(CELLS, 3, SMALL_WAVES)
     k = wave_vectors()
     large = (k.norm(dim=0) < 8) & (k.norm(dim=0) > 0)
     linear = torch.fft.fftn(field(3, SMALL_WAVES))[large]
@@ -76,7 +76,7 @@ def test_particles_follow_the_waves() -> None:
 
 
 def test_mass_and_momentum_are_conserved() -> None:
-    particles, gas = draw_box(CELLS, 3)
+    particles, gas = generate_box(CELLS, 3)
     for box in (particles, gas):
         assert box.dtype == torch.float32 and box.isfinite().all()
         assert box[0].min() >= -1
@@ -87,7 +87,7 @@ def test_mass_and_momentum_are_conserved() -> None:
 
 
 def test_gas_is_smooth_and_hot_where_it_is_dense() -> None:
-    particles, gas = draw_box(CELLS, 3)
+    particles, gas = generate_box(CELLS, 3)
     k = wave_vectors().norm(dim=0)
     smooth = torch.exp(-0.5 * (k * PHYSICS.jeans) ** 2) * torch.fft.fftn(particles[0])
     found = torch.fft.fftn(gas[0])
@@ -102,7 +102,7 @@ def test_trivial_loss() -> None:
     inputs, targets = torch.zeros(2, 4, 3, 3, 3), torch.zeros(2, 5, 3, 3, 3)
     inputs[:, 0], targets[:, 0], targets[:, 4] = 3.0, 1.0, -0.5
     assert math.isclose(trivial_loss(inputs, targets).item(), (2 + 0.5) / 5, rel_tol=1e-6)
-    inputs, targets = (torch.stack(fields) for fields in zip(draw_box(CELLS, 0), draw_box(CELLS, 1), strict=True))
+    inputs, targets = (torch.stack(fields) for fields in zip(generate_box(CELLS, 0), generate_box(CELLS, 1), strict=True))
     copied = (inputs - targets[:, :4]).abs().mean() * 4 / 5 + targets[:, 4].abs().mean() / 5
     torch.testing.assert_close(trivial_loss(inputs, targets), copied)
     assert copied > 2 * (0.8 * PHYSICS.scatter) / 5  # more than twice what no network can foresee
@@ -137,10 +137,10 @@ def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path) -> None:
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
-            bring_drawn("nbody", tmp_path / str(number), cells=24, seed=7)
+            generate("nbody", tmp_path / str(number), cells=24, seed=7)
     finally:
         torch.set_num_threads(threads)
-    bring_drawn("nbody", tmp_path / "other", cells=24, seed=8)
+    generate("nbody", tmp_path / "other", cells=24, seed=8)
     first, second, other = (contents(tmp_path / name) for name in ("1", "2", "other"))
     assert first == second
     assert len({*first, *other}) == 4
@@ -152,7 +152,7 @@ def test_generated_files_hold_what_was_drawn(tmp_path: Path, prepare: Callable) 
     assert (status, stderr) == (0, "") and "generated data (seed 0, cells 24, version 1); complete" in stdout
     assert "nothing to do" in prepare(*command)[1]
     for split, seed in (("train", 0), ("val", 1)):
-        for found, expected in zip(nbody.arrays(tmp_path, split), draw_box(24, seed), strict=True):
+        for found, expected in zip(nbody.arrays(tmp_path, split), generate_box(24, seed), strict=True):
             assert torch.equal(found, expected)
         assert nbody.box(tmp_path, split) == nbody.Box(tmp_path / "nbody" / f"{split}.h5", cells=24, periodic=True)
         with h5py.File(tmp_path / "nbody" / f"{split}.h5") as file:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_helpers import VolumeConfig, assert_pipelines_end_with
-from sources import bring_drawn
+from sources import generate
 from tensor_memory import peak_bytes_on_cpu
 from workshop.datasets.nbody import VELOCITY
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
@@ -31,7 +31,7 @@ def boxes_dir(request: pytest.FixtureRequest, data_dir: Path, tmp_path_factory: 
     if request.param == "periodic":
         return data_dir
     folder = tmp_path_factory.mktemp("own")
-    bring_drawn("nbody", folder, cells=10)
+    generate("nbody", folder, cells=10)
     for path in (folder / "nbody").glob("*.h5"):
         with h5py.File(path, "a") as file:
             del file.attrs["periodic"]
@@ -288,7 +288,7 @@ def test_what_is_pinned_is_the_batch(data_dir: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_values_that_are_no_numbers_are_told(rung: str, tmp_path: Path) -> None:
-    bring_drawn("nbody", tmp_path, cells=16)
+    generate("nbody", tmp_path, cells=16)
     with h5py.File(tmp_path / "nbody" / "train.h5", "a") as file:
         file["Nbody"][0, 0, 0, 0] = float("nan")
     with pytest.raises(UserError, match=r"train\.h5: 1 of the 16384 values of Nbody are not finite numbers"):
@@ -329,7 +329,7 @@ def test_a_box_is_read_within_the_memory_that_was_asked_for(
         asked[place.type] = needed
 
     monkeypatch.setattr(volumes, "require_room", ask)
-    bring_drawn("nbody", tmp_path, cells=64)
+    generate("nbody", tmp_path, cells=64)
     config = VolumeConfig(**FLAGS | {"dataset": "nbody", "data_dir": tmp_path, "loader": rung})
 
     def build() -> None:

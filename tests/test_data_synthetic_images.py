@@ -2,23 +2,23 @@
 
 import torch
 
-from pictures import draw_pictures
+from synthetic_images import generate_images
 from workshop.datasets import cifar10
 
 
 def test_the_seed_alone_decides_what_is_drawn() -> None:
-    pictures, labels = draw_pictures(1100, seed=14)
+    pictures, labels = generate_images(1100, seed=14)
     for threads in (1, 3, torch.get_num_threads()):  # ends with what it was
         torch.set_num_threads(threads)
-        again, labels_again = draw_pictures(103, seed=14)
+        again, labels_again = generate_images(103, seed=14)
         assert torch.get_num_threads() == threads
         assert torch.equal(pictures[:103], again) and torch.equal(labels[:103], labels_again)
     assert not torch.equal(pictures[1000:], pictures[:100])
-    assert not torch.equal(draw_pictures(103, seed=15)[0], again)
+    assert not torch.equal(generate_images(103, seed=15)[0], again)
 
 
 def test_pictures_are_balanced_and_a_linear_model_cannot_tell_them_apart() -> None:
-    pictures, labels = draw_pictures(8000, seed=0)
+    pictures, labels = generate_images(8000, seed=0)
     assert labels.bincount().min() > 700
     pixels = pictures.float() / 255
     torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.tensor(cifar10.MEAN), atol=0.06, rtol=0)
