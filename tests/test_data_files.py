@@ -111,10 +111,10 @@ def test_a_flipped_pixel_is_found_and_mended(flags: list, copy: Path, generated:
     edit(path, 5000, path.read_bytes()[5000] ^ 1)
     if flags:  # whatever is there would do, were it sound
         status, stdout, stderr = prepare("mnist", "--data_dir", copy, *flags)
-        assert (status, stdout) == (2, "") and f"damaged ({path}: damaged, no longer what was brought" in stderr
+        assert (status, stdout) == (2, "") and f"damaged ({path}: damaged, changed since it was written" in stderr
         assert_one_line(stderr)
     status, stdout, _ = prepare("mnist", "--synthetic", "--data_dir", copy, *flags)
-    assert status == 0 and f"{path}: damaged, no longer what was brought here; replacing" in stdout
+    assert status == 0 and f"{path}: damaged, changed since it was written; replacing" in stdout
     assert contents(copy) == contents(generated)
 
 

@@ -89,7 +89,7 @@ def test_missing_data_name_both_commands(tmp_path: Path, monkeypatch: pytest.Mon
         f"`python data/prepare.py {command} --data_dir '{tmp_path}/my data'`"
         for command in ("mnist", "mnist --synthetic")
     )
-    assert f"to bring mnist run {real}, or without a network {synthetic}" in str(error.value)
+    assert f"to prepare mnist run {real}, or without a network {synthetic}" in str(error.value)
     monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
     with pytest.raises(UserError) as error:
         mnist.check(tmp_path)

@@ -191,7 +191,7 @@ def test_damage_is_told_before_anything_is_read(tmp_path: Path, rung: str) -> No
     pack("mnist", tmp_path)
     path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=f"{path}: truncated, .*; to bring mnist run `python"):
+    with pytest.raises(UserError, match=f"{path}: truncated, .*; to prepare mnist run `python"):
         loaders(tmp_path, rung, num_workers=0)
     with pytest.raises(UserError, match=f"{path}: truncated"):
         pack("mnist", tmp_path)

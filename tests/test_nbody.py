@@ -217,7 +217,7 @@ def test_files_missing_or_cut_short(own: Path, prepare: Callable) -> None:
     with pytest.raises(UserError, match=r"val\.h5: not a whole HDF5 file"):
         nbody.check(own)
     path.unlink()
-    with pytest.raises(UserError, match=r"nbody: has no val\.h5; to bring nbody run `python .*prepare\.py nbody"):
+    with pytest.raises(UserError, match=r"nbody: has no val\.h5; to prepare nbody run `python .*prepare\.py nbody"):
         nbody.check(own)
 
 

@@ -310,7 +310,7 @@ def test_mistakes(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         loaders(data_dir, "shards")
     with pytest.raises(UserError, match="--batch_size 4 on 4 rank"):
         loaders(data_dir, "memory", world_size=4)
-    with pytest.raises(UserError, match=r"has no train\.h5; to bring nbody run `python"):
+    with pytest.raises(UserError, match=r"has no train\.h5; to prepare nbody run `python"):
         loaders(tmp_path, "memory")
     monkeypatch.setattr(device, "free_bytes", lambda _: 1_000_000)
     for rung, other in (("device", "memory"), ("memory", "map"), ("dali", "map")):
