@@ -72,8 +72,8 @@ Script = Callable[..., Result]
 def run_as_script(script: str | Path, patch: pytest.MonkeyPatch) -> None:
     """Run a file as Python runs a script: what it imports is looked for beside it first.
 
-    Modules beside it that the tests hold already are the ones it gets, so that they can be patched. Modules of the same
-    names from other folders, such as another lesson's, are put aside for it, and it leaves none of its own behind.
+    It gets the modules beside it that a test has imported already, so that a test can patch them. Modules of the same
+    names from other folders, such as another lesson's, are hidden from it, and its own are removed afterwards.
     """
     folder = Path(script).resolve().parent
     beside = {file.stem for file in folder.glob("*.py")} | {file.parent.name for file in folder.glob("*/__init__.py")}
