@@ -143,6 +143,8 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
     if config.dataset == "nbody":
         crops = config.train_crops if training else config.val_crops
         dataset = VolumeDataset(config.data_dir, split, config.crop_size, crops, limit, seed=config.seed)
+        if config.loader == "map" and rank == 0:  # the other loaders check the values when they read the whole file
+            dataset.check_values()  # ends the run with one line if some are not finite numbers
     else:
         dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
     # Every rank shuffles in the same way, and takes every world_size-th sample of each global batch. In your own script

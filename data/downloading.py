@@ -1,4 +1,4 @@
-"""Downloading a file from the first of several addresses that delivers it whole."""
+"""Download a file from the first of several addresses that delivers it completely."""
 
 import http.client
 import os
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from workshop.errors import UserError
 from writing import synced
 
-TIMEOUT_SECONDS = 20  # without a sign of life from a mirror
+TIMEOUT_SECONDS = 20  # without a byte from a server
 SLOWEST = 1000  # bytes per second, on the mean over each of these periods
 PERIOD_SECONDS = 60
 
@@ -23,7 +23,7 @@ class DownloadError(UserError):
     """No address delivered the file."""
 
 
-def download(urls: Sequence[str], path: Path, md5: str | None) -> None:
+def download_file(urls: Sequence[str], path: Path, md5: str | None) -> None:
     """Download ``path`` from the first of ``urls`` that delivers a file with this MD5 checksum; None: any file.
 
     Raises:
@@ -46,10 +46,10 @@ def download(urls: Sequence[str], path: Path, md5: str | None) -> None:
 
 
 def _open(url: str) -> http.client.HTTPResponse:
-    """Return the answer of a server, whose headers may not take longer than a period."""
+    """Return the answer of a server, whose headers may not take longer than `PERIOD_SECONDS`."""
     answer = Future()
 
-    def ask() -> None:  # its own limit is for each byte
+    def ask() -> None:  # in a thread, because the timeout of urlopen is for each byte, not for the whole answer
         try:
             answer.set_result(urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS))
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Bringing a data set's files to disk: there whole or not at all, and never over data that are not ours."""
+"""Put a data set's files on disk: all of them or none, and never in place of data that this did not write."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from writing import synced
 def fill_folder(
     folder: Path, origin: Mapping[str, Any], check: Callable[[Path], None], write: Callable[[Path], None]
 ) -> None:
-    """Have ``folder`` hold data of this origin, unless they are there already; say on stdout what was done.
+    """Fill ``folder`` with data of this origin, unless they are there already; say on stdout what was done.
 
     The files are written into ``<folder>.new``, which takes its final name once they are complete, checked and on
     disk. So whenever this is interrupted, ``folder`` holds everything, or is as it was, or (for the moment between two
@@ -24,7 +24,7 @@ def fill_folder(
 
     Args:
         folder: Filled and replaced as a whole.
-        origin: What tells these data from others. Its key ``"origin"`` is ``"downloaded"`` or ``"generated"``.
+        origin: what distinguishes these data from others. Its key ``"origin"`` is ``"downloaded"`` or ``"generated"``.
         check: Raises `UserError` if the files in the folder it is given are not complete and sound.
         write: Writes the files into the empty folder it is given.
 
@@ -85,13 +85,13 @@ def _is_filled(folder: Path, origin: Mapping[str, Any], check: Callable[[Path], 
 
 
 def find_damage(folder: Path, check: Callable[[Path], None]) -> UserError | None:
-    """Return what ``check`` finds wrong with the files in ``folder``, or which is not as it was when it was brought."""
+    """Return what ``check`` finds wrong with the files in ``folder``, or which has changed since it was written."""
     try:
         check(folder)
         files = (read_origin(folder) or {}).get("files")
         for name, noted in files.items() if isinstance(files, dict) else ():
             if _length_and_checksum(folder / name) != noted:
-                raise UserError(f"{folder / name}: damaged, no longer what was brought here")
+                raise UserError(f"{folder / name}: damaged, changed since it was written")
     except UserError as error:
         return error
     except OSError as error:
@@ -114,7 +114,7 @@ def _describe(origin: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Make other processes that fill the same folder wait; the lock goes with the process, however it ends."""
+    """Make other processes that fill the same folder wait; the lock ends with the process, however that ends."""
     with ExitStack() as stack:
         with suppress(ImportError, OSError):  # a system or file system without locks, or a folder not ours to write
             import fcntl

@@ -1,7 +1,7 @@
-"""Bring a data set to this computer: download it, or draw a stand-in that needs no network.
+"""Prepare a data set: download it, or generate synthetic data in the same format, which needs no network.
 
-Safe to interrupt and to run again: a data set is there whole or not at all, one that is there is left alone, and data
-that this script did not put there are never overwritten.
+It is safe to interrupt this script and to run it again: a data set is either complete or not there, a complete one is
+not changed, and data that this script did not write are never overwritten.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filling import find_damage
 from lab.flags import Parser
-from sources import SOURCES, bring_drawn, bring_real, pack
+from sources import SOURCES, download, generate, pack
 from workshop.datasets import IMAGES, shards
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError, nearest
@@ -21,7 +21,9 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line; `UserError` if it makes no sense."""
     parser = Parser(__doc__)
     parser.add_argument("name", metavar="NAME", help=f"the data set: {', '.join(SOURCES)}")
-    parser.add_argument("--synthetic", action="store_true", help="draw stand-in data, in the real data's file format")
+    parser.add_argument(
+        "--synthetic", action="store_true", help="generate synthetic data, in the file format of the real data"
+    )
     parser.add_argument(
         "--data_dir",
         type=Path,
@@ -32,11 +34,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--shards", action="store_true", help="also pack the samples into tar files for --loader shards"
     )
-    drawn = parser.add_argument_group("with --synthetic", "what is not given is as in data drawn there before, else:")
-    drawn.add_argument("--train_samples", type=int, metavar="N", help="images to draw (as many as the real data have)")
-    drawn.add_argument("--val_samples", type=int, metavar="N", help="images to draw (as many as the real data have)")
-    drawn.add_argument("--cells", type=int, metavar="N", help="along each edge of an N-body box (64)")
-    drawn.add_argument("--seed", type=int, metavar="S", help="the same seed draws the same data (0)")
+    sizes = parser.add_argument_group("with --synthetic", "what is not given is as in the data there, else:")
+    sizes.add_argument(
+        "--train_samples", type=int, metavar="N", help="images to generate (as many as the real data have)"
+    )
+    sizes.add_argument(
+        "--val_samples", type=int, metavar="N", help="images to generate (as many as the real data have)"
+    )
+    sizes.add_argument("--cells", type=int, metavar="N", help="along each edge of an N-body box (64)")
+    sizes.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same data (0)")
     return parser.parse_args()
 
 
@@ -54,16 +60,16 @@ def main() -> None:
     given = {key: getattr(arguments, key) for key in ("train_samples", "val_samples", "cells", "seed")}
     asked = {key: value for key, value in given.items() if value is not None}
     for key in asked:
-        if key not in SOURCES[name].usual:
-            raise UserError(f"--{key} is not for {name}, which takes --{', --'.join(SOURCES[name].usual)}")
+        if key not in SOURCES[name].defaults:
+            raise UserError(f"--{key} is not for {name}, which takes --{', --'.join(SOURCES[name].defaults)}")
     if arguments.shards and name not in IMAGES:
         raise UserError(f"--shards packs images ({', '.join(IMAGES)}), not {name}")
     if arguments.synthetic:
-        bring_drawn(name, data_dir, **asked)
-    elif not (arguments.shards and is_there(name, data_dir)):  # to pack, whatever is there will do
+        generate(name, data_dir, **asked)
+    elif not (arguments.shards and is_there(name, data_dir)):  # any complete data can be packed
         for key in asked:
             raise UserError(f"--{key} needs --synthetic: real data are downloaded as they are")
-        bring_real(name, data_dir)
+        download(name, data_dir)
     if arguments.shards or shards.folder_of(name, data_dir).exists():
         pack(name, data_dir)
 

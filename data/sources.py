@@ -1,4 +1,4 @@
-"""Where each data set comes from: an address to download it from, or a drawing that stands in for it."""
+"""Where each data set comes from: an address to download it from, or a generator of synthetic data."""
 
 import gzip
 import shutil
@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-import digits
-import pictures
-import universe
-from downloading import DownloadError, download
-from drawing import complete_recipe
+import synthetic_digits
+import synthetic_images
+import synthetic_nbody
+from downloading import DownloadError, download_file
 from filling import fill_folder
-from workshop.datasets import IMAGES, cifar10, mnist, nbody, shards
+from generating import complete_recipe
+from workshop.datasets import cifar10, image_dataset, mnist, nbody, shards
 from workshop.datasets.files import prepare_command
 from workshop.errors import UserError
-from workshop.loaders.device import free_bytes
+from workshop.hardware import free_bytes
 from writing import (
     synced,
     write_box,
@@ -34,12 +34,12 @@ Recipe = dict[str, int]
 
 NBODY_URL = "https://portal.nersc.gov/project/dasrepo/pharring/"
 NBODY_FILES = {"train": "downsamp_2048crop_train.h5", "val": "downsamp_1024crop_valid.h5"}  # 39 GB and 5 GB
-NBODY_BYTES_PER_CELL = 60  # about, while a box is drawn
+NBODY_BYTES_PER_CELL = 60  # about, while a box is generated
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """How the files of one data set are brought."""
+    """How the files of one data set are downloaded or generated."""
 
     folder: Callable[[Path], Path]
     """data_dir -> the folder they are in"""
@@ -48,20 +48,20 @@ class Source:
     fetch: Callable[[Path], Mapping[str, Any]]
     """downloads them into a folder"""
     real: Callable[[], Mapping[str, Any]]
-    """returns what tells the real data from others"""
-    draw: Callable[[Path, Recipe], None]
-    """draws stand-ins into a folder"""
-    usual: Recipe
-    """what to draw unless told: the seed, and the sizes"""
+    """returns what distinguishes the real data from others"""
+    generate: Callable[[Path, Recipe], None]
+    """generates synthetic data into a folder"""
+    defaults: Recipe
+    """what to generate unless asked otherwise: the seed, and the sizes"""
     version: int
-    """of the drawing"""
+    """of the generator"""
 
 
-def bring_real(name: str, data_dir: Path) -> None:
+def download(name: str, data_dir: Path) -> None:
     """Download data set ``name`` into ``data_dir``, unless it is there.
 
     Raises:
-        UserError: it cannot be had, or other data are in its place (see `fill_folder`).
+        UserError: it cannot be downloaded, or other data are in its place (see `fill_folder`).
     """
     source = SOURCES[name]
     try:
@@ -70,17 +70,17 @@ def bring_real(name: str, data_dir: Path) -> None:
         )
     except DownloadError as error:
         synthetic = prepare_command(name, data_dir, "--synthetic")
-        raise UserError(f"{error}; without a network `{synthetic}` draws stand-in data") from None
+        raise UserError(f"{error}; without a network `{synthetic}` generates synthetic data") from None
 
 
-def bring_drawn(name: str, data_dir: Path, **asked: int | None) -> None:
-    """Draw stand-in data in the files of data set ``name``; the same arguments give the same bytes.
+def generate(name: str, data_dir: Path, **asked: int | None) -> None:
+    """Generate synthetic data in the files of data set ``name``; the same arguments give the same bytes.
 
     Args:
         name: of the data set.
         data_dir: root folder of the data sets.
-        asked: seed and sizes, by the names of the data set's recipe. What is missing or None is as in the data drawn
-            there before, else as usual.
+        asked: seed and sizes, by the names of the data set's recipe. What is missing or None is as in the data
+            that are there already, else the default.
 
     Raises:
         UserError: a size below one, one that memory cannot hold, or a seed outside 0..2^32-1 asked for; or other data
@@ -88,11 +88,11 @@ def bring_drawn(name: str, data_dir: Path, **asked: int | None) -> None:
     """
     source = SOURCES[name]
     folder = source.folder(data_dir)
-    recipe = complete_recipe(folder, source.usual, asked)
+    recipe = complete_recipe(folder, source.defaults, asked)
     if name == "nbody":
         _require_memory(recipe["cells"])
     origin = {"origin": "generated", **recipe, "version": source.version}
-    fill_folder(folder, origin, source.check_folder, lambda new: source.draw(new, recipe))
+    fill_folder(folder, origin, source.check_folder, lambda new: source.generate(new, recipe))
 
 
 def pack(name: str, data_dir: Path) -> None:
@@ -101,8 +101,9 @@ def pack(name: str, data_dir: Path) -> None:
     Raises:
         UserError: the data set is missing or damaged, or the shards cannot be written.
     """
-    IMAGES[name].check(data_dir)
-    splits = {split: IMAGES[name].arrays(data_dir, split) for split in ("train", "val")}
+    source = image_dataset(name)
+    source.check(data_dir)
+    splits = {split: source.arrays(data_dir, split) for split in ("train", "val")}
     origin = {"origin": "packed", "shards": shards.SHARDS}
     for split, (images, targets) in splits.items():
         origin[f"{split}_samples"] = len(images)
@@ -120,7 +121,7 @@ def _fetch_mnist(folder: Path) -> None:
 
     for name, md5 in MNIST.resources:
         packed = folder / name
-        download([mirror + name for mirror in MNIST.mirrors], packed, md5)
+        download_file([mirror + name for mirror in MNIST.mirrors], packed, md5)
         with gzip.open(packed) as source, synced(packed.with_suffix("")) as target:
             shutil.copyfileobj(source, target)
         packed.unlink()
@@ -132,17 +133,17 @@ def _real_mnist() -> dict[str, Any]:
     return {"md5": dict(MNIST.resources)}
 
 
-def _draw_mnist(folder: Path, recipe: Recipe) -> None:
+def _generate_mnist(folder: Path, recipe: Recipe) -> None:
     for number, split in enumerate(("train", "val")):
-        drawn = digits.draw_digits(recipe[f"{split}_samples"], 2 * recipe["seed"] + number)
-        write_mnist(folder, split, *drawn)
+        samples = synthetic_digits.generate_digits(recipe[f"{split}_samples"], 2 * recipe["seed"] + number)
+        write_mnist(folder, split, *samples)
 
 
 def _fetch_cifar10(folder: Path) -> None:
     from torchvision.datasets import CIFAR10
 
     packed = folder / CIFAR10.filename
-    download([CIFAR10.url], packed, CIFAR10.tgz_md5)
+    download_file([CIFAR10.url], packed, CIFAR10.tgz_md5)
     # Only the files that are wanted leave the archive, to where we say: no path in it is trusted.
     wanted = {f"{cifar10.FOLDER}/{name}": folder / name for name in cifar10.ALL_FILES}
     with tarfile.open(packed) as archive:
@@ -159,16 +160,16 @@ def _real_cifar10() -> dict[str, Any]:
     return {"md5": CIFAR10.tgz_md5}
 
 
-def _draw_cifar10(folder: Path, recipe: Recipe) -> None:
+def _generate_cifar10(folder: Path, recipe: Recipe) -> None:
     for number, split in enumerate(("train", "val")):
-        drawn = pictures.draw_pictures(recipe[f"{split}_samples"], 2 * recipe["seed"] + number)
-        write_cifar10(folder, split, *drawn)
-    write_cifar10_names(folder, pictures.NAMES)
+        samples = synthetic_images.generate_images(recipe[f"{split}_samples"], 2 * recipe["seed"] + number)
+        write_cifar10(folder, split, *samples)
+    write_cifar10_names(folder, synthetic_images.NAMES)
 
 
 def _fetch_nbody(folder: Path) -> None:
     for split, name in NBODY_FILES.items():  # they come without a checksum
-        download([NBODY_URL + name], nbody.path_of(folder, split), md5=None)
+        download_file([NBODY_URL + name], nbody.path_of(folder, split), md5=None)
 
 
 def _require_memory(cells: int) -> None:
@@ -177,14 +178,14 @@ def _require_memory(cells: int) -> None:
         raise UserError(f"--cells {cells} needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free")
 
 
-def _draw_nbody(folder: Path, recipe: Recipe) -> None:
+def _generate_nbody(folder: Path, recipe: Recipe) -> None:
     cells = recipe["cells"]
-    physics = universe.Physics()
+    physics = synthetic_nbody.Physics()
     for number, split in enumerate(("train", "val")):
         seed = 2 * recipe["seed"] + number
         about = {"periodic": True, "seed": seed, "redshift": 3.0, "box_size_mpc_h": cells * physics.cell}
         about |= {"velocity_unit": "100 km/s"} | {f"physics_{name}": value for name, value in vars(physics).items()}
-        write_box(nbody.path_of(folder, split), *universe.draw_box(cells, seed, physics), about)
+        write_box(nbody.path_of(folder, split), *synthetic_nbody.generate_box(cells, seed, physics), about)
 
 
 SOURCES = {
@@ -193,27 +194,27 @@ SOURCES = {
         check_folder=mnist.check_folder,
         fetch=_fetch_mnist,
         real=_real_mnist,
-        draw=_draw_mnist,
-        usual={"seed": 0, "train_samples": 60_000, "val_samples": 10_000},
-        version=digits.VERSION,
+        generate=_generate_mnist,
+        defaults={"seed": 0, "train_samples": 60_000, "val_samples": 10_000},
+        version=synthetic_digits.VERSION,
     ),
     "cifar10": Source(
         folder=cifar10.folder,
         check_folder=cifar10.check_folder,
         fetch=_fetch_cifar10,
         real=_real_cifar10,
-        draw=_draw_cifar10,
-        usual={"seed": 0, "train_samples": 50_000, "val_samples": 10_000},
-        version=pictures.VERSION,
+        generate=_generate_cifar10,
+        defaults={"seed": 0, "train_samples": 50_000, "val_samples": 10_000},
+        version=synthetic_images.VERSION,
     ),
     "nbody": Source(
         folder=nbody.folder,
         check_folder=nbody.check_folder,
         fetch=_fetch_nbody,
         real=lambda: {"files": NBODY_FILES},
-        draw=_draw_nbody,
-        usual={"seed": 0, "cells": 64},
-        version=universe.VERSION,
+        generate=_generate_nbody,
+        defaults={"seed": 0, "cells": 64},
+        version=synthetic_nbody.VERSION,
     ),
 }
 """by the name of the data set"""

@@ -17,7 +17,7 @@ from workshop.errors import UserError
 
 @contextmanager
 def synced(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file for writing; it is on disk, not only on its way there, when the ``with`` block ends."""
+    """Open a new file for writing; its content is on disk, not only in a cache, when the ``with`` block ends."""
     with open(path, "wb") as file:
         yield file
         file.flush()

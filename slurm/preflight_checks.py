@@ -199,8 +199,8 @@ def data() -> list[Row]:
             size = sum(file.stat().st_size for file in folder.iterdir())
             damage = find_damage(folder, lambda _: None) if size < 1e9 else None  # reading more would take minutes
         except UserError as error:
-            found, _, bring = str(error).partition("; to bring")
-            rows.append(Row(check, status, found, f"to bring{bring}", lessons))
+            found, _, prepare = str(error).partition("; to prepare")
+            rows.append(Row(check, status, found, f"to prepare{prepare}", lessons))
             continue
         kind = (files.read_origin(folder) or {}).get("origin", "your own")
         if damage:

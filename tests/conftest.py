@@ -11,7 +11,7 @@ import pytest
 
 from slow_work import clock as clock
 from slurm_cluster import slurm as slurm
-from sources import bring_drawn
+from sources import generate
 from workshop.datasets import IMAGES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -45,8 +45,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with 2,000 + 500 generated images of each data set, and boxes of 32^3 cells."""
     folder = tmp_path_factory.mktemp("data")
     for name in IMAGES:
-        bring_drawn(name, folder, train_samples=2000, val_samples=500)
-    bring_drawn("nbody", folder, cells=32)
+        generate(name, folder, train_samples=2000, val_samples=500)
+    generate("nbody", folder, cells=32)
     return folder
 
 
@@ -72,8 +72,8 @@ Script = Callable[..., Result]
 def run_as_script(script: str | Path, patch: pytest.MonkeyPatch) -> None:
     """Run a file as Python runs a script: what it imports is looked for beside it first.
 
-    Modules beside it that the tests hold already are the ones it gets, so that they can be patched. Modules of the same
-    names from other folders, such as another lesson's, are put aside for it, and it leaves none of its own behind.
+    It gets the modules beside it that a test has imported already, so that a test can patch them. Modules of the same
+    names from other folders, such as another lesson's, are hidden from it, and its own are removed afterwards.
     """
     folder = Path(script).resolve().parent
     beside = {file.stem for file in folder.glob("*.py")} | {file.parent.name for file in folder.glob("*/__init__.py")}

@@ -1,6 +1,6 @@
-"""What the tests of data sets share: generated digits, prepare.py as a user runs it, and a web server to download from.
+"""What the tests of data sets share: generated digits, prepare.py run as by a user, and a web server to download from.
 
-`from data_helpers import copy as copy` makes `copy`, for one, a fixture of that test module.
+For example, `from data_helpers import copy as copy` makes `copy` a fixture of that test module.
 """
 
 import gc
@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -19,23 +18,17 @@ from typing import Any
 import pytest
 
 from conftest import REPOSITORY, run_as_script
-from sources import bring_drawn
-from workshop.config import TrainConfig, VolumeFlags
+from sources import generate
 
 PREPARE = REPOSITORY / "data" / "prepare.py"
 NAMES = [f"{prefix}-{kind}-ubyte" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class VolumeConfig(TrainConfig, VolumeFlags):
-    """The flags of a lesson that trains on volumes too."""
 
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 + 100 generated digits of seed 7; not to be changed."""
     folder = tmp_path_factory.mktemp("generated")
-    bring_drawn("mnist", folder, train_samples=300, val_samples=100, seed=7)
+    generate("mnist", folder, train_samples=300, val_samples=100, seed=7)
     return folder
 
 
@@ -82,7 +75,7 @@ class Mirror:
     def __init__(self) -> None:
         self.pages: dict[str, bytes | None] = {}
         self.cut = 0  # bytes withheld from the end of each page
-        self.length: str | None = None  # said to be each page's, whatever it is
+        self.length: str | None = None  # sent as the length of each page, whatever it is
         self.pause = 0.0  # seconds between one byte and the next
         self.header_pause = 0.0  # the same between the bytes of a header that comes first
         self.asked: list[str] = []
@@ -103,7 +96,7 @@ class Mirror:
                 self.send_header("Content-Length", mirror.length or str(len(page or b"")))
                 self.end_headers()
                 content = (page or b"")[: len(page or b"") - mirror.cut]
-                with suppress(OSError):  # the other side may have left
+                with suppress(OSError):  # the other side may have closed the connection
                     for part in [content[i : i + 1] for i in range(len(content))] if mirror.pause else [content]:
                         self.wfile.write(part)
                         time.sleep(mirror.pause)
@@ -120,9 +113,9 @@ class Mirror:
 
 
 def assert_pipelines_end_with(loaders: list[Any]) -> None:
-    """Their DALI pipelines end when the last of ``loaders`` is let go, and not when garbage is collected.
+    """Check that their DALI pipelines end when ``loaders`` is emptied, not later, when garbage is collected.
 
-    Were that in a forked loader process, it would wait there forever. The list is emptied.
+    If garbage collection in a forked loader process ended a pipeline, it would wait there forever.
     """
     pipelines = [weakref.ref(loader.pipeline) for loader in loaders]
     gc.disable()

@@ -1,87 +1,87 @@
-"""The groups of flags: they stand side by side, and each checks its own."""
+"""The flags of each lesson: those that all lessons share, and its own; each is checked."""
 
 import math
-from dataclasses import fields, make_dataclass
-from itertools import combinations, permutations
+from dataclasses import fields
 
 import pytest
 
-from workshop.config import ComputeFlags, DDPFlags, TrainConfig, VolumeFlags
+from conftest import REPOSITORY
+from lab.launching import load_script
+from workshop.config import TrainConfig
 from workshop.errors import UserError
 
-GROUPS = (TrainConfig, DDPFlags, ComputeFlags, VolumeFlags)
+LESSONS = sorted(folder.name for folder in REPOSITORY.glob("0*") if (folder / "train.py").exists())
+CONFIGS = {lesson: load_script(REPOSITORY / lesson).Config for lesson in LESSONS}
+DDP, VOLUMES = ("03_ddp", "04_mixed_precision"), ("04_mixed_precision",)
+OF_VOLUMES = {"dataset": "nbody", "model": "unet3d"}
 
 
-def names(group: type) -> set[str]:
-    return {field.name for field in fields(group)}
+def defaults(config_class: type) -> dict[str, object]:
+    config = config_class()
+    return {field.name: getattr(config, field.name) for field in fields(config_class)}
 
 
-def combined(*groups: type) -> type:
-    return make_dataclass("Config", [], bases=groups, frozen=True, kw_only=True)
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_lesson_has_the_shared_flags_and_their_defaults(lesson: str) -> None:
+    assert issubclass(CONFIGS[lesson], TrainConfig)
+    assert defaults(CONFIGS[lesson]).items() >= defaults(TrainConfig).items()
 
 
-def test_no_two_groups_have_a_flag_in_common() -> None:
-    for one, other in combinations(GROUPS, 2):
-        assert not names(one) & names(other)
-
-
-def test_a_lesson_has_the_flags_of_its_groups_and_their_defaults() -> None:
-    config = combined(*GROUPS)()
-    assert names(type(config)) == set().union(*map(names, GROUPS))
-    for group in GROUPS:
-        assert {name: getattr(config, name) for name in names(group)} == vars(group())
-
-
-@pytest.mark.parametrize("order", list(permutations((TrainConfig, DDPFlags, VolumeFlags))))
-def test_every_group_checks_its_flags_wherever_it_stands(order: tuple[type, ...]) -> None:
-    for flag in ("epochs", "base_batch_size", "depth"):
-        with pytest.raises(UserError, match=rf"^--{flag} must be at least 1, got 0$"):
-            combined(*order)(**{flag: 0})
+@pytest.mark.parametrize(("lesson", "builds_on"), [("02_dataparallel", "01_single_gpu"), (VOLUMES[0], DDP[0])])
+def test_a_lesson_has_the_flags_and_defaults_of_the_one_it_builds_on(lesson: str, builds_on: str) -> None:
+    assert defaults(CONFIGS[lesson]).items() >= defaults(CONFIGS[builds_on]).items()
 
 
 COUNTS = {
-    TrainConfig: (
-        *("batch_size", "epochs", "log_interval", "save_interval", "prefetch_factor"),
-        *("limit_train", "limit_val"),
-    ),
-    DDPFlags: ("global_batch_size", "base_batch_size"),
-    VolumeFlags: ("crop_size", "train_crops", "val_crops", "width", "depth"),
+    **dict.fromkeys(("batch_size", "epochs", "log_interval", "save_interval", "prefetch_factor"), LESSONS),
+    **dict.fromkeys(("limit_train", "limit_val"), LESSONS),
+    **dict.fromkeys(("global_batch_size", "base_batch_size"), DDP),
+    **dict.fromkeys(("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth"), VOLUMES),
 }
-AMOUNTS = {TrainConfig: ("lr", "benchmark_seconds"), DDPFlags: ("bucket_cap_mb",)}
+AMOUNTS = {"lr": LESSONS, "benchmark_seconds": LESSONS, "bucket_cap_mb": DDP}
 
 
-@pytest.mark.parametrize(("group", "flag"), [(group, flag) for group in COUNTS for flag in COUNTS[group]])
-def test_what_is_counted_is_at_least_one(group: type, flag: str) -> None:
-    assert getattr(group(**{flag: 1}), flag) == 1
+def cases(flags: dict) -> list[tuple[str, str]]:
+    return [(lesson, flag) for flag, lessons in flags.items() for lesson in lessons]
+
+
+@pytest.mark.parametrize(("lesson", "flag"), cases(COUNTS))
+def test_what_is_counted_is_at_least_one(lesson: str, flag: str) -> None:
+    others = OF_VOLUMES if COUNTS[flag] is VOLUMES else {}
+    least = 2 if flag == "crop_size" else 1  # a volume of one cell cannot be halved
+    depth = {"unet_depth": 1} if flag == "crop_size" else {}
+    assert getattr(CONFIGS[lesson](**others, **depth, **{flag: least}), flag) == least
     for value in (0, -1):
         with pytest.raises(UserError, match=rf"^--{flag} must be at least 1, got {value}$"):
-            group(**{flag: value})
+            CONFIGS[lesson](**others, **{flag: value})
 
 
-@pytest.mark.parametrize(("group", "flag"), [(group, flag) for group in AMOUNTS for flag in AMOUNTS[group]])
-def test_what_is_measured_is_above_zero(group: type, flag: str) -> None:
-    assert getattr(group(**{flag: 1e-9}), flag) == 1e-9
+@pytest.mark.parametrize(("lesson", "flag"), cases(AMOUNTS))
+def test_what_is_measured_is_above_zero(lesson: str, flag: str) -> None:
+    config = CONFIGS[lesson]
+    assert getattr(config(**{flag: 1e-9}), flag) == 1e-9
     for value in (0.0, -0.5):
         with pytest.raises(UserError, match=rf"^--{flag} must be above 0, got {value}$"):
-            group(**{flag: value})
+            config(**{flag: value})
     for value in (math.nan, math.inf, -math.inf, 1e39):
         with pytest.raises(UserError, match=rf"^--{flag} must be a number of at most 3\.4e\+38, got "):
-            group(**{flag: value})
+            config(**{flag: value})
 
 
 @pytest.mark.parametrize(
-    ("group", "flags", "message"),
+    ("lessons", "flags", "message"),
     [
-        (TrainConfig, {"num_workers": -1}, r"--num_workers must be 0 .* or more, got -1"),
-        (TrainConfig, {"seed": -1}, r"^--seed must be 0 or more, got -1$"),
-        (TrainConfig, {"seed": 2**63}, r"^--seed must be a number of at most 9\.2e\+18, got 9223372036854775808$"),
-        (DDPFlags, {"warmup": math.nan}, r"^--warmup must be a number of at most 3\.4e\+38, got nan$"),
-        (DDPFlags, {"bucket_cap_mb": 1e30}, r"^--bucket_cap_mb is in MiB, at most a million, got 1e\+30$"),
-        (DDPFlags, {"warmup": 1.0}, r"--warmup is a share of all steps, from 0 to below 1, got 1\.0"),
-        (DDPFlags, {"warmup": -0.1}, r"--warmup is a share of all steps, from 0 to below 1, got -0\.1"),
-        (DDPFlags, {"static_graph": True, "sync_gradients": False}, r"--static_graph true .*: --sync_gradients true"),
+        (LESSONS, {"num_workers": -1}, r"--num_workers must be 0 .* or more, got -1"),
+        (LESSONS, {"seed": -1}, r"^--seed must be 0 or more, got -1$"),
+        (LESSONS, {"seed": 2**63}, r"^--seed must be a number of at most 9\.2e\+18, got 9223372036854775808$"),
+        (DDP, {"warmup": math.nan}, r"^--warmup must be a number of at most 3\.4e\+38, got nan$"),
+        (DDP, {"bucket_cap_mb": 1e30}, r"^--bucket_cap_mb is in MiB, at most a million, got 1e\+30$"),
+        (DDP, {"warmup": 1.0}, r"--warmup is a share of all steps, from 0 to below 1, got 1\.0"),
+        (DDP, {"warmup": -0.1}, r"--warmup is a share of all steps, from 0 to below 1, got -0\.1"),
+        (DDP, {"static_graph": True, "sync_gradients": False}, r"--static_graph true .*: it needs --sync_gradients"),
     ],
 )
-def test_what_else_a_group_refuses(group: type, flags: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        group(**flags)
+def test_what_else_is_refused(lessons: tuple[str, ...], flags: dict, message: str) -> None:
+    for lesson in lessons:
+        with pytest.raises(UserError, match=message):
+            CONFIGS[lesson](**flags)

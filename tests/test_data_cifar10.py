@@ -1,4 +1,4 @@
-"""CIFAR-10's files: drawn, read as torchvision reads them, checked, downloaded."""
+"""CIFAR-10's files: generated, read as torchvision reads them, checked, downloaded."""
 
 import hashlib
 import io
@@ -12,16 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10
 
 from data_helpers import Mirror, assert_one_line
 from data_helpers import prepare as prepare
-from pictures import NAMES, draw_pictures
-from sources import bring_drawn
+from sources import generate
+from synthetic_images import NAMES, generate_images
 from workshop.datasets import cifar10
 from workshop.errors import UserError
-from workshop.loaders.images import Pictures
+from workshop.loaders.images import ImageDataset
 
 
 def batches(data_dir: Path) -> Path:
@@ -34,17 +33,17 @@ def contents(data_dir: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """103 + 30 generated pictures of seed 7; not to be changed."""
+    """103 + 30 generated images of seed 7; not to be changed."""
     folder = tmp_path_factory.mktemp("generated")
-    bring_drawn("cifar10", folder, train_samples=103, val_samples=30, seed=7)
+    generate("cifar10", folder, train_samples=103, val_samples=30, seed=7)
     return folder
 
 
 def test_the_same_recipe_gives_the_same_bytes(tmp_path: Path, generated: Path) -> None:
-    bring_drawn("cifar10", tmp_path, train_samples=103, val_samples=30, seed=7)
+    generate("cifar10", tmp_path, train_samples=103, val_samples=30, seed=7)
     assert contents(tmp_path) == contents(generated)
-    assert torch.equal(cifar10.arrays(generated, "train")[0], draw_pictures(103, seed=14)[0])
-    assert torch.equal(cifar10.arrays(generated, "val")[0], draw_pictures(30, seed=15)[0])
+    assert torch.equal(cifar10.arrays(generated, "train")[0], generate_images(103, seed=14)[0])
+    assert torch.equal(cifar10.arrays(generated, "val")[0], generate_images(30, seed=15)[0])
 
 
 def test_files_and_keys_are_those_that_torchvision_knows() -> None:
@@ -61,7 +60,7 @@ def test_torchvision_reads_what_arrays_returns(
     images, labels = cifar10.arrays(generated, split)
     assert (images.shape, images.dtype) == ((samples, *cifar10.SAMPLE_SHAPE), torch.uint8)
     assert (labels.shape, labels.dtype) == ((samples,), torch.int64)
-    ours = Pictures(cifar10, generated, split)
+    ours = ImageDataset("cifar10", generated, split, seed=3)
     md5 = {name: hashlib.md5(data).hexdigest() for name, data in contents(generated).items()}
     for files in ("train_list", "test_list"):
         monkeypatch.setattr(CIFAR10, files, [(name, md5[name]) for name, _ in getattr(CIFAR10, files)])
@@ -72,21 +71,19 @@ def test_torchvision_reads_what_arrays_returns(
     assert theirs.classes == list(NAMES)
     assert len(theirs) == len(ours) == samples
     for index in range(samples):
-        (image, label), (expected, expected_label) = (augmented_alike(dataset, index) for dataset in (ours, theirs))
+        image, label = ours[2, index]
+        with torch.random.fork_rng():
+            torch.manual_seed(hash((3, 2, index)))  # seed, epoch, index
+            expected, expected_label = theirs[index]
         assert torch.equal(image, expected) and label == expected_label
 
 
-def augmented_alike(dataset: Dataset, index: int) -> tuple[torch.Tensor, int]:
-    with torch.random.fork_rng():
-        torch.manual_seed(index)
-        return dataset[index]
-
-
 def test_only_training_images_are_augmented(generated: Path) -> None:
-    train, val = (Pictures(cifar10, generated, split) for split in ("train", "val"))
-    assert len({train[5][0].numpy().tobytes() for _ in range(10)}) > 5
+    train, val = (ImageDataset("cifar10", generated, split) for split in ("train", "val"))
+    assert len({train[epoch, 5][0].numpy().tobytes() for epoch in range(10)}) > 5
     mean, std = torch.tensor(cifar10.MEAN).view(3, 1, 1), torch.tensor(cifar10.STD).view(3, 1, 1)
-    image, label = val[5]
+    image, label = val[1, 5]
+    assert torch.equal(image, val[2, 5][0])
     torch.testing.assert_close(image, (cifar10.arrays(generated, "val")[0][5] / 255 - mean) / std)
     assert isinstance(label, int)
 
@@ -108,13 +105,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_told_and_mended(case: str, generated: Path, tmp_path: Path, prepare: Callable) -> None:
+def test_damage_is_reported_and_repaired(case: str, generated: Path, tmp_path: Path, prepare: Callable) -> None:
     harm, message = DAMAGE[case]
     copy = Path(shutil.copytree(generated, tmp_path / "copy"))
     path, origin = batches(copy) / "data_batch_2", batches(copy) / "ORIGIN.json"
     length = path.stat().st_size
     harm(path)
-    if case == "label":  # as long as it was, so that only reading it tells
+    if case == "label":  # of the same length, so that only reading it shows the damage
         cifar10.check(copy)
     else:
         with pytest.raises(UserError, match=rf"data_batch_2: damaged, expected {length} bytes, found \d+"):
@@ -132,7 +129,7 @@ def test_damage_is_told_and_mended(case: str, generated: Path, tmp_path: Path, p
 
 @pytest.fixture
 def mirror(generated: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
-    """A server of the generated data, which torchvision takes for the real ones; with a file that must not get out."""
+    """A server of the generated data, which torchvision accepts as the real ones; one file must not be unpacked."""
     members = {"../escaped": b"!"} | {f"cifar-10-batches-py/{name}": data for name, data in contents(generated).items()}
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:

@@ -1,4 +1,4 @@
-"""A data set's files: damage is told and mended, they are whole or not there, and a user's own are never replaced."""
+"""A data set's files: damage is reported and repaired, they are complete or not there, a user's own stay."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from data_helpers import NAMES, PREPARE, assert_one_line, contents, raw
 from data_helpers import copy as copy
 from data_helpers import generated as generated
 from data_helpers import prepare as prepare
-from digits import VERSION
-from sources import bring_drawn
+from sources import generate
+from synthetic_digits import VERSION
 from workshop.datasets import mnist
 from workshop.errors import UserError
 
@@ -67,7 +67,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_told_and_mended(case: str, copy: Path, generated: Path, prepare: Callable) -> None:
+def test_damage_is_reported_and_repaired(case: str, copy: Path, generated: Path, prepare: Callable) -> None:
     name, harm, message = DAMAGE[case]
     path = raw(copy) / f"{name}-ubyte"
     harm(path)
@@ -91,7 +91,7 @@ def test_damage_is_told_and_mended(case: str, copy: Path, generated: Path, prepa
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_unreadable_files_are_told(copy: Path) -> None:
+def test_unreadable_files_are_reported(copy: Path) -> None:
     (raw(copy) / NAMES[1]).chmod(0)
     with pytest.raises(UserError, match=f"cannot read .*{NAMES[1]}: Permission denied"):
         mnist.check(copy)
@@ -100,21 +100,21 @@ def test_unreadable_files_are_told(copy: Path) -> None:
         with pytest.raises(UserError, match=r"cannot read .*: Permission denied"):
             mnist.check(copy)
         with pytest.raises(UserError, match=r"cannot write .*: .*Permission denied"):
-            bring_drawn("mnist", copy)
+            generate("mnist", copy)
     finally:
         raw(copy).parent.chmod(0o755)
 
 
 @pytest.mark.parametrize("flags", [[], ["--shards"]], ids=str)
-def test_a_flipped_pixel_is_found_and_mended(flags: list, copy: Path, generated: Path, prepare: Callable) -> None:
+def test_a_flipped_pixel_is_found_and_repaired(flags: list, copy: Path, generated: Path, prepare: Callable) -> None:
     path = raw(copy) / "train-images-idx3-ubyte"
     edit(path, 5000, path.read_bytes()[5000] ^ 1)
-    if flags:  # whatever is there would do, were it sound
+    if flags:  # any complete data can be packed, but not damaged ones
         status, stdout, stderr = prepare("mnist", "--data_dir", copy, *flags)
-        assert (status, stdout) == (2, "") and f"damaged ({path}: damaged, no longer what was brought" in stderr
+        assert (status, stdout) == (2, "") and f"damaged ({path}: damaged, changed since it was written" in stderr
         assert_one_line(stderr)
     status, stdout, _ = prepare("mnist", "--synthetic", "--data_dir", copy, *flags)
-    assert status == 0 and f"{path}: damaged, no longer what was brought here; replacing" in stdout
+    assert status == 0 and f"{path}: damaged, changed since it was written; replacing" in stdout
     assert contents(copy) == contents(generated)
 
 
@@ -160,10 +160,10 @@ def test_leftovers_are_removed_even_when_there_is_nothing_to_do(copy: Path, prep
     assert sorted(path.name for path in raw(copy).parent.iterdir()) == [".raw.lock", "raw"]
 
 
-def test_two_at_once_draw_once(tmp_path: Path, generated: Path, capfd: pytest.CaptureFixture) -> None:
+def test_two_at_once_generate_once(tmp_path: Path, generated: Path, capfd: pytest.CaptureFixture) -> None:
     with ThreadPoolExecutor() as pool:
         recipe = {"train_samples": 300, "val_samples": 100, "seed": 7}
-        list(pool.map(lambda _: bring_drawn("mnist", tmp_path, **recipe), range(2)))
+        list(pool.map(lambda _: generate("mnist", tmp_path, **recipe), range(2)))
     stdout = capfd.readouterr().out
     assert stdout.count("nothing to do") == 1
     assert contents(tmp_path) == contents(generated)
@@ -174,17 +174,17 @@ def test_two_at_once_draw_once(tmp_path: Path, generated: Path, capfd: pytest.Ca
 KILLED_AT_EVERY_STEP = """
 import os, signal, sys
 from pathlib import Path
-import digits
-from sources import bring_drawn
+import synthetic_digits
+from sources import generate
 from workshop.datasets import mnist
 from workshop.errors import UserError
 
-drawn = {seed: digits.draw_digits(20, seed) for seed in (2, 3, 4, 5)}
-digits.draw_digits = lambda samples, seed: drawn[seed]  # drawn once, to be quick
+digits = {seed: synthetic_digits.generate_digits(20, seed) for seed in (2, 3, 4, 5)}
+synthetic_digits.generate_digits = lambda samples, seed: digits[seed]  # generated once, to be quick
 
 
-def bring(folder, seed):
-    bring_drawn("mnist", folder, train_samples=20, val_samples=20, seed=seed)
+def prepare(folder, seed):
+    generate("mnist", folder, train_samples=20, val_samples=20, seed=seed)
 
 
 def die_at(step, folder):
@@ -204,24 +204,24 @@ for before in (None, 1):  # onto nothing, onto earlier data
     for step in range(1, 1000):
         folder = Path(sys.argv[1]) / f"{before}-{step}"
         if before:
-            bring(folder, seed=before)
+            prepare(folder, seed=before)
         if (pid := os.fork()) == 0:
             die_at(step, str(folder))
-            bring(folder, seed=2)
+            prepare(folder, seed=2)
             os._exit(0)
         finished = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         seen = "missing"
         if (folder / "MNIST" / "raw").exists():
             mnist.check(folder)
             train, val = (mnist.arrays(folder, split)[0][:, 0] for split in ("train", "val"))
-            (seed,) = [seed for seed in (1, 2) if train.equal(drawn[2 * seed][0]) and val.equal(drawn[2 * seed + 1][0])]
+            (seed,) = [s for s in (1, 2) if train.equal(digits[2 * s][0]) and val.equal(digits[2 * s + 1][0])]
             seen = f"seed {seed}"
         else:
             try:
                 mnist.check(folder)
             except UserError as error:
                 assert "has no" in str(error)
-        bring(folder, seed=2)
+        prepare(folder, seed=2)
         mnist.check(folder)
         assert {path.name for path in (folder / "MNIST").iterdir()} == {".raw.lock", "raw"}
         print("seen", before, seen, flush=True)
@@ -243,7 +243,7 @@ def test_killed_at_every_step_leaves_all_or_nothing(tmp_path: Path) -> None:
     assert len(seen) > 30
 
 
-def test_killed_command_leaves_nothing_and_the_next_mends_it(
+def test_killed_command_leaves_nothing_and_the_next_one_repairs_it(
     tmp_path: Path, generated: Path, prepare: Callable
 ) -> None:
     flags = ["mnist", "--synthetic", "--data_dir", str(tmp_path), "--seed", "7", "--train_samples"]

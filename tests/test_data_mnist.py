@@ -1,4 +1,4 @@
-"""MNIST's files: drawn, read, downloaded, and brought by a command line that tells mistakes."""
+"""MNIST's files: generated, read, downloaded; and the command line that prepares them reports mistakes."""
 
 import gzip
 import hashlib
@@ -17,34 +17,34 @@ from data_helpers import NAMES, PREPARE, Mirror, assert_one_line, contents, raw
 from data_helpers import copy as copy
 from data_helpers import generated as generated
 from data_helpers import prepare as prepare
-from digits import draw_digits
-from sources import bring_drawn, bring_real
+from sources import download, generate
+from synthetic_digits import generate_digits
 from workshop.datasets import mnist
 from workshop.errors import UserError
-from workshop.loaders.images import Pictures
+from workshop.loaders.images import ImageDataset
 from workshop.paths import default_data_dir
 
-# What is drawn
+# What is generated
 
 
-def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path, generated: Path) -> None:
+def test_only_the_seed_decides_what_is_generated(tmp_path: Path, generated: Path) -> None:
     threads = torch.get_num_threads()
     state = torch.get_rng_state()
     try:
         for number in (1, 2, 5):
             torch.set_num_threads(number)
-            bring_drawn("mnist", tmp_path / str(number), train_samples=300, val_samples=100, seed=7)
+            generate("mnist", tmp_path / str(number), train_samples=300, val_samples=100, seed=7)
             assert torch.get_num_threads() == number
             assert contents(tmp_path / str(number)) == contents(generated)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(torch.get_rng_state(), state)
-    bring_drawn("mnist", tmp_path / "other", train_samples=300, val_samples=100, seed=8)
+    generate("mnist", tmp_path / "other", train_samples=300, val_samples=100, seed=8)
     assert all(contents(tmp_path / "other")[name] != contents(generated)[name] for name in NAMES)
 
 
 def test_fewer_samples_are_the_first_of_more_and_splits_differ(generated: Path) -> None:
-    images, labels = draw_digits(1100, seed=14)
+    images, labels = generate_digits(1100, seed=14)
     train_images, train_labels = mnist.arrays(generated, "train")
     assert torch.equal(images[:300], train_images[:, 0])
     assert torch.equal(labels[:300], train_labels)
@@ -52,8 +52,8 @@ def test_fewer_samples_are_the_first_of_more_and_splits_differ(generated: Path) 
     assert not torch.equal(mnist.arrays(generated, "val")[1], train_labels[:100])
 
 
-def test_drawn_digits_look_like_mnist_to_a_linear_model() -> None:
-    images, labels = draw_digits(8000, seed=0)
+def test_generated_digits_look_like_mnist_to_a_linear_model() -> None:
+    images, labels = generate_digits(8000, seed=0)
     pixels = images.flatten(1).float() / 255
     assert abs(pixels.mean().item() - mnist.MEAN[0]) < 0.02
     assert abs(pixels.std().item() - mnist.STD[0]) < 0.03
@@ -77,7 +77,7 @@ def test_torchvision_reads_what_arrays_returns(generated: Path, split: str, samp
     theirs = MNIST(generated, train=split == "train")
     assert torch.equal(theirs.data, images[:, 0])
     assert torch.equal(theirs.targets, labels)
-    image, label = Pictures(mnist, generated, split)[5]
+    image, label = ImageDataset("mnist", generated, split)[1, 5]
     assert label == labels[5]
     torch.testing.assert_close(image, (images[5] / 255 - mnist.MEAN[0]) / mnist.STD[0])
 
@@ -89,7 +89,7 @@ def test_missing_data_name_both_commands(tmp_path: Path, monkeypatch: pytest.Mon
         f"`python data/prepare.py {command} --data_dir '{tmp_path}/my data'`"
         for command in ("mnist", "mnist --synthetic")
     )
-    assert f"to bring mnist run {real}, or without a network {synthetic}" in str(error.value)
+    assert f"to prepare mnist run {real}, or without a network {synthetic}" in str(error.value)
     monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
     with pytest.raises(UserError) as error:
         mnist.check(tmp_path)
@@ -104,7 +104,7 @@ def test_missing_data_name_both_commands(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def mirrors(generated: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Mirror, Mirror]]:
-    """Two mirrors that serve the generated data, which torchvision takes for the real ones."""
+    """Two mirrors that serve the generated data, which torchvision is made to accept as the real ones."""
     packed = {f"/{name}.gz": gzip.compress(data) for name, data in contents(generated).items()}
     both = Mirror(), Mirror()
     for mirror in both:
@@ -188,10 +188,12 @@ def test_no_mirror_delivers(
     assert [path.name for path in (tmp_path / "MNIST").iterdir()] == [".raw.lock"]
 
 
-def test_silent_mirror_is_given_up(mirrors: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_mirror_is_given_up(mirrors: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("downloading.TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(mirrors[0].server, "process_request", lambda *request: None)  # takes the call, never answers
-    bring_real("mnist", tmp_path)
+    monkeypatch.setattr(
+        mirrors[0].server, "process_request", lambda *request: None
+    )  # accepts the connection, never answers
+    download("mnist", tmp_path)
     mnist.check(tmp_path)
 
 
@@ -211,7 +213,7 @@ def test_silent_mirror_is_given_up(mirrors: tuple, tmp_path: Path, monkeypatch: 
         (["mnist", "--synthetic", "--data_dir", __file__], "Not a directory"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments: list[str], message: str, prepare: Callable) -> None:
+def test_mistakes_are_reported_in_one_line(arguments: list[str], message: str, prepare: Callable) -> None:
     status, stdout, stderr = prepare(*arguments)
     assert (status, stdout) == (2, "")
     assert_one_line(stderr)

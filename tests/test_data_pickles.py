@@ -68,7 +68,7 @@ def test_no_code_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("python", [2, 3])
-def test_every_truncation_is_told(python: int, tmp_path: Path) -> None:
+def test_every_truncation_is_reported(python: int, tmp_path: Path) -> None:
     write_dictionary(tmp_path / "whole", CONTENT)
     whole = pickled_by_python_2(CONTENT) if python == 2 else (tmp_path / "whole").read_bytes()
     for length in range(len(whole)):
@@ -77,7 +77,7 @@ def test_every_truncation_is_told(python: int, tmp_path: Path) -> None:
             read_dictionary(tmp_path / "cut")
 
 
-def test_other_contents_are_told(tmp_path: Path) -> None:
+def test_other_contents_are_reported(tmp_path: Path) -> None:
     (tmp_path / "zeros").write_bytes(bytes(1000))
     (tmp_path / "list").write_bytes(pickle.dumps([1]))
     for name, message in {

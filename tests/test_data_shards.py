@@ -1,4 +1,4 @@
-"""Shards run no code, and damage to them is told in one line and mended."""
+"""Shards run no code, and damage to them is reported in one line and repaired."""
 
 import io
 import json
@@ -16,20 +16,20 @@ import sources
 from conftest import Script
 from data_helpers import assert_one_line
 from data_helpers import prepare as prepare
-from sources import bring_drawn, pack
+from sources import generate, pack
 from test_data_files import edit
 from test_data_pickles import RunsCode
 from workshop.config import TrainConfig
 from workshop.datasets import shards
 from workshop.errors import UserError
-from workshop.loaders import build_loaders
+from workshop.loaders import build_loader
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def digits_dir(tmp_path: Path) -> Path:
-    bring_drawn("mnist", tmp_path, train_samples=128, val_samples=64)
+    generate("mnist", tmp_path, train_samples=128, val_samples=64)
     return tmp_path
 
 
@@ -38,8 +38,7 @@ def shard(data_dir: Path) -> Path:
 
 
 def read_all(data_dir: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    train, _ = build_loaders(TrainConfig(data_dir=data_dir, loader="shards", num_workers=0), CPU)
-    return list(train)
+    return list(build_loader(TrainConfig(data_dir=data_dir, loader="shards", num_workers=0), "train", CPU))
 
 
 def pack_adding(members: dict[str, bytes], data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +77,7 @@ def test_an_image_that_is_a_pickle_is_refused(digits_dir: Path, monkeypatch: pyt
     assert not (digits_dir / "run").exists()
 
 
-def test_a_flipped_bit_is_told_and_mended(digits_dir: Path, run_script: Script, prepare: Callable) -> None:
+def test_a_flipped_bit_is_reported_and_repaired(digits_dir: Path, run_script: Script, prepare: Callable) -> None:
     pack("mnist", digits_dir)
     whole = shard(digits_dir).read_bytes()
     edit(shard(digits_dir), 700, whole[700] ^ 1)
@@ -92,9 +91,9 @@ def test_a_flipped_bit_is_told_and_mended(digits_dir: Path, run_script: Script, 
     assert shard(digits_dir).read_bytes() == whole
 
 
-def test_a_shard_removed_while_it_is_wanted_is_told(digits_dir: Path) -> None:
+def test_a_shard_removed_while_it_is_needed_is_reported(digits_dir: Path) -> None:
     pack("mnist", digits_dir)
-    train, _ = build_loaders(TrainConfig(data_dir=digits_dir, loader="shards", num_workers=0), CPU)
+    train = build_loader(TrainConfig(data_dir=digits_dir, loader="shards", num_workers=0), "train", CPU)
     shard(digits_dir).unlink()
     with pytest.raises(UserError, match=r"cannot read .*train-003\.tar: No such file or directory; to pack"):
         list(train)
@@ -112,7 +111,7 @@ def test_shards_of_which_nothing_is_known(text: object, digits_dir: Path) -> Non
         shards.check("mnist", digits_dir)
 
 
-def test_shards_packed_before_there_were_checksums_are_packed_anew(digits_dir: Path, prepare: Callable) -> None:
+def test_shards_packed_before_there_were_checksums_are_packed_again(digits_dir: Path, prepare: Callable) -> None:
     pack("mnist", digits_dir)
     origin = shard(digits_dir).with_name("ORIGIN.json")
     before = json.loads(origin.read_text())

@@ -1,6 +1,5 @@
-"""What a CPU can compute with is known where Linux tells, and users are told when a format gains them nothing."""
+"""What a CPU can compute with is known where Linux reports it, and users are warned of a format without a gain."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,10 +7,10 @@ import pynvml
 import pytest
 import torch
 
-from conftest import Script
+from conftest import REPOSITORY, Script
 from lab import results_file
+from lab.launching import load_script
 from workshop import hardware
-from workshop.distributed import process_group
 from workshop.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -28,31 +27,31 @@ def cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "imitated"),
+    ("text", "emulated"),
     [(ZEN_3, {"bf16", "fp16"}), (ZEN_4, {"fp16"}), (GRAVITON_3, set()), ("", set())],
     ids=["AVX2", "AVX-512", "ARM", "unknown"],
 )
 def test_formats_that_a_device_emulates(
-    cpuinfo: Path, text: str, imitated: set[str], monkeypatch: pytest.MonkeyPatch
+    cpuinfo: Path, text: str, emulated: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpuinfo.write_text(text)
     formats = ("fp32", "tf32", "bf16", "fp16")
-    assert {precision for precision in formats if hardware.emulates(CPU, precision)} == imitated
+    assert {precision for precision in formats if hardware.emulates(CPU, precision)} == emulated
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert not any(hardware.emulates(GPU, precision) for precision in formats)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert [precision for precision in formats if hardware.emulates(GPU, precision)] == ["bf16"]
 
 
-def test_a_record_tells_gpus_driver_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_results_file_has_gpus_driver_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="NVIDIA H200", total_memory=2**37)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.159.03")
-    told = hardware.describe_hardware(GPU)
-    assert (told["device_name"], told["gpus"], told["driver"]) == ("NVIDIA H200", 8, "580.159.03")
-    monkeypatch.setattr(results_file, "pick_device", lambda: GPU)
+    found = hardware.describe_hardware(GPU)
+    assert (found["device_name"], found["gpus"], found["driver"]) == ("NVIDIA H200", 8, "580.159.03")
+    monkeypatch.setattr(results_file, "this_machine", lambda: {"hardware": hardware.describe_hardware(GPU)})
     assert results_file.machine_name() == "nvidia_h200_8gpu"
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: 1 / 0)
     assert hardware.describe_hardware(GPU)["driver"] is None
@@ -61,7 +60,7 @@ def test_a_record_tells_gpus_driver_and_libraries(monkeypatch: pytest.MonkeyPatc
     assert all(version is None or isinstance(version, str) for version in versions.values())
 
 
-def test_no_file_tells_nothing(cpuinfo: Path) -> None:
+def test_without_the_file_nothing_is_known(cpuinfo: Path) -> None:
     assert not cpuinfo.exists()
     assert not hardware.emulates(CPU, "bf16")
     assert hardware.describe_hardware(CPU)["cpu"]
@@ -107,18 +106,23 @@ def set_all(patch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
         patch.setenv(name, value)
 
 
+def run_main(lesson: str) -> None:
+    script = load_script(REPOSITORY / lesson)
+    script.main(script.Config())
+
+
 @pytest.mark.parametrize("environment", GRANTED, ids=str)
-@pytest.mark.parametrize("own_device", [lambda: hardware.pick_device(), lambda: process_group._own_device(0)])
-def test_a_gpu_that_was_granted_is_not_done_without(
-    no_gpu_is_found: pytest.MonkeyPatch, environment: dict[str, str], own_device: Callable[[], torch.device]
+@pytest.mark.parametrize("lesson", ["01_single_gpu", "02_dataparallel", "03_ddp", "04_mixed_precision"])
+def test_a_gpu_that_was_granted_must_be_found(
+    no_gpu_is_found: pytest.MonkeyPatch, environment: dict[str, str], lesson: str
 ) -> None:
     set_all(no_gpu_is_found, environment)
     ((name, value),) = environment.items()
     with pytest.raises(UserError, match=f"^{name}={value}, but torch .* finds no GPU: .*R580 or newer.*older CUDA"):
-        own_device()
+        run_main(lesson)
 
 
 @pytest.mark.parametrize("environment", NOT_GRANTED, ids=str)
 def test_without_a_gpu_granted_the_cpu_is_right(no_gpu_is_found: pytest.MonkeyPatch, environment: dict) -> None:
     set_all(no_gpu_is_found, environment)
-    assert hardware.pick_device() == process_group._own_device(0) == CPU
+    assert hardware.pick_device() == hardware.cpu_or_error() == CPU

@@ -1,4 +1,4 @@
-"""The rungs of the data ladder: the same samples, the same normalisation, every one of them once per epoch."""
+"""The loaders: all give the same samples, normalized in the same way, each once per epoch."""
 
 import subprocess
 import sys
@@ -6,24 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from workshop.distributed.ranks import ONE_PROCESS, Ranks
 
-from conftest import Script
+from conftest import REPOSITORY, Script
 from data_helpers import assert_pipelines_end_with
-from sources import bring_drawn, pack
-from workshop.config import TrainConfig
+from lab.launching import load_script
+from sources import generate, pack
+from workshop import hardware
 from workshop.datasets import mnist, shards
 from workshop.errors import UserError
-from workshop.loaders import Loader, build_loaders, device
+from workshop.loaders import DistributedBatchSampler, Loader
 from workshop.loaders.dali import DaliLoader
 from workshop.loaders.device import DeviceLoader
-from workshop.loaders.images import MapLoader, SeededSamples
 from workshop.loaders.memory import MemoryLoader
-from workshop.loaders.sampler import EpochOrder
 from workshop.loaders.transform import PADDING, BatchTransform, flip_and_crop
 
 CPU = torch.device("cpu")
-RUNGS = ["map", "shards", "memory", "device", "dali"]
+LOADERS = ["map", "shards", "memory", "device", "dali"]
+LESSON = load_script(REPOSITORY / "03_ddp")
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +31,15 @@ def packed_data(data_dir: Path) -> Path:
     return data_dir
 
 
-def loaders(data_dir: Path, rung: str, ranks: Ranks = ONE_PROCESS, **flags: object) -> tuple[Loader, Loader]:
-    return build_loaders(TrainConfig(data_dir=data_dir, loader=rung, **flags), CPU, ranks)
+def loaders(data_dir: Path, kind: str, rank: int = 0, world_size: int = 1, **flags: object) -> tuple[Loader, Loader]:
+    """The loaders of both splits, as lesson 03 builds them."""
+    config = LESSON.Config(data_dir=data_dir, loader=kind, **flags)
+    train, val = (LESSON.make_loader(config, split, CPU, rank, world_size) for split in ("train", "val"))
+    return train, val
 
 
 def epoch_of(loader: Loader, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    loader.sampler.set_epoch(epoch)
+    loader.batch_sampler.set_epoch(epoch)
     batches = list(loader)
     assert len(batches) == len(loader)
     assert all(len(targets) == 64 for _, targets in batches[:-1])
@@ -50,12 +52,12 @@ def sorted_samples(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.unique(rows, dim=0)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_every_sample_once_per_epoch_in_a_new_order(packed_data: Path, rung: str, num_workers: int) -> None:
+def test_every_sample_once_per_epoch_in_a_new_order(packed_data: Path, kind: str, num_workers: int) -> None:
     images, labels = mnist.arrays(packed_data, "train")
     expected = (images / 255 - 0.1307) / 0.3081
-    train, val = loaders(packed_data, rung, num_workers=num_workers)
+    train, val = loaders(packed_data, kind, num_workers=num_workers)
     first, first_labels = epoch_of(train, 1)
     second, _ = epoch_of(train, 2)
     again, _ = epoch_of(train, 1)
@@ -69,13 +71,13 @@ def test_every_sample_once_per_epoch_in_a_new_order(packed_data: Path, rung: str
     assert torch.equal(sorted_samples(val_inputs, val_labels), sorted_samples(val_expected, expected_labels))
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_ranks_share_an_epoch(packed_data: Path, rung: str) -> None:
+@pytest.mark.parametrize("kind", LOADERS)
+def test_ranks_share_an_epoch(packed_data: Path, kind: str) -> None:
     images, labels = mnist.arrays(packed_data, "train")
     parts = []
     for rank in range(2):
-        train, _ = loaders(packed_data, rung, Ranks(rank=rank, world_size=2), num_workers=0)
-        train.sampler.set_epoch(3)
+        train, _ = loaders(packed_data, kind, rank, world_size=2, num_workers=0)
+        train.batch_sampler.set_epoch(3)
         batches = list(train)
         parts += batches
         assert len(batches) == len(train) == -(-len(images) // 128)
@@ -84,22 +86,22 @@ def test_ranks_share_an_epoch(packed_data: Path, rung: str) -> None:
     assert torch.equal(sorted_samples(inputs, targets), expected)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_limits_take_the_first_samples(packed_data: Path, rung: str) -> None:
-    train, val = loaders(packed_data, rung, limit_train=100, limit_val=50, num_workers=0)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_limits_take_the_first_samples(packed_data: Path, kind: str) -> None:
+    train, val = loaders(packed_data, kind, limit_train=100, limit_val=50, num_workers=0)
     _, labels = mnist.arrays(packed_data, "train")
     assert torch.equal(epoch_of(train, 1)[1].sort().values, labels[:100].sort().values)
     assert len(epoch_of(val, 1)[1]) == 50
 
 
 def colour_loaders() -> dict[str, Loader]:
-    """Every rung that augments whole batches, over the same random pictures."""
+    """Every loader that augments whole batches, over the same random images."""
     images = torch.randint(0, 256, (500, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     targets = torch.arange(500)
 
-    def parts() -> tuple[EpochOrder, BatchTransform]:
-        order = EpochOrder(500, 64, ONE_PROCESS, seed=1, shuffle=True)
-        return order, BatchTransform((0.5, 0.4, 0.3), (0.2, 0.25, 0.3), augment=True, samples=500, seed=1)
+    def parts() -> tuple[DistributedBatchSampler, BatchTransform]:
+        sampler = DistributedBatchSampler(500, 64, shuffle=True, seed=1)
+        return sampler, BatchTransform((0.5, 0.4, 0.3), (0.2, 0.25, 0.3), augment=True, samples=500, seed=1)
 
     return {
         "memory": MemoryLoader(images, targets, *parts(), pin_memory=False),
@@ -108,7 +110,7 @@ def colour_loaders() -> dict[str, Loader]:
     }
 
 
-def test_rungs_augment_alike() -> None:
+def test_loaders_augment_alike() -> None:
     for epoch in (1, 2):
         memory, on_device, dali = (epoch_of(loader, epoch) for loader in colour_loaders().values())
         for inputs, targets in (on_device, dali):
@@ -116,18 +118,18 @@ def test_rungs_augment_alike() -> None:
             torch.testing.assert_close(inputs, memory[0], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("rung", ["shards", "memory"])
-def test_what_is_pinned_is_the_batch(packed_data: Path, rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["shards", "memory"])
+def test_what_is_pinned_is_the_batch(packed_data: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
-    loader, _ = loaders(packed_data, rung, num_workers=0, limit_train=128)
+    loader, _ = loaders(packed_data, kind, num_workers=0, limit_train=128)
     loader.pin_memory = True
     batches = list(loader)
     assert [id(tensor) for batch in batches for tensor in batch] == [id(tensor) for tensor in pinned]
     assert [len(targets) for _, targets in batches] == [64, 64]
 
 
-def test_an_epoch_that_is_broken_off_leaves_nothing_behind() -> None:
+def test_an_interrupted_epoch_does_not_change_the_next_one() -> None:
     for loader, fresh in zip(colour_loaders().values(), colour_loaders().values(), strict=True):
         next(iter(loader))
         assert torch.equal(epoch_of(loader, 2)[0], epoch_of(fresh, 2)[0])
@@ -146,34 +148,37 @@ def test_flip_and_crop() -> None:
     assert shifted[:, :, :PADDING].eq(0).all()
 
 
-class RandomSamples(torch.utils.data.Dataset):
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.rand(1), index
-
-    def __len__(self) -> int:
-        return 20
-
-
-def test_random_transforms_of_map_follow_from_the_sample_alone() -> None:
+def test_random_transforms_of_map_follow_from_the_sample_alone(data_dir: Path) -> None:
     seen = {}
     for ranks, workers in ((1, 0), (1, 2), (2, 1)):
-        drawn = {}
+        numbers = {}
         for rank in range(ranks):
-            order = EpochOrder(20, 4, Ranks(rank=rank, world_size=ranks), seed=1, shuffle=True)
+            loader, _ = loaders(data_dir, "map", rank, ranks, batch_size=4, limit_train=20, num_workers=workers)
+            loader.dataset.transform = lambda _: torch.rand(1)
+            loader.dataset.labels = list(range(20))
             state = torch.get_rng_state()
-            loader = MapLoader(SeededSamples(RandomSamples(), seed=1), order, num_workers=workers)
-            order.set_epoch(1)
+            loader.batch_sampler.set_epoch(1)
             for values, indices in loader:
-                drawn |= dict(zip(indices.tolist(), values.flatten().tolist(), strict=True))
+                numbers |= dict(zip(indices.tolist(), values.flatten().tolist(), strict=True))
             if workers == 0:
                 assert torch.equal(state, torch.get_rng_state())
-        seen[ranks, workers] = drawn
+        seen[ranks, workers] = numbers
     assert seen[1, 0] == seen[1, 2] == seen[2, 1]
     assert len(set(seen[1, 0].values())) == 20
 
 
+def test_map_is_the_data_loader_of_pytorch_with_the_flags(data_dir: Path) -> None:
+    flags = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": False, "batch_size": 16}
+    for loader in loaders(data_dir, "map", **flags):
+        assert type(loader) is torch.utils.data.DataLoader
+        assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 3, False)
+        assert isinstance(loader.batch_sampler, DistributedBatchSampler)
+    without_workers, _ = loaders(data_dir, "map", num_workers=0)
+    assert not without_workers.persistent_workers
+
+
 def test_shards_missing_or_cut_short(tmp_path: Path, packed_data: Path, run_script: Script) -> None:
-    bring_drawn("mnist", tmp_path, train_samples=200, val_samples=100)
+    generate("mnist", tmp_path, train_samples=200, val_samples=100)
     result = run_script("01_single_gpu/train.py", "--loader", "shards", "--data_dir", tmp_path)
     assert (result.status, len(result.stderr.splitlines())) == (2, 1)
     assert "no shards in" in result.stderr
@@ -185,19 +190,19 @@ def test_shards_missing_or_cut_short(tmp_path: Path, packed_data: Path, run_scri
         shards.check("mnist", tmp_path)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_damage_is_told_before_anything_is_read(tmp_path: Path, rung: str) -> None:
-    bring_drawn("mnist", tmp_path, train_samples=200, val_samples=100)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_damage_is_reported_before_anything_is_read(tmp_path: Path, kind: str) -> None:
+    generate("mnist", tmp_path, train_samples=200, val_samples=100)
     pack("mnist", tmp_path)
     path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=f"{path}: truncated, .*; to bring mnist run `python"):
-        loaders(tmp_path, rung, num_workers=0)
+    with pytest.raises(UserError, match=f"{path}: truncated, .*; to prepare mnist run `python"):
+        loaders(tmp_path, kind, num_workers=0)
     with pytest.raises(UserError, match=f"{path}: truncated"):
         pack("mnist", tmp_path)
 
 
-def test_new_data_are_packed_anew(tmp_path: Path, run_script: Script) -> None:
+def test_new_data_are_packed_again(tmp_path: Path, run_script: Script) -> None:
     command = ("data/prepare.py", "mnist", "--synthetic", "--val_samples", "50", "--data_dir", tmp_path)
     assert run_script(*command, "--train_samples", "100", "--shards").status == 0
     assert shards.check("mnist", tmp_path) == {"train": 100, "val": 50}
@@ -206,47 +211,47 @@ def test_new_data_are_packed_anew(tmp_path: Path, run_script: Script) -> None:
 
 
 def test_device_too_small(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "free_bytes", lambda _: 1_000_000)
+    monkeypatch.setattr(hardware, "free_bytes", lambda _: 1_000_000)
     with pytest.raises(UserError, match=r"--loader device needs 0.02 GB on cpu, but 0.00 GB are free"):
         loaders(data_dir, "device")
 
 
-@pytest.mark.parametrize("rung", ["memory", "dali", "device"])
+@pytest.mark.parametrize("kind", ["memory", "dali", "device"])
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_job_may_have_less_memory_than_the_machine(
-    rung: str, version: int, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, version: int, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(device, "CGROUPS", tmp_path)
+    monkeypatch.setattr(hardware, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(hardware, "CGROUPS", tmp_path)
     line, folder = {1: ("4:cpu,memory:/job/step", "memory/job"), 2: ("0::/job/step", "job")}[version]
     (tmp_path / "own").write_text(f"7:pids:/\n{line}\n")
-    job, (limit, usage, cache) = tmp_path / folder, device.CGROUP_FILES[version]
+    job, (limit, usage, cache) = tmp_path / folder, hardware.CGROUP_FILES[version]
     (job / "step").mkdir(parents=True)
     (job / "step" / limit).write_text("max\n")  # its own group sets no limit, the one above does
     files = {limit: "300000000\n", usage: "299500000\n", "memory.stat": f"rss 1\n{cache} 1000000\n"}
     for name, text in files.items():
         (job / name).write_text(text)
-    assert device.free_bytes(CPU) == 1_500_000
-    with pytest.raises(UserError, match=rf"--loader {rung} needs 0.0\d GB on cpu, but 0.00 GB are free; use --loader"):
-        loaders(data_dir, rung)
+    assert hardware.free_bytes(CPU) == 1_500_000
+    with pytest.raises(UserError, match=rf"--loader {kind} needs 0.0\d GB on cpu, but 0.00 GB are free; use --loader"):
+        loaders(data_dir, kind)
     (job / limit).write_text("900000000\n")
-    loaders(data_dir, rung)
+    loaders(data_dir, kind)
 
 
 @pytest.mark.parametrize(
-    ("rung", "module", "advice"),
+    ("kind", "module", "advice"),
     [
         ("dali", "nvidia.dali", "pip install nvidia-dali-cuda120"),
         ("shards", "webdataset", "pip install webdataset"),
     ],
 )
 def test_missing_library(
-    packed_data: Path, rung: str, module: str, advice: str, monkeypatch: pytest.MonkeyPatch
+    packed_data: Path, kind: str, module: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, f"workshop.loaders.{rung}", raising=False)
+    monkeypatch.delitem(sys.modules, f"workshop.loaders.{kind}", raising=False)
     with pytest.raises(UserError, match=advice):
-        loaders(packed_data, rung)
+        loaders(packed_data, kind)
 
 
 def test_what_takes_long_to_import_is_imported_only_where_it_is_needed(data_dir: Path) -> None:
@@ -255,13 +260,14 @@ import sys
 from pathlib import Path
 import torch
 from workshop.config import TrainConfig
-from workshop.loaders import build_loaders
+from workshop.loaders import build_loader
 from workshop.models import build_model
 
 for dataset, model in (("mnist", "mnist_cnn"), ("cifar10", "cifar_cnn")):
     config = TrainConfig(data_dir=Path(sys.argv[1]), dataset=dataset, model=model, loader="memory")
-    build_loaders(config, torch.device("cpu"))
-    build_model(config)
+    for split in ("train", "val"):
+        build_loader(config, split, torch.device("cpu"))
+    build_model(model, dataset)
 print([name for name in ("torchvision", "matplotlib", "h5py", "webdataset", "nvidia.dali") if name in sys.modules])
 """
     command = [sys.executable, "-c", code, str(data_dir)]

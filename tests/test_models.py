@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from workshop.config import TrainConfig
-from workshop.datasets import IMAGES
+from workshop.datasets import image_dataset
 from workshop.errors import UserError
 from workshop.models import build_model
 
@@ -14,35 +13,35 @@ from workshop.models import build_model
     [("mnist", "mnist_cnn"), ("cifar10", "cifar_cnn"), ("cifar10", "resnet18"), ("cifar10", "densenet121")],
 )
 def test_scores_of_each_sample(dataset: str, model: str) -> None:
-    built = build_model(TrainConfig(dataset=dataset, model=model)).eval()
-    samples = torch.randn(3, *IMAGES[dataset].SAMPLE_SHAPE)
+    built, images = build_model(model, dataset).eval(), image_dataset(dataset)
+    samples = torch.randn(3, *images.SAMPLE_SHAPE)
     with torch.inference_mode():
         scores = built(samples)
-        assert scores.shape == (3, IMAGES[dataset].NUM_CLASSES)
+        assert scores.shape == (3, images.NUM_CLASSES)
         torch.testing.assert_close(built(samples[1:2]), scores[1:2], atol=1e-4, rtol=1e-4)
 
 
-def test_the_fit_is_tried_without_touching_model_or_random_numbers() -> None:
+def test_checking_the_fit_changes_neither_model_nor_random_numbers() -> None:
     torch.manual_seed(3)
-    model = build_model(TrainConfig(dataset="cifar10", model="resnet18"))
+    model = build_model("resnet18", "cifar10")
     after = torch.rand(1)
     assert model.bn1.num_batches_tracked == 0 and model.training
     assert not any(tensor.is_meta for tensor in model.state_dict().values())
     torch.manual_seed(3)
-    build_model(TrainConfig(dataset="cifar10", model="resnet18"))
+    build_model("resnet18", "cifar10")
     assert torch.rand(1) == after
 
 
 def test_small_models_have_the_sizes_they_state() -> None:
     sizes = {("mnist", "mnist_cnn"): 1_199_882, ("cifar10", "cifar_cnn"): 62_006}
     for (dataset, model), size in sizes.items():
-        built = build_model(TrainConfig(dataset=dataset, model=model))
+        built = build_model(model, dataset)
         assert sum(weights.numel() for weights in built.parameters()) == size
 
 
-def test_without_dropout_a_model_in_training_draws_no_random_numbers() -> None:
+def test_without_dropout_a_model_in_training_uses_no_random_numbers() -> None:
     images = torch.randn(4, 1, 28, 28)
-    with_dropout, without = (build_model(TrainConfig(dropout=dropout)).train() for dropout in (True, False))
+    with_dropout, without = (build_model("mnist_cnn", "mnist", dropout=dropout).train() for dropout in (True, False))
     state = torch.get_rng_state()
     assert torch.equal(without(images), without(images))
     assert torch.equal(torch.get_rng_state(), state)
@@ -53,7 +52,7 @@ def test_without_dropout_a_model_in_training_draws_no_random_numbers() -> None:
 
 def test_the_largest_residual_network_is_known() -> None:
     with torch.device("meta"):
-        model = build_model(TrainConfig(dataset="cifar10", model="resnet152"))
+        model = build_model("resnet152", "cifar10")
     assert model.fc.out_features == 10
     assert sum(weights.numel() for weights in model.parameters()) == 58_164_298
 
@@ -74,4 +73,4 @@ def test_the_largest_residual_network_is_known() -> None:
 )
 def test_what_does_not_fit_is_refused(dataset: str, model: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        build_model(TrainConfig(dataset=dataset, model=model))
+        build_model(model, dataset)

@@ -1,6 +1,6 @@
-"""The monitor sees what the processes and the GPU do, leaves out what they cannot tell, and never harms the run.
+"""The monitor reports what processes and GPU do, omits what they cannot report, and never disturbs the run.
 
-There is no GPU here: the real pynvml talks to a pretended NVML library, so its functions and structures are real.
+There is no GPU here: the real pynvml calls a fake NVML library, so its functions and structures are real.
 """
 
 import ctypes
@@ -51,7 +51,7 @@ HOPPER = OLD_GPU | {
 }
 
 
-class PretendedNvml:
+class FakeNvml:
     """The functions of libnvidia-ml that the monitor needs, for one GPU; ctypes' ``byref(x)._obj`` is ``x``."""
 
     def __init__(self, hopper: bool = True) -> None:
@@ -130,15 +130,15 @@ class PretendedNvml:
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> PretendedNvml:
-    library = PretendedNvml()
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    library = FakeNvml()
     monkeypatch.setattr(pynvml, "nvmlLib", library)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    pretend_gpus(monkeypatch, [(UUID, 2**20)])
+    fake_gpus(monkeypatch, [(UUID, 2**20)])
     return library
 
 
-def pretend_gpus(patch: pytest.MonkeyPatch, gpus: list[tuple[str, int]]) -> None:
+def fake_gpus(patch: pytest.MonkeyPatch, gpus: list[tuple[str, int]]) -> None:
     """GPUs by their uuid, and the bytes that this process has on each."""
     patch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     patch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=gpus[number][0]))
@@ -161,13 +161,13 @@ def burn(cpu_seconds: float) -> None:
 
 
 def test_the_work_of_child_processes_is_seen() -> None:
-    recorded: list[tuple[str, float, float]] = []
+    logged: list[tuple[str, float, float]] = []
     worker = multiprocessing.get_context("spawn").Process(target=burn, args=(1.0,))
-    with Monitor(CPU, lambda *sample: recorded.append(sample), interval=0.2) as monitor:
+    with Monitor(CPU, lambda *sample: logged.append(sample), interval=0.2) as monitor:
         worker.start()
         worker.join()
-    times = [0.0, *(seconds for name, _, seconds in recorded if name == "cpu_percent")]
-    percents = [value for name, value, _ in recorded if name == "cpu_percent"]
+    times = [0.0, *(seconds for name, _, seconds in logged if name == "cpu_percent")]
+    percents = [value for name, value, _ in logged if name == "cpu_percent"]
     used = sum(
         percent / 100 * available_cpus() * (now - before)
         for percent, before, now in zip(percents, times, times[1:], strict=False)
@@ -216,18 +216,18 @@ def test_a_child_that_ends_meanwhile_makes_no_impossible_share(monkeypatch: pyte
     assert tree.read()["cpu_percent"] == pytest.approx(400)
 
 
-def test_a_hopper_gpu_tells_everything(nvml: PretendedNvml) -> None:
+def test_a_hopper_gpu_reports_everything(nvml: FakeNvml) -> None:
     with Monitor(CUDA) as monitor:
         pass
     assert {name: value for name, value in means(monitor).items() if name not in CPU_QUANTITIES} == HOPPER
     assert monitor.summary()["left_out"] == {}
-    assert (nvml.running, nvml.samples) == (0, 0)  # all given back
+    assert (nvml.running, nvml.samples) == (0, 0)  # all are released
 
 
-def test_every_gpu_that_the_process_uses_is_watched(nvml: PretendedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_gpu_that_the_process_uses_is_monitored(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [("one", 0), ("two", 2**20), ("three", 0), ("four", 2**20)]
     nvml.uuids = [f"GPU-{uuid}" for uuid, _ in gpus]
-    pretend_gpus(monkeypatch, gpus)
+    fake_gpus(monkeypatch, gpus)
     with Monitor(CUDA) as monitor:
         pass
     another = {f"gpu3_{name.removeprefix('gpu_')}": value for name, value in HOPPER.items()}
@@ -235,7 +235,7 @@ def test_every_gpu_that_the_process_uses_is_watched(nvml: PretendedNvml, monkeyp
     assert (nvml.running, nvml.samples) == (0, 0)
 
 
-def test_an_older_gpu_lacks_the_gpm_counters(nvml: PretendedNvml) -> None:
+def test_an_older_gpu_lacks_the_gpm_counters(nvml: FakeNvml) -> None:
     nvml.hopper = False
     with Monitor(CUDA) as monitor:
         pass
@@ -245,7 +245,7 @@ def test_an_older_gpu_lacks_the_gpm_counters(nvml: PretendedNvml) -> None:
     assert all("Hopper" in reason for reason in left_out.values())
 
 
-def test_what_is_not_supported_is_left_out_with_the_reason(nvml: PretendedNvml, capsys: pytest.CaptureFixture) -> None:
+def test_what_is_not_supported_is_omitted_with_the_reason(nvml: FakeNvml, capsys: pytest.CaptureFixture) -> None:
     nvml.unsupported = {"nvmlDeviceGetPowerUsage", pynvml.NVML_GPM_METRIC_SM_OCCUPANCY}
     with Monitor(CUDA, interval=0.1) as monitor:
         wait_for_samples(monitor, 2)
@@ -255,19 +255,19 @@ def test_what_is_not_supported_is_left_out_with_the_reason(nvml: PretendedNvml, 
     assert capsys.readouterr().err == ""
 
 
-def test_a_driver_too_old_for_gpm(nvml: PretendedNvml) -> None:
+def test_a_driver_too_old_for_gpm(nvml: FakeNvml) -> None:
     nvml.unsupported = {"nvmlGpmQueryDeviceSupport"}
     gpu = Gpu(UUID)
     assert gpu.read() == OLD_GPU
     assert gpu.left_out["gpu_sm_activity_percent"] == "Not Supported"
 
 
-def test_a_part_of_a_gpu_is_found_too(nvml: PretendedNvml) -> None:
+def test_a_part_of_a_gpu_is_found_too(nvml: FakeNvml) -> None:
     nvml.uuids = [f"MIG-{UUID}"]
     assert Gpu(UUID).read() == HOPPER
 
 
-def test_without_nvml_the_cpus_are_watched(nvml: PretendedNvml, capsys: pytest.CaptureFixture) -> None:
+def test_without_nvml_the_cpus_are_monitored(nvml: FakeNvml, capsys: pytest.CaptureFixture) -> None:
     nvml.uuids = ["GPU-another"]
     with Monitor(CUDA) as monitor:
         pass
@@ -276,7 +276,7 @@ def test_without_nvml_the_cpus_are_watched(nvml: PretendedNvml, capsys: pytest.C
     assert capsys.readouterr().err == ""
 
 
-def test_a_failure_ends_the_monitoring_and_not_the_run(nvml: PretendedNvml, capsys: pytest.CaptureFixture) -> None:
+def test_a_failure_ends_the_monitoring_and_not_the_run(nvml: FakeNvml, capsys: pytest.CaptureFixture) -> None:
     with Monitor(CUDA, interval=0.1) as monitor:
         wait_for_samples(monitor, 1)
         nvml.lost = True
@@ -290,7 +290,7 @@ def test_a_failure_ends_the_monitoring_and_not_the_run(nvml: PretendedNvml, caps
 def test_a_hanging_library_does_not_hold_up_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(monitor_module, "PATIENCE", 0.01)
+    monkeypatch.setattr(monitor_module, "TIMEOUT", 0.01)
     answered = threading.Event()
     with Monitor(CPU, lambda name, value, seconds: answered.wait()) as monitor:
         pass
@@ -323,10 +323,10 @@ def test_an_error_of_the_run_passes() -> None:
 def test_samples_reach_tensorboard(tmp_path: Path) -> None:
     with SummaryWriter(tmp_path) as board:
 
-        def record(name: str, value: float, seconds: float) -> None:
+        def log(name: str, value: float, seconds: float) -> None:
             board.add_scalar(f"monitor/{name}", value, round(seconds))
 
-        with Monitor(CPU, record):
+        with Monitor(CPU, log):
             pass
     (point,) = EventAccumulator(str(tmp_path)).Reload().Scalars("monitor/rss_bytes")
     assert point.value > 1e7

@@ -1,4 +1,4 @@
-"""N-body boxes: drawn with the physics they state, read as they are, and checked."""
+"""N-body boxes: generated with the physics that they state, read unchanged, and checked."""
 
 import math
 import os
@@ -13,8 +13,8 @@ import torch
 from data_helpers import Mirror, assert_one_line
 from data_helpers import prepare as prepare
 from lab.measure import trivial_loss
-from sources import NBODY_FILES, bring_drawn
-from universe import Physics, draw_box, linear_density
+from sources import NBODY_FILES, generate
+from synthetic_nbody import Physics, generate_box, linear_density
 from workshop.datasets import nbody
 from workshop.errors import UserError
 
@@ -62,8 +62,8 @@ def test_stated_power_spectrum() -> None:
 
 
 def test_particles_follow_the_waves() -> None:
-    """On large scales the cells' density is the linear one, and the flow runs together where it grows."""
-    particles, _ = draw_box(CELLS, 3, SMALL_WAVES)
+    """On large scales the cells' density is the linear one, and the flow converges where it grows."""
+    particles, _ = generate_box(CELLS, 3, SMALL_WAVES)
     k = wave_vectors()
     large = (k.norm(dim=0) < 8) & (k.norm(dim=0) > 0)
     linear = torch.fft.fftn(field(3, SMALL_WAVES))[large]
@@ -76,7 +76,7 @@ def test_particles_follow_the_waves() -> None:
 
 
 def test_mass_and_momentum_are_conserved() -> None:
-    particles, gas = draw_box(CELLS, 3)
+    particles, gas = generate_box(CELLS, 3)
     for box in (particles, gas):
         assert box.dtype == torch.float32 and box.isfinite().all()
         assert box[0].min() >= -1
@@ -87,7 +87,7 @@ def test_mass_and_momentum_are_conserved() -> None:
 
 
 def test_gas_is_smooth_and_hot_where_it_is_dense() -> None:
-    particles, gas = draw_box(CELLS, 3)
+    particles, gas = generate_box(CELLS, 3)
     k = wave_vectors().norm(dim=0)
     smooth = torch.exp(-0.5 * (k * PHYSICS.jeans) ** 2) * torch.fft.fftn(particles[0])
     found = torch.fft.fftn(gas[0])
@@ -102,10 +102,12 @@ def test_trivial_loss() -> None:
     inputs, targets = torch.zeros(2, 4, 3, 3, 3), torch.zeros(2, 5, 3, 3, 3)
     inputs[:, 0], targets[:, 0], targets[:, 4] = 3.0, 1.0, -0.5
     assert math.isclose(trivial_loss(inputs, targets).item(), (2 + 0.5) / 5, rel_tol=1e-6)
-    inputs, targets = (torch.stack(fields) for fields in zip(draw_box(CELLS, 0), draw_box(CELLS, 1), strict=True))
-    copied = (inputs - targets[:, :4]).abs().mean() * 4 / 5 + targets[:, 4].abs().mean() / 5
-    torch.testing.assert_close(trivial_loss(inputs, targets), copied)
-    assert copied > 2 * (0.8 * PHYSICS.scatter) / 5  # more than twice what no network can foresee
+    inputs, targets = (
+        torch.stack(fields) for fields in zip(generate_box(CELLS, 0), generate_box(CELLS, 1), strict=True)
+    )
+    identity = (inputs - targets[:, :4]).abs().mean() * 4 / 5 + targets[:, 4].abs().mean() / 5
+    torch.testing.assert_close(trivial_loss(inputs, targets), identity)
+    assert identity > 2 * (0.8 * PHYSICS.scatter) / 5  # more than twice the noise, which no network can predict
 
 
 # Files
@@ -132,27 +134,27 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path) -> None:
+def test_only_the_seed_decides_what_is_generated(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
-            bring_drawn("nbody", tmp_path / str(number), cells=24, seed=7)
+            generate("nbody", tmp_path / str(number), cells=24, seed=7)
     finally:
         torch.set_num_threads(threads)
-    bring_drawn("nbody", tmp_path / "other", cells=24, seed=8)
+    generate("nbody", tmp_path / "other", cells=24, seed=8)
     first, second, other = (contents(tmp_path / name) for name in ("1", "2", "other"))
     assert first == second
     assert len({*first, *other}) == 4
 
 
-def test_generated_files_hold_what_was_drawn(tmp_path: Path, prepare: Callable) -> None:
+def test_generated_files_hold_what_was_generated(tmp_path: Path, prepare: Callable) -> None:
     command = ("nbody", "--synthetic", "--cells", "24", "--data_dir", tmp_path)
     status, stdout, stderr = prepare(*command)
     assert (status, stderr) == (0, "") and "generated data (seed 0, cells 24, version 1); complete" in stdout
     assert "nothing to do" in prepare(*command)[1]
     for split, seed in (("train", 0), ("val", 1)):
-        for found, expected in zip(nbody.arrays(tmp_path, split), draw_box(24, seed), strict=True):
+        for found, expected in zip(nbody.arrays(tmp_path, split), generate_box(24, seed), strict=True):
             assert torch.equal(found, expected)
         assert nbody.box(tmp_path, split) == nbody.Box(tmp_path / "nbody" / f"{split}.h5", cells=24, periodic=True)
         with h5py.File(tmp_path / "nbody" / f"{split}.h5") as file:
@@ -160,7 +162,7 @@ def test_generated_files_hold_what_was_drawn(tmp_path: Path, prepare: Callable) 
             assert file.attrs["physics_rms"] == PHYSICS.rms
 
 
-def test_own_boxes_are_read_as_they_are(own: Path, prepare: Callable) -> None:
+def test_own_boxes_are_read_unchanged(own: Path, prepare: Callable) -> None:
     before = contents(own)
     status, stdout, _ = prepare("nbody", "--data_dir", own)
     assert status == 0 and "data of your own; complete, nothing to do" in stdout
@@ -217,7 +219,7 @@ def test_files_missing_or_cut_short(own: Path, prepare: Callable) -> None:
     with pytest.raises(UserError, match=r"val\.h5: not a whole HDF5 file"):
         nbody.check(own)
     path.unlink()
-    with pytest.raises(UserError, match=r"nbody: has no val\.h5; to bring nbody run `python .*prepare\.py nbody"):
+    with pytest.raises(UserError, match=r"nbody: has no val\.h5; to prepare nbody run `python .*prepare\.py nbody"):
         nbody.check(own)
 
 
@@ -232,7 +234,7 @@ def test_files_missing_or_cut_short(own: Path, prepare: Callable) -> None:
         (["nbody", "--shards"], "--shards packs images (mnist, cifar10), not nbody"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments: list[str], message: str, tmp_path: Path, prepare: Callable) -> None:
+def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Path, prepare: Callable) -> None:
     status, stdout, stderr = prepare(*arguments, "--data_dir", tmp_path)
     assert (status, stdout) == (2, "")
     assert_one_line(stderr)

@@ -149,7 +149,7 @@ def test_data_missing_cut_short_or_changed(monkeypatch: Patch, data_dir: Path, t
     assert {row.status for row in data_rows(monkeypatch, data_dir).values()} == {"ok"}
 
     rows = data_rows(monkeypatch, tmp_path)
-    prepare = "to bring {0} run `python data/prepare.py {0}`, or without a network"
+    prepare = "to prepare {0} run `python data/prepare.py {0}`, or without a network"
     assert says(rows["mnist"], "fail", "has no train-images", prepare.format("mnist"))
     assert says(rows["cifar10"], "warning", "data_batch_1", prepare.format("cifar10"), ("01", "03"))
     assert says(rows["nbody"], "fail", "has no train.h5", prepare.format("nbody"), ("04",))

@@ -1,7 +1,7 @@
-"""Fifty learners share one data folder, read-only: training and measuring leave no trace in it, not even for a moment.
+"""Fifty learners share one read-only data folder: training and measuring change nothing in it, not even for a moment.
 
-Root, as tests may be, could write where it is forbidden to. So the files are compared, and the folders' times tell of
-files that were there only for a while.
+Tests may run as root, which can write into read-only folders. So the files are compared, and the times of the folders
+show files that were there only for a while.
 """
 
 import shutil
@@ -34,7 +34,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def shared(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with everything, shards too, that its owner alone may change."""
+    """A read-only data folder with everything, shards included."""
     folder = tmp_path_factory.mktemp("shared") / "data"
     shutil.copytree(data_dir, folder)
     pack("mnist", folder)

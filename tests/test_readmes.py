@@ -20,7 +20,7 @@ from markdown_it.token import Token
 import quick_python
 from conftest import REPOSITORY
 from lab import render
-from sources import bring_drawn
+from sources import generate
 
 READMES = [
     *sorted(REPOSITORY.glob("*.md")),
@@ -109,8 +109,8 @@ def few_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As little as the pages' commands can do with: some need a batch of 512, one saves after 20 batches of 64."""
     folder = tmp_path_factory.mktemp("few")
     for name in ("mnist", "cifar10"):
-        bring_drawn(name, folder, train_samples=1300, val_samples=200)
-    bring_drawn("nbody", folder, cells=32)
+        generate(name, folder, train_samples=1300, val_samples=200)
+    generate("nbody", folder, cells=32)
     return folder
 
 

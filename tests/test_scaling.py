@@ -203,7 +203,7 @@ def test_a_job_with_fewer_tasks_than_gpus_is_told(
         (["--loadr", "map"], "unknown flag --loadr; did you mean --loader?"),
         (["--sync_gradients", "false"], "--sync_gradients is set by this script itself"),
         (["--out", "/dev/null/x"], "cannot write to /dev/null/x"),
-        (["--max_ranks", 1, "--data_dir", "/nowhere"], "to bring mnist run"),
+        (["--max_ranks", 1, "--data_dir", "/nowhere"], "to prepare mnist run"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(scale: Script, tmp_path: Path, flags: list, message: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from conftest import REPOSITORY, Result, Script
-from sources import bring_drawn, pack
+from sources import generate, pack
 from workshop.run.position import Position
 from workshop.signals import StopSignals, ignore_stop_signals
 
@@ -341,12 +341,12 @@ def test_a_checkpoint_that_no_run_has_written_is_one_line(train: Script, tmp_pat
 def test_other_data_of_the_same_name_are_another_run(train: Script, at_step: Callable, tmp_path: Path) -> None:
     data, run = tmp_path / "data", tmp_path / "run"
     flags = ["--batch_size", 8, "--loader", "memory", "--data_dir", data, "--run_dir", run]
-    bring_drawn("mnist", data, train_samples=80, val_samples=16)
+    generate("mnist", data, train_samples=80, val_samples=16)
     at_step(6, send(signal.SIGTERM))
     assert train(*flags).status == 0
     shutil.copytree(run, tmp_path / "copy")
 
-    bring_drawn("mnist", data, train_samples=40, val_samples=16)
+    generate("mnist", data, train_samples=40, val_samples=16)
     line = one_line(train(*flags, "--resume", "true"))
     assert f"{run}/checkpoint.pt is of another run: data is origin generated" in line
     assert "train_samples 80" in line and "train_samples 40" in line
@@ -358,7 +358,7 @@ def test_other_data_of_the_same_name_are_another_run(train: Script, at_step: Cal
     line = one_line(train(*flags, "--resume", "true"))
     assert "train_samples is 80 there and 40 here; steps_per_epoch is 10 there and 5 here" in line
 
-    bring_drawn("mnist", tmp_path / "again", train_samples=80, val_samples=16)
+    generate("mnist", tmp_path / "again", train_samples=80, val_samples=16)
     early = spoiled(spoiled(state_of(tmp_path / "copy"), "run", "size"), "run", "is", "data")
     torch.save(early, run / "checkpoint.pt")  # as they were before these were noted
     resumed = train(*flags, "--data_dir", tmp_path / "again", "--resume", "true")

@@ -1,51 +1,48 @@
-"""A trace holds the steps it should, with named ranges, whatever becomes of the epoch; without one nobody pays."""
+"""A trace has the steps that it should have, with named ranges, also if the epoch is short or fails."""
 
 import gzip
-import importlib
 import json
 import os
 import runpy
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
-from workshop.distributed.ranks import ONE_PROCESS
-from workshop.profiling.annotate import annotate, annotated
+from torch.profiler import profile, record_function
+from torch.utils.data import DataLoader, Dataset
 
 from conftest import REPOSITORY, Script
 from lab.trace_table import trace_table
 from workshop.config import TrainConfig
-from workshop.loaders.images import NOTES, MapLoader, SeededSamples
-from workshop.loaders.sampler import EpochOrder
+from workshop.loaders import DistributedBatchSampler, init_worker
+from workshop.loaders.worker import WORKER_TIMES
 from workshop.profiling import trace as trace_module
-from workshop.profiling.timeline import picture, read_rows
+from workshop.profiling.timed_loader import TimedLoader
+from workshop.profiling.timeline import plot_traces, read_rows
 from workshop.profiling.trace import Trace, top_operators
 from workshop.run import Run
 
-# Not by "from workshop.profiling import annotate": that may be the function.
-annotate_module = importlib.import_module("workshop.profiling.annotate")
 CPU = torch.device("cpu")
 RANGES = ("data", "forward", "backward", "optimizer")
 
 
 def train(trace: Trace, steps: int, each_step: Callable[[int], None] = lambda step: None) -> None:
-    """Train a tiny model for one epoch, named as the lessons name it."""
+    """Train a tiny model for one epoch, with the ranges that the lessons have."""
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = annotated("data", [torch.randn(8, 4) for _ in range(steps)])
-    for step, images in enumerate(trace.watch(batches, steps), start=1):
+    batches = TimedLoader([torch.randn(8, 4) for _ in range(steps)], window=1)
+    for step, images in enumerate(trace.traced(batches, steps), start=1):
         optimizer.zero_grad()
-        with annotate("forward"):
+        with record_function("forward"):
             loss = model(images).square().mean()
-        with annotate("backward"):
+        with record_function("backward"):
             loss.backward()
-        with annotate("optimizer"):
+        with record_function("optimizer"):
             optimizer.step()
         each_step(step)
 
@@ -66,31 +63,31 @@ def ranges_in(file: Path) -> Counter[str]:
         (3, 3, 3, " (6 were planned)"),
     ],
 )
-def test_a_bounded_number_of_steps_is_recorded(tmp_path: Path, steps: int, first: int, last: int, planned: str) -> None:
-    told: list[str] = []
-    trace = Trace(tmp_path / "run", CPU, log=told.append)
+def test_a_limited_number_of_steps_is_recorded(tmp_path: Path, steps: int, first: int, last: int, planned: str) -> None:
+    lines: list[str] = []
+    trace = Trace(tmp_path / "run", CPU, log=lines.append)
     train(trace, steps)
     ranges = ranges_in(tmp_path / "run" / "rank0.pt.trace.json.gz")
     recorded = last - first + 1
     assert {name: ranges[name] for name in RANGES} == dict.fromkeys(RANGES, recorded)
     assert ranges["ProfilerStep"] == recorded
-    assert told[0].startswith(f"traced steps {first} to {last}{planned}: {trace.file}")
-    heading, *rows = told[1].splitlines()
+    assert lines[0].startswith(f"traced steps {first} to {last}{planned}: {trace.file}")
+    heading, *rows = lines[1].splitlines()
     assert heading.startswith("CPU time by operator")
     assert 5 < len(rows) <= 12
     assert any(row.startswith("aten::") for row in rows)
-    assert "ProfilerStep" not in told[1]
+    assert "ProfilerStep" not in lines[1]
     assert max(map(len, rows)) < 80
 
 
 def test_only_the_first_epoch_is_traced(tmp_path: Path) -> None:
-    told: list[str] = []
-    trace = Trace(tmp_path, CPU, log=told.append)
+    lines: list[str] = []
+    trace = Trace(tmp_path, CPU, log=lines.append)
     train(trace, 10)
     trace.file.unlink()
     train(trace, 10)
     assert not trace.file.exists()
-    assert len(told) == 2
+    assert len(lines) == 2
 
 
 def test_an_epoch_of_warm_up_alone_is_not_traced(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -102,7 +99,8 @@ def test_an_epoch_of_warm_up_alone_is_not_traced(tmp_path: Path, capsys: pytest.
 class Numbers:
     """A loader of three steps."""
 
-    sampler = EpochOrder(3, 1, ONE_PROCESS, seed=1, shuffle=True)
+    dataset = range(3)
+    batch_sampler = DistributedBatchSampler(3, 1, shuffle=True, seed=1)
 
     def __iter__(self) -> Iterator[int]:
         return iter([3, 1, 2])
@@ -112,10 +110,10 @@ class Numbers:
 
 
 @pytest.mark.parametrize("flags", [{}, {"trace": True, "benchmark": True}], ids=["no trace", "benchmark"])
-def test_a_run_without_a_trace_just_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict) -> None:
+def test_a_run_without_a_trace_uses_no_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict) -> None:
     monkeypatch.setattr(trace_module, "Trace", None)  # would fail if it were used
     with Run(TrainConfig(run_dir=tmp_path, **flags), CPU) as run:
-        assert list(run.watch(Numbers())) == [3, 1, 2]
+        assert list(run.batches(Numbers())) == [3, 1, 2]
     assert not list(tmp_path.glob("*.trace.*"))
 
 
@@ -128,20 +126,20 @@ def fail_in(failing_step: int) -> Callable[[int], None]:
 
 
 def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
-    told: list[str] = []
-    with pytest.raises(ValueError, match="diverged"), Trace(tmp_path, CPU, log=told.append) as trace:
+    lines: list[str] = []
+    with pytest.raises(ValueError, match="diverged"), Trace(tmp_path, CPU, log=lines.append) as trace:
         train(trace, 10, fail_in(7))
     assert ranges_in(trace.file)["optimizer"] == 3
-    assert told[0].startswith("traced steps 5 to 7 (6 were planned)")
-    assert annotate("forward") is annotate("backward")  # off again
+    assert lines[0].startswith("traced steps 5 to 7 (6 were planned)")
+    assert not torch.autograd._profiler_enabled()
 
 
 def test_an_error_before_the_recording_leaves_no_trace(tmp_path: Path) -> None:
-    told: list[str] = []
-    with pytest.raises(ValueError, match="diverged"), Trace(tmp_path, CPU, log=told.append) as trace:
+    lines: list[str] = []
+    with pytest.raises(ValueError, match="diverged"), Trace(tmp_path, CPU, log=lines.append) as trace:
         train(trace, 30, fail_in(12))
     assert not list(tmp_path.iterdir())
-    assert told == ["no trace: training ended in step 12, tracing was to start with step 13"]
+    assert lines == ["no trace: training ended in step 12, tracing was to start with step 13"]
 
 
 def test_a_full_disk_costs_the_trace_and_not_the_training(
@@ -166,54 +164,38 @@ def test_a_folder_that_cannot_be_written_costs_the_trace_alone(folder: str, caps
     assert capsys.readouterr().err.startswith("warning: the trace is lost: ")
 
 
-def test_nothing_is_marked_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotate_module, "_marker", None)  # should the tests run under Nsight Systems
-    assert isinstance(annotate("forward"), nullcontext)
-    assert annotate("forward") is annotate("backward")
-    with profile(activities=[ProfilerActivity.CPU]) as profiler, annotate("forward"):
-        torch.ones(2).sum()
-    assert "aten::sum" in {event.name for event in profiler.events()}
-    assert "forward" not in {event.name for event in profiler.events()}
+def nvtx_ranges(calls: list[str]) -> Callable[[], AbstractContextManager]:
+    """What stands in for ``emit_nvtx``, which needs CUDA."""
+
+    class Ranges(AbstractContextManager):
+        def __enter__(self) -> None:
+            calls.append("ranges on")
+
+        def __exit__(self, *exception: object) -> None:
+            calls.append("ranges off")
+
+    return Ranges
 
 
-def test_each_wait_is_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Iterator[int]:
-        yield 1
-        raise RuntimeError("worker died")
-
-    marked: list[str] = []
-    monkeypatch.setattr(annotate_module, "_marker", lambda name: nullcontext(marked.append(name)))
-    assert list(annotated("data", [3, 1, 2])) == [3, 1, 2]
-    assert marked == ["data"] * 4  # the last one finds that there are no more
-    with pytest.raises(RuntimeError, match="worker died"):
-        list(annotated("data", broken()))
+def test_the_ranges_for_nsys_are_those_of_pytorch() -> None:
+    assert trace_module.emit_nvtx is torch.autograd.profiler.emit_nvtx
 
 
-def test_under_nsys_the_ranges_are_nvtx_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    monkeypatch.setattr(torch.version, "cuda", "13.2")
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: calls.append(f"push {name}"))
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
-    started_under_nsys = runpy.run_path(annotate_module.__file__)
-    with started_under_nsys["annotate"]("forward"):
-        calls.append("inside")
-    assert calls == ["push forward", "inside", "pop"]
-
-
-def test_under_nsys_the_window_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_nsys_its_recording_is_started_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(f"wait for {device}"))
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
     monkeypatch.setattr(trace_module, "profile", None)  # would take CUPTI from Nsight Systems
-    told: list[str] = []
-    train(Trace(tmp_path, torch.device("cuda:1"), log=told.append), 10, lambda step: calls.append(f"step {step}"))
+    monkeypatch.setattr(trace_module, "emit_nvtx", nvtx_ranges(calls))
+    lines: list[str] = []
+    train(Trace(tmp_path, torch.device("cuda:1"), log=lines.append), 10, lambda step: calls.append(f"step {step}"))
     window = [f"step {step}" for step in range(5, 11)]
     before = [f"step {step}" for step in range(1, 5)]
-    assert calls == [*before, "wait for cuda:1", "start", *window, "wait for cuda:1", "stop"]
-    assert told == ["leaving steps 5 to 10 to Nsight Systems"]
+    wait = "wait for cuda:1"
+    assert calls == [*before, wait, "ranges on", "start", *window, wait, "stop", "ranges off"]
+    assert lines == ["leaving steps 5 to 10 to Nsight Systems"]
     assert not list(tmp_path.iterdir())
 
 
@@ -257,16 +239,16 @@ def test_the_kernels_of_a_cuda_graph_are_in_the_table() -> None:
 
 def chrome_trace(file: Path, *events: tuple[str, str, float, float]) -> Path:
     """A trace of (category, name, start and length in milliseconds)."""
-    told = [
+    complete = [
         {"ph": "X", "cat": category, "name": name, "ts": 5e9 + 1000 * start, "dur": 1000 * length}
         for category, name, start, length in events
     ]
     with gzip.open(file, "wt") as lines:
-        json.dump({"traceEvents": [{"ph": "M", "name": "process_name", "ts": 0.0}, *told]}, lines)
+        json.dump({"traceEvents": [{"ph": "M", "name": "process_name", "ts": 0.0}, *complete]}, lines)
     return file
 
 
-def test_the_picture_has_a_row_for_whoever_did_something(tmp_path: Path) -> None:
+def test_the_plot_has_a_row_for_everything_that_ran(tmp_path: Path) -> None:
     steps = [
         event
         for start in (0, 100)
@@ -286,7 +268,7 @@ def test_the_picture_has_a_row_for_whoever_did_something(tmp_path: Path) -> None
     assert list(rows) == ["data", "forward", "backward", "optimizer", "worker 0", "all-reduces"]
     assert rows["data"] == [[(5e6, 20), (5e6 + 100, 20)]]
     assert rows["all-reduces"] == [[(5e6 + 35, 5), (5e6 + 135, 5)], [(5e6 + 60, 10), (5e6 + 160, 10)]]
-    (axes,) = picture({"two steps": tmp_path / "t.gz"}).axes
+    (axes,) = plot_traces({"two steps": tmp_path / "t.gz"}).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [*list(rows)[:-1], "2 all-reduces"]
     assert axes.get_xlim() == (0, 190)
 
@@ -359,7 +341,7 @@ def test_on_a_gpu_a_range_lasts_as_long_as_the_work_launched_in_it(tmp_path: Pat
     ):
         script = runpy.run_path(str(REPOSITORY / lesson / "experiments" / f"{name}.py"))
         assert script["figures_of"](file) == expected
-    assert picture({"": file}).axes[0].get_ylim() == (len(rows) - 0.5, -0.5)
+    assert plot_traces({"": file}).axes[0].get_ylim() == (len(rows) - 0.5, -0.5)
 
 
 @pytest.mark.parametrize("gpu_ranges_first", [False, True])
@@ -399,17 +381,31 @@ def test_a_file_that_is_no_trace_is_reported_in_one_line(content: bytes, run_scr
     assert "train.py --trace true" in result.stderr
 
 
-def test_workers_note_when_they_prepared_a_batch(tmp_path: Path) -> None:
+class Samples(Dataset):
+    """A map-style data set with the keys (epoch, index) of the lessons' sampler."""
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        return torch.zeros(4), key[1]
+
+    def __len__(self) -> int:
+        return 40
+
+
+def test_workers_log_when_they_prepared_a_batch(tmp_path: Path) -> None:
     shown: list[str] = []
-    samples = [(torch.zeros(4), 0)] * 40
-    loader = MapLoader(SeededSamples(samples, 1), EpochOrder(40, 4, ONE_PROCESS, 1, shuffle=True), num_workers=1)
+    loader = DataLoader(
+        Samples(),
+        batch_sampler=DistributedBatchSampler(40, 4, shuffle=True, seed=1),
+        num_workers=1,
+        worker_init_fn=init_worker,
+    )
     with Trace(tmp_path, CPU, log=lambda _: None, show=lambda name, figure: shown.append(name)) as trace:
-        for _ in trace.watch(annotated("data", loader), len(loader)):
-            pass
+        batches = list(trace.traced(TimedLoader(loader, window=1), len(loader)))
+    assert [len(targets) for _, targets in batches] == [4] * 10
     (worker,) = read_rows(trace.file)["worker 0"]
     assert len(worker) == 10
     assert shown == ["trace"]
-    assert NOTES not in os.environ
+    assert WORKER_TIMES not in os.environ
 
 
 def test_on_cuda_the_table_shows_the_time_of_the_kernels() -> None:
@@ -421,6 +417,6 @@ def test_on_cuda_the_table_shows_the_time_of_the_kernels() -> None:
     assert second.split() == ["aten::add", "2.0", "0.50", "25.0%"]
 
 
-def test_a_trace_without_kernels_is_told() -> None:
+def test_a_trace_without_kernels_is_reported() -> None:
     profiler = profiler_of(("aten::mm", DeviceType.CPU, 0.0))
     assert "no GPU time" in top_operators(profiler, torch.device("cuda"), steps=2)

@@ -1,4 +1,4 @@
-"""Lesson 01 as its user runs it: learns, records, repeats, resumes, is profiled; mistakes are told in one line."""
+"""Lesson 01 run as by a user: it learns, logs, repeats, resumes, is profiled; mistakes are reported in one line."""
 
 import gzip
 import json
@@ -42,7 +42,7 @@ def losses(folder: Path) -> list[tuple[float, float]]:
     return [(epoch["train_loss"], epoch["val_loss"]) for epoch in summary_of(folder)["epochs"]]
 
 
-def test_learns_and_records(train: Script, tmp_path: Path) -> None:
+def test_learns_and_logs(train: Script, tmp_path: Path) -> None:
     result = train("--log_interval", 10)
     assert result.status == 0, result.stderr
     folder = tmp_path / "runs" / "01_single_gpu" / "mnist"
@@ -92,7 +92,7 @@ def test_resume_leaves_a_finished_run_as_it_is(train: Script, tmp_path: Path) ->
     assert summary_of(tmp_path) == summary
 
 
-def test_a_new_run_replaces_the_record_of_the_old_one(train: Script, tmp_path: Path) -> None:
+def test_a_new_run_replaces_the_files_of_the_old_one(train: Script, tmp_path: Path) -> None:
     for _ in range(2):
         assert train(*SHORT, "--run_dir", tmp_path / "run").status == 0
     assert len(list((tmp_path / "run").glob("events.*"))) == 1
@@ -152,7 +152,7 @@ def assert_profile_of_training(shown: str) -> None:
     assert hits == "10"
 
 
-def test_plain_runs_pay_nothing_for_the_profiler() -> None:
+def test_without_kernprof_the_decorator_returns_the_function() -> None:
     code = "from workshop.profiling import profile\ndef f(): pass\nassert profile(f) is f"
     environment = {name: value for name, value in os.environ.items() if name != "LINE_PROFILE"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
@@ -164,7 +164,7 @@ def test_plain_runs_pay_nothing_for_the_profiler() -> None:
         (["--data_dir", "nowhere"], "python ../data/prepare.py mnist --synthetic"),
         (["--batch_sise", "3"], "unknown flag --batch_sise; did you mean --batch_size?"),
         (["--batch_size", "many"], "--batch_size takes int, got 'many'"),
-        (["--batch_size", "2001"], "only 2000 are there to train on"),
+        (["--batch_size", "2001"], "there are only 2000 to train on"),
         (["--num_workers", "-1"], "--num_workers must be 0"),
         (["--model", "mnist_cmn"], "did you mean mnist_cnn?"),
         (["--fused", "true"], "unknown flag --fused; "),
@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_one_line(train: Script, tmp_path: Path) -> None
     assert "Traceback" not in result.stderr
 
 
-def test_too_many_workers_earn_a_warning(train: Script) -> None:
+def test_too_many_workers_give_a_warning(train: Script) -> None:
     result = train(*SHORT, "--num_workers", 2, SLURM_CPUS_PER_TASK="1")
     assert result.status == 0
     assert result.stderr == "warning: --num_workers 2 is more than the 1 CPUs this process may use\n"

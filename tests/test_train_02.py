@@ -1,4 +1,4 @@
-"""Lesson 02 without a GPU, or with one: it says that DataParallel does nothing there, and trains all the same."""
+"""Lesson 02 without a GPU, or with one: it says that DataParallel does nothing there, and trains like lesson 01."""
 
 import json
 from pathlib import Path
@@ -12,13 +12,13 @@ from conftest import Script
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="DataParallel has something to do here")
 def test_it_says_that_it_does_nothing_and_trains(run_script: Script, tmp_path: Path) -> None:
     flags = ["--limit_train", 640, "--limit_val", 100, "--loader", "memory"]
-    records = []
+    summaries = []
     for lesson in ("01_single_gpu", "02_dataparallel"):
         result = run_script(f"{lesson}/train.py", *flags, "--run_dir", tmp_path)
         assert result.status == 0, result.stderr
-        records.append(json.loads((tmp_path / "summary.json").read_text()))
+        summaries.append(json.loads((tmp_path / "summary.json").read_text()))
     gpus = torch.cuda.device_count()
     assert f"DataParallel does nothing here: it found {gpus} GPU(s); training on one device" in result.stdout
-    alone, parallel = records
+    alone, parallel = summaries
     assert parallel["lesson"] == "02_dataparallel"
     assert parallel["epochs"][0]["val_loss"] == alone["epochs"][0]["val_loss"]

@@ -1,4 +1,4 @@
-"""Cubes cut from boxes: turned with their velocities, alike on all rungs, and others on each rank."""
+"""Cubes cut from boxes: rotated with their velocities, the same from all loaders, and different on each rank."""
 
 import os
 import sys
@@ -12,26 +12,31 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from workshop.distributed.ranks import ONE_PROCESS, Ranks
 
-from data_helpers import VolumeConfig, assert_pipelines_end_with
-from sources import bring_drawn
+from conftest import REPOSITORY
+from data_helpers import assert_pipelines_end_with
+from lab.launching import load_script
+from sources import generate
 from tensor_memory import peak_bytes_on_cpu
+from workshop import hardware
 from workshop.datasets.nbody import VELOCITY
 from workshop.errors import UserError
-from workshop.loaders import Loader, build_loaders, crops, device, volumes
+from workshop.loaders import DistributedBatchSampler, Loader, crops, volumes
 from workshop.loaders.crops import AXES, FLIPS, Crops, cut
 
-RUNGS = ["map", "memory", "device", "dali"]
-FLAGS = {"crop_size": 8, "train_crops": 10, "val_crops": 6, "batch_size": 4, "num_workers": 0}
+LESSON = load_script(REPOSITORY / "04_mixed_precision")
+LOADERS = ["map", "memory", "device", "dali"]
+FLAGS = {"dataset": "nbody", "model": "unet3d", "unet_depth": 3}
+FLAGS |= {"crop_size": 8, "train_crops": 10, "val_crops": 6, "batch_size": 4, "num_workers": 0}
 ALL = torch.arange(48)
 
 
 @pytest.fixture(scope="module", params=["periodic", "not periodic"])
 def boxes_dir(request: pytest.FixtureRequest, data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with boxes that go on at their other side, and one with boxes that do not."""
+    """A data folder with boxes that continue at their opposite side, and one with boxes that do not."""
     if request.param == "periodic":
         return data_dir
     folder = tmp_path_factory.mktemp("own")
-    bring_drawn("nbody", folder, cells=10)
+    generate("nbody", folder, cells=10)
     for path in (folder / "nbody").glob("*.h5"):
         with h5py.File(path, "a") as file:
             del file.attrs["periodic"]
@@ -39,16 +44,20 @@ def boxes_dir(request: pytest.FixtureRequest, data_dir: Path, tmp_path_factory: 
     return folder
 
 
-def loaders(data_dir: Path, rung: str, rank: int = 0, world_size: int = 1, **flags: object) -> tuple[Loader, Loader]:
-    config = VolumeConfig(**(FLAGS | {"dataset": "nbody", "data_dir": data_dir, "loader": rung} | flags))
-    return build_loaders(config, torch.device("cpu"), Ranks(rank=rank, world_size=world_size))
+def loaders(data_dir: Path, kind: str, rank: int = 0, world_size: int = 1, **flags: object) -> tuple[Loader, Loader]:
+    """The loaders of both splits, as lesson 04 builds them."""
+    config = LESSON.Config(**(FLAGS | {"data_dir": data_dir, "loader": kind} | flags))
+    train, val = (
+        LESSON.make_loader(config, split, torch.device("cpu"), rank, world_size) for split in ("train", "val")
+    )
+    return train, val
 
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def epoch_of(loader: Loader, epoch: int) -> Batches:
-    loader.sampler.set_epoch(epoch)
+    loader.batch_sampler.set_epoch(epoch)
     batches = [(inputs.clone(), targets.clone()) for inputs, targets in loader]
     assert len(batches) == len(loader)
     return batches
@@ -172,7 +181,7 @@ def divergence(velocity: torch.Tensor) -> torch.Tensor:
 
 
 def helicity(velocity: torch.Tensor) -> torch.Tensor:
-    """How much the flow turns around the way it goes: velocity times curl, which a mirror image has the other way."""
+    """How much the flow rotates around its direction: velocity times curl, which changes its sign in a mirror image."""
     x, y, z = velocity.unbind(-4)
     curl = slope(z, 1) - slope(y, 2), slope(x, 2) - slope(z, 0), slope(y, 0) - slope(x, 1)
     return sum(component * along for component, along in zip((x, y, z), curl, strict=True))
@@ -180,7 +189,9 @@ def helicity(velocity: torch.Tensor) -> torch.Tensor:
 
 def test_velocities_turn_with_the_volume() -> None:
     velocity = torch.randn(3, 8, 8, 8, dtype=torch.float64)
-    box = torch.cat([divergence(velocity)[None], velocity, helicity(velocity)[None]])  # numbers that turn as places do
+    box = torch.cat(
+        [divergence(velocity)[None], velocity, helicity(velocity)[None]]
+    )  # rotate like places
     corners = torch.zeros(48, 3, dtype=torch.int64)
     turned = cut(box, corners, ALL, 8)
     hands = torch.linalg.det(turns().double()).round()[:, None, None, None]
@@ -195,17 +206,17 @@ def test_velocities_turn_with_the_volume() -> None:
     assert wrong.tolist() == [symmetry not in (0, reversal) for symmetry in range(48)]
 
 
-# Rungs
+# Loaders
 
 
-def test_rungs_give_the_same_batches(boxes_dir: Path) -> None:
+def test_loaders_give_the_same_batches(boxes_dir: Path) -> None:
     memory, memory_val = loaders(boxes_dir, "memory")
     expected = [epoch_of(memory, epoch) for epoch in (1, 2)]
     expected_val = epoch_of(memory_val, 1)
     assert [tuple(inputs.shape) for inputs, _ in expected[0]] == [(n, 4, 8, 8, 8) for n in (4, 4, 2)]
     assert [tuple(targets.shape) for _, targets in expected[0]] == [(n, 5, 8, 8, 8) for n in (4, 4, 2)]
-    for rung in ("map", "device", "dali"):
-        train, val = loaders(boxes_dir, rung)
+    for kind in ("map", "device", "dali"):
+        train, val = loaders(boxes_dir, kind)
         assert same(epoch_of(train, 1), expected[0])
         assert same(epoch_of(train, 2), expected[1])
         assert same(epoch_of(val, 1), expected_val) and same(epoch_of(val, 2), expected_val)
@@ -214,7 +225,7 @@ def test_rungs_give_the_same_batches(boxes_dir: Path) -> None:
 def test_workers_read_what_the_training_process_reads(data_dir: Path) -> None:
     train, _ = loaders(data_dir, "map", num_workers=2)
     plain, _ = loaders(data_dir, "map")
-    for epoch in (1, 2):  # the workers live on
+    for epoch in (1, 2):  # the workers stay
         assert same(epoch_of(train, epoch), epoch_of(plain, epoch))
 
 
@@ -227,11 +238,11 @@ def test_no_cube_twice_and_others_with_another_seed_or_epoch(data_dir: Path) -> 
     assert same(epoch_of(val, 1), epoch_of(other_val, 1))
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_ranks_share_the_cubes_of_one(data_dir: Path, rung: str) -> None:
-    one, _ = loaders(data_dir, rung)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_ranks_share_the_cubes_of_one(data_dir: Path, kind: str) -> None:
+    one, _ = loaders(data_dir, kind)
     together = epoch_of(one, 3)
-    parts = [epoch_of(loaders(data_dir, rung, rank, 2, batch_size=2)[0], 3) for rank in range(2)]
+    parts = [epoch_of(loaders(data_dir, kind, rank, 2, batch_size=2)[0], 3) for rank in range(2)]
     for step, (inputs, targets) in enumerate(together):
         for rank in range(2):
             assert torch.equal(parts[rank][step][0], inputs[rank::2])
@@ -239,12 +250,12 @@ def test_ranks_share_the_cubes_of_one(data_dir: Path, rung: str) -> None:
     assert len(torch.cat([cubes(part) for part in parts]).unique(dim=0)) == 10
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_an_epoch_that_is_broken_off_leaves_nothing_behind(data_dir: Path, rung: str) -> None:
-    train, _ = loaders(data_dir, rung)
-    train.sampler.set_epoch(1)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_an_interrupted_epoch_does_not_change_the_next_one(data_dir: Path, kind: str) -> None:
+    train, _ = loaders(data_dir, kind)
+    train.batch_sampler.set_epoch(1)
     next(iter(train))
-    assert same(epoch_of(train, 2), epoch_of(loaders(data_dir, rung)[0], 2))
+    assert same(epoch_of(train, 2), epoch_of(loaders(data_dir, kind)[0], 2))
 
 
 def test_limits_take_the_first_cubes(data_dir: Path) -> None:
@@ -255,7 +266,7 @@ def test_limits_take_the_first_cubes(data_dir: Path) -> None:
     assert torch.equal(cubes(epoch_of(val, 1)), cubes(epoch_of(full_val, 1))[:3])
 
 
-def test_symmetries_and_corners_are_drawn_evenly() -> None:
+def test_symmetries_and_corners_are_distributed_evenly() -> None:
     corners, symmetries = Crops(48_000, cells=20, size=16, periodic=False, seed=1).of_epoch(1)
     assert (symmetries.bincount(minlength=48) - 1000).abs().max() < 5 * 1000**0.5
     assert (corners.min().item(), corners.max().item()) == (0, 4)
@@ -277,8 +288,8 @@ def test_a_box_that_is_not_periodic_is_not_left(data_dir: Path, tmp_path: Path) 
 def test_what_is_pinned_is_the_batch(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
-    config = VolumeConfig(**FLAGS | {"dataset": "nbody", "data_dir": data_dir, "loader": "memory"})
-    loader, _ = build_loaders(config, torch.device("cuda"))
+    config = LESSON.Config(**FLAGS | {"data_dir": data_dir, "loader": "memory"})
+    loader = LESSON.make_loader(config, "train", torch.device("cuda"), 0, 1)
     batches = list(loader)
     assert [id(tensor) for batch in batches for tensor in batch] == [id(tensor) for tensor in pinned]
 
@@ -286,13 +297,13 @@ def test_what_is_pinned_is_the_batch(data_dir: Path, monkeypatch: pytest.MonkeyP
 # Mistakes
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_values_that_are_no_numbers_are_told(rung: str, tmp_path: Path) -> None:
-    bring_drawn("nbody", tmp_path, cells=16)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_values_that_are_no_numbers_are_reported(kind: str, tmp_path: Path) -> None:
+    generate("nbody", tmp_path, cells=16)
     with h5py.File(tmp_path / "nbody" / "train.h5", "a") as file:
         file["Nbody"][0, 0, 0, 0] = float("nan")
     with pytest.raises(UserError, match=r"train\.h5: 1 of the 16384 values of Nbody are not finite numbers"):
-        loaders(tmp_path, rung)
+        loaders(tmp_path, kind)
 
 
 def test_missing_library(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,17 +321,17 @@ def test_mistakes(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         loaders(data_dir, "shards")
     with pytest.raises(UserError, match="--batch_size 4 on 4 rank"):
         loaders(data_dir, "memory", world_size=4)
-    with pytest.raises(UserError, match=r"has no train\.h5; to bring nbody run `python"):
+    with pytest.raises(UserError, match=r"has no train\.h5; to prepare nbody run `python"):
         loaders(tmp_path, "memory")
-    monkeypatch.setattr(device, "free_bytes", lambda _: 1_000_000)
-    for rung, other in (("device", "memory"), ("memory", "map"), ("dali", "map")):
-        with pytest.raises(UserError, match=rf"--loader {rung} needs 0.00 GB on cpu .*; use --loader {other}"):
-            loaders(data_dir, rung)
+    monkeypatch.setattr(hardware, "free_bytes", lambda _: 1_000_000)
+    for kind, other in (("device", "memory"), ("memory", "map"), ("dali", "map")):
+        with pytest.raises(UserError, match=rf"--loader {kind} needs 0.00 GB on cpu .*; use --loader {other}"):
+            loaders(data_dir, kind)
 
 
-@pytest.mark.parametrize(("rung", "where"), [("memory", "cpu"), ("device", "meta")])
+@pytest.mark.parametrize(("kind", "where"), [("memory", "cpu"), ("device", "meta")])
 def test_a_box_is_read_within_the_memory_that_was_asked_for(
-    rung: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another device, such as the meta device here, is given the box channel by channel."""
     asked, traced = {}, []
@@ -328,13 +339,14 @@ def test_a_box_is_read_within_the_memory_that_was_asked_for(
     def ask(_: str, needed: int, place: torch.device, advice: str, what: str) -> None:
         asked[place.type] = needed
 
-    monkeypatch.setattr(volumes, "require_room", ask)
-    bring_drawn("nbody", tmp_path, cells=64)
-    config = VolumeConfig(**FLAGS | {"dataset": "nbody", "data_dir": tmp_path, "loader": rung})
+    monkeypatch.setattr(volumes, "require_memory", ask)
+    generate("nbody", tmp_path, cells=64)
+    dataset = volumes.VolumeDataset(tmp_path, "train", crop_size=8, crops=10)
+    sampler = DistributedBatchSampler(len(dataset), 4, shuffle=True)
 
     def build() -> None:
         tracemalloc.start()
-        loader = volumes.build_volume_loader(config, torch.device(where), ONE_PROCESS, "train", None)
+        loader = volumes.build_volume_loader(kind, dataset, sampler, torch.device(where))
         traced.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert [field.device.type for field in loader.boxes] == [where] * 2
@@ -347,11 +359,11 @@ def test_a_box_is_read_within_the_memory_that_was_asked_for(
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
-@pytest.mark.parametrize("flag", ["crop_size", "train_crops", "val_crops", "width", "depth"])
-def test_flags_of_volumes_are_refused_where_there_are_none(data_dir: Path, flag: str, dataset: str) -> None:
+@pytest.mark.parametrize("flag", ["crop_size", "train_crops", "val_crops", "unet_width", "unet_depth"])
+def test_flags_of_volumes_are_refused_where_there_are_none(flag: str, dataset: str) -> None:
     message = rf"^--{flag} 3 needs --dataset nbody, not {dataset}; configs/unet3d\.yaml says so"
     with pytest.raises(UserError, match=message):
-        build_loaders(VolumeConfig(dataset=dataset, data_dir=data_dir, **{flag: 3}), torch.device("cpu"))
+        LESSON.Config(dataset=dataset, **{flag: 3})
 
 
 def test_a_dali_pipeline_ends_with_its_loader(data_dir: Path) -> None:

@@ -21,7 +21,7 @@ from lab.tables import format_table
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
 from workshop.hardware import pick_device
-from workshop.profiling.timeline import picture, read_rows
+from workshop.profiling.timeline import plot_traces, read_rows
 
 LESSON = Path(__file__).resolve().parent.parent
 WORKERS = (0, 1, 4)
@@ -85,7 +85,7 @@ def main() -> None:
             for workers, found in traces.items()
         }
         rows = [{"num_workers": workers, **figures_of(file)} for workers, file in best.items()]
-        drawn = picture({f"--num_workers {workers}": file for workers, file in best.items()})
+        drawn = plot_traces({f"--num_workers {workers}": file for workers, file in best.items()})
         drawn.savefig(arguments.out / "loading_timelines.png")
     header = ["--num_workers", "ms a step", "of it waiting for data"]
     cells = [(str(r["num_workers"]), f"{r['step_milliseconds']:.1f}", f"{r['data_milliseconds']:.1f}") for r in rows]

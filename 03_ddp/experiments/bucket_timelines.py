@@ -19,7 +19,7 @@ from lab.tables import format_table
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
 from workshop.hardware import pick_device
-from workshop.profiling.timeline import picture, read_rows
+from workshop.profiling.timeline import plot_traces, read_rows
 
 LESSON = Path(__file__).resolve().parent.parent
 TITLES = {
@@ -83,7 +83,7 @@ def main() -> None:
             for title, found in traces.items()
         }
         rows = [{"setting": title, **figures_of(file)} for title, file in best.items()]
-        picture(best).savefig(arguments.out / "bucket_timelines.png")
+        plot_traces(best).savefig(arguments.out / "bucket_timelines.png")
     cells = [(row["setting"], str(row["buckets"]), f"{row['backward_milliseconds']:.1f}") for row in rows]
     print(format_table(["", "buckets", "ms of backward"], cells))
     record = {"rounds": arguments.rounds, "batch_size": arguments.batch_size, "model": arguments.model, "rows": rows}

@@ -44,7 +44,7 @@ from data_helpers import Mirror, contents  # noqa: E402
 from lab.measure import RESULTS, machine_name  # noqa: E402
 from lab.tables import format_table  # noqa: E402
 from slurm_cluster import SlurmCluster, local_cluster  # noqa: E402
-from sources import bring_drawn, bring_real  # noqa: E402
+from sources import generate, download  # noqa: E402
 from workshop.errors import UserError  # noqa: E402
 from workshop.hardware import describe_hardware, describe_versions, pick_device  # noqa: E402
 
@@ -224,7 +224,7 @@ def bad_servers(tally: Tally, folder: Path, data: Path, times: int, chance: rand
         faults = [spoil(mirror, chance) for mirror in bad]
         began = time.monotonic()
         try:
-            bring_real("mnist", here)
+            download("mnist", here)
             handled, ended = contents(here) == contents(data), "it was complete"
         except UserError as error:
             handled = len(bad) == 2 and not (here / "MNIST" / "raw").exists()
@@ -235,7 +235,7 @@ def bad_servers(tally: Tally, folder: Path, data: Path, times: int, chance: rand
         for mirror in mirrors:
             mirror.cut, mirror.length, mirror.pause, mirror.header_pause = 0, None, 0.0, 0.0
             mirror.pages = dict(packed)
-        bring_real("mnist", here)
+        download("mnist", here)
         tally.lost += contents(here) != contents(data)
         for mirror in mirrors:
             mirror.close()
@@ -333,7 +333,7 @@ def stopped_rank(tally: Tally, start: Callable[[], Callable[[], str]], folder: P
 def campaign(seed: int, folder: Path, only: str) -> list[Tally]:
     """Run all of it; several kinds at once, as many of them mostly wait."""
     data = folder / "data"
-    bring_drawn("mnist", data, train_samples=400, val_samples=100, seed=7)
+    generate("mnist", data, train_samples=400, val_samples=100, seed=7)
     os.environ["WORKSHOP_DATA"] = str(data)
     state = folder / "slurm"
     slurm = SlurmCluster(state) if local_cluster(state, "up").returncode == 0 else None

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sources import bring_drawn, pack
+from sources import generate, pack
 from workshop.run.position import Progress
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -49,10 +49,10 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Few digits and pictures, and boxes of 32^3 cells; shards too, if WebDataset is installed."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("mnist", "cifar10"):
-        bring_drawn(name, folder, train_samples=1280, val_samples=256)
+        generate(name, folder, train_samples=1280, val_samples=256)
         if find_spec("webdataset"):
             pack(name, folder)
-    bring_drawn("nbody", folder, cells=32)
+    generate("nbody", folder, cells=32)
     return folder
 
 

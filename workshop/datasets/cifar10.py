@@ -45,14 +45,14 @@ def folder(data_dir: Path) -> Path:
 
 
 def check(data_dir: Path) -> None:
-    """Check that all files are there, as long as they were when they were brought; takes a few milliseconds.
+    """Check that all files are there, as long as they were when they were prepared; takes a few milliseconds.
 
-    Files of the user's own, of which no lengths are on record, are read through; that takes some tenths of a second.
-    What is in the files is checked whenever they are read.
+    Files that the user put there, of which the lengths are not known, are read completely; that takes some tenths of
+    a second. What is in the files is checked whenever they are read.
 
-    Raises UserError: they are not; names the file, what is wrong, and the commands that bring the data.
+    Raises UserError: they are not; names the file, what is wrong, and the commands that prepare the data.
     """
-    with files.telling_what_mends(NAME, data_dir):
+    with files.with_fix_hint(NAME, data_dir):
         _check_lengths(folder(data_dir))
 
 
@@ -63,7 +63,7 @@ def arrays(data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
     Raises UserError: files of the split are missing or damaged in any way.
     """
-    with files.telling_what_mends(NAME, data_dir):
+    with files.with_fix_hint(NAME, data_dir):
         return _read_split(folder(data_dir), split)
 
 

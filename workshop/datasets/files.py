@@ -1,4 +1,4 @@
-"""What the files of all data sets have in common: who brought them."""
+"""What the files of all data sets have in common: how they were prepared, and how to prepare them."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from workshop.errors import UserError
 from workshop.paths import REPOSITORY, default_data_dir
 
 ORIGIN_FILE = "ORIGIN.json"
-"""how `data/prepare.py` came by the files beside it"""
+"""says how `data/prepare.py` got the files beside it: downloaded, generated or packed"""
 
 
 def prepare_command(name: str, data_dir: Path, *options: str) -> str:
-    """Return the command line, to be typed in the present folder, that brings data set ``name`` into ``data_dir``."""
+    """Return the command line that prepares data set ``name`` in ``data_dir``, as it is typed in the current folder."""
     script = os.path.relpath(REPOSITORY / "data" / "prepare.py")
     data_dir = Path(data_dir).resolve()
     elsewhere = [] if data_dir == default_data_dir().resolve() else ["--data_dir", str(data_dir)]
@@ -24,13 +24,13 @@ def prepare_command(name: str, data_dir: Path, *options: str) -> str:
 
 
 @contextmanager
-def telling_what_mends(name: str, data_dir: Path) -> Iterator[None]:
-    """Have a `UserError` inside end with the commands that bring data set ``name``."""
+def with_fix_hint(name: str, data_dir: Path) -> Iterator[None]:
+    """Add the commands that prepare data set ``name`` to the message of a `UserError` that is raised inside."""
     try:
         yield
     except UserError as error:
         real, synthetic = (prepare_command(name, data_dir, *options) for options in ([], ["--synthetic"]))
-        raise UserError(f"{error}; to bring {name} run `{real}`, or without a network `{synthetic}`") from None
+        raise UserError(f"{error}; to prepare {name} run `{real}`, or without a network `{synthetic}`") from None
 
 
 def check_lengths(folder: Path, noted: Mapping[str, Sequence[int]]) -> None:

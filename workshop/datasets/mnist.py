@@ -35,9 +35,9 @@ def folder(data_dir: Path) -> Path:
 def check(data_dir: Path) -> None:
     """Check that the files of both splits are there, whole and consistent; takes a few milliseconds.
 
-    Raises UserError: they are not; names the file, what is wrong, and the commands that bring the data.
+    Raises UserError: they are not; names the file, what is wrong, and the commands that prepare the data.
     """
-    with files.telling_what_mends(NAME, data_dir):
+    with files.with_fix_hint(NAME, data_dir):
         check_folder(folder(data_dir))
 
 

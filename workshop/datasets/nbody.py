@@ -1,9 +1,9 @@
-"""N-body boxes: from the dark matter of a simulated universe to the gas in it, a map from volumes to volumes.
+"""N-body boxes: from the dark matter of a simulation to the gas in it, a map from volumes to volumes.
 
 Each split is one HDF5 file, ``data_dir/nbody/train.h5`` and ``val.h5``, with two fields of float32: ``Nbody``
 (4, n, n, n), density contrast and three components of the velocity, and ``Hydro`` (5, n, n, n), the same of the gas and
 its temperature contrast. Channel 1 is the velocity along the first axis of the volume, and so on. If the file has the
-attribute ``periodic`` and it is true, the box goes on at its other side. The names of the fields are those of the
+attribute ``periodic`` and it is true, the box continues at its opposite side. The names of the fields are those of the
 files that NERSC's tutorial "Deep Learning at Scale" reads.
 """
 
@@ -30,7 +30,7 @@ VELOCITY = (1, 2, 3)
 
 @dataclass(frozen=True)
 class Box:
-    """What there is to know of a file before its values are read."""
+    """What is known about a file before its values are read."""
 
     path: Path
     cells: int
@@ -41,9 +41,9 @@ class Box:
 def check(data_dir: Path) -> None:
     """Check that both files are there, whole and of the right shape; takes a few milliseconds, and reads no values.
 
-    Raises UserError: they are not; names the file, what is wrong, and the commands that bring the data.
+    Raises UserError: they are not; names the file, what is wrong, and the commands that prepare the data.
     """
-    with files.telling_what_mends(NAME, data_dir):
+    with files.with_fix_hint(NAME, data_dir):
         for split in SPLITS:
             _describe(path_of(folder(data_dir), split))
 
@@ -125,7 +125,8 @@ def _edge(file: h5py.File, field: str, channels: int, path: Path) -> int:
 def _read(file: h5py.File, field: str, device: torch.device | None) -> torch.Tensor:
     values, bad = torch.empty(file[field].shape, device=device), 0
     read = np.empty(values.shape[1:], np.float32)
-    for channel in range(len(values)):  # one by one, so that other threads, such as the heartbeat's, get their turn
+    # one by one, so that other threads, such as the failure detector's, can run in between
+    for channel in range(len(values)):
         file[field].read_direct(read, np.s_[channel])
         bad += np.count_nonzero(~np.isfinite(read))
         values[channel] = torch.from_numpy(read)

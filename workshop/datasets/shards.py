@@ -43,7 +43,7 @@ def check(name: str, data_dir: Path) -> dict[str, int]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `UserError` unless all shards are in this folder, as long as they should be."""
+    """Raise `UserError` unless all shards are in this folder, of the right length."""
     check_lengths(folder, _noted(folder)[1])
 
 
@@ -69,4 +69,4 @@ def _noted(folder: Path) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
         samples = {split: int(origin[f"{split}_samples"]) for split in ("train", "val")}
         return samples, {name: (size, checksum) for name, (size, checksum) in origin["files"].items()}
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise UserError(f"no shards in {folder}, or no {ORIGIN_FILE} that tells what is in them") from None
+        raise UserError(f"no shards in {folder}, or no {ORIGIN_FILE} that says what is in them") from None

@@ -1,6 +1,6 @@
-"""How busy the machine is while it trains, for ``--monitor true``: a thread that looks once a second.
+"""How busy the machine is while it trains, for ``--monitor true``: a thread that samples once a second.
 
-What it finds is a hint, not a measurement: utilization says that something ran, not that it ran well.
+Its values are hints, not measurements: utilization says that something ran, not that it ran efficiently.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from workshop.profiling.nvml import Gpu
 
 # The CPU time of a process is counted in ticks of 10 ms, and GPM counters need 100 ms between two samples.
 SHORTEST_INTERVAL = 0.1
-PATIENCE = 5.0  # seconds; a GPU that has failed may leave a call to NVML without an answer
+TIMEOUT = 5.0  # seconds; with a GPU that has failed, a call to NVML may never return
 
-Record = Callable[[str, float, float], None]
+LogSample = Callable[[str, float, float], None]
 
 
 class ProcessTree:
-    """What this process and those it has started (loader workers) take of the machine.
+    """What this process and the processes that it has started (loader workers) use of the machine.
 
     - ``cpu_percent``: CPU time since the `read` before, as a share of that of the CPUs this process may use
     - ``rss_bytes``: their resident memory; pages that processes share, as those of a dataset loaded before the workers
@@ -42,8 +42,8 @@ class ProcessTree:
         """Return the present value of every quantity."""
         now, (cpu_seconds, rss) = time.perf_counter(), self._read_processes()
         elapsed, used = now - self._time, cpu_seconds - self._cpu_seconds
-        # A process that ends just while it is looked at may count twice or not at all: no less than nothing, then, and
-        # no more than the machine can do.
+        # A process that ends at this moment may count twice or not at all: so not less than 0, and not more than all
+        # CPUs can do.
         used = min(max(0.0, used), elapsed * (psutil.cpu_count() or 1))
         self._time, self._cpu_seconds = now, cpu_seconds
         memory = psutil.virtual_memory()
@@ -62,7 +62,7 @@ class ProcessTree:
                 rss += process.memory_info().rss
             except psutil.Error:  # it has just ended
                 continue
-            # Where a process has ended, what it used goes over to its parent's children_user and children_system.
+            # The time of a process that has ended is added to children_user and children_system of its parent.
             cpu_seconds += times.user + times.system + times.children_user + times.children_system
         return cpu_seconds, rss
 
@@ -76,14 +76,14 @@ class Monitor:
     Args:
         device: the device that trains; where it is an NVIDIA GPU, the counters of all that this process uses are read
             too. Names of quantities of the first begin with "gpu" as a rule, those of the third with "gpu2".
-        record: is called, from the thread, with the name of a quantity (which ends in its unit), its value, and the
+        log: is called, from the thread, with the name of a quantity (which ends in its unit), its value, and the
             seconds since the start.
         interval: seconds between samples, 0.1 or more.
     """
 
-    def __init__(self, device: torch.device, record: Record | None = None, interval: float = 1.0) -> None:
+    def __init__(self, device: torch.device, log: LogSample | None = None, interval: float = 1.0) -> None:
         self.device = device
-        self.record = record or (lambda name, value, seconds: None)
+        self.log = log or (lambda name, value, seconds: None)
         self.interval = max(interval, SHORTEST_INTERVAL)
         self._samples = 0
         self._statistics: dict[str, tuple[int, float, float]] = {}  # count, sum and largest of the values so far
@@ -91,13 +91,13 @@ class Monitor:
         self._failure: str | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
+        self._thread = threading.Thread(target=self._sample_until_stopped, name="monitor", daemon=True)
 
     def __enter__(self) -> Self:
         self._started = time.perf_counter()
         try:
             self._processes = ProcessTree()
-            # Asked for here, as "the current device" means another one in another thread.
+            # Here, because another thread has another "current device".
             visible = range(torch.cuda.device_count() if self.device.type == "cuda" else 0)
             self._uuids = {number: str(torch.cuda.get_device_properties(number).uuid) for number in visible}
             self._thread.start()
@@ -108,12 +108,12 @@ class Monitor:
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         if self._thread.ident:
-            self._thread.join(PATIENCE)
+            self._thread.join(TIMEOUT)
         if self._thread.is_alive():
-            self._fail(f"no answer for {PATIENCE:.0f} s")
+            self._fail(f"no answer for {TIMEOUT:.0f} s")
 
     def summary(self) -> dict[str, Any]:
-        """Return the samples so far: their number, mean and max of each quantity, what is left out, what failed."""
+        """Return number of samples, mean and max of each quantity, which ones are missing and why, and what failed."""
         with self._lock:
             return {
                 "interval_seconds": self.interval,
@@ -134,15 +134,15 @@ class Monitor:
             lines.append(f"{name.replace('bytes', 'GB'):32} {value['mean'] / unit:18,.1f} {value['max'] / unit:18,.1f}")
         return "\n".join(lines)
 
-    def _watch(self) -> None:
+    def _sample_until_stopped(self) -> None:
         gpus: dict[int, Gpu] = {}
         try:
             self._open(gpus)
             stopping = False
             while not stopping:
-                looked = time.perf_counter()
+                sampled = time.perf_counter()
                 stopping = self._stop.wait(self.interval)
-                time.sleep(max(0.0, looked + SHORTEST_INTERVAL - time.perf_counter()))
+                time.sleep(max(0.0, sampled + SHORTEST_INTERVAL - time.perf_counter()))
                 self._sample(gpus)
         except Exception as error:
             self._fail(f"{type(error).__name__}: {error}")
@@ -155,7 +155,7 @@ class Monitor:
         for number, uuid in self._uuids.items():
             try:
                 gpus[number] = Gpu(uuid)
-            except Exception as error:  # no NVML, or too old for this: the CPUs can be watched all the same
+            except Exception as error:  # no NVML, or too old for this: the CPUs can still be monitored
                 self._left_out["gpu"] = str(error)
 
     def _sample(self, gpus: dict[int, Gpu]) -> None:
@@ -173,7 +173,7 @@ class Monitor:
                 count, total, largest = self._statistics.get(name, (0, 0.0, -math.inf))
                 self._statistics[name] = count + 1, total + value, max(largest, value)
         for name, value in values.items():
-            self.record(name, value, seconds)
+            self.log(name, value, seconds)
 
     def _fail(self, reason: str) -> None:
         self._failure = reason

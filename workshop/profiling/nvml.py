@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU tells of itself, through NVML, the library behind ``nvidia-smi``.
+"""The counters that an NVIDIA GPU reports through NVML, the library behind ``nvidia-smi``.
 
 Source of names, units and meanings: https://docs.nvidia.com/deploy/nvml-api. All figures are those of the whole GPU,
 whoever uses it.
@@ -13,19 +13,19 @@ MIB = 2**20
 
 
 class Gpu:
-    """The counters of one GPU: `read` gives those it has, ``left_out`` tells why it lacks the others.
+    """The counters of one GPU: `read` gives those it has, ``left_out`` says why it lacks the others.
 
-    - ``gpu_utilization_percent``: share of the time in which a kernel ran, be it on one of the GPU's many
-      multiprocessors (SMs) alone; over a period of the driver's choice, at most a second
+    - ``gpu_utilization_percent``: share of the time in which a kernel ran, even if it ran on only one of the GPU's
+      many multiprocessors (SMs); over a period of the driver's choice, at most a second
     - ``gpu_memory_bytes``, ``gpu_power_watts``, ``gpu_temperature_celsius``
     - ``gpu_sm_activity_percent``: share of the SMs that were busy
-    - ``gpu_sm_occupancy_percent``: warps in flight, as a share of those the SMs have room for
+    - ``gpu_sm_occupancy_percent``: warps in flight, as a share of the largest possible number
     - ``gpu_tensor_activity_percent``: share of the time in which the SMs computed on tensor cores
-    - ``gpu_memory_bandwidth_percent``: traffic of the GPU's memory, as a share of the most possible
+    - ``gpu_memory_bandwidth_percent``: traffic of the GPU's memory, as a share of the highest possible
     - ``pcie_rx_bytes_per_second``, ``pcie_tx_bytes_per_second``: traffic to and from the GPU
 
     The last six come from GPM, the performance counters of Hopper GPUs and newer ones, and are means over the time
-    since the `read` before, which must be 0.1 s or more. Older GPUs tell the PCIe traffic of 20 ms instead.
+    since the `read` before, which must be 0.1 s or more. Older GPUs report the PCIe traffic of 20 ms instead.
 
     Args:
         uuid: as torch gives it. A number would not do: ``CUDA_VISIBLE_DEVICES`` renumbers GPUs for CUDA, not for NVML.
@@ -53,7 +53,7 @@ class Gpu:
         return values
 
     def close(self) -> None:
-        """Let NVML go."""
+        """Close NVML."""
         if self._gpm:
             self._gpm.close()
         self._nvml.nvmlShutdown()
@@ -138,10 +138,10 @@ def _readers(nvml: ModuleType, handle: object, with_pcie: bool) -> dict[str, Cal
     readers = {
         "gpu_utilization_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "gpu_memory_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-        "gpu_power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,  # told in mW
+        "gpu_power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,  # reported in mW
         "gpu_temperature_celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
     }
-    if with_pcie:  # told in kB/s; each call takes the 20 ms it measures
+    if with_pcie:  # reported in kB/s; each call takes the 20 ms it measures
         rx, tx = nvml.NVML_PCIE_UTIL_RX_BYTES, nvml.NVML_PCIE_UTIL_TX_BYTES
         readers["pcie_rx_bytes_per_second"] = lambda: 1000 * nvml.nvmlDeviceGetPcieThroughput(handle, rx)
         readers["pcie_tx_bytes_per_second"] = lambda: 1000 * nvml.nvmlDeviceGetPcieThroughput(handle, tx)

@@ -1,4 +1,4 @@
-"""A trace as a picture: who was busy when, a row each, read from the Chrome trace that ``--trace true`` writes."""
+"""A plot of a trace: what ran when, on one line each, read from the Chrome trace that ``--trace true`` writes."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -11,7 +11,7 @@ Spans = list[tuple[float, float]]
 """start and length of each, in milliseconds"""
 COLOURS = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73", "worker": "#D55E00"}
 COLOURS |= {"all-reduces": "#CC79A7", "kernels": "#000000", "copies": "#999999"}
-"""of the rows, from top to bottom, by their first word: people who see few colours can tell them apart (Okabe, Ito)"""
+"""of the rows, from top to bottom, by their first word; also for people who are colour-blind (Okabe and Ito)"""
 STEP_RANGES = ("data", "forward", "backward", "optimizer")
 
 
@@ -73,8 +73,8 @@ def _all_reduces_of_gradients(events: list[Event], backward: list[Event]) -> lis
     ]
 
 
-def picture(traces: dict[str, Path]) -> Figure:
-    """Return traces, by their titles, one below the other on the same scale; a dotted line where each step begins."""
+def plot_traces(traces: dict[str, Path]) -> Figure:
+    """Return a plot of traces, by title, one below the other on the same scale; a step begins at each dotted line."""
     found = {title: read_rows(file) for title, file in traces.items()}
     heights = [1 + 0.4 * len(rows) for rows in found.values()]
     figure = Figure(figsize=(10, sum(heights)), dpi=110, layout="constrained")

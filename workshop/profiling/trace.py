@@ -32,22 +32,22 @@ from workshop.loaders.worker import WORKER_TIMES
 
 Batch = TypeVar("Batch")
 SKIP, WARMUP, ACTIVE = 10, 2, 6
-"""steps before the profiler runs, those in which what it sees is thrown away, and those that are recorded"""
+"""steps before the profiler starts, steps that it discards, and steps that it records"""
 
 
 class Trace(AbstractContextManager):
-    """Traces some steps of the first epoch it watches; whatever follows passes through untouched.
+    """Traces some steps of the first epoch; the batches of later epochs pass through unchanged.
 
-    The first steps are not typical: batches are waiting, libraries choose their algorithms, memory is allocated; an
-    epoch too short for all is granted fewer. Then the profiler warms up, as starting it costs time of its own. The
+    The first steps are not typical: batches are waiting, libraries choose their algorithms, memory is allocated. In a
+    short epoch, fewer of them are skipped. Then the profiler warms up, as starting it costs time of its own. The
     traced steps are slower than others, so a run with a trace is no measurement.
 
-    As a context manager it makes sure that a trace under way when an error passes is written all the same.
+    As a context manager it makes sure that an unfinished trace is written even if training ends with an error.
 
     Args:
         folder: where the trace is written; made if it is not there.
         device: the device that trains.
-        name: what the file is called before the ``.pt.trace.json.gz``; ranks in one folder need different ones.
+        name: of the file, before ``.pt.trace.json.gz``; ranks that share a folder need different names.
         log: gets the lines for the user.
         show: gets a figure of the trace; None makes none.
     """
@@ -68,7 +68,7 @@ class Trace(AbstractContextManager):
         self._pending = True
         self._step = 0
         self._stop = ExitStack()
-        if device.type != "cuda":  # without a GPU, all the profiler's log has to say is that there is none
+        if device.type != "cuda":  # without a GPU, the profiler would log nothing but that
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
     def __exit__(self, *exception: object) -> None:
@@ -79,7 +79,7 @@ class Trace(AbstractContextManager):
         return self._trace(batches, steps) if self._pending else iter(batches)
 
     def close(self) -> None:
-        """End a trace under way and write it."""
+        """End an unfinished trace and write it."""
         try:
             self._stop.close()
         except (OSError, RuntimeError) as error:  # the disk is full, or the device has failed
@@ -131,9 +131,9 @@ class Trace(AbstractContextManager):
         self.log(f"traced steps {self._first} to {self._step}{planned}: {self.file}, for https://ui.perfetto.dev")
         self.log(top_operators(profiler, self.device, steps))
         if self.show:
-            from workshop.profiling.timeline import picture  # here: training does not need matplotlib
+            from workshop.profiling.timeline import plot_traces  # here: training does not need matplotlib
 
-            self.show("trace", picture({f"steps {self._first} to {self._step}": self.file}))
+            self.show("trace", plot_traces({f"steps {self._first} to {self._step}": self.file}))
 
     def _log_if_nothing(self) -> None:
         if self._step < self._first:
@@ -146,7 +146,7 @@ def under_nsys() -> bool:
 
 
 class _NsysWindow:
-    """Tells Nsight Systems which steps to record; has the interface of ``torch.profiler.profile``.
+    """Starts and stops the recording of Nsight Systems; has the interface of ``torch.profiler.profile``.
 
     The GPU works asynchronously, so the CPU waits for it at both ends: the window contains all work of its own steps,
     and no other. Within it, the ranges of ``record_function`` and all operators are NVTX ranges.
@@ -175,7 +175,7 @@ class _NsysWindow:
 
 
 def add_workers(trace: Path, folder: Path) -> None:
-    """Add to a Chrome trace when each loader worker prepared a batch, as they noted in ``folder``."""
+    """Add to a Chrome trace when each loader worker prepared a batch, as they logged it in ``folder``."""
     with gzip.open(trace, "rt") as lines:
         content = json.load(lines)
     zero = content.get("baseTimeNanoseconds", 0)

@@ -1,7 +1,7 @@
-"""Coloured pictures of ten geometric objects, drawn by the computer: a stand-in for CIFAR-10 where there is no network.
+"""Synthetic colour images of ten geometric objects, in place of CIFAR-10 where there is no network.
 
-One object of random colour, size, place and direction lies on a blotched, shaded, noisy background. Neither the colours
-nor any single pixel tell which object it is, only its outline does, and its mirror image is the same object.
+One object of random colour, size, place and direction lies on a noisy background of uneven colour. Neither the colours
+nor any single pixel show which object it is, only its outline does, and its mirror image is the same object.
 """
 
 import math
@@ -12,36 +12,36 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from drawing import one_thread
+from generating import one_thread
 
 VERSION = 1
-"""Counted up whenever the same seed no longer draws the same pictures."""
+"""Increased whenever the same seed no longer gives the same images."""
 
-SIZE = 32  # pixels along one side of a picture
+SIZE = 32  # pixels along one side of an image
 BATCH = 1000
 TURN = 2 * math.pi  # radians
 
 
-def draw_pictures(samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw random pictures.
+def generate_images(samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Generate random images.
 
-    On one machine the outcome depends on ``seed`` alone: not on the number of threads, nor on ``samples`` (fewer
-    samples are the first ones of more). Other versions of the libraries may draw other pixels.
+    On one machine the result depends on ``seed`` alone: not on the number of threads, nor on ``samples`` (fewer
+    samples are the first ones of more). Other versions of the libraries may give other pixels.
 
     Returns:
-        Pictures (samples, 3, 32, 32) uint8, red, green, blue, and their labels (samples,) int64: positions in `NAMES`.
+        Images (samples, 3, 32, 32) uint8, red, green, blue, and their labels (samples,) int64: positions in `NAMES`.
     """
-    pictures = torch.empty(samples, 3, SIZE, SIZE, dtype=torch.uint8)
+    images = torch.empty(samples, 3, SIZE, SIZE, dtype=torch.uint8)
     labels = torch.empty(samples, dtype=torch.int64)
     generator = torch.Generator().manual_seed(seed)
-    with one_thread(), tqdm(total=samples, unit="picture", disable=None, leave=False) as progress:
+    with one_thread(), tqdm(total=samples, unit="image", disable=None, leave=False) as progress:
         for start in range(0, samples, BATCH):
             wanted = slice(start, min(start + BATCH, samples))
-            drawn_pictures, drawn_labels = _draw_batch(generator)
-            pictures[wanted] = drawn_pictures[: wanted.stop - start]
-            labels[wanted] = drawn_labels[: wanted.stop - start]
+            new_images, new_labels = _generate_batch(generator)
+            images[wanted] = new_images[: wanted.stop - start]
+            labels[wanted] = new_labels[: wanted.stop - start]
             progress.update(wanted.stop - start)
-    return pictures, labels
+    return images, labels
 
 
 # Each object by how far a point lies outside of it (inside: below 0). The object fills about the circle of radius 1
@@ -122,27 +122,27 @@ OBJECTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 NAMES = tuple(OBJECTS)
 
 
-def _draw_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw ``BATCH`` pictures: (BATCH, 3, 32, 32) uint8 and labels (BATCH,) int64."""
+def _generate_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Generate ``BATCH`` images: (BATCH, 3, 32, 32) uint8 and labels (BATCH,) int64."""
     labels = torch.randint(len(OBJECTS), (BATCH,), generator=generator)
     ink = _ink(labels, generator)[:, None]
     ground = _rand(generator, 3, low=0.1, high=0.9)
     contrast = F.normalize(torch.randn(BATCH, 3, generator=generator)) * _rand(generator, 1, low=0.45, high=1.0)
     colour = (ground + contrast)[:, :, None, None].clamp(0, 1) * _shade(generator, 0.25)
-    picture = ground[:, :, None, None] * _shade(generator, 0.4) + _blotches(generator)
-    picture = torch.lerp(picture, colour, ink)
+    image = ground[:, :, None, None] * _shade(generator, 0.4) + _blotches(generator)
+    image = torch.lerp(image, colour, ink)
     noise = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator)
-    picture += noise * _rand(generator, 1, low=0.0, high=0.1)[:, :, None, None]
-    return (picture.clamp(0, 1) * 255).round().to(torch.uint8), labels
+    image += noise * _rand(generator, 1, low=0.0, high=0.1)[:, :, None, None]
+    return (image.clamp(0, 1) * 255).round().to(torch.uint8), labels
 
 
 def _rand(generator: torch.Generator, columns: int, low: float, high: float) -> Tensor:
-    """Draw uniform numbers for each picture: (BATCH, columns)."""
+    """Draw uniform random numbers for each image: (BATCH, columns)."""
     return low + (high - low) * torch.rand(BATCH, columns, generator=generator)
 
 
 def _ink(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw one object in each picture; return how much of each pixel it covers, 0..1: (BATCH, 32, 32)."""
+    """Draw one object in each image; return how much of each pixel it covers, 0..1: (BATCH, 32, 32)."""
     radius = _rand(generator, 1, low=8, high=13)[:, :, None]  # pixels
     right, down = _rand(generator, 2, low=-4, high=4).T[:, :, None, None]
     turn = _rand(generator, 1, low=0, high=TURN)[:, :, None]
@@ -158,7 +158,7 @@ def _ink(labels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _shade(generator: torch.Generator, strength: float) -> Tensor:
-    """A factor that grows evenly across the picture, in any direction: (BATCH, 1, 32, 32), around 1."""
+    """A factor that grows evenly across the image, in any direction: (BATCH, 1, 32, 32), around 1."""
     slope = _rand(generator, 2, low=-strength, high=strength)[:, :, None, None]
     position = torch.linspace(-1, 1, SIZE)
     return 1 + slope[:, :1] * position + slope[:, 1:] * position[:, None]

@@ -1,10 +1,11 @@
-"""Load and compute time are told apart, over a window of steps; told by a clock that only the test moves."""
+"""Load and compute time are measured separately, over a window of steps, with a clock that only the test moves."""
 
 from collections.abc import Iterator
 
 import pytest
+from torch.profiler import ProfilerActivity, profile
 
-from workshop.profiling import timed
+from workshop.profiling import timed_loader
 from workshop.profiling.timed_loader import TimedLoader
 
 
@@ -18,7 +19,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(timed, "time", clock)
+    monkeypatch.setattr(timed_loader, "time", clock)
     return clock
 
 
@@ -28,7 +29,7 @@ def slow_loader(clock: Clock, seconds: list[float]) -> Iterator[int]:
         yield step
 
 
-def test_load_and_compute_are_told_apart_over_the_window(clock: Clock) -> None:
+def test_load_and_compute_are_measured_separately_over_the_window(clock: Clock) -> None:
     loader = TimedLoader(slow_loader(clock, [8.0, 2.0, 4.0]), window=2)
     means = []
     for step in loader:
@@ -59,3 +60,9 @@ def test_errors_of_the_loader_pass_through() -> None:
 
     with pytest.raises(RuntimeError, match="worker died"):
         list(TimedLoader(broken(), window=2))
+
+
+def test_each_wait_is_a_range_in_a_profiler() -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        assert list(TimedLoader([3, 1, 2], window=2)) == [3, 1, 2]
+    assert [event.name for event in profiler.events()].count("data") == 4  # the last wait finds that there are no more

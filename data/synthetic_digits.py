@@ -1,7 +1,7 @@
-"""Handwritten-looking digits, drawn by the computer: a stand-in for MNIST where there is no network.
+"""Synthetic digits that look handwritten, in place of MNIST where there is no network.
 
-A digit starts as a glyph of a typeface and is then distorted as a hand would: turned, slanted, stretched, wobbled,
-written with a thin or a broad pen. The typefaces ship inside matplotlib.
+A digit starts as a glyph of a typeface and is then distorted at random: rotated, slanted, stretched, bent by smooth
+waves, and drawn with a thin or a broad pen. The typefaces are part of matplotlib.
 """
 
 import math
@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
-from drawing import one_thread
+from generating import one_thread
 
 VERSION = 1
-"""Counted up whenever the same seed no longer draws the same images."""
+"""Increased whenever the same seed no longer gives the same images."""
 
 SIZE = 28  # pixels along one side of an image
 GLYPH_SIZE = 56  # the same for the glyph it is sampled from: twice as fine
 BATCH = 1000
-WAVES = 5  # of the wobble, along each axis
+WAVES = 5  # of the smooth displacement, along each axis
 
 # Typefaces with ordinary digits: no bold ones (the pen varies), none with a dot in its zero.
 FONTS = (
@@ -43,11 +43,11 @@ FONT_SIZE = 200  # pixels
 PENS = (2, 4, 7)  # pixels added on each side of a stroke at that size
 
 
-def draw_digits(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw random digits.
+def generate_digits(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generate random digits.
 
-    On one machine the outcome depends on ``seed`` alone: not on the number of threads, nor on ``samples`` (fewer
-    samples are the first ones of more). Other versions of the libraries may draw other pixels.
+    On one machine the result depends on ``seed`` alone: not on the number of threads, nor on ``samples`` (fewer
+    samples are the first ones of more). Other versions of the libraries may give other pixels.
 
     Returns:
         Images (samples, 28, 28) uint8, white (255) on black (0), and their labels (samples,) uint8 in 0..9.
@@ -59,9 +59,9 @@ def draw_digits(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         glyphs = _draw_glyphs()
         for start in range(0, samples, BATCH):
             wanted = slice(start, min(start + BATCH, samples))
-            drawn_images, drawn_labels = _draw_batch(glyphs, generator)
-            images[wanted] = drawn_images[: wanted.stop - start]
-            labels[wanted] = drawn_labels[: wanted.stop - start]
+            new_images, new_labels = _generate_batch(glyphs, generator)
+            images[wanted] = new_images[: wanted.stop - start]
+            labels[wanted] = new_labels[: wanted.stop - start]
             progress.update(wanted.stop - start)
     return images, labels
 
@@ -90,32 +90,32 @@ def _draw_glyph(digit: str, font: ImageFont.FreeTypeFont, pen: int) -> np.ndarra
     return np.asarray(soft.resize((GLYPH_SIZE, GLYPH_SIZE), Image.Resampling.BOX))
 
 
-def _draw_batch(glyphs: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw ``BATCH`` digits: images (BATCH, 28, 28) uint8 and labels (BATCH,) int64."""
+def _generate_batch(glyphs: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generate ``BATCH`` digits: images (BATCH, 28, 28) uint8 and labels (BATCH,) int64."""
     labels = torch.randint(len(glyphs), (BATCH,), generator=generator)
     styles = torch.randint(glyphs.shape[1], (BATCH,), generator=generator)
-    places = _affine(generator) + _wobble(generator)
+    places = _affine(generator) + _displacement(generator)
     ink = F.grid_sample(glyphs[labels, styles, None], places, align_corners=False)[:, 0]
 
-    # Where on the soft edge the ink begins decides how broad the stroke is, how fast it rises how crisp.
+    # Where on the soft edge the ink begins decides how broad the stroke is; how fast it rises decides how sharp it is.
     begin, rise, brightness = _uniform(generator, (0.15, 1.8, 0.8), (0.35, 3.5, 1.0))[:, :, None, None]
     ink = ((ink - begin) * rise).clamp(0, 1) * brightness
     return (ink * 255).round().to(torch.uint8), labels
 
 
 def _affine(generator: torch.Generator) -> torch.Tensor:
-    """Where in its glyph (-1..1) each pixel looks after stretch, slant, turn and shift: (BATCH, 28, 28, 2)."""
+    """Which place of its glyph (-1..1) each pixel shows, with stretch, slant, rotation, shift: (BATCH, 28, 28, 2)."""
     turn, slant, width, height, right, down = _uniform(
         generator, (-0.25, -0.3, 0.75, 0.85, -0.08, -0.08), (0.25, 0.3, 1.1, 1.1, 0.08, 0.08)
     )
-    cos, sin = turn.cos(), turn.sin()  # turn: radians; the matrix is the inverse of stretch, then slant, then turn
+    cos, sin = turn.cos(), turn.sin()  # turn: radians; the matrix is the inverse of stretch, then slant, then rotation
     across = [(cos - slant * sin) / width, (sin + slant * cos) / width, right]
     along = [-sin / height, cos / height, down]
     matrix = torch.stack(across + along, dim=1).view(BATCH, 2, 3)
     return F.affine_grid(matrix, [BATCH, 1, SIZE, SIZE], align_corners=False)
 
 
-def _wobble(generator: torch.Generator) -> torch.Tensor:
+def _displacement(generator: torch.Generator) -> torch.Tensor:
     """A smooth random displacement of each pixel, a sum of low waves: (BATCH, 28, 28, 2)."""
     position = (torch.arange(SIZE) + 0.5) / SIZE
     waves = torch.cos(math.pi * torch.arange(WAVES)[:, None] * position)  # (WAVES, 28)

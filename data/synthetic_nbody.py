@@ -1,9 +1,9 @@
-"""A box of the young universe, drawn by the computer: a stand-in for simulations of dark matter and gas.
+"""Synthetic boxes of dark matter and gas in the early universe, in place of simulations where there is no network.
 
-Random density waves with a stated power spectrum set particles in motion, as Zel'dovich (1970) has it: all particles
-move on straight lines, the further the steeper the potential. Their mass and momentum are shared out to the cells they
-lie in ("cloud in cell", Hockney and Eastwood 1981). Gas follows them, but its pressure smooths it out below the Jeans
-scale, and the denser it is, the hotter (Hui and Gnedin 1997). Boxes are periodic: what leaves on one side comes in on
+Random density waves with a given power spectrum set particles in motion, in the approximation of Zel'dovich (1970): all
+particles move on straight lines, further where the potential is steeper. Their mass and momentum are distributed to the
+cells that they lie in ("cloud in cell", Hockney and Eastwood 1981). Gas follows them, but its pressure smooths it below
+the Jeans scale, and denser gas is hotter (Hui and Gnedin 1997). Boxes are periodic: what leaves on one side enters on
 the other. Lengths are comoving and in Mpc/h, wave numbers in h/Mpc.
 """
 
@@ -14,15 +14,15 @@ from itertools import product
 
 import torch
 
-from drawing import one_thread
+from generating import one_thread
 
 VERSION = 1
-"""Counted up whenever the same seed no longer draws the same box."""
+"""Increased whenever the same seed no longer gives the same box."""
 
 
 @dataclass(frozen=True)
 class Physics:
-    """What is drawn."""
+    """The physics of a box."""
 
     cell: float = 0.1
     """edge of a cell"""
@@ -60,8 +60,8 @@ class Physics:
         return k**self.spectral_index * transfer**2 * torch.exp(-((k * self.cutoff) ** 2))
 
 
-def draw_box(cells: int, seed: int, physics: Physics = Physics()) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a box of ``cells``^3 cells, with one particle for each.
+def generate_box(cells: int, seed: int, physics: Physics = Physics()) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generate a box of ``cells``^3 cells, with one particle for each.
 
     The same arguments give the same box. This needs about 60 bytes of memory per cell.
 
@@ -87,7 +87,7 @@ def draw_box(cells: int, seed: int, physics: Physics = Physics()) -> tuple[torch
 
 
 def linear_density(cells: int, generator: torch.Generator, physics: Physics = Physics()) -> torch.Tensor:
-    """Draw a Gaussian random field with the power spectrum of ``physics``: (cells, cells, cells) float32, mean 0."""
+    """Generate a Gaussian random field with the spectrum of ``physics``: (cells, cells, cells) float32, mean 0."""
     k = torch.sqrt(sum(component**2 for component in _wave_numbers(cells, physics)))
     waves = torch.fft.rfftn(torch.randn(cells, cells, cells, generator=generator))  # of power cell^3, all of them
     waves *= torch.sqrt(physics.power(k) / physics.cell**3).float()
@@ -116,7 +116,7 @@ def _displacements(density: torch.Tensor, physics: Physics) -> torch.Tensor:
 
 
 def _deposit(displacements: torch.Tensor, physics: Physics) -> torch.Tensor:
-    """Share out the particles' mass and momentum: each to the eight cells around it, the more the nearer.
+    """Distribute the particles' mass and momentum: each to the eight cells around it, more to the nearer ones.
 
     Returns:
         (4, n, n, n) float32: density in units of the mean, and density times velocity.
