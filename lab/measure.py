@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 from lab import measure_gpu, small_studies
 from lab.flags import Parser
-from lab.launching import check_flags
+from lab.launching import load_script
 from lab.lesson_runs import (
     BASELINE,
     LESSON_01,
@@ -45,10 +45,10 @@ from lab.lesson_runs import (
     train,
 )
 from lab.results_file import machine_name, put_record, read_records
+from workshop.commandline import load_config
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError, nearest
 from workshop.hardware import available_cpus
-from workshop.loaders import build_loaders
 from workshop.paths import REPOSITORY
 
 TINY_UNET = ("--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml")
@@ -214,7 +214,8 @@ def unet3d() -> dict[str, Any]:
     """The tiny U-Net in each number format that a CPU has, against a predictor that copies what it is given."""
     prepare("nbody", "--synthetic")
     files = [word.replace("..", str(REPOSITORY)) for word in TINY_UNET]
-    batches = list(build_loaders(check_flags(LESSON_04, files), torch.device("cpu"))[1])
+    script = load_script(LESSON_04)
+    batches = list(script.make_loader(load_config(script.Config, files), "val", torch.device("cpu"), 0, 1))
     trivial = trivial_loss(*(torch.cat(parts) for parts in zip(*batches, strict=True))).item()
     rows = []
     for precision in ("fp32", "bf16", "fp16"):

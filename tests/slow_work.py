@@ -1,18 +1,17 @@
-"""A loader as slow as one likes, on a clock of its own."""
+"""A loader of chosen speed, on a simulated clock."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from workshop.distributed.ranks import ONE_PROCESS
 
-from workshop.loaders.sampler import EpochOrder
+from workshop.loaders.sampler import DistributedBatchSampler
 
 SLOW, FAST = 0.004, 0.0002
 
 
 class Clock:
-    """Stands in for the module time: it goes on only where somebody sleeps, so no busy machine decides a test."""
+    """Replaces the module time: it advances only in `sleep`, so the load of the machine does not change a result."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,12 +34,13 @@ class SlowLoader:
     def __init__(self, clock: Clock, seconds: float, samples: int) -> None:
         self.clock = clock
         self.seconds = seconds
-        self.sampler = EpochOrder(samples, 8, ONE_PROCESS, seed=1, shuffle=True)
+        self.dataset = range(samples)
+        self.batch_sampler = DistributedBatchSampler(samples, 8, shuffle=True, seed=1)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for batch in self.sampler.batches():
+        for batch in self.batch_sampler.batches():
             self.clock.sleep(self.seconds)
             yield batch, batch
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return len(self.batch_sampler)
