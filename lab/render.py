@@ -5,7 +5,6 @@ import functools
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from workshop.paths import REPOSITORY

@@ -1,7 +1,5 @@
 """Turn the figures of comparison, scaling study and all-reduce into parts of the READMEs; cog calls this."""
 
-from typing import Any
-
 import prediction
 from alpha_beta import Network
 from lab.render import also_on_gpu, load, mean_std, not_measured, picture, source, table

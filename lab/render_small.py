@@ -1,7 +1,6 @@
 """Turn the figures of small_studies.py into parts of the side pages; cog calls this."""
 
 from statistics import median
-from typing import Any
 
 from lab.render import RESULTS, load, mean_std, not_measured, picture, source, table
 

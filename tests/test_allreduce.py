@@ -115,7 +115,7 @@ def test_two_ranks_measure_together(user_environment: dict[str, str], tmp_path: 
 def test_predict_prints_and_plots(run_script: Script, tmp_path: Path) -> None:
     result = run_script("03_ddp/experiments/predict.py", "--out", tmp_path)
     assert result.status == 0, result.stderr
-    assert "no overlap             64        78%" in result.stdout
+    assert "no overlap       64        78%" in result.stdout
     assert (tmp_path / "predict.png").stat().st_size > 10_000
     record = json.loads((tmp_path / "predict.json").read_text())
     assert list(record["curves"]["batch 64"]) == [str(ranks) for ranks in RANKS[1:]]

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 from conftest import Script
-from sources import bring_drawn, pack
+from sources import generate, pack
 from workshop.datasets.shards import SHARDS
 
 
 def test_reads_the_same_samples_both_ways(run_script: Script, tmp_path: Path) -> None:
-    bring_drawn("mnist", tmp_path, train_samples=640, val_samples=64)
+    generate("mnist", tmp_path, train_samples=640, val_samples=64)
     pack("mnist", tmp_path)
     result = run_script(
         "01_single_gpu/experiments/sequential_reads.py", "--data_dir", tmp_path, "--out", tmp_path / "out"

@@ -1,4 +1,4 @@
-"""The two studies that draw time lines: a row on record and a panel for each setting."""
+"""The two experiments that plot time lines: saved figures and a panel for each configuration."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ def test_waiting_for_data_is_part_of_a_step_with_any_number_of_workers(run_scrip
 
 
 @pytest.mark.slow
-def test_the_buckets_of_each_setting_are_counted(run_script: Script, tmp_path: Path) -> None:
+def test_the_buckets_of_each_configuration_are_counted(run_script: Script, tmp_path: Path) -> None:
     flags = ("--batch_size", 2, "--steps", 14, "--rounds", 1, "--model", "resnet18", "--out", tmp_path)
     result = run_script("03_ddp/experiments/bucket_timelines.py", *flags)
     assert result.status == 0, result.stderr
@@ -39,7 +39,7 @@ def test_the_buckets_of_each_setting_are_counted(run_script: Script, tmp_path: P
     assert imread(tmp_path / "bucket_timelines.png").shape[1] == 1100
 
 
-def test_what_stops_a_run_is_told_in_one_line(run_script: Script, tmp_path: Path) -> None:
+def test_what_stops_a_run_is_reported_in_one_line(run_script: Script, tmp_path: Path) -> None:
     result = run_script(
         "01_single_gpu/experiments/loading_timelines.py", "--rounds", 1, "--model", "unheard_of", "--out", tmp_path
     )

@@ -73,8 +73,8 @@ def step_seconds(step: Step, network: Network, ranks: int, overlap: bool) -> flo
     """Return how long a step takes with communication.
 
     With ``overlap``, each bucket is sent as soon as backward has filled it, one after the other, at no cost to the
-    computing; they fill evenly over backward. So only the last bucket cannot overlap with it. Without, all are sent when
-    backward has ended.
+    computing; they fill evenly over backward. So only the last bucket cannot overlap with it. Without, all are sent
+    when backward has ended.
     """
     bucket = network.all_reduce_seconds(step.gradient_bytes / step.buckets, ranks)
     if not overlap:
