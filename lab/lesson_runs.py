@@ -130,11 +130,6 @@ def study_parts(
             shutil.copy(plot, beside.with_name(f"{beside.name}_{name or plot.stem}.png"))
 
 
-def study(lesson: Path, script: str, *flags: object, **how: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Run an experiment of a lesson to its end; return its figures. The arguments are those of `study_parts`."""
-    return last(study_parts(lesson, script, *flags, **how))
-
-
 def measured_in_turn(
     parts: Mapping[str, Callable[[], Any]], key: str = "rows", about: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
@@ -158,9 +153,11 @@ def describe_failure(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def prepare(*words: object) -> None:
-    """Have a data set prepared; one that is there is left alone."""
-    subprocess.run([sys.executable, "data/prepare.py", *map(str, words)], cwd=REPOSITORY, check=True)
+@functools.cache
+def prepare(data_set: str) -> None:
+    """Generate a data set, and the shards of images; one that is there is left alone."""
+    shards = [] if data_set == "nbody" else ["--shards"]
+    subprocess.run([sys.executable, "data/prepare.py", data_set, "--synthetic", *shards], cwd=REPOSITORY, check=True)
 
 
 def line_profile(*flags: object) -> dict[str, Any]:
@@ -186,14 +183,14 @@ def line_profile(*flags: object) -> dict[str, Any]:
     return {"epoch": summary["epochs"][0], "function": function, "first_line": first_line, "lines": lines}
 
 
-def data_ladder(loaders: Sequence[str], *flags: object, num_workers: int = 1) -> Iterator[dict[str, Any]]:
-    """Measure IO, SYNTHETIC and FULL throughput with one loader after the other; yield all there is after each."""
+def loader_throughputs(loaders: Sequence[tuple[str, str, int]], *flags: object) -> Iterator[dict[str, Any]]:
+    """Measure IO, SYNTHETIC and FULL with each of the loaders (name, ``--loader``, workers); yield all after each."""
 
-    def throughput(loader: str) -> dict[str, Any]:
+    def throughput(loader: str, num_workers: int) -> dict[str, Any]:
         return train("--benchmark", "true", "--num_workers", num_workers, *flags, "--loader", loader)
 
-    parts = {loader: functools.partial(throughput, loader) for loader in loaders}
-    yield from measured_in_turn(parts, "rungs", {"num_workers": num_workers})
+    parts = {name: functools.partial(throughput, loader, workers) for name, loader, workers in loaders}
+    yield from measured_in_turn(parts, "loaders")
 
 
 def epoch_seconds(lesson: Path, *flags: object) -> dict[str, Any]:
@@ -215,11 +212,11 @@ def time_to_target(
     A run's seconds are those of its epochs up to the first one that reaches the target.
     """
     configurations = dict(runs)
-    imitated = None
-    if "fast" in configurations and this_machine()["emulates_bf16"]:  # it would take too long: a short run will do
+    emulated = None
+    if "fast" in configurations and this_machine()["emulates_bf16"]:  # it would take too long: a short run is enough
         lesson, fast_flags = configurations.pop("fast")
         short = train(*fast_flags, "--limit_train", 1280, "--limit_val", 500, *flags, lesson=lesson)
-        imitated = short["epochs"][0]["samples_per_second"]
+        emulated = short["epochs"][0]["samples_per_second"]
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in configurations}
     for _ in range(rounds):
         for name, (lesson, own_flags) in configurations.items():
@@ -229,7 +226,7 @@ def time_to_target(
         medians = {name: statistics.median(run["seconds"] for run in found) for name, found in measured.items()}
         first = next(iter(medians.values()))
         speedup = {name: first / seconds for name, seconds in medians.items()}
-        yield {"target": target, "runs": measured, "speedup": speedup, "imitated_bf16_samples_per_second": imitated}
+        yield {"target": target, "runs": measured, "speedup": speedup, "emulated_bf16_samples_per_second": emulated}
 
 
 def _until_target(epochs: Sequence[dict[str, Any]], target: float, name: str) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """What the measurements ask about this machine, each in a process of its own:
 
-    python results/machine_facts.py machine        # hardware and versions
-    python results/machine_facts.py flops FLAGS    # floating-point operations per sample of lesson 04 with these flags
-    python results/machine_facts.py peak bf16      # TFLOP/s of large matrix products
+    python lab/machine_facts.py machine        # hardware and versions
+    python lab/machine_facts.py flops FLAGS    # floating-point operations per sample of lesson 04 with these flags
+    python lab/machine_facts.py peak bf16      # TFLOP/s of large matrix products
 
 A process that asks PyTorch about a GPU holds a CUDA context from then on: about half a gigabyte of GPU memory, and on a
 GPU in exclusive compute mode no other process can use it. So the process that starts all the others must not ask.

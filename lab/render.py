@@ -29,7 +29,26 @@ def machine_of(experiment: str) -> str:
 def load(experiment: str, machine: str | None = None) -> dict[str, Any] | None:
     """Return the record of an experiment, on ``machine`` or the one the pages show; None if not measured there."""
     file = RESULTS / f"{machine or machine_of(experiment)}.json"
-    return json.loads(file.read_text()).get(experiment) if file.exists() else None
+    return with_present_names(json.loads(file.read_text()).get(experiment)) if file.exists() else None
+
+
+FORMER_NAMES = {
+    "verdict": "diagnosis",
+    "verdicts": "diagnoses",
+    "rungs": "loaders",
+    "machine_ceiling": "machine_bound",
+    "matrix_ceiling": "matrix_bound",
+    "against_ceiling": "share_of_bound",
+    "imitated_bf16_samples_per_second": "emulated_bf16_samples_per_second",
+}
+"""keys of older records, which are never edited, and what they are called now"""
+
+
+def with_present_names(figures: Any) -> Any:  # noqa: ANN401, a JSON value
+    """Return figures with the keys that they have in a record of today."""
+    if isinstance(figures, dict):
+        return {FORMER_NAMES.get(key, key): with_present_names(value) for key, value in figures.items()}
+    return [with_present_names(value) for value in figures] if isinstance(figures, list) else figures
 
 
 def load_whole(experiment: str, machine: str) -> dict[str, Any] | None:
@@ -102,6 +121,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def mean_std(throughput: dict[str, Any]) -> str:
+    """Return samples/s with their standard deviation."""
+    return f"{throughput['mean']:,.0f} ± {throughput['std']:,.0f}"
+
+
 @also_on_gpu("baseline")
 def line_profile(machine: str | None = None) -> str:
     """Render the line profile of lesson 01's baseline: the lines that took at least 0.1 % of the time."""
@@ -116,7 +140,7 @@ def line_profile(machine: str | None = None) -> str:
 
 @also_on_gpu("baseline")
 def baseline_epoch(name: str | None = None) -> str:
-    """Render one sentence on what one epoch of lesson 01 gives and costs."""
+    """Render one sentence on the accuracy and the time of one epoch of lesson 01."""
     record = load("baseline", name)
     epoch = record["epoch"]
     return (
@@ -126,31 +150,31 @@ def baseline_epoch(name: str | None = None) -> str:
 
 
 def ladder() -> str:
-    """Render the throughputs of the data ladder and their verdicts."""
-    rungs = load("ladder")["rungs"]
+    """Render the throughput of CIFAR-10 with each loader, and the diagnoses."""
+    loaders = load("ladder")["loaders"]
     kinds = ("IO", "SYNTHETIC", "FULL")
     gpu = on_gpu("ladder")
-    columns, sources = [rungs], [source(load("ladder"))]
-    verdicts = [f"- `{name}`: {rung['verdict']}" for name, rung in rungs.items()]
+    columns, sources = [loaders], [source(load("ladder"))]
+    diagnoses = [f"- `{name}`: {found['diagnosis']}" for name, found in loaders.items()]
     if gpu:
-        columns.append(gpu["rungs"])
+        columns.append(gpu["loaders"])
         sources.append(source(gpu))
-        verdicts += [f"- `{name}`, on the GPU: {rung['verdict']}" for name, rung in gpu["rungs"].items()]
+        diagnoses += [f"- `{name}`, on the GPU: {found['diagnosis']}" for name, found in gpu["loaders"].items()]
 
-    def cells(rung: dict[str, Any] | None) -> list[str]:
-        return [f"{rung[kind]['mean']:,.0f} ± {rung[kind]['std']:,.0f}" if rung else "" for kind in kinds]
+    def cells(found: dict[str, Any] | None) -> list[str]:
+        return [mean_std(found[kind]) if found else "" for kind in kinds]
 
-    rows = [(f"`{name}`", *(cell for found in columns for cell in cells(found.get(name)))) for name in rungs]
+    rows = [(f"`{name}`", *(cell for found in columns for cell in cells(found.get(name)))) for name in loaders]
     header = ["`--loader`", *kinds, *(f"{kind} on the GPU" for kind in kinds if gpu)]
-    memory = rungs["memory"]
+    memory = loaders["memory"]
     gain = (
-        f"`memory` loads {memory['IO']['mean'] / rungs['map']['IO']['mean']:.0f} times as fast as `map` with one "
+        f"`memory` loads {memory['IO']['mean'] / loaders['map']['IO']['mean']:.0f} times as fast as `map` with one "
         f"worker, and trains at {memory['FULL']['mean'] / memory['SYNTHETIC']['mean']:.0%} of its SYNTHETIC speed."
     )
     unit = "In samples/s, mean ± standard deviation of three trials."
     if gpu and "num_workers" in gpu:  # older records are silent on that
         unit += f" On the GPU, {workers_of(gpu)}."
-    return "\n".join([table(header, rows), "", unit, *sources, "", *verdicts, "", gain])
+    return "\n".join([table(header, rows), "", unit, *sources, "", *diagnoses, "", gain])
 
 
 def workers_of(record: dict[str, Any]) -> str:
@@ -176,10 +200,7 @@ def mnist_on_gpu() -> str:
         parts.append("\n".join([table(header, rows), "", source(record)]))
     if record := on_gpu("mnist_ladder"):
         kinds = ("IO", "SYNTHETIC", "FULL")
-        rows = [
-            (f"`{name}`", *(f"{rates[kind]['mean']:,.0f} ± {rates[kind]['std']:,.0f}" for kind in kinds))
-            for name, rates in record["rungs"].items()
-        ]
+        rows = [(f"`{name}`", *(mean_std(rates[kind]) for kind in kinds)) for name, rates in record["loaders"].items()]
         unit = f"MNIST, in samples/s, mean ± standard deviation of three trials; {workers_of(record)}."
         parts.append("\n".join([table(["`--loader`", *kinds], rows), "", unit, source(record)]))
     return "\n\n".join(parts) or not_measured("gpu")
@@ -222,14 +243,14 @@ def fast(machine: str | None = None) -> str:
     ]
     target = f"training seconds to {record['target']:.0%}"
     header = ["lesson and `--config`", "samples/s", target, "lowest accuracy", "gain"]
-    imitated = record.get("imitated_bf16_samples_per_second")
-    note = f" With bf16, imitated, `mnist_fast.yaml` trains at {imitated:,.0f} samples/s." if imitated else ""
+    emulated = record.get("emulated_bf16_samples_per_second")
+    note = f" With emulated bf16, `mnist_fast.yaml` trains at {emulated:,.0f} samples/s." if emulated else ""
     first = {key: [run.get("first_step_seconds") for run in runs] for key, runs in record["runs"].items()}
     if all(seconds for found in first.values() for seconds in found):
         firsts = ", ".join(f"{statistics.median(found):.1f}" for found in first.values())
         note += f" Of these seconds the first step, in which libraries and kernels are loaded, took {firsts}."
     runs = {1: "One run", 2: "Two runs", 3: "Three runs"}[len(record["runs"]["baseline"])]
-    how = f"{runs} each, taken in turn; gain by the medians.{note}"
+    how = f"{runs} each, measured alternately; gain by the medians.{note}"
     return "\n".join([table(header, rows), "", how, source(record)])
 
 
@@ -266,7 +287,7 @@ def success_rate() -> str:
         rows.append(
             (names[row["name"]], f"{reached}/{len(accuracies)}", f"{min(accuracies):.2%}", f"{seconds:.1f}", gain)
         )
-    how = "Whole processes, taken in turn; medians."
+    how = "Whole processes, measured alternately; medians."
     if record["cpu_share"] < 0.9:
         how += f" Other work left them {record['cpu_share']:.0%} of the CPUs."
     header = ["", f"seeds at {record['target']:.0%}", "lowest", "seconds", "gain"]
@@ -414,15 +435,15 @@ def convergence() -> str:
 
 
 def large_batches(record: dict[str, Any]) -> str:
-    """Say with how many seeds the naive batch ends higher than the small one, and with how many each remedy helps."""
+    """Say with how many seeds the naive batch ends higher than the small one, and with how many each change helps."""
     overlays = ("cifar10_b64", "cifar10_b512_naive", "cifar10_b512_sqrt", "cifar10_b512_sqrt_long")
     ends = [[curve["val_loss"][-1] for curve in record["curves"][name]] for name in overlays]
     finals = list(zip(*ends, strict=True))
     worse = sum(naive > small for small, naive, _, _ in finals)
     helped = sum(scaled < naive for _, naive, scaled, _ in finals)
-    mended = sum(both <= small for small, _, _, both in finals)
+    fixed = sum(both <= small for small, _, _, both in finals)
     return (
-        f"The naive large batch ends higher than the small one with {worse} of {len(finals)} seeds. The larger rate "
-        f"alone gets lower than the naive run with {helped} of {len(finals)}. With the longer schedule too, it gets "
-        f"as low as the small batch, or lower, with {mended} of {len(finals)}."
+        f"The naive large batch ends higher than the small one with {worse} of {len(finals)} seeds. The higher "
+        f"learning rate alone ends lower than the naive run with {helped} of {len(finals)}. Together with the longer "
+        f"schedule, it ends as low as the small batch, or lower, with {fixed} of {len(finals)}."
     )

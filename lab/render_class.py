@@ -1,4 +1,4 @@
-"""Turn the figures on record into what an instructor compares a class's answers with; cog calls this."""
+"""Turn the figures on record into the answers that an instructor expects of a class; cog calls this."""
 
 import statistics
 
@@ -7,13 +7,13 @@ from lab.render import load, machine, table
 
 def expected() -> str:
     """Render what each exercise with a figure for an answer gives on the machine of the pages."""
-    rungs, epoch, fast = load("ladder")["rungs"], load("baseline")["epoch"], load("success_rate")
-    means = {name: [rung[kind]["mean"] for kind in ("IO", "SYNTHETIC", "FULL")] for name, rung in rungs.items()}
+    loaders, epoch, fast = load("ladder")["loaders"], load("baseline")["epoch"], load("success_rate")
+    means = {name: [found[kind]["mean"] for kind in ("IO", "SYNTHETIC", "FULL")] for name, found in loaders.items()}
     errors = {row["name"]: row["output_error"] for row in load("precision_ladder")["rows"]}
     rates = {row["name"]: statistics.median(run["samples_per_second"] for run in row["runs"]) for row in fast["rows"]}
     gradients = load("scaling")["gradient_bytes"]
     zero = {(row["format"], row["scale"]): row["zero"] for row in load("underflow")["rows"]}
-    weak = load("scaling")["verdicts"]["weak"].partition(" Ranks")[0]
+    weak = load("scaling")["diagnoses"]["weak"].partition(" Ranks")[0]
     rows = [
         ("01, first run", f"{epoch['val_accuracy']:.1%} after an epoch of {epoch['seconds']:.0f} s"),
         (

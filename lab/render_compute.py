@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from lab.render import also_on_gpu, load, not_measured, on_gpu, picture, source, table
+from lab.render import also_on_gpu, load, mean_std, not_measured, on_gpu, picture, source, table
 
 
 @also_on_gpu("precision_ladder")
@@ -77,7 +77,7 @@ def unet_throughput(record: dict[str, Any]) -> str:
     peak = record.get("peak_tflops")  # older records do not have it
     rows = []
     for name, row in record["rows"].items():
-        cells = [f"{row[kind]['mean']:,.0f} ± {row[kind]['std']:,.0f}" for kind in kinds]
+        cells = [mean_std(row[kind]) for kind in kinds]
         cells.append(f"{row['FULL']['mean'] / row['SYNTHETIC']['mean']:.0%}")
         if peak:
             tflops = row["tflops"]["FULL"]

@@ -1,7 +1,7 @@
-"""Draw the picture of the front page from the figures on record: `python results/render_front.py`.
+"""Draw the plot of the front page from the figures in results/: `python lab/render_front.py`.
 
-Left: how fast each loader delivers, how fast the step trains, and what both together give. Right: the time of a whole
-run to the same accuracy as one thing after the other is changed.
+Left: the throughput of each loader alone, of the training step alone, and of both together. Right: the time of a whole
+run to the same accuracy while one thing after the other is changed.
 """
 
 import statistics
@@ -10,15 +10,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lab.render import MACHINE, load
+from lab.render import MACHINE, RESULTS, load
 
 STEPS = {
-    "standard": "lesson 01, as it comes",
-    "fp32": "lesson 04: fewer digits, no dropout,\nhigher rate, data on the device",
+    "standard": "lesson 01, default settings",
+    "fp32": "lesson 04: fewer digits, no dropout,\nhigher learning rate, --loader device",
     "fast": "16 bits: bf16",
 }
 """what `mnist_fast.yaml` changes, in the order of the bars: each has what those above it have"""
-FIGURE = Path(__file__).parent / f"{MACHINE}_front.png"
+FIGURE = RESULTS / f"{MACHINE}_front.png"
 
 
 def seconds_to_target(record: dict[str, Any]) -> dict[str, float]:
@@ -27,23 +27,23 @@ def seconds_to_target(record: dict[str, Any]) -> dict[str, float]:
     return {step: statistics.median(run["process_seconds"] for run in runs[step]) for step in STEPS}
 
 
-def draw(ladder: dict[str, Any], fast: dict[str, Any], file: Path) -> None:
+def draw(throughputs: dict[str, Any], fast: dict[str, Any], file: Path) -> None:
     """Draw both halves into a PNG."""
     figure = Figure(figsize=(11, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
 
-    rungs = ladder["rungs"]
-    places = range(len(rungs))
+    loaders = throughputs["loaders"]
+    places = range(len(loaders))
     for kind, label, color, shift in (
         ("IO", "the loader alone", "tab:blue", -0.27),
         ("SYNTHETIC", "the training step alone", "tab:orange", 0),
         ("FULL", "both, as in a real run", "tab:green", 0.27),
     ):
-        rates = [rung[kind]["mean"] for rung in rungs.values()]
+        rates = [found[kind]["mean"] for found in loaders.values()]
         left.bar([place + shift for place in places], rates, 0.26, label=label, color=color)
-    left.set_xticks(list(places), [name.replace(", ", ",\n") for name in rungs])
+    left.set_xticks(list(places), [name.replace(", ", ",\n") for name in loaders])
     left.set(yscale="log", ylim=(1e3, 1e6), ylabel="samples/s (logarithmic)")
-    left.set(xlabel="--loader: how samples reach the training loop", title="1. Find what bounds the run")
+    left.set(xlabel="--loader: how samples reach the training loop", title="1. Find the bottleneck")
     left.grid(axis="y", alpha=0.3)
     left.set_axisbelow(True)
     left.legend(fontsize=9, loc="upper right")

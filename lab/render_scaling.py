@@ -1,16 +1,9 @@
 """Turn the figures of comparison, scaling study and all-reduce into parts of the READMEs; cog calls this."""
 
-from typing import Any
-
 import prediction
 from alpha_beta import Network
-from lab.render import also_on_gpu, load, not_measured, picture, source, table
-from scaling_study import KINDS, verdict
-
-
-def mean_std(throughput: dict[str, Any]) -> str:
-    """Return samples/s with their standard deviation."""
-    return f"{throughput['mean']:,.0f} ± {throughput['std']:,.0f}"
+from lab.render import also_on_gpu, load, mean_std, not_measured, picture, source, table
+from scaling_study import KINDS, diagnosis
 
 
 @also_on_gpu("compare")
@@ -31,11 +24,11 @@ def compare(machine: str | None = None) -> str:
 
 @also_on_gpu("scaling")
 def scaling(machine: str | None = None) -> str:
-    """Render table, plot and verdicts of the scaling study."""
+    """Render table, plot and diagnoses of the scaling study."""
     record = load("scaling", machine)
     if not record:
         return not_measured("scaling")
-    ratios = ("efficiency", "machine_ceiling", "matrix_ceiling", "against_ceiling", "communication_overhead", "waiting")
+    ratios = ("efficiency", "machine_bound", "matrix_bound", "share_of_bound", "communication_overhead", "waiting")
     rows = [
         (
             row["scaling"],
@@ -46,17 +39,17 @@ def scaling(machine: str | None = None) -> str:
         )
         for row in record["rows"]
     ]
-    shown = ("efficiency", "ceiling", "matrix products", "of the ceiling", "communication overhead", "waiting")
+    shown = ("efficiency", "upper bound", "matrix products", "of the bound", "communication", "waiting for ranks")
     threads = f"{record['threads_per_rank']} thread(s) per rank; samples/s, mean ± standard deviation."
     plot = picture("scaling", "Throughput, efficiency and communication overhead by ranks", machine)
-    verdicts = [f"- {scaling_verdict(kind, machine)}" for kind in record["verdicts"]]
+    diagnoses = [f"- {scaling_verdict(kind, machine)}" for kind in record["diagnoses"]]
     lines = [table(["scaling", "ranks", "batch per rank", *KINDS, *shown], rows), "", threads, source(record), ""]
-    return "\n".join([*lines, *verdicts, "", plot])
+    return "\n".join([*lines, *diagnoses, "", plot])
 
 
 def scaling_verdict(kind: str, machine: str | None = None) -> str:
-    """Render in words what weak or strong scaling comes to."""
-    return verdict([row for row in load("scaling", machine)["rows"] if row["scaling"] == kind])
+    """Render in words how well weak or strong scaling works."""
+    return diagnosis([row for row in load("scaling", machine)["rows"] if row["scaling"] == kind])
 
 
 @also_on_gpu("allreduce")
@@ -79,7 +72,7 @@ def allreduce(machine: str | None = None) -> str:
 
 
 def predicted_here() -> str:
-    """Render what the alpha-beta model says of this machine's weak scaling beside what was measured."""
+    """Render the weak scaling that the alpha-beta model predicts for this machine, beside the measured one."""
     scaling, allreduce = load("scaling"), load("allreduce")
     if not (scaling and allreduce):
         return not_measured("scaling allreduce")

@@ -1,16 +1,8 @@
 """Turn the figures of small_studies.py into parts of the side pages; cog calls this."""
 
-import json
-from pathlib import Path
 from statistics import median
-from typing import Any
 
-from lab.render import load, not_measured, picture, source, table
-
-
-def mean_std(throughput: dict[str, Any]) -> str:
-    """Return samples/s with their standard deviation."""
-    return f"{throughput['mean']:,.0f} ± {throughput['std']:,.0f}"
+from lab.render import RESULTS, load, mean_std, not_measured, picture, source, table
 
 
 def throughputs(experiment: str, key: str, header: str, kinds: tuple[str, ...]) -> str:
@@ -23,7 +15,7 @@ def throughputs(experiment: str, key: str, header: str, kinds: tuple[str, ...]) 
 
 
 def worker_counts() -> str:
-    """Render what more and more worker processes give on this machine."""
+    """Render the throughput of lesson 01 by the number of worker processes."""
     return throughputs("worker_counts", "num_workers", "`--num_workers`", ("IO", "FULL"))
 
 
@@ -33,12 +25,12 @@ def threads() -> str:
 
 
 def models() -> str:
-    """Render loading and training by the weight of the model."""
+    """Render the speed of loading and of training by model, from small to large."""
     return throughputs("models", "model", "`--model`", ("IO", "SYNTHETIC", "FULL"))
 
 
 def cifar_loading() -> str:
-    """Render what batch size, workers and prefetching do to the loading of colour pictures."""
+    """Render how batch size, workers and prefetching change the speed of loading CIFAR-10."""
     record = load("cifar_loading")
     if not record:
         return not_measured("cifar_loading")
@@ -56,13 +48,13 @@ def cifar_loading() -> str:
 
 
 def ddp_options() -> str:
-    """Render what DDP's options do to the all-reduces and to the speed."""
+    """Render how DDP's options change the all-reduces and the speed."""
     record = load("ddp_options")
     if not record:
         return not_measured("ddp_options")
     rows = [
         (
-            row["option"],
+            row["option"].replace("as it comes", "default settings"),  # what older records call it
             str(row["all_reduces_per_step"]),
             f"{row['all_reduce_bytes_per_step'] / 1e6:,.1f}",
             mean_std(row["SYNTHETIC"]),
@@ -76,7 +68,7 @@ def ddp_options() -> str:
 
 
 def batches() -> str:
-    """Render how low batches of 64 to 2048 get, by steps, and with how many seeds as low as batch 64."""
+    """Render the final losses of batches of 64 to 2048, and with how many seeds they are as low as that of 64."""
     record = load("batches")
     if not record:
         return not_measured("batches")
@@ -102,7 +94,7 @@ def batches() -> str:
 
 
 def line_fit() -> str:
-    """Render the picture of the fitted line, and what was found."""
+    """Render the plot of the fitted line, and its equation."""
     record = load("line_fit")
     found, best = (
         f"y = {slope:.3f} x + {intercept:.3f}" for slope, intercept in (record["found"], record["least_squares"])
@@ -111,7 +103,7 @@ def line_fit() -> str:
     return "\n".join([picture("line_fit", "Samples, and the line after 0, 5, 20 and 200 steps"), "", words])
 
 
-USUAL_BANDWIDTHS = (  # GB/s of the specifications, one way, and the row of bandwidth.py that measures such a path
+USUAL_BANDWIDTHS = (  # GB/s of the specifications, one way, and the row of bandwidth.py that measures it
     ("hard disk, in sequence", 0.2, None),
     ("SATA disk without moving parts (SSD)", 0.55, None),
     ("Ethernet, 10 Gb/s", 1.25, None),
@@ -130,7 +122,7 @@ USUAL_BANDWIDTHS = (  # GB/s of the specifications, one way, and the row of band
 
 def bandwidths() -> str:
     """Render the usual bandwidths beside those measured on each machine on record."""
-    records = [json.loads(file.read_text()).get("bandwidth") for file in sorted(Path(__file__).parent.glob("*.json"))]
+    records = [load("bandwidth", file.stem) for file in sorted(RESULTS.glob("*.json"))]
     records = [record for record in records if record]
     rows = []
     for name, usual, path in USUAL_BANDWIDTHS:
@@ -147,7 +139,7 @@ def bandwidths() -> str:
 
 
 def exercise(*names: str) -> str:
-    """Render what runs of the exercises ended at, to compare one's own with."""
+    """Render the results of the exercises' runs, for a reader to compare with."""
     record = load("exercises")
     if not record:
         return not_measured("exercises")
@@ -157,14 +149,14 @@ def exercise(*names: str) -> str:
 
 
 def short_of_prediction() -> str:
-    """Render FULL of each rung of the data ladder as a share of the smaller of IO and SYNTHETIC."""
-    rungs = load("ladder")["rungs"].items()
-    shares = [(name, r["FULL"]["mean"] / min(r["IO"]["mean"], r["SYNTHETIC"]["mean"])) for name, r in rungs]
+    """Render FULL of each loader as a share of the smaller of IO and SYNTHETIC."""
+    loaders = load("ladder")["loaders"].items()
+    shares = [(name, r["FULL"]["mean"] / min(r["IO"]["mean"], r["SYNTHETIC"]["mean"])) for name, r in loaders]
     return f"FULL over the smaller one: {', '.join(f'`{name}` {share:.0%}' for name, share in shares)}."
 
 
 def higher_rate() -> str:
-    """Render what a larger learning rate alone does to batch 64."""
+    """Render the final losses of batch 64 with higher learning rates."""
     record = load("higher_rate")
     if not record:
         return not_measured("higher_rate")

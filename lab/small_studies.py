@@ -1,16 +1,14 @@
-"""Measurements that the side pages of the lessons show: small variations of a lesson's own command. See measure.py."""
+"""Measurements that the side pages of the lessons show: small variations of a lesson's own command."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lab.launching import read_record, torchrun
+from lab.lesson_runs import LESSON_01, LESSON_02, LESSON_03
 from workshop.hardware import available_cpus
-from workshop.paths import REPOSITORY
 
-LESSON_01 = REPOSITORY / "01_single_gpu"
-LESSON_02 = REPOSITORY / "02_dataparallel"
-LESSON_03 = REPOSITORY / "03_ddp"
 CIFAR = ("--config", "../configs/cifar10.yaml")
 BENCHMARK = ("--benchmark", "true", "--benchmark_seconds", 2)
 
@@ -45,14 +43,14 @@ def threads() -> dict[str, Any]:
 
 
 def models() -> dict[str, Any]:
-    """CIFAR-10 pictures and models of growing weight: which of loading and training is slower?"""
+    """CIFAR-10 with models from small to large: is loading or training slower?"""
     flags = (*CIFAR, *BENCHMARK, "--batch_size", 32, "--limit_train", 3200)
     names = ("cifar_cnn", "resnet18", "resnet152")
     return {"rows": [{"model": name} | throughputs(train(*flags, "--model", name)) for name in names]}
 
 
 def cifar_loading() -> dict[str, Any]:
-    """CIFAR-10 pictures and a small CNN: batch size, workers and how far ahead they load."""
+    """CIFAR-10 and a small CNN: batch size, workers and how many batches they prepare ahead."""
     rows = []
     for batch_size, num_workers, prefetch in (
         (128, 0, 2),
@@ -72,7 +70,7 @@ def cifar_loading() -> dict[str, Any]:
 def ddp_options() -> dict[str, Any]:
     """Two ranks, a ResNet-18 with its batch norms: all-reduces and speed with each option of DDP."""
     options = {
-        "as it comes": (),
+        "default settings": (),
         "`--bucket_cap_mb 5`": ("--bucket_cap_mb", 5),
         "`--bucket_cap_mb 100`": ("--bucket_cap_mb", 100),
         "`--forward_sync_buffers false`": ("--forward_sync_buffers", "false"),
@@ -104,7 +102,7 @@ def batches() -> dict[str, Any]:
 
 
 def exercises() -> dict[str, Any]:
-    """What the exercises of lessons 01 to 03 end at: losses and accuracies, as any machine can tell."""
+    """Losses and accuracies that the exercises of lessons 01 to 03 end with, whatever the speed of the machine."""
     few = ("--limit_train", 6400)
     variants = {
         "seed 1": (LESSON_01, 1, few),
@@ -133,3 +131,16 @@ def higher_rate() -> dict[str, Any]:
         epochs = train(*flags, "--lr", round(0.004 * factor, 4), lesson=LESSON_03)["epochs"]
         rows.append({"lr": 0.004 * factor, "val_loss": [epoch["val_loss"] for epoch in epochs]})
     return {"rows": rows}
+
+
+STUDIES: dict[Callable[[], dict[str, Any]], tuple[str, ...]] = {
+    worker_counts: ("mnist",),
+    threads: ("mnist",),
+    models: ("cifar10",),
+    cifar_loading: ("cifar10",),
+    batches: ("cifar10",),
+    higher_rate: ("cifar10",),
+    exercises: ("mnist",),
+    ddp_options: ("cifar10",),
+}
+"""and the data sets that they need"""

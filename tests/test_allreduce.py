@@ -90,8 +90,8 @@ def test_the_measured_study_is_set_beside_the_prediction() -> None:
     others = [row | {"scaling": "strong"}, row | {"ranks": 1}]
     (found,) = against_measured({"rows": [*others, row], "gradient_bytes": 1e7}, {"alpha": 1e-4, "beta": 1e-9})
     assert found["compute_seconds"] == pytest.approx(0.1)
-    assert found["nothing hidden"] == pytest.approx(0.1 / (0.1 + 2 * 2e-4 + 0.01))
-    assert found["nothing hidden"] < found["all hidden that can be"] < 1
+    assert found["no overlap"] == pytest.approx(0.1 / (0.1 + 2 * 2e-4 + 0.01))
+    assert found["no overlap"] < found["full overlap"] < 1
     assert found["measured"] == 0.9
     assert found["measured, waiting apart"] == pytest.approx(0.9 / 0.96)
 
@@ -115,7 +115,7 @@ def test_two_ranks_measure_together(user_environment: dict[str, str], tmp_path: 
 def test_predict_prints_and_plots(run_script: Script, tmp_path: Path) -> None:
     result = run_script("03_ddp/experiments/predict.py", "--out", tmp_path)
     assert result.status == 0, result.stderr
-    assert "nothing hidden             64        78%" in result.stdout
+    assert "no overlap       64        78%" in result.stdout
     assert (tmp_path / "predict.png").stat().st_size > 10_000
     record = json.loads((tmp_path / "predict.json").read_text())
     assert list(record["curves"]["batch 64"]) == [str(ranks) for ranks in RANKS[1:]]

@@ -40,7 +40,7 @@ def test_whatever_the_number_of_gpus_the_ranks_can_share_the_batch(
 
     def answer(command: list, *_: object, **__: object) -> dict:
         batches.add(next(command[i + 1] for i, word in enumerate(command) if str(word).endswith("batch_size")))
-        return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("SYNTHETIC", "FULL")} | {"verdict": "fine"}
+        return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("SYNTHETIC", "FULL")} | {"diagnosis": "fine"}
 
     monkeypatch.setattr("lab.launching.read_record", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -67,7 +67,7 @@ def test_all_get_the_same_work(monkeypatch: pytest.MonkeyPatch, compare: Script,
 
     def answer(command: list, folder: Path, *, flag: str, out: Path, threads: int) -> dict:
         started.append((folder.name, command, threads))
-        return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("IO", "SYNTHETIC", "FULL")} | {"verdict": "fine"}
+        return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("IO", "SYNTHETIC", "FULL")} | {"diagnosis": "fine"}
 
     monkeypatch.setattr("lab.launching.read_record", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from conftest import REPOSITORY, Script
 from convergence_curves import Curve, conclude, curve_of, curves_table, plot, read_curves
+from lab.render import large_batches
 from workshop.commandline import load_config
 from workshop.errors import UserError
 
@@ -246,19 +247,18 @@ def test_an_example_log_holds_the_curves_of_its_run(name: str) -> None:
     assert [len(scalars(folder)[tag]) for tag in tags] == [epochs] * 4
 
 
-def test_the_verdict_is_that_of_the_figures() -> None:
-    verdict = runpy.run_path(str(REPOSITORY / "results" / "render.py"))["large_batches"]
+def test_the_text_on_large_batches_follows_from_the_figures() -> None:
     names = ("cifar10_b64", "cifar10_b512_naive", "cifar10_b512_sqrt", "cifar10_b512_sqrt_long")
 
     def record(*finals: tuple[float, ...]) -> dict:
         curves = zip(names, zip(*finals, strict=True), strict=True)
         return {"curves": {name: [{"val_loss": [3.0, final]} for final in ends] for name, ends in curves}}
 
-    mended = verdict(record((1, 2, 1.5, 0.9), (1, 2, 2.5, 1)))
-    assert "ends higher than the small one with 2 of 2 seeds" in mended
-    assert "lower than the naive run with 1 of 2." in mended
-    assert mended.endswith("or lower, with 2 of 2.")
-    broken = verdict(record((1, 2, 2.5, 1.1), (1, 0.9, 1.5, 1.1)))
+    fixed = large_batches(record((1, 2, 1.5, 0.9), (1, 2, 2.5, 1)))
+    assert "ends higher than the small one with 2 of 2 seeds" in fixed
+    assert "lower than the naive run with 1 of 2." in fixed
+    assert fixed.endswith("or lower, with 2 of 2.")
+    broken = large_batches(record((1, 2, 2.5, 1.1), (1, 0.9, 1.5, 1.1)))
     assert "ends higher than the small one with 1 of 2 seeds" in broken
     assert "lower than the naive run with 0 of 2." in broken
     assert broken.endswith("or lower, with 0 of 2.")

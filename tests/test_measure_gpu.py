@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CalledProcessError
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ import yaml
 
 import workshop.profiling
 from conftest import REPOSITORY, Result, Script
-from lab import lesson_runs, machine_facts, measure, measure_gpu, processes, results_file
+from lab import experiments, lesson_runs, machine_facts, measure, measure_gpu, processes, results_file, small_studies
+from lab.experiments import Experiment, Session
 from lab.launching import load_script
-from lab.measure_gpu import Configuration, Session
 from lab.trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.errors import UserError
@@ -27,22 +28,27 @@ SCRIPT = "lab/measure.py"
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "OMP_NUM_THREADS", "WORKSHOP_DATA")
 
 
-def configuration(
+def experiment_of(measure: Callable[..., Iterator[dict]], name: str = "measured", **more: object) -> Experiment:
+    """An experiment that is measured on GPUs and in a rehearsal."""
+    known: dict[str, Any] = {"name": name, "title": "a test", "measure": measure, "gpu": (), "rehearsal": ()}
+    return Experiment(**known | more)
+
+
+def experiment(
     name: str,
     work: Callable[[], object] = lambda: None,
     seconds: int = 1,
     data: tuple[str, ...] = (),
     **figures: object,
-) -> Configuration:
-    """A configuration that does ``work`` after its first part of two."""
+) -> Experiment:
+    """An experiment that does ``work`` after its first part of two."""
 
     def measured(_: Session) -> Iterator[dict]:
         yield {"part": 1}
         work()
         yield {"part": 2} | figures
 
-    measured.__name__ = name
-    return Configuration(measured, seconds, data)
+    return experiment_of(measured, name, seconds=seconds, data=data)
 
 
 @pytest.fixture
@@ -51,14 +57,14 @@ def session(tmp_path: Path) -> Session:
 
 
 def run(
-    configurations: list[Configuration], session: Session, seconds: float = 60, no_data: dict[str, str] | None = None
+    chosen: list[Experiment], session: Session, seconds: float = 60, no_data: dict[str, str] | None = None
 ) -> dict[str, str]:
     deadline = time.monotonic() + seconds + measure_gpu.SPARE_SECONDS
-    return measure_gpu.measure_in_time(configurations, session, deadline, "measure.py gpu", no_data or {})
+    return measure_gpu.measure_in_time(chosen, session, deadline, "measure.py gpu", no_data or {})
 
 
-def test_every_configuration_is_written_with_what_it_needs(session: Session) -> None:
-    assert run([configuration("one", figure=7), configuration("two")], session) == {}
+def test_every_experiment_is_written_with_what_it_needs(session: Session) -> None:
+    assert run([experiment("one", figure=7), experiment("two")], session) == {}
     records = results_file.read_records(session.file)
     assert (records["one"]["part"], records["one"]["figure"]) == (2, 7)
     for record in records.values():
@@ -68,13 +74,13 @@ def test_every_configuration_is_written_with_what_it_needs(session: Session) -> 
 
 
 def test_what_does_not_fit_is_left_out_and_named(session: Session) -> None:
-    configurations = [
-        configuration("long", seconds=1000),
-        configuration("short"),
-        configuration("endless", lambda: time.sleep(100), seconds=0),
+    chosen = [
+        experiment("long", seconds=1000),
+        experiment("short"),
+        experiment("endless", lambda: time.sleep(100), seconds=0),
     ]
     started = time.monotonic()
-    reasons = run(configurations, session, seconds=8)
+    reasons = run(chosen, session, seconds=8)
     assert time.monotonic() - started < 60
     assert reasons["long"].startswith("not measured: its first part takes about 1000 s")
     assert reasons["endless"].startswith("cut off") and reasons["endless"].endswith("is kept")
@@ -92,20 +98,20 @@ def test_a_part_that_hangs_does_not_cost_the_rest(session: Session, monkeypatch:
             time.sleep(0.5)
             yield {"part": part}
 
-    configurations = [Configuration(slow, 0), configuration("hangs", lambda: time.sleep(300), 0), configuration("two")]
-    reasons = run(configurations, session, seconds=300)
+    chosen = [experiment_of(slow, "slow"), experiment("hangs", lambda: time.sleep(300), 0), experiment("two")]
+    reasons = run(chosen, session, seconds=300)
     assert reasons.keys() == {"hangs"} and reasons["hangs"].startswith("cut off: after 1 s")
     assert results_file.read_records(session.file)["slow"]["part"] == 2
 
 
-def test_a_configuration_starts_if_its_first_part_fits(session: Session) -> None:
+def test_an_experiment_starts_if_its_first_part_fits(session: Session) -> None:
     """Although the whole of it takes longer than what is left, by what was measured before."""
-    run([configuration("one")], session)
+    run([experiment("one")], session)
     known = {"part": 2, "first_part_seconds": 5, "total_seconds": 500}
     results_file.put_record(session.file, "one", known, "measure.py gpu")
-    assert run([configuration("one", seconds=1000)], session) == {}
+    assert run([experiment("one", seconds=1000)], session) == {}
     results_file.put_record(session.file, "one", known | {"first_part_seconds": 500}, "measure.py gpu")
-    (reason,) = run([configuration("one")], session).values()
+    (reason,) = run([experiment("one")], session).values()
     assert "takes about 500 s" in reason
 
 
@@ -123,15 +129,15 @@ def test_no_exception_stops_the_others(error: Exception, reason: str, session: S
     def fail() -> None:
         raise error
 
-    reasons = run([configuration("one", fail), configuration("two")], session)
+    reasons = run([experiment("one", fail), experiment("two")], session)
     assert reasons == {"one": f"{reason}; what it had measured by then is kept"}
     records = results_file.read_records(session.file)
     assert records["one"]["unfinished"] and records["two"]["part"] == 2
 
 
-def test_the_end_of_the_program_is_no_failure_of_a_configuration(session: Session) -> None:
+def test_the_end_of_the_program_is_no_failure_of_an_experiment(session: Session) -> None:
     with pytest.raises(SystemExit):
-        run([configuration("one", lambda: sys.exit(1)), configuration("two")], session)
+        run([experiment("one", lambda: sys.exit(1)), experiment("two")], session)
     assert results_file.read_records(session.file).keys() == {"one"}
 
 
@@ -142,14 +148,14 @@ def test_a_part_that_fails_leaves_the_other_parts(session: Session) -> None:
     def measured(_: Session) -> Iterator[dict]:
         yield from lesson_runs.measured_in_turn({"a": lambda: 1, "b": fail, "c": lambda: 3})
 
-    assert run([Configuration(measured, 1)], session) == {"measured": "failed in part: b (RuntimeError: out of memory)"}
+    assert run([experiment_of(measured)], session) == {"measured": "failed in part: b (RuntimeError: out of memory)"}
     record = results_file.read_records(session.file)["measured"]
     assert record["rows"] == {"a": 1, "c": 3} and record["failed"] == {"b": "RuntimeError: out of memory"}
 
 
 def test_missing_data_are_reported_for_what_needs_them(session: Session) -> None:
-    configurations = [configuration("volumes", data=("nbody",)), configuration("digits", data=("mnist",))]
-    reasons = run(configurations, session, no_data={"nbody": "No module named 'h5py'"})
+    chosen = [experiment("volumes", data=("nbody",)), experiment("digits", data=("mnist",))]
+    reasons = run(chosen, session, no_data={"nbody": "No module named 'h5py'"})
     assert reasons == {"volumes": "failed: no nbody data: No module named 'h5py'"}
     assert results_file.read_records(session.file).keys() == {"digits"}
 
@@ -159,7 +165,7 @@ def killed_at(name: str, killed: str) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("killed", ["one", "two", "three"])
-def test_killed_at_any_configuration_the_file_is_whole_and_the_next_start_goes_on(
+def test_killed_at_any_experiment_the_file_is_whole_and_the_next_start_goes_on(
     killed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     names, out = ["one", "two", "three"], tmp_path / "out"
@@ -171,12 +177,12 @@ def test_killed_at_any_configuration_the_file_is_whole_and_the_next_start_goes_o
     monkeypatch.setattr(results_file, "this_machine", lambda: facts)  # to ask anew takes seconds
     before = signal.getsignal(signal.SIGTERM)
 
-    def rehearse(*configurations: Configuration) -> None:
-        monkeypatch.setattr(measure_gpu, "CONFIGURATIONS", configurations)
+    def rehearse(*chosen: Experiment) -> None:
+        monkeypatch.setattr(measure_gpu, "EXPERIMENTS", chosen)
         measure_gpu.main(["--rehearse", "true", "--out", str(out)], time.monotonic())
 
     if (child := os.fork()) == 0:
-        rehearse(*(configuration(name, killed_at(name, killed)) for name in names))
+        rehearse(*(experiment(name, killed_at(name, killed)) for name in names))
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     file = out / "rehearsal.json"
     done = names[: names.index(killed)]
@@ -184,7 +190,7 @@ def test_killed_at_any_configuration_the_file_is_whole_and_the_next_start_goes_o
     assert [name for name, record in records.items() if "unfinished" not in record] == done
     assert records[killed]["part"] == 1
     order = []
-    rehearse(*(configuration(name, lambda name=name: order.append(name)) for name in names))
+    rehearse(*(experiment(name, lambda name=name: order.append(name)) for name in names))
     signal.signal(signal.SIGTERM, before)
     assert order == [name for name in names if name not in done] + done
     assert all("unfinished" not in record for record in results_file.read_records(file).values())
@@ -232,7 +238,7 @@ def test_the_parent_asks_no_gpu_anything(
         yield {"figure": 1}
 
     monkeypatch.setattr(measure_gpu, "generate_data", lambda _: {})
-    monkeypatch.setattr(measure_gpu, "CONFIGURATIONS", (Configuration(measured, 1), Configuration(measured, 1, gpus=2)))
+    monkeypatch.setattr(measure_gpu, "EXPERIMENTS", (experiment_of(measured), experiment_of(measured, gpus=2)))
     before = signal.getsignal(signal.SIGTERM)
     try:
         measure_gpu.main(["--out", str(tmp_path)], time.monotonic())
@@ -374,22 +380,22 @@ def test_shards_that_fail_do_not_cost_the_images(
 
 
 def test_without_a_package_the_rest_is_measured(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure_gpu, "installed", lambda name: name != "line_profiler")
-    chosen = [one for one in measure_gpu.CONFIGURATIONS if one.name in ("baseline", "line_profiles")]
-    reasons = run([*chosen, configuration("other")], session)
+    monkeypatch.setattr(experiments, "installed", lambda name: name != "line_profiler")
+    chosen = [one for one in experiments.EXPERIMENTS if one.name in ("baseline", "line_profiles")]
+    reasons = run([*chosen, experiment("other")], session)
     assert reasons == dict.fromkeys(("line_profiles", "baseline"), "not measured: line_profiler is not installed")
 
 
 def test_loaders_whose_package_is_missing_are_named(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not measure_gpu.installed("no_such_package.at_all") and measure_gpu.installed("torch.nn")
-    monkeypatch.setattr(measure_gpu, "installed", lambda name: False)
+    assert not experiments.installed("no_such_package.at_all") and experiments.installed("torch.nn")
+    monkeypatch.setattr(experiments, "installed", lambda name: False)
     monkeypatch.setattr(lesson_runs, "train", lambda *flags, **_: {"flags": [str(flag) for flag in flags]})
     session = Session(session.file, cpus=16)
-    for measured in (measure_gpu.ladder, measure_gpu.mnist_ladder):
-        *_, figures = measured(session)
-        assert (list(figures["rungs"]), figures["not_installed"]) == (["map", "memory", "device"], ["shards", "dali"])
+    for measured in (one for one in experiments.EXPERIMENTS if one.name in ("ladder", "mnist_ladder")):
+        *_, figures = measured.run(session)
+        assert (list(figures["loaders"]), figures["not_installed"]) == (["map", "memory", "device"], ["shards", "dali"])
         assert figures["num_workers"] == 14
-        for loader in figures["rungs"].values():
+        for loader in figures["loaders"].values():
             assert loader["flags"][loader["flags"].index("--num_workers") + 1] == "14"
 
 
@@ -433,12 +439,11 @@ def test_a_file_of_another_schema_is_refused(tmp_path: Path, text: str, monkeypa
     assert file.read_text() == text
 
 
-@pytest.mark.parametrize("rehearsal", [True, False])
-def test_every_configuration_starts_what_is_there(
-    rehearsal: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """On a GPU, and in a rehearsal, each of them names scripts and files that exist, and flags that train.py has."""
+@pytest.mark.parametrize("mode", ["cpu", "gpu", "rehearsal"])
+def test_every_experiment_starts_what_is_there(mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In each mode each experiment names scripts and files that exist, and flags that train.py has."""
     started = []
+    small = {"convergence", "unet3d", *(one.__name__ for one in small_studies.STUDIES)}  # they start no `run_parts`
     rates = {kind: {"mean": 1.0} for kind in ("IO", "SYNTHETIC", "FULL")}
 
     def note(command: list, folder: Path, **_: object) -> Iterator[dict]:
@@ -448,21 +453,21 @@ def test_every_configuration_starts_what_is_there(
 
     monkeypatch.setattr(lesson_runs, "run_parts", note)
     monkeypatch.setattr(lesson_runs, "this_machine", lambda: {"emulates_bf16": False})
-    monkeypatch.setattr(measure_gpu, "trace_table", lambda _: {})
-    monkeypatch.setattr(measure_gpu, "ask", lambda *_: 1e12)
+    monkeypatch.setattr(experiments, "trace_table", lambda _: {})
+    monkeypatch.setattr(experiments, "ask", lambda *_: 1e12)
     monkeypatch.setattr(
-        measure_gpu, "line_profile", lambda *flags: next(note(["train.py", *flags], measure_gpu.LESSON_01))
+        experiments, "line_profile", lambda *flags: next(note(["train.py", *flags], lesson_runs.LESSON_01))
     )
     monkeypatch.setattr(Session, "cells", lambda _: 128)
-    session = Session(tmp_path / "a.json", rehearsal, cpus=16, gpus=4, boxes=tmp_path)
-    for measured in measure_gpu.CONFIGURATIONS:
-        if measured.script:
+    session = Session(tmp_path / "a.json", mode, cpus=16, gpus=4, boxes=tmp_path)
+    for measured in experiments.EXPERIMENTS:
+        if measured.flags(session) is None or measured.name in small:
             continue
         count = len(started)
-        *_, figures = measured.measure(session)
+        *_, figures = measured.run(session)
         assert "failed" not in figures
         assert len(started) > count
-        if measured.measure in (measure_gpu.unet3d_throughput, measure_gpu.unet3d_scaling):
+        if measured.name in ("unet3d_throughput", "unet3d_scaling"):
             assert {row["tflops"]["FULL"] for row in figures["rows"].values()} == {1.0}
             assert {row["ranks"] for row in figures["rows"].values()} <= {1, 4}
         if "nbody" in measured.data:
@@ -514,28 +519,28 @@ def test_training_seconds_are_kept_with_those_of_the_first_step(monkeypatch: pyt
 def test_first_and_later_epochs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = [{"epoch": n, "seconds": 4.0 / n, "samples_per_second": n, "val_accuracy": 0.9} for n in (1, 2)]
     monkeypatch.setattr(lesson_runs, "train", lambda *_, **__: {"epochs": epochs, "first_step_seconds": 0.5})
-    found = lesson_runs.epoch_seconds(measure_gpu.LESSON_01, "--epochs", 2)
+    found = lesson_runs.epoch_seconds(lesson_runs.LESSON_01, "--epochs", 2)
     assert [epoch["seconds"] for epoch in found["epochs"]] == [4.0, 2.0]
     assert (found["flags"], found["first_step_seconds"]) == (["--epochs", 2], 0.5)
 
 
 @pytest.mark.parametrize(("gpus", "ranks", "hidden"), [(0, 2, False), (1, 2, True), (4, 4, False)])
 def test_one_gpu_is_hidden_from_what_needs_two(
-    gpus: int, ranks: int, hidden: bool, monkeypatch: pytest.MonkeyPatch
+    gpus: int, ranks: int, hidden: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     seen = []
 
-    def study(*_: object, ranks: int = 1) -> dict:
+    def study_parts(*_: object, ranks: int = 1, **__: object) -> Iterator[dict]:
         seen.append((ranks, os.environ["CUDA_VISIBLE_DEVICES"]))
-        return {}
+        yield {}
 
-    monkeypatch.setattr(measure, "study", study)
-    measure.allreduce()
-    measure.scaling()
-    measure.survive()
-    assert seen == [(ranks, "" if hidden else "0"), (1, "" if hidden else "0"), (2, "" if hidden else "0")]
+    monkeypatch.setattr(experiments, "study_parts", study_parts)
+    session = Session(tmp_path / "a.json", "cpu")
+    list(experiments.allreduce(session))
+    list(experiments.scaling(session))
+    assert seen == [(ranks, "" if hidden else "0"), (1, "" if hidden else "0")]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
@@ -546,19 +551,22 @@ def test_what_cannot_be_measured_does_not_cost_the_rest(
     def fail() -> dict:
         raise error
 
-    file = REPOSITORY / "runs" / f"{os.getpid()}.json"  # told relative to the repository
+    file = REPOSITORY / "runs" / f"{os.getpid()}.json"  # shown relative to the repository
     file.parent.mkdir(exist_ok=True)
-    monkeypatch.setattr(measure, "EXPERIMENTS", {"one": fail, "two": lambda: {"figure": 1}})
+    in_part = experiment_of(lambda _: iter([{"loaders": {}, "failed": {"dali": "no engine"}}]), "in_part", cpu=())
+    works = experiment_of(lambda _: iter([{}, {"figure": 1}]), "works", cpu=())
     try:
-        with pytest.raises(UserError, match="not measured: one; the lines above say why"):
-            measure.measure(["one", "two"], file)
-        assert results_file.read_records(file)["two"]["figure"] == 1
-        assert f"one: not measured: {error}" in capsys.readouterr().err
+        with pytest.raises(UserError, match="not measured: one, in_part; the lines above say why"):
+            measure.measure([experiment_of(lambda _: fail(), "one", cpu=()), in_part, works], Session(file, "cpu"))
+        assert results_file.read_records(file).keys() == {"works"}
+        assert results_file.read_records(file)["works"]["figure"] == 1
+        errors = capsys.readouterr().err
+        assert f"one: not measured: {error}" in errors and "in_part: not measured: dali: no engine" in errors
     finally:
         file.unlink()
 
 
-def test_hardware_that_another_process_measured_with_is_told(session: Session) -> None:
+def test_hardware_that_another_process_measured_with_is_kept(session: Session) -> None:
     results_file.put_record(session.file, "one", {"hardware": {"device": "cuda"}}, "a command")
     (record,) = results_file.read_records(session.file).values()
     assert (record["hardware"], record["command"]) == ({"device": "cuda"}, "a command")

@@ -68,6 +68,18 @@ def test_ranks_on_cpus_of_a_gpu_machine_are_no_gpus(results: Path) -> None:
     assert {render.gpu_machine(experiment) for experiment in RENDERINGS} == {None}
 
 
+def test_older_records_are_read_with_the_present_names(results: Path) -> None:
+    """The keys and the path of measure.py have changed since; the records have not."""
+    write(results, 1)
+    about = {key: render.load("ladder")[key] for key in ("hardware", "versions", "date")}
+    command = "python results/measure.py ladder"
+    loader = KINDS | {"verdict": "Data-bound."}
+    add(results, 1, ladder=about | {"command": command, "rungs": {"map": loader, "memory": loader}})
+    record = render.load("ladder", "made_up_1gpu")
+    assert record["loaders"]["map"] == KINDS | {"diagnosis": "Data-bound."}
+    assert render.source(record).endswith("with `python lab/measure.py ladder`.*")
+
+
 def test_training_seconds_name_those_of_the_first_step(results: Path) -> None:
     runs = {
         name: [run | {"first_step_seconds": 0.5} for run in found]
@@ -125,9 +137,9 @@ def test_epochs_and_loaders_of_mnist_are_shown(results: Path) -> None:
         results,
         1,
         mnist_epochs={"rows": {"lesson 01": {"epochs": epochs, "first_step_seconds": 0.5, "flags": []}}},
-        mnist_ladder={"rungs": {"map": KINDS}, "num_workers": 14, "not_installed": ["dali"]},
+        mnist_ladder={"loaders": {"map": KINDS}, "num_workers": 14, "not_installed": ["dali"]},
         line_profiles={"rows": {"0 worker(s)": {"lines": [line]}, "14 worker(s)": {"lines": [line]}}},
-        ladder={"rungs": cifar["rungs"], "num_workers": 14},
+        ladder={"loaders": cifar["loaders"], "num_workers": 14},
     )
     shown = render.mnist_on_gpu()
     assert "| lesson 01 | 4.00 | 2.00, 2.50 | 24,000 | 99.00% |" in shown
@@ -139,8 +151,8 @@ def test_epochs_and_loaders_of_mnist_are_shown(results: Path) -> None:
 def test_a_loader_that_failed_is_not_shown(results: Path) -> None:
     """Its figures are missing, and those of the others are there."""
     write(results, 1)
-    rungs = json.loads((results / "made_up_1gpu.json").read_text())["ladder"]["rungs"]
-    del rungs["dali"]
-    add(results, 1, ladder={"rungs": rungs, "num_workers": 14, "failed": {"dali": "RuntimeError: no engine"}})
+    loaders = json.loads((results / "made_up_1gpu.json").read_text())["ladder"]["loaders"]
+    del loaders["dali"]
+    add(results, 1, ladder={"loaders": loaders, "num_workers": 14, "failed": {"dali": "RuntimeError: no engine"}})
     (line,) = (line for line in render.ladder().splitlines() if line.startswith("| `dali`"))
     assert line.endswith("|  |  |  |")

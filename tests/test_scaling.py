@@ -1,9 +1,7 @@
-"""The scaling study: which runs it takes, what it makes of their figures, and how it tells mistakes."""
+"""The scaling study: which runs it takes, what follows from their figures, and how it reports mistakes."""
 
-import inspect
 import json
 import os
-import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.image import imread
-from workshop.distributed.process_group import process_group
 
 import ranks_of_a_job
-from conftest import REPOSITORY, Script
-from lab import launching
-from scaling_study import KINDS, Setting, plot, rows, scaling_table, settings, verdict
+from conftest import Script
+from lab import launching, render, render_scaling
+from lab.process_group import process_group
+from scaling_study import KINDS, Setting, diagnosis, plot, rows, scaling_table, settings
 from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.profiling.throughput import Throughput, benchmark
 
@@ -49,30 +47,30 @@ def test_settings_keep_what_each_scaling_keeps() -> None:
 
 def test_ratios_against_one_rank_and_against_the_ceiling() -> None:
     one, two, _ = rows("weak", [ONE, TWO, FOUR], MEASURED)
-    for name in ("speedup", "efficiency", "machine_ceiling", "matrix_ceiling", "against_ceiling"):
+    for name in ("speedup", "efficiency", "machine_bound", "matrix_bound", "share_of_bound"):
         assert one[name] == 1
     assert two["speedup"] == pytest.approx(1.52)
     assert two["efficiency"] == pytest.approx(0.76)
-    assert two["machine_ceiling"] == pytest.approx(0.6)
-    assert two["matrix_ceiling"] == pytest.approx(0.9)
-    assert two["against_ceiling"] == pytest.approx(0.76 / 0.6)
+    assert two["machine_bound"] == pytest.approx(0.6)
+    assert two["matrix_bound"] == pytest.approx(0.9)
+    assert two["share_of_bound"] == pytest.approx(0.76 / 0.6)
     # In pairs: a pace that halves from one trial to the next cancels out; by means it would be 110 of 120.
     assert two["with_communication"] == pytest.approx((144 / 160 + 76 / 80) / 2)
     assert two["communication_overhead"] == pytest.approx(1 - two["with_communication"])
     assert two["waiting"] == pytest.approx(1 - (152 / 160 + 78 / 80) / 2)
 
 
-def test_the_verdict_says_it_in_words() -> None:
+def test_the_diagnosis_says_it_in_words() -> None:
     found = rows("weak", [ONE, TWO], MEASURED)
-    assert verdict(found) == (
+    assert diagnosis(found) == (
         "Weak scaling, 1 to 2 ranks: 1.52 times the samples/s of one, 76% of ideal. "
         "Ranks that do not communicate reach 60% of ideal here; matrix products alone, 90%. "
         "With communication, the same ranks train at 0.93 of their speed without; "
         "with nothing but a barrier in each step, at 0.96."
     )
-    assert "only one rank" in verdict(found[:1])
-    found[-1]["FULL"] = Throughput([61.0, 390.0, 734.0]).record()
-    assert "too noisy to tell, the trials of FULL gave 395 +/- 337 samples/s. Other work runs here" in verdict(found)
+    assert "only one rank" in diagnosis(found[:1])
+    found[-1]["FULL"] = Throughput([61.0, 390.0, 734.0]).to_dict()
+    assert "too noisy to tell, the trials of FULL gave 395 +/- 337 samples/s. Other work runs here" in diagnosis(found)
     assert scaling_table(found).splitlines()[2].split()[:3] == ["weak", "2", "64"]
 
 
@@ -144,7 +142,7 @@ def test_slurm_starts_as_few_nodes_as_hold_the_ranks(job: None) -> None:
     assert ranks_of_a_job.launcher(8)[2:5] == ["--nodes=2", "--ntasks=8", "--ntasks-per-node=4"]
 
 
-def test_ranks_of_slurm_are_told_where_to_meet_unless_the_job_did(job: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_slurm_get_an_address_unless_the_job_has_one(job: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--export=ALL,MASTER_ADDR=first,MASTER_PORT=20007" in ranks_of_a_job.launcher(2)
     monkeypatch.setenv("MASTER_ADDR", "elsewhere")
     assert "MASTER_ADDR" not in " ".join(ranks_of_a_job.launcher(2))
@@ -184,7 +182,7 @@ def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_a_job_with_fewer_tasks_than_gpus_is_told(
+def test_a_job_with_fewer_tasks_than_gpus_is_reported(
     tasks: int, job: None, monkeypatch: pytest.MonkeyPatch, scale: Script, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -215,22 +213,21 @@ def test_a_mistake_is_one_line_and_status_2(scale: Script, tmp_path: Path, flags
 
 
 def test_figures_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "results"))
-    page = runpy.run_path(str(REPOSITORY / "results" / "render_scaling.py"))
     found = rows("weak", [ONE, TWO], MEASURED)
     about = {"date": "today", "command": "this", "hardware": {"cpus_available": 2, "cpu": "X"}}
     about["versions"] = {"torch": "1", "python": "3"}
     records = {
         "scaling": about
-        | {"rows": found, "threads_per_rank": 1, "verdicts": {"weak": "So it is."}, "gradient_bytes": 8},
+        | {"rows": found, "threads_per_rank": 1, "diagnoses": {"weak": "So it is."}, "gradient_bytes": 8},
         "allreduce": about
         | {"world_size": 2, "backend": "gloo", "alpha": 0.02, "beta": 1e-9}
         | {"rows": [{"bytes": 4096, "seconds": 0.001, "bus_gb_per_second": 0.004}]},
     }
-    inspect.unwrap(page["scaling"]).__globals__["load"] = records.get  # all functions look their records up through it
-    assert "| weak | 2 | 64 | 2,000 ± 0 |" in page["scaling"]()
-    assert "- Weak scaling, 1 to 2 ranks: " in page["scaling"]()
-    assert "| 4 | 1.000 | 0.004 |" in page["allreduce"]()
+    monkeypatch.setattr(render_scaling, "load", lambda experiment, machine=None: records.get(experiment))
+    monkeypatch.setattr(render, "gpu_machine", lambda experiment: None)
+    assert "| weak | 2 | 64 | 2,000 ± 0 |" in render_scaling.scaling()
+    assert "- Weak scaling, 1 to 2 ranks: " in render_scaling.scaling()
+    assert "| 4 | 1.000 | 0.004 |" in render_scaling.allreduce()
     step, talk = 128 / 120, 0.04 + 8e-9
-    assert f"| {step / (step + talk + 0.04):.1%} |" in page["predicted_here"]()
-    assert "python lab/measure.py compare" in page["compare"]()
+    assert f"| {step / (step + talk + 0.04):.1%} |" in render_scaling.predicted_here()
+    assert "python lab/measure.py compare" in render_scaling.compare()

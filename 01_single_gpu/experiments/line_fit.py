@@ -31,7 +31,7 @@ def lines(x: np.ndarray, y: np.ndarray) -> dict[int, np.ndarray]:
 
 
 def main() -> None:
-    """Fit the line; write the picture and the record."""
+    """Fit the line; write the plot and the figures."""
     parser = Parser(__doc__)
     parser.add_out("line_fit.json and line_fit.png")
     arguments = parser.parse_args()

@@ -65,7 +65,7 @@ def rows(measured: list[Contender]) -> list[dict[str, Any]]:
             row = {"name": one.name, "reason": one.reason}
         for kind, trials in one.trials.items():
             ratio = statistics.mean(trials) / statistics.mean(first[kind])
-            row[kind] = Throughput(trials).record() | {"ratio": ratio}
+            row[kind] = Throughput(trials).to_dict() | {"ratio": ratio}
         found.append(row)
     return found
 

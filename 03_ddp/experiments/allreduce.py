@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
-from workshop.distributed.process_group import process_group
 
 from alpha_beta import Network, bus_bandwidth_factor, fit
 from lab.flags import default_folder, make_output_folder
+from lab.process_group import process_group
 from lab.records import write_record
 from lab.tables import format_seconds, format_table
 from workshop.commandline import run_with_config
@@ -141,19 +141,19 @@ def _size(nbytes: float, _: int) -> str:
 
 
 def main(config: Config) -> None:
-    """Measure each size together with the other ranks; rank 0 prints and writes what came of it."""
-    with process_group() as (ranks, device):
-        if ranks.world_size == 1:
+    """Measure each size together with the other ranks; rank 0 prints and writes the results."""
+    with process_group() as (rank, world_size, device):
+        if world_size == 1:
             raise UserError("one rank has nothing to add up: torchrun --nproc-per-node 2 experiments/allreduce.py")
-        if ranks.is_main:
+        if rank == 0:
             make_output_folder(config.out)
         rows = []
         nbytes = config.min_kib * 1024
         while nbytes <= config.max_mib * 2**20:
-            rows.append(measure(nbytes, config.seconds, ranks.world_size, device))
+            rows.append(measure(nbytes, config.seconds, world_size, device))
             nbytes *= 4
-        if ranks.is_main:
-            report(rows, ranks.world_size, device, config.out)
+        if rank == 0:
+            report(rows, world_size, device, config.out)
 
 
 if __name__ == "__main__":

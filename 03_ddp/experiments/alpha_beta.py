@@ -62,7 +62,7 @@ def fit(measured: Sequence[tuple[float, int, float]]) -> Network:
     terms = np.stack([messages, messages / ranks * nbytes], axis=1) / seconds[:, None]
     target = np.ones(len(seconds))
     alpha, beta = np.linalg.lstsq(terms, target, rcond=None)[0]
-    if alpha < 0:  # no network is faster than at once: leave the term out
+    if alpha < 0:  # a negative time is impossible: leave the term out
         alpha, beta = 0.0, np.linalg.lstsq(terms[:, 1:], target, rcond=None)[0][0]
     elif beta < 0:
         alpha, beta = np.linalg.lstsq(terms[:, :1], target, rcond=None)[0][0], 0.0
@@ -73,8 +73,8 @@ def step_seconds(step: Step, network: Network, ranks: int, overlap: bool) -> flo
     """Return how long a step takes with communication.
 
     With ``overlap``, each bucket is sent as soon as backward has filled it, one after the other, at no cost to the
-    computing; they fill evenly over backward. So only the last bucket has nothing to hide behind. Without, all are sent
-    when backward is over.
+    computing; they fill evenly over backward. So only the last bucket cannot overlap with it. Without, all are sent
+    when backward has ended.
     """
     bucket = network.all_reduce_seconds(step.gradient_bytes / step.buckets, ranks)
     if not overlap:

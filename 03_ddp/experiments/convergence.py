@@ -1,13 +1,13 @@
 """Does a large batch still learn as well? The same data, once per overlay, and their loss curves side by side.
 
     python experiments/convergence.py --limit_train 4000           # under a minute on two CPUs, to see how it works
-    python experiments/convergence.py                              # the study: 10,000 pictures, one or two minutes
+    python experiments/convergence.py                              # the study: 10,000 images, one or two minutes
     python experiments/convergence.py --ranks 2                    # each run on two ranks of this machine
     python experiments/convergence.py --train false                # reads the runs that are there: table and plot
 
-You should see that eight times the batch, with all else as it was, learns much less in the same number of epochs; that
-a larger learning rate alone does not mend it, and together with a longer schedule does. The overlays are in configs/;
-name your own with --overlay. All flags of train.py are understood too, and win over the overlays.
+You should see that with eight times the batch and nothing else changed, a run learns much less in the same number of
+epochs. A higher learning rate alone does not fix that; together with a longer schedule it does. The overlays are in
+configs/; name your own with --overlay. All flags of train.py can be given too, and win over the overlays.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""How many matrix products do all ranks together compute in a second: what this machine can give them at most.
+"""How many matrix products do all ranks together compute in a second? It is an upper bound for this machine.
 
-Started like a training script, as ranks. They meet only to begin together; while they compute, none waits for another.
+Started like a training script, as ranks. They wait for each other only to start at the same time.
 
     torchrun --standalone --nproc-per-node 2 experiments/matrix_products.py --out /tmp
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from workshop.distributed.process_group import process_group
 
 from lab.flags import Parser
+from lab.process_group import process_group
 from workshop.entry import run_reporting_user_errors
 from workshop.profiling.calibration import repeats_for
 from workshop.profiling.throughput import max_over_ranks
@@ -46,12 +46,12 @@ def seconds_for(products: int, matrix: torch.Tensor) -> float:
 def main() -> None:
     """Measure several trials; rank 0 writes the products per second of all ranks together."""
     arguments = parse_arguments()
-    with process_group() as (ranks, device):
+    with process_group() as (rank, world_size, device):
         size = CPU_SIZE if device.type == "cpu" else ACCELERATOR_SIZE
         matrix = torch.rand(size, size, device=device)
         products = repeats_for(arguments.seconds, lambda products: seconds_for(products, matrix), first=10)
-        trials = [ranks.world_size * products / seconds_for(products, matrix) for _ in range(TRIALS)]
-        if ranks.is_main:
+        trials = [world_size * products / seconds_for(products, matrix) for _ in range(TRIALS)]
+        if rank == 0:
             (arguments.out / "matrix_products.json").write_text(json.dumps({"MATRIX": trials}) + "\n")
 
 

@@ -3,9 +3,9 @@
     python experiments/predict.py                                                  # a published study on 128 GPUs
     python experiments/predict.py --allreduce allreduce.json --scaling scaling.json  # what was measured here
 
-You should see the predicted efficiency beside the published or the measured one, between two bounds: with none of the
-communication hidden behind backward, and with all of it but the last bucket. The flags' defaults describe that study:
-the same U-Net and GPUs, and the network its nodes had then, as far as it is known.
+You should see the predicted efficiency beside the published or the measured one. The lower bound is for communication
+that does not overlap with backward, the upper bound for one of which all but the last bucket overlaps. The flags'
+defaults describe that study: the same U-Net and GPUs, and the network of its nodes at that time, as far as it is known.
 """
 
 import argparse
@@ -75,9 +75,9 @@ def predict_published(arguments: argparse.Namespace) -> dict[str, Any]:
     steps = prediction.published_steps(arguments.samples_per_second, arguments.parameters, int(arguments.buckets))
     counts = [2**i for i in range(1, arguments.max_ranks.bit_length())]
     curves = {f"batch {batch}": prediction.curve(step, network, counts) for batch, step in steps.items()}
-    header = ["ranks", *(f"{name}: {bound}" for name in curves for bound in ("none", "hidden"))]
+    header = ["ranks", *(f"{name}: {bound}" for name in curves for bound in ("no overlap", "full overlap"))]
     cells = [[f"{n:,}", *(f"{value:.0%}" for found in curves.values() for value in found[n])] for n in counts]
-    print("Predicted weak-scaling efficiency, with none of the communication hidden, and with all that can be\n")
+    print("Predicted weak-scaling efficiency, without and with full overlap of communication and backward\n")
     print(format_table(header, cells, left=()))
 
     rows = prediction.against_published(steps, network)
@@ -106,8 +106,8 @@ def plot(curves: dict[str, dict[int, tuple[float, float]]], published: Sequence[
         ranks = list(found)
         none, full = zip(*found.values(), strict=True)
         axis.fill_between(ranks, none, full, color=colours[name], alpha=0.2, linewidth=0)
-        axis.plot(ranks, full, "-", color=colours[name], label=f"{name}: all hidden that can be")
-        axis.plot(ranks, none, "--", color=colours[name], label=f"{name}: nothing hidden")
+        axis.plot(ranks, full, "-", color=colours[name], label=f"{name}: full overlap")
+        axis.plot(ranks, none, "--", color=colours[name], label=f"{name}: no overlap")
     for name, count, efficiency in published:
         axis.plot(count, efficiency, "*", markersize=16, markeredgecolor="black", color=colours[name])
         text = axis.annotate(f"published {efficiency:.0%}", (count, efficiency), (12, -4), textcoords="offset points")

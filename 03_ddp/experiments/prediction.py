@@ -33,7 +33,7 @@ at that time); the runs are of November 2021. A peak: what NCCL got of it is not
 ALPHA_US = 6
 """mean over a ring of 32 nodes with 4 GPUs, of the 3.4 us (NVLink) and 14 us (network) in NCCL's src/graph/tuning.cc"""
 
-OVERLAPS = {"nothing hidden": False, "all hidden that can be": True}
+OVERLAPS = {"no overlap": False, "full overlap": True}
 
 
 def curve(step: Step, network: Network, counts: list[int]) -> dict[int, tuple[float, float]]:
@@ -127,8 +127,8 @@ def against_measured(scaling: dict[str, Any], allreduce: dict[str, Any]) -> list
                     "ranks": row["ranks"],
                     "compute_seconds": compute_seconds,
                     "all_reduce_seconds": network.all_reduce_seconds(nbytes, row["ranks"]),
-                    "nothing hidden": none,
-                    "all hidden that can be": full,
+                    "no overlap": none,
+                    "full overlap": full,
                     "measured": row["with_communication"],
                     "measured, waiting apart": row["with_communication"] / row["with_barrier"],
                 }

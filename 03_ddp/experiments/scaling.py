@@ -25,15 +25,16 @@ from scaling_study import (
     KINDS,
     Setting,
     Trials,
+    diagnosis,
     joined,
     plot,
     powers_of_two,
     rows,
     scaling_table,
     settings,
-    verdict,
 )
-from workshop.entry import run_reporting_user_errors, warn
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import warn
 from workshop.hardware import available_cpus, pick_device
 from workshop.models import build_model
 
@@ -125,16 +126,16 @@ def main() -> None:
     if min(shares) < 0.8:
         warn(f"at times only {min(shares):.0%} of the CPUs were free: others compute here too, so trust no ratio")
     found = [row for scaling, study in studies.items() for row in rows(scaling, study, measured)]
-    verdicts = {scaling: verdict([row for row in found if row["scaling"] == scaling]) for scaling in studies}
+    diagnoses = {scaling: diagnosis([row for row in found if row["scaling"] == scaling]) for scaling in studies}
     print(f"\nsamples/s and ratios\n{scaling_table(found)}\n")
-    print("\n".join(verdicts.values()))
+    print("\n".join(diagnoses.values()))
     figures = {
         "cpu_share": min(shares),
         "threads_per_rank": arguments.threads_per_rank,
         "rounds": arguments.rounds,
         "train_flags": train_flags,
-        "gradient_bytes": sum(parameter.nbytes for parameter in build_model(config).parameters()),
-        "verdicts": verdicts,
+        "gradient_bytes": sum(parameter.nbytes for parameter in build_model(config.model, config.dataset).parameters()),
+        "diagnoses": diagnoses,
         "rows": found,
     }
     json_file, plot_file = arguments.out / "scaling.json", arguments.out / "scaling.png"

@@ -60,9 +60,9 @@ def rows(scaling: str, study: Sequence[Setting], measured: dict[Setting, Trials]
 
     - ``speedup``: FULL samples/s, in units of one rank's.
     - ``efficiency``: speedup over ranks; 1 is ideal.
-    - ``machine_ceiling``: the efficiency of ranks that compute the same and do not communicate (COMPUTE).
-    - ``matrix_ceiling``: that of matrix products, which need no memory to speak of; None where not measured.
-    - ``against_ceiling``: efficiency over machine_ceiling, so what communication and loading leave of it.
+    - ``machine_bound``: the efficiency of ranks that compute the same and do not communicate (COMPUTE).
+    - ``matrix_bound``: that of matrix products, which need no memory to speak of; None where not measured.
+    - ``share_of_bound``: efficiency over machine_bound, so what communication and loading leave of it.
     - ``with_communication``: SYNTHETIC over COMPUTE of the same ranks.
     - ``communication_overhead``: 1 minus that: the share of a step's time that communication takes.
     - ``with_barrier`` and ``waiting``: the same two for BARRIER, so for waiting without gradients to send.
@@ -81,12 +81,12 @@ def rows(scaling: str, study: Sequence[Setting], measured: dict[Setting, Trials]
                 "scaling": scaling,
                 "ranks": setting.ranks,
                 "batch_size": setting.batch_size,
-                **{kind: Throughput(trials[kind]).record() for kind in KINDS},
+                **{kind: Throughput(trials[kind]).to_dict() for kind in KINDS},
                 "speedup": setting.ranks * efficiency("FULL"),
                 "efficiency": efficiency("FULL"),
-                "machine_ceiling": efficiency("COMPUTE"),
-                "matrix_ceiling": efficiency("MATRIX") if "MATRIX" in trials else None,
-                "against_ceiling": efficiency("FULL") / efficiency("COMPUTE"),
+                "machine_bound": efficiency("COMPUTE"),
+                "matrix_bound": efficiency("MATRIX") if "MATRIX" in trials else None,
+                "share_of_bound": efficiency("FULL") / efficiency("COMPUTE"),
                 "with_communication": with_communication,
                 "communication_overhead": 1 - with_communication,
                 "with_barrier": with_barrier,
@@ -103,7 +103,7 @@ def _against_compute(trials: Trials, kind: str) -> float:
 
 def scaling_table(found: list[dict[str, Any]]) -> str:
     """Return the rows as text."""
-    ratios = ("efficiency", "ceiling", "of ceiling", "comm. overhead", "waiting")
+    ratios = ("efficiency", "upper bound", "of bound", "communication", "waiting")
     header = ["scaling", "ranks", "batch/rank", *KINDS, *ratios]
     return format_table(header, [cells(row) for row in found])
 
@@ -111,7 +111,7 @@ def scaling_table(found: list[dict[str, Any]]) -> str:
 def cells(row: dict[str, Any]) -> list[str]:
     """Return what a table shows of a row: samples/s as mean +/- std, ratios in percent."""
     throughputs = [str(Throughput(row[kind]["trials"])) for kind in KINDS]
-    names = ("efficiency", "machine_ceiling", "against_ceiling", "communication_overhead", "waiting")
+    names = ("efficiency", "machine_bound", "share_of_bound", "communication_overhead", "waiting")
     return [
         row["scaling"],
         str(row["ranks"]),
@@ -121,19 +121,19 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def verdict(found: list[dict[str, Any]]) -> str:
-    """Say in words what the largest number of ranks of one kind of scaling comes to, and what it loses to whom."""
+def diagnosis(found: list[dict[str, Any]]) -> str:
+    """Say in words how well one kind of scaling works up to its largest number of ranks, and what limits it."""
     last = found[-1]
     if last["ranks"] == 1:
         return f"{last['scaling'].capitalize()} scaling: only one rank, so nothing to compare."
     if (full := Throughput(last["FULL"]["trials"])).noisy:
         name = f"{last['scaling'].capitalize()} scaling, {last['ranks']} ranks"
         return f"{name}: too noisy to tell, the trials of FULL gave {full} samples/s. Other work runs here."
-    matrix = "" if last["matrix_ceiling"] is None else f"; matrix products alone, {last['matrix_ceiling']:.0%}"
+    matrix = "" if last["matrix_bound"] is None else f"; matrix products alone, {last['matrix_bound']:.0%}"
     name = f"{last['scaling'].capitalize()} scaling, 1 to {last['ranks']} ranks"
     return (
         f"{name}: {last['speedup']:.2f} times the samples/s of one, {last['efficiency']:.0%} of ideal. "
-        f"Ranks that do not communicate reach {last['machine_ceiling']:.0%} of ideal here{matrix}. "
+        f"Ranks that do not communicate reach {last['machine_bound']:.0%} of ideal here{matrix}. "
         f"With communication, the same ranks train at {last['with_communication']:.2f} of their speed without; with "
         f"nothing but a barrier in each step, at {last['with_barrier']:.2f}."
     )
@@ -176,13 +176,13 @@ def _draw_throughput(axis: Axes, rows: list[dict[str, Any]]) -> None:
 def _draw_efficiency(axis: Axes, rows: list[dict[str, Any]]) -> None:
     ranks = [row["ranks"] for row in rows]
     axis.axhline(1, color="black", linestyle=":", label="ideal")
-    axis.plot(ranks, [row["machine_ceiling"] for row in rows], "s--", color="grey", label="ceiling: no communication")
-    if all(row["matrix_ceiling"] is not None for row in rows):
+    axis.plot(ranks, [row["machine_bound"] for row in rows], "s--", color="grey", label="upper bound: no communication")
+    if all(row["matrix_bound"] is not None for row in rows):
         axis.plot(
-            ranks, [row["matrix_ceiling"] for row in rows], "^--", color="tab:brown", label="ceiling: matrix products"
+            ranks, [row["matrix_bound"] for row in rows], "^--", color="tab:brown", label="upper bound: matrix products"
         )
     axis.plot(ranks, [row["efficiency"] for row in rows], "o-", color=LINES["FULL"], label="FULL")
-    highest = max(1, *(row[name] or 0 for row in rows for name in ("machine_ceiling", "efficiency", "matrix_ceiling")))
+    highest = max(1, *(row[name] or 0 for row in rows for name in ("machine_bound", "efficiency", "matrix_bound")))
     axis.set(title="Efficiency", ylabel="speed over ranks times one rank's speed", ylim=(0, 1.1 * highest))
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axis.legend(loc="lower left", fontsize=9.5)
