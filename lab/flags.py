@@ -7,12 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-from workshop.config import Flags
+from workshop.config import require_positive as require_positive
 from workshop.errors import UserError
 from workshop.paths import default_runs_dir, lesson_name
-
-require_positive = Flags.require_positive
-"""(arguments, *names): as for train.py, see that these flags are above 0"""
 
 
 class Parser(argparse.ArgumentParser):

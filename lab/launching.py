@@ -1,4 +1,4 @@
-"""Start a script as one process or as many ranks, read the JSON record it leaves, tell in one line why it failed."""
+"""Start a script as one process or as many ranks, read the JSON file that it writes, say in one line why it failed."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ from workshop.errors import UserError
 
 
 def torchrun(ranks: int) -> list[str]:
-    """Return the words that start ``ranks`` Python processes on this machine, whatever else meets there."""
+    """Return the words that start ``ranks`` Python processes on this machine, whatever other jobs run there."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
@@ -42,7 +42,7 @@ def read_record(
         threads: CPU threads of each process; None leaves that to the script.
         show: let the user see what the script prints.
         out: where it may write for a while (default: where temporary files go).
-        plots: folder that any plots are copied to.
+        plots: folder to copy its plots to.
 
     Raises UserError: it failed.
     """
@@ -53,8 +53,8 @@ def read_record(
             print("$", shlex.join(words), flush=True)
         result = subprocess.run(words, cwd=folder, env=environment, capture_output=not show, text=True)
         if result.returncode:
-            told = reason(result.stderr or "")
-            raise UserError(told or f"status {result.returncode} from: {shlex.join(words[:-2])}")
+            mistake = reason(result.stderr or "")
+            raise UserError(mistake or f"status {result.returncode} from: {shlex.join(words[:-2])}")
         if plots:
             for plot in Path(written).glob("*.png"):
                 shutil.copy(plot, plots)
@@ -71,14 +71,27 @@ def benchmark(
     """
     command = [*start, "train.py", "--benchmark", "true", *flags]
     record = read_record(command, lesson, flag="--run_dir", out=out, threads=threads)
-    return {kind: found["trials"] for kind, found in record.items() if kind != "verdict"}
+    return {kind: found["trials"] for kind, found in record.items() if kind != "diagnosis"}
 
 
 def load_script(lesson: Path) -> ModuleType:
-    """Return the ``train.py`` of a lesson as a module, so that an experiment runs the code that the lesson shows."""
+    """Return the ``train.py`` of a lesson as a module, so that an experiment runs the code that the lesson shows.
+
+    As when Python runs the script, it imports modules from its own folder. Modules of the same names that another
+    lesson has left in `sys.modules` are removed there first.
+    """
+    for name in (file.stem for file in lesson.glob("*.py")):
+        other = getattr(sys.modules.get(name), "__file__", None)
+        if other and Path(other).resolve().parent != lesson.resolve():
+            del sys.modules[name]
     spec = importlib.util.spec_from_file_location(lesson.name, lesson / "train.py")
+    assert spec is not None and spec.loader is not None
     sys.modules[lesson.name] = module = importlib.util.module_from_spec(spec)  # where its flags' types are looked up
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(lesson))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(lesson))
     return module
 
 
