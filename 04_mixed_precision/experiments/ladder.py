@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from precision_ladder import NAMES, SHARED, compare, measure, prepare
-from workload import WorkloadConfig, read_workload, training_device
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
 from lab.flags import default_folder, make_output_folder
 from lab.launching import reason
 from lab.records import write_record
 from lab.tables import format_table
+from precision_ladder import NAMES, SHARED, compare, measure, prepare
+from workload import WorkloadConfig, read_workload, training_device
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
