@@ -136,6 +136,7 @@ VOLUMES = {"dataset": "nbody", "model": "unet3d"}
             r"--crop_size 15 cannot be halved 2 times; take --crop_size 16$",
         ),
         ({"dataset": "nbody", "model": "resnet18"}, r"--dataset nbody holds volumes, and only --model unet3d maps"),
+        ({**VOLUMES, "model": "unet3"}, r"--dataset nbody holds volumes, and only --model unet3d maps"),
         ({"dataset": "nbody"}, r"--dataset nbody holds volumes, and only --model unet3d maps"),
         ({"model": "unet3d"}, r"--model unet3d maps volumes to volumes: it needs --dataset nbody, not mnist"),
     ],

@@ -61,7 +61,6 @@ def test_outputs_have_either_sign_and_any_size() -> None:
     assert loss < first / 5
 
 
-@pytest.mark.parametrize("name", ["unet3d", "unet3"])
-def test_it_is_no_classifier_of_images(name: str) -> None:
-    with pytest.raises(UserError, match=f"--model {name} is unknown; did you mean"):
-        build_model(name, "cifar10")
+def test_it_is_no_classifier_of_images() -> None:
+    with pytest.raises(UserError, match="--model unet3d is unknown"):
+        build_model("unet3d", "cifar10")
