@@ -13,7 +13,49 @@ from pathlib import Path
 
 from workshop.errors import UserError, nearest
 
-BLOCK = re.compile(r"^        """A fix, as a difference to the faulty script: see `fixed`."""
+BLOCK = re.compile(r"^<<<<<<< find\n(.*?)^======= replace with\n(.*?)^>>>>>>>$", re.DOTALL | re.MULTILINE)
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise of a lesson."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return self.folder.name
+
+    @property
+    def lesson(self) -> Path:
+        """The folder of its lesson."""
+        return self.folder.parent.parent
+
+    @property
+    def file(self) -> Path:
+        """Where the learner works: beside train.py, so that everything that works on train.py works on it too."""
+        return self.lesson / f"exercise_{self.name}.py"
+
+    @property
+    def title(self) -> str:
+        """What its page is headed with."""
+        return (self.folder / "README.md").read_text().splitlines()[0].removeprefix("# ")
+
+    @property
+    def hints(self) -> list[str]:
+        """Each says more than the one before."""
+        return [hint.strip() for hint in (self.folder / "hints.md").read_text().split("\n---\n")]
+
+    @property
+    def fault(self) -> str:
+        """The edit that makes the lesson's script faulty."""
+        return (self.folder / "fault.edit").read_text()
+
+    @property
+    def solution(self) -> str:
+        """A fix, as a difference to the faulty script: see `fixed`."""
         texts = (text.splitlines(keepends=True) for text in (self.faulty(), self.fixed()))
         return "".join(difflib.unified_diff(*texts, "faulty", "fixed"))
 

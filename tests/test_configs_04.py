@@ -1,25 +1,18 @@
 """A value in a configuration of the U-Net, or behind a flag of lesson 04, reaches the code it names."""
 
-import importlib.util
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from workshop.distributed.ranks import Ranks
-from workshop.step import graph
-from workshop.step.optimizers import build_optimizer
-from workshop.step.precision import AUTOCAST_DTYPES
 
 from conftest import REPOSITORY, Script
+from fake_graphs import fake_graphs
+from lab.launching import load_script
 from workshop.commandline import load_config
-from workshop.distributed.all_reduce_counter import share_batch
-from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
 
 CPU = torch.device("cpu")
@@ -35,16 +28,7 @@ def files_of(overlay: Path | None) -> list[Path]:
     return [BASE, *options, *([overlay] if overlay else [])]
 
 
-def lesson_04() -> ModuleType:
-    """The script as a module that its configuration can be found in."""
-    spec = importlib.util.spec_from_file_location("lesson_04", REPOSITORY / "04_mixed_precision" / "train.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lesson_04"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-LESSON = lesson_04()
+LESSON = load_script(REPOSITORY / "04_mixed_precision")
 Config, lr_factor = LESSON.Config, LESSON.lr_factor
 
 
@@ -105,14 +89,13 @@ def test_overlays_for_a_batch_size_change_the_schedule_alone() -> None:
 @pytest.mark.parametrize("overlay", [None, *OVERLAYS], ids=lambda file: file.stem if file else "base")
 def test_what_an_overlay_says_is_what_is_built(overlay: Path | None) -> None:
     config = configuration(*files_of(overlay))
-    shared = share_batch(config, Ranks(rank=1, world_size=4))
-    assert shared.batch_size == config.global_batch_size // 4
+    assert LESSON.batch_size_per_rank(config, world_size=4) == config.global_batch_size // 4
     with torch.device("meta"):
-        model = build_model(config)
+        model = LESSON.make_model(config)
         assert isinstance(model, UNet3D)
-        assert (model.down[0].out_channels, len(model.down)) == (config.width, config.depth)
+        assert (model.down[0].out_channels, len(model.down)) == (config.unet_width, config.unet_depth)
         assert model(torch.empty(1, 4, *[config.crop_size] * 3)).shape[-1] == config.crop_size
-    optimizer = build_optimizer(config, torch.nn.Linear(2, 2), config.fused)
+    optimizer = LESSON.make_optimizer(config, torch.nn.Linear(2, 2))
     (group,) = optimizer.param_groups
     assert type(optimizer).__name__.lower() == config.optimizer
     assert (group["lr"], bool(group["fused"])) == (config.lr, config.fused)
@@ -143,23 +126,29 @@ def arguments_of(run_script: Script, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def test_flags_reach_the_calls_they_name(arguments_of: Callable[..., dict], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workshop.step.precision._require_compiler", lambda _: None)
+    monkeypatch.setattr("checks._check_compiler", lambda _: None)
     compiled = arguments_of(torch, "compile", "--compile", "max-autotune")
     assert (compiled["mode"], compiled["dynamic"]) == ("max-autotune", False)
-    for precision in ("bf16", "fp16"):
+    for precision, dtype in {"bf16": torch.bfloat16, "fp16": torch.float16}.items():
         assert arguments_of(torch.amp, "GradScaler", "--precision", precision)["enabled"] == (precision == "fp16")
         autocast = arguments_of(torch, "autocast", "--precision", precision)
-        assert (autocast["positional"][1:], autocast["enabled"]) == ((AUTOCAST_DTYPES[precision],), True)
+        assert (autocast["positional"][1:], autocast["enabled"]) == ((dtype,), True)
     autocast = arguments_of(torch, "autocast")
     assert (autocast["positional"][1:], autocast["enabled"]) == ((None,), False)
     adam = arguments_of(torch.optim, "Adam", "--fused", "true", "--lr", 0.25)
     assert (adam["fused"], adam["lr"], adam["capturable"]) == (True, 0.25, False)
-    monkeypatch.setattr("workshop.step.precision.require_options", lambda *_: None)
-    assert arguments_of(graph, "StepGraph", "--cuda_graph", "true")["positional"][0] is True
-    assert arguments_of(graph, "StepGraph")["positional"][0] is False
-    step_graph = graph.StepGraph
-    monkeypatch.setattr(graph, "StepGraph", lambda _, sampler: step_graph(False, sampler))  # on to the optimizer
-    assert arguments_of(torch.optim, "Adam", "--cuda_graph", "true")["capturable"] is True
-    last = arguments_of(torch.nn.Module, "to", "--channels_last", "true")
-    assert last["memory_format"] == torch.channels_last
+    assert arguments_of(torch, "set_float32_matmul_precision")["positional"] == ("highest",)
+    memory_format = arguments_of(torch.nn.Module, "to", "--channels_last", "true")["memory_format"]
+    assert memory_format == torch.channels_last
     assert arguments_of(torch.nn.Module, "to")["memory_format"] == torch.contiguous_format
+
+
+def test_flags_for_a_gpu_reach_the_calls_they_name(
+    arguments_of: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("checks.check_options", lambda *_: None)
+    assert arguments_of(torch, "set_float32_matmul_precision", "--precision", "tf32")["positional"] == ("high",)
+    fake_graphs(monkeypatch, lambda: None)
+    assert arguments_of(torch.optim, "Adam", "--cuda_graph", "true")["capturable"] is True
+    recorded = arguments_of(torch.cuda, "CUDAGraph", "--cuda_graph", "true")
+    assert recorded["positional"] == ()

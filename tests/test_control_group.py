@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from workshop.distributed.ranks import ONE_PROCESS
 
 from conftest import REPOSITORY
 from ranks import start_ranks

@@ -1,13 +1,14 @@
-"""What a step does on a GPU, without one: tensors that hold no numbers and claim to lie on it.
+"""What a step does on a GPU, without one: fake tensors, which hold no numbers, on a device that is said to be CUDA.
 
-An operation on tensors of different devices raises, and so does asking such a tensor for its number, as ``.item()``
-does, for which the CPU would have to wait. Not held here, as torch asks the driver for them even so: the engine of
-autograd, in whose place every gradient simply appears; validation, which is in inference mode; streams, CUDA graphs and
-DistributedDataParallel; and pinning, of which only the asking is seen. Fused optimizers have no fake kernels:
-`fused_kernel` checks what they would be given.
+An operation on tensors of different devices raises an error, and so does reading the number of such a tensor, as
+``.item()`` does, for which the CPU would have to wait. Not tested here, because torch asks the driver for them even so:
+the engine of autograd, which is replaced by giving every weight a gradient; validation, which is in inference mode;
+streams, CUDA graphs and DistributedDataParallel; and pinning, of which only the call is seen. Fused optimizers have no
+fake kernels: `fused_kernel` checks what they would be given.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,35 +17,31 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.optim.lr_scheduler import LambdaLR
-from workshop.distributed.ranks import ONE_PROCESS
-from workshop.step.optimizers import build_optimizer
 
 from conftest import REPOSITORY
 from lab.launching import load_script
-from workshop.config import TrainConfig
 from workshop.datasets.nbody import CHANNELS
-from workshop.loaders import Loader
+from workshop.loaders import DistributedBatchSampler, Loader
 from workshop.loaders.crops import Crops
 from workshop.loaders.device import DeviceLoader
-from workshop.loaders.sampler import EpochOrder
 from workshop.loaders.transform import BatchTransform
 from workshop.loaders.volumes import VolumeLoader
 from workshop.models import build_model
-from workshop.run.checkpoint import identity
-from workshop.run.position import Progress
+from workshop.run.checkpoint import GoodCheckpoint, fingerprint
+from workshop.run.position import Position
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
 DIGITS = {"dataset": "mnist", "model": "mnist_cnn"}
-PICTURES = {"dataset": "cifar10", "model": "cifar_cnn"}
-VOLUMES = {"dataset": "nbody", "model": "unet3d", "width": 2, "depth": 1}
+IMAGES = {"dataset": "cifar10", "model": "cifar_cnn"}
+VOLUMES = {"dataset": "nbody", "model": "unet3d", "unet_width": 2, "unet_depth": 1}
 KINDS = ["eager", "fused", "capturable", "fused capturable"]
 """of optimizers, by the options they are built with"""
 FOR_SGD = ["eager", "fused", "fused capturable"]
 
 
 def fused_kernel(weights: list[torch.Tensor], *lists: list[torch.Tensor], **options: object) -> None:
-    """See that all a fused kernel is given is on the GPU, and what belongs to a weight in the same order in memory."""
+    """Check that all arguments are on the GPU, and that what belongs to a weight is in the same order in memory."""
     for tensors in lists:
         for weight, tensor in zip(weights, tensors, strict=bool(tensors)):
             assert tensor.device == CUDA
@@ -55,7 +52,7 @@ def fused_kernel(weights: list[torch.Tensor], *lists: list[torch.Tensor], **opti
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every tensor made from here on is fake, wherever it claims to lie."""
+    """Every tensor made from here on is fake, on whichever device."""
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.Tensor, "__deepcopy__", lambda tensor, _: tensor.clone())  # they have no memory to copy
@@ -66,11 +63,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def build(config: TrainConfig, model: torch.nn.Module, kind: str) -> torch.optim.Optimizer:
-    with pytest.MonkeyPatch.context() as patch:  # optimizers ask, once, whether the rate is negative
+def make_optimizer(config: object, model: torch.nn.Module, kind: str) -> torch.optim.Optimizer:
+    with pytest.MonkeyPatch.context() as patch:  # optimizers ask, once, whether the learning rate is negative
         patch.setattr(torch.Tensor, "__ge__", lambda *_: True)
         patch.setattr(torch.Tensor, "__lt__", lambda *_: False)
-        return build_optimizer(config, model, fused="fused" in kind, capturable="capturable" in kind)
+        return LESSON.make_optimizer(replace(config, fused="fused" in kind, cuda_graph="capturable" in kind), model)
 
 
 def give_gradients(model: torch.nn.Module, *_: object) -> None:
@@ -78,9 +75,9 @@ def give_gradients(model: torch.nn.Module, *_: object) -> None:
         weight.grad = torch.empty_like(weight)
 
 
-def checkpoint(config: TrainConfig, model: torch.nn.Module, kind: str) -> dict:
+def checkpoint(config: object, model: torch.nn.Module, kind: str) -> dict:
     """What a run on a GPU with such an optimizer has saved, as it is read: on the CPU."""
-    optimizer = build_optimizer(config, model)
+    optimizer = LESSON.make_optimizer(config, model)
     scheduler = LambdaLR(optimizer, lambda step: 1 / (step + 1))
     give_gradients(model)
     optimizer.step()
@@ -89,9 +86,21 @@ def checkpoint(config: TrainConfig, model: torch.nn.Module, kind: str) -> dict:
     (group,) = parts["optimizer"]["param_groups"]
     group["fused"] = "fused" in kind or None
     if "capturable" in kind:
-        group |= {name: torch.tensor(group[name]) for name in ("lr", "initial_lr")} | {"capturable": True}
+        group |= {name: torch.tensor(group[name]) for name in ("lr", "initial_lr")}
+        if "capturable" in group:  # SGD has no such option
+            group["capturable"] = True
         parts["scheduler"]["base_lrs"] = [group["initial_lr"]]
-    return parts | {"run": {"lr": config.lr, "epochs": [], "steps": 0, "step": 0, "ranks": []}}
+    return parts
+
+
+def position_after(config: object, saved: dict, patch: pytest.MonkeyPatch, lr: float) -> Position:
+    """The position of a run that finds this checkpoint, whose run had this --lr; fake tensors cannot be in a file."""
+    run = {"is": fingerprint(config, 1, config.batch_size, saved), "size": {}, "lr": lr, "ranks": []}
+    run |= {"epochs": [], "finished_epochs": 1, "steps": 2, "step": 0}
+    good = GoodCheckpoint(Path("none"), "a checkpoint", 0)
+    patch.setattr("workshop.run.position.find_checkpoint", lambda _: good)
+    patch.setattr("workshop.run.position.read_checkpoint", lambda _: saved | {"run": run})
+    return Position(config, CPU, 0, 1, Path("none"), print)
 
 
 @pytest.mark.usefixtures("fake")
@@ -99,27 +108,29 @@ def checkpoint(config: TrainConfig, model: torch.nn.Module, kind: str) -> dict:
     ("name", "before", "after"),
     [("adam", *pair) for pair in product(KINDS, KINDS)] + [("sgd", *pair) for pair in product(FOR_SGD, FOR_SGD)],
 )
-def test_a_resumed_optimizer_is_that_of_its_own_flags(name: str, before: str, after: str) -> None:
-    saved = checkpoint(TrainConfig(optimizer=name, lr=0.5), torch.nn.Conv2d(2, 2, 3), before)
+def test_a_resumed_optimizer_is_that_of_its_own_flags(
+    name: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = checkpoint(LESSON.Config(optimizer=name, lr=0.5), torch.nn.Conv2d(2, 2, 3), before)
     with CUDA:
         model = torch.nn.Conv2d(2, 2, 3)
     model.weight = torch.nn.Parameter(model.weight.detach().contiguous(memory_format=torch.channels_last))
-    config = TrainConfig(optimizer=name, lr=0.25)
-    optimizer = build(config, model, after)
+    config = LESSON.Config(optimizer=name, lr=0.25)
+    optimizer = make_optimizer(config, model, after)
     scheduler = LambdaLR(optimizer, lambda step: 1 / (step + 1))
     options = {name: option for name, option in optimizer.param_groups[0].items() if name != "params"}
-    rate = options.pop("lr")
-    progress = Progress(config, CPU, ONE_PROCESS, Path("none"), print)
-    progress._parts = {"optimizer": optimizer, "scheduler": scheduler}
-    saved["run"]["is"] = identity(config, ONE_PROCESS, progress._parts)
-    progress._restore(saved, "a checkpoint")
+    lr = options.pop("lr")
+    state = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+    loaded = position_after(config, saved, monkeypatch, lr=0.5).load(matching=state)
+    LESSON.load_optimizer(optimizer, loaded["optimizer"])
+    scheduler.load_state_dict(loaded["scheduler"])
     (group,) = optimizer.param_groups
     assert {name: group[name] for name in options} == options
-    assert group["lr"] is rate if "capturable" in after else group["lr"] == 0.125
+    assert group["lr"] is lr if "capturable" in after else group["lr"] == 0.125
     give_gradients(model)
     optimizer.step()
     scheduler.step()
-    assert group["lr"] is rate if "capturable" in after else group["lr"] == pytest.approx(0.25 / 3)
+    assert group["lr"] is lr if "capturable" in after else group["lr"] == pytest.approx(0.25 / 3)
     for weight, state in optimizer.state.items():
         if "step" in state:
             assert state.pop("step").device == (CPU if after == "eager" else CUDA)
@@ -137,36 +148,36 @@ def test_mixed_devices_and_asking_for_a_number_are_noticed() -> None:
 
 @pytest.fixture
 def train_loader(request: pytest.FixtureRequest, fake: None, monkeypatch: pytest.MonkeyPatch) -> Loader:
-    """Rung ``device``: all of the data are there."""
+    """The loader ``device``: all data are there."""
     if request.param is VOLUMES:
         crops = Crops(samples=4, cells=8, size=4, periodic=True, seed=1)
         boxes = tuple(torch.zeros(channels, 8, 8, 8, device=CUDA) for channels in CHANNELS.values())
-        return VolumeLoader(boxes, crops, EpochOrder(4, 2, ONE_PROCESS, seed=1, shuffle=True))
-    monkeypatch.setattr("workshop.loaders.device.free_bytes", lambda _: 2**40)
+        return VolumeLoader(boxes, crops, DistributedBatchSampler(4, 2, seed=1, shuffle=True))
+    monkeypatch.setattr("workshop.hardware.free_bytes", lambda _: 2**40)
     shape = (1, 28, 28) if request.param is DIGITS else (3, 32, 32)
     images, labels = torch.zeros(4, *shape, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
-    transform = BatchTransform([0.5], [0.5], augment=request.param is PICTURES, samples=4, seed=1)
-    return DeviceLoader(images, labels, EpochOrder(4, 2, ONE_PROCESS, seed=1, shuffle=True), transform, CUDA)
+    transform = BatchTransform([0.5], [0.5], augment=request.param is IMAGES, samples=4, seed=1)
+    return DeviceLoader(images, labels, DistributedBatchSampler(4, 2, seed=1, shuffle=True), transform, CUDA)
 
 
-def steps(config: TrainConfig, loader: Loader, kind: str, patch: pytest.MonkeyPatch) -> None:
+def train_two_steps(config: object, loader: Loader, kind: str, patch: pytest.MonkeyPatch) -> None:
     with CUDA:
-        model = build_model(config)
+        model = LESSON.make_model(config)
     patch.setattr(torch.Tensor, "backward", partial(give_gradients, model))
-    optimizer = build(config, model, kind)
+    optimizer = make_optimizer(config, model, kind)
     scheduler = LambdaLR(optimizer, lambda step: 1 / (step + 1))
     scaler = torch.amp.GradScaler("cuda", enabled=config.precision == "fp16")
-    progress = Progress(config, CUDA, ONE_PROCESS, Path("none"), print)
+    position = Position(config, CUDA, 0, 1, Path("none"), print)
     for inputs, targets in loader:
         assert (inputs.device, targets.device) == (CUDA, CUDA)
         loss = LESSON.train_step(config, model, optimizer, scaler, inputs, targets)
         scheduler.step()
-        progress.count_step(loss)
-    assert progress.step == 2
+        position.count_step(loss)
+    assert position.step == 2
 
 
 @pytest.mark.parametrize(
-    ("train_loader", "workload"), [(w, w) for w in (DIGITS, PICTURES, VOLUMES)], indirect=["train_loader"]
+    ("train_loader", "workload"), [(w, w) for w in (DIGITS, IMAGES, VOLUMES)], indirect=["train_loader"]
 )
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -176,41 +187,42 @@ def test_no_step_waits_for_the_gpu(
     config = LESSON.Config(**workload, precision=precision)
     if precision == "fp16" and "fused" not in kind:  # the scaler asks whether gradients overflowed
         with pytest.raises(DataDependentOutputException):
-            steps(config, train_loader, kind, monkeypatch)
+            train_two_steps(config, train_loader, kind, monkeypatch)
     else:
-        steps(config, train_loader, kind, monkeypatch)
+        train_two_steps(config, train_loader, kind, monkeypatch)
 
 
 class Steps:
-    """What an epoch sees of a run."""
+    """What `train_one_epoch` uses of a run."""
 
     count = 0
+    partial_loss_sum = 0.0
 
-    def loss_sum(self) -> torch.Tensor:
-        return torch.zeros((), device=CUDA)
-
-    def watch(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return iter(loader)
 
     def end_step(self, _: torch.Tensor) -> None:
         self.count += 1
 
+    def should_save(self) -> bool:
+        return False
 
-@pytest.mark.parametrize("train_loader", [PICTURES], indirect=True)
+
+@pytest.mark.parametrize("train_loader", [IMAGES], indirect=True)
 @pytest.mark.parametrize("lesson", ["01_single_gpu", "02_dataparallel", "03_ddp"])
 def test_an_epoch_asks_for_a_number_after_its_last_step(
     train_loader: Loader, lesson: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, run = load_script(REPOSITORY / lesson), Steps()
-    config = script.Config(**PICTURES)
+    config = script.Config(**IMAGES)
     with CUDA:
-        model = build_model(config)
+        model = build_model(config.model, config.dataset)
     monkeypatch.setattr(torch.Tensor, "backward", partial(give_gradients, model))
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda _: None)
-    optimizer = build_optimizer(config, model)
-    scheduler = [LambdaLR(optimizer, lambda step: 1 / (step + 1))] if lesson == "03_ddp" else []
+    optimizer = script.make_optimizer(config, model)
+    scheduler = LambdaLR(optimizer, lambda step: 1 / (step + 1))
     with pytest.raises(DataDependentOutputException):
-        script.train_one_epoch(config, model, train_loader, optimizer, *scheduler, CUDA, run)
+        script.train_one_epoch(config, model, train_loader, optimizer, scheduler, CUDA, run)
     assert run.count == 2
 
 

@@ -12,9 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from workshop.distributed.ranks import ONE_PROCESS
-from workshop.step.graph import EAGER_STEPS
-from workshop.step.precision import set_switches
 
 import ladder
 from conftest import Script
@@ -41,10 +38,9 @@ from precision_ladder import (
 )
 from tensor_memory import peak_bytes_on_cpu
 from trainer import Trainer, batches_of, errors_of, flops_per_sample, reference
-from workload import WorkloadConfig
-from workshop.config import ComputeFlags, TrainConfig
+from workload import LESSON, WorkloadConfig
 from workshop.errors import UserError
-from workshop.loaders.sampler import EpochOrder
+from workshop.loaders import DistributedBatchSampler
 from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.unet3d import UNet3D
 
@@ -57,13 +53,14 @@ class Digits:
     """A loader of random digits in batches of 4; the last has 2."""
 
     def __init__(self) -> None:
-        self.sampler = EpochOrder(10, 4, ONE_PROCESS, seed=1, shuffle=True)
+        self.dataset = range(10)
+        self.batch_sampler = DistributedBatchSampler(10, 4, seed=1, shuffle=True)
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randn(10, 1, 28, 28, generator=generator)
         self.labels = torch.arange(10)
 
     def __iter__(self) -> object:
-        return ((self.images[batch], self.labels[batch]) for batch in self.sampler.batches())
+        return ((self.images[batch], self.labels[batch]) for batch in self.batch_sampler.batches())
 
 
 def test_the_comparison_measures_every_configuration(run_script: Script, tmp_path: Path) -> None:
@@ -172,7 +169,7 @@ def test_sigterm_ends_the_process_that_measures() -> None:
 
 
 def test_configurations_add_one_option_each_to_what_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workshop.step.precision._require_compiler", lambda _: None)
+    monkeypatch.setattr("checks._check_compiler", lambda _: None)
     config = WorkloadConfig(batch_size=7)
     lacking = missing(config, CPU)
     assert set(lacking) == {"tf32", AS_PYTORCH_COMES, "+ cudnn_benchmark", "+ cuda_graph"}
@@ -193,12 +190,12 @@ def test_one_configuration_has_the_switches_with_which_torch_is_imported() -> No
     fresh = subprocess.run(
         [sys.executable, "-c", f"from torch import backends as b; print({switches})"], capture_output=True, text=True
     )
-    trainer = Trainer(WorkloadConfig(), MnistCNN(), Digits(), CPU, set_switches=reset_switches)
-    set_switches(WorkloadConfig(cudnn_benchmark=True))
+    trainer = Trainer(WorkloadConfig(), MnistCNN(), CPU, set_switches=reset_switches)
+    LESSON.set_precision("fp32", cudnn_benchmark=True)
     trainer.train(iter([]))
     assert fresh.stdout == f"{eval(switches, {'b': torch.backends})}\n"
     assert torch.get_float32_matmul_precision() == "highest"
-    set_switches(WorkloadConfig())
+    LESSON.set_precision("fp32", cudnn_benchmark=False)
 
 
 def test_no_other_configuration_has_them(monkeypatch: pytest.MonkeyPatch, data_dir: Path, tmp_path: Path) -> None:
@@ -254,14 +251,14 @@ def test_a_graph_is_recorded_before_anything_is_timed(monkeypatch: pytest.Monkey
     monkeypatch.setattr("precision_ladder.repeats_for", fewest)
     trainer = SimpleNamespace(config=WorkloadConfig(cuda_graph=True), device=CPU, train=trained.extend)
     _throughputs(trainer, (torch.zeros(4), torch.zeros(4)), trials=1, seconds=1.0)
-    assert before[0] > EAGER_STEPS
+    assert before[0] > LESSON.GraphedStep.EAGER_STEPS
 
 
 def test_a_trainer_makes_the_steps_of_a_plain_training_loop() -> None:
     loader = Digits()
     torch.manual_seed(0)
     model = MnistCNN()
-    trainer = Trainer(WorkloadConfig(lr=0.01), model, loader, CPU)
+    trainer = Trainer(WorkloadConfig(lr=0.01), model, CPU)
     trainer.train(batches_of(loader, 3))
     plain = MnistCNN().eval()  # without dropout
     plain.load_state_dict(model.state_dict())
@@ -278,16 +275,25 @@ def test_a_trainer_makes_the_steps_of_a_plain_training_loop() -> None:
     assert trainer.validate(loader) == pytest.approx(loss, rel=1e-4)
 
 
+def test_a_trainer_has_the_memory_format_of_its_configuration() -> None:
+    images = Trainer(WorkloadConfig(channels_last=True), MnistCNN(), CPU).model.conv2.weight
+    config = WorkloadConfig(dataset="nbody", model="unet3d", unet_width=2, unet_depth=1, channels_last=True)
+    volumes = Trainer(config, UNet3D(width=2, depth=1), CPU).model.down[0].weight
+    assert images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
+    assert volumes.is_contiguous(memory_format=torch.channels_last_3d) and not volumes.is_contiguous()
+    assert Trainer(WorkloadConfig(), MnistCNN(), CPU).model.conv2.weight.is_contiguous()
+
+
 def test_errors_are_relative_to_float64() -> None:
     loader = Digits()
     torch.manual_seed(0)
     model = MnistCNN()
     batch = next(batches_of(loader, 1))
-    truth = reference(model, loader, *batch)
+    truth = reference(model, *batch)
     assert truth[0].dtype == truth[1].dtype == torch.float64
     assert len(truth[1]) == sum(weights.numel() for weights in model.parameters())
     assert next(model.parameters()).dtype == torch.float32
-    build = partial(Trainer, model=model, loader=loader, device=CPU)
+    build = partial(Trainer, model=model, device=CPU)
     errors = {name: errors_of(build(WorkloadConfig(precision=name)), batch, truth) for name in ("fp32", "fp16", "bf16")}
     assert max(errors["fp32"]) < 1e-5
     for fp16, bf16 in zip(errors["fp16"], errors["bf16"], strict=True):
@@ -302,13 +308,13 @@ def test_a_batch_of_few_samples_has_the_gradients_of_those(monkeypatch: pytest.M
     images, labels = loader.images[:8], loader.labels[:8]
     computed = []
     monkeypatch.setattr(MnistCNN, "forward", watched(MnistCNN.forward, computed))
-    truth = reference(model, loader, images, labels)
+    truth = reference(model, images, labels)
     assert computed == [4]
-    assert max(errors_of(Trainer(WorkloadConfig(), model, loader, CPU), (images, labels), truth)) < 1e-5
+    assert max(errors_of(Trainer(WorkloadConfig(), model, CPU), (images, labels), truth)) < 1e-5
     assert computed == [4, 8]
-    odd = reference(model, loader, images[:7], labels[:7])
+    odd = reference(model, images[:7], labels[:7])
     assert len(odd[0]) == 10
-    assert max(errors_of(Trainer(WorkloadConfig(), model, loader, CPU), (images[:7], labels[:7]), odd)) < 1e-5
+    assert max(errors_of(Trainer(WorkloadConfig(), model, CPU), (images[:7], labels[:7]), odd)) < 1e-5
 
 
 def watched(forward: Callable, computed: list[int]) -> Callable:
@@ -331,7 +337,7 @@ def test_the_reference_is_computed_without_cudnn_where_that_has_no_float64(monke
 
     monkeypatch.setattr(MnistCNN, "forward", without_engine)
     loader = Digits()
-    outputs, _ = reference(MnistCNN(), loader, loader.images[:4], loader.labels[:4])
+    outputs, _ = reference(MnistCNN(), loader.images[:4], loader.labels[:4])
     assert tried == [True, False] and outputs.isfinite().all()
     assert torch.backends.cudnn.enabled
 
@@ -342,7 +348,7 @@ def test_the_search_for_a_scale_ends_where_activations_overflow() -> None:
             return super().forward(inputs) * torch.inf
 
     loader = Digits()
-    trainer = Trainer(WorkloadConfig(precision="fp16"), Overflows(), loader, CPU)
+    trainer = Trainer(WorkloadConfig(precision="fp16"), Overflows(), CPU)
     with pytest.raises(FloatingPointError, match="overflows in fp16, even with the loss times 1"):
         trainer.outputs_and_gradients(loader.images[:4], loader.labels[:4])
 
@@ -353,7 +359,7 @@ def test_long_products_are_waited_for_one_by_one(monkeypatch: pytest.MonkeyPatch
 
 def test_flops_are_those_of_convolutions_and_matrix_products() -> None:
     """Forward counted by hand; backward costs as much for the inputs and for the weights of each layer."""
-    flops = flops_per_sample(TrainConfig(), (torch.empty(3, 1, 28, 28), torch.zeros(3, dtype=torch.int64)))
+    flops = flops_per_sample(WorkloadConfig(), (torch.empty(3, 1, 28, 28), torch.zeros(3, dtype=torch.int64)))
     first = 2 * 26 * 26 * 32 * 9
     rest = 2 * (24 * 24 * 64 * 32 * 9 + 9216 * 128 + 128 * 10)
     assert flops == 2 * first + 3 * rest  # nobody asks for the gradient of the images
@@ -436,7 +442,7 @@ def test_demonstrations_leave_a_record_and_a_plot(
         return collect_gradients(*arguments)
 
     monkeypatch.setattr("gradients.collect_gradients", collect)
-    reset_switches(ComputeFlags())
+    reset_switches()
     result = run_script(f"04_mixed_precision/experiments/{script}.py", "--quick", "true", "--out", tmp_path)
     assert result.status == 0, result.stderr
     record = json.loads((tmp_path / f"{script}.json").read_text())
@@ -536,7 +542,7 @@ def test_a_run_validated_on_other_samples_is_not_ranked(run_script: Script, tmp_
     assert f"not ranked: {other}: unet3d on nbody, limit_val 4, not unet3d on nbody" in result.stdout
 
 
-def test_what_cannot_be_scored_is_told_in_one_line(run_script: Script, tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_reported_in_one_line(run_script: Script, tmp_path: Path) -> None:
     score = partial(run_script, "04_mixed_precision/experiments/score.py")
     run = summary(tmp_path / "run", [0.5], 1.0)
     other = summary(tmp_path / "other", [0.5], 1.0, model="resnet18")

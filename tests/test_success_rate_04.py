@@ -23,13 +23,13 @@ def measure(run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """Runs the experiment with a stand-in for starting train.py; returns the table's lines and the record."""
     monkeypatch.setattr("lab.timing.cpu_share", lambda: 0.5)
 
-    def run(train: Train, *flags: object, imitated: bool = False) -> tuple[list[str], dict[str, Any]]:
+    def run(train: Train, *flags: object, emulated: bool = False) -> tuple[list[str], dict[str, Any]]:
         def start(command: list[object], folder: Path, **_: object) -> dict[str, Any]:
             assert command[:2] == [sys.executable, "train.py"]
             return train(folder, [str(word) for word in command[2:]])
 
         monkeypatch.setattr(lab.launching, "read_record", start)
-        monkeypatch.setattr("workshop.hardware.emulates", lambda *_: imitated)
+        monkeypatch.setattr("workshop.hardware.emulates", lambda *_: emulated)
         result = run_script(SCRIPT, *flags, "--out", tmp_path)
         assert result.status == 0, result.stderr
         return result.stdout.splitlines(), json.loads((tmp_path / "success_rate.json").read_text())
@@ -66,8 +66,8 @@ def test_a_seed_that_misses_the_target_is_counted(measure: Callable[..., Any]) -
     assert (record["target"], record["cpu_share"]) == (0.98, 0.5)
 
 
-def test_where_bf16_is_imitated_all_compute_in_fp32(measure: Callable[..., Any]) -> None:
-    _, record = measure(as_if_trained, "--seeds", 1, imitated=True)
+def test_where_bf16_is_emulated_all_compute_in_fp32(measure: Callable[..., Any]) -> None:
+    _, record = measure(as_if_trained, "--seeds", 1, emulated=True)
     precision = ["--precision", "fp32"]
     assert {row["name"]: row["flags"][-2:] == precision or precision[0] in row["flags"] for row in record["rows"]} == {
         "standard": False,

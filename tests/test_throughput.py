@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
-from workshop.distributed.ranks import Ranks
 
 from conftest import REPOSITORY, Script
 from lab.launching import load_script

@@ -1,15 +1,12 @@
-"""The 3D U-Net: its size, its shapes, what it can learn, and what it is not built for."""
+"""The 3D U-Net: its size, its shapes, and what it can learn."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from data_helpers import VolumeConfig
 from workshop.errors import UserError
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
-
-VOLUMES = {"dataset": "nbody", "model": "unet3d"}
 
 
 def test_at_full_width_it_has_117_million_parameters() -> None:
@@ -24,7 +21,7 @@ def test_at_full_width_it_has_117_million_parameters() -> None:
 
 @pytest.mark.parametrize(("width", "depth", "shape"), [(3, 1, (2, 6, 4)), (2, 2, (4, 8, 12)), (1, 3, (8, 8, 8))])
 def test_width_and_depth_are_free(width: int, depth: int, shape: tuple[int, ...]) -> None:
-    model = build_model(VolumeConfig(**VOLUMES, width=width, depth=depth, crop_size=8))
+    model = UNet3D(width, depth)
     outputs = model(torch.randn(2, 4, *shape))
     assert outputs.shape == (2, 5, *shape)
     outputs.square().mean().backward()
@@ -64,17 +61,6 @@ def test_outputs_have_either_sign_and_any_size() -> None:
     assert loss < first / 5
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({**VOLUMES, "crop_size": 48}, r"--crop_size 48 cannot be halved 6 times; take --crop_size 64, or --depth 4"),
-        ({**VOLUMES, "crop_size": 15, "depth": 2}, r"--crop_size 15 cannot be halved 2 times; take --crop_size 16$"),
-        ({"dataset": "nbody", "model": "resnet18"}, r"--dataset nbody holds volumes, and only --model unet3d maps"),
-        ({"dataset": "nbody"}, r"--dataset nbody holds volumes, and only --model unet3d maps"),
-        ({"model": "unet3d"}, r"--model unet3d maps volumes to volumes: it needs --dataset nbody, not mnist"),
-        ({"dataset": "cifar10", "model": "unet3"}, r"--model unet3 is unknown; did you mean unet3d\?"),
-    ],
-)
-def test_what_does_not_fit_is_refused(flags: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build_model(VolumeConfig(**flags))
+def test_it_is_no_classifier_of_images() -> None:
+    with pytest.raises(UserError, match="--model unet3d is unknown"):
+        build_model("unet3d", "cifar10")

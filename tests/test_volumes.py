@@ -10,7 +10,6 @@ import h5py
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from workshop.distributed.ranks import ONE_PROCESS, Ranks
 
 from conftest import REPOSITORY
 from data_helpers import assert_pipelines_end_with
@@ -189,9 +188,7 @@ def helicity(velocity: torch.Tensor) -> torch.Tensor:
 
 def test_velocities_turn_with_the_volume() -> None:
     velocity = torch.randn(3, 8, 8, 8, dtype=torch.float64)
-    box = torch.cat(
-        [divergence(velocity)[None], velocity, helicity(velocity)[None]]
-    )  # rotate like places
+    box = torch.cat([divergence(velocity)[None], velocity, helicity(velocity)[None]])  # rotate like places
     corners = torch.zeros(48, 3, dtype=torch.int64)
     turned = cut(box, corners, ALL, 8)
     hands = torch.linalg.det(turns().double()).round()[:, None, None, None]

@@ -43,11 +43,11 @@ def collect_gradients(model: nn.Module, inputs: torch.Tensor, targets: torch.Ten
     """
     found: list[torch.Tensor] = []
 
-    def watch(_: nn.Module, __: tuple, outputs: torch.Tensor) -> None:
+    def collect(_: nn.Module, __: tuple, outputs: torch.Tensor) -> None:
         outputs.register_hook(lambda gradient: found.append(gradient.detach().abs().flatten()))
 
     layers = [module for module in model.modules() if not list(module.children())]
-    handles = [layer.register_forward_hook(watch) for layer in layers]
+    handles = [layer.register_forward_hook(collect) for layer in layers]
     LESSON.loss_function(model(inputs), targets).backward()
     for handle in handles:
         handle.remove()

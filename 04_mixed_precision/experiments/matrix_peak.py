@@ -1,22 +1,21 @@
-"""How many operations per second a device makes in matrix products: the rate that nothing else on it exceeds."""
+"""How many operations per second a device makes in matrix products: the upper bound for everything else on it."""
 
 import math
 import time
 
 import torch
-from workshop.step.precision import AUTOCAST_DTYPES, set_switches
 
 from lab.timing import measure
-from workshop.config import ComputeFlags
+from workload import LESSON
 
 SIZES = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024, 2048)}
 """rows and columns of the matrices whose fastest product is the peak, by device"""
 TOO_LONG = 0.5
-"""seconds: a product that would take longer is not tried, as on CPUs that only imitate a number format"""
-
-
+"""seconds: a product that would take longer is not tried, as on CPUs that only emulate a number format"""
 LONG_ENOUGH = 0.01
-"""seconds of products on a GPU, beside which starting them and waiting for them do not show"""
+"""seconds of products on a GPU, compared with which the time to start them and to wait for them is small"""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""of the matrices, by precision; with fp32 and tf32 they are float32"""
 
 
 def matmul_tflops(shape: tuple[int, int, int], precision: str, device: torch.device, min_seconds: float = 0.2) -> float:
@@ -29,8 +28,8 @@ def matmul_tflops(shape: tuple[int, int, int], precision: str, device: torch.dev
         min_seconds: how long to repeat it; the median repeat counts.
     """
     m, k, n = shape
-    set_switches(ComputeFlags(precision=precision))
-    dtype = AUTOCAST_DTYPES.get(precision, torch.float32)
+    LESSON.set_precision(precision, cudnn_benchmark=False)
+    dtype = DTYPES.get(precision, torch.float32)
     left = torch.randn(m, k, device=device).to(dtype)
     right = torch.randn(k, n, device=device).to(dtype)
     out = torch.empty(m, n, device=device, dtype=dtype)
@@ -52,8 +51,8 @@ def matmul_tflops(shape: tuple[int, int, int], precision: str, device: torch.dev
 def calls_per_wait(seconds: float) -> int:
     """Return how many products that take ``seconds`` each are started on a GPU before the CPU waits for their end.
 
-    Starting one and waiting take some 10 microseconds, which must not show. Large products take long enough by
-    themselves: in float32 the largest one takes a fifth of a second, and twenty of them at a time took very long.
+    Starting a product and waiting for it take some 10 microseconds, which must be small compared with the product. A
+    large product takes long enough by itself: in float32 the largest one takes a fifth of a second.
     """
     return min(20, max(1, round(LONG_ENOUGH / seconds)))
 
@@ -69,6 +68,6 @@ def matrix_peak(precision: str, device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until ``device`` has done all it was asked to."""
+    """Wait until ``device`` has finished everything that was started on it."""
     if device.type != "cpu":
         torch.accelerator.synchronize()

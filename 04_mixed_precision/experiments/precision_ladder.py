@@ -21,19 +21,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from workshop.step.graph import EAGER_STEPS
-from workshop.step.optimizers import build_optimizer
-from workshop.step.precision import require_options, set_switches, set_tf32
 
 from matrix_peak import matrix_peak, synchronize
 from tensor_memory import PeakOnCuda, peak_bytes_on_cpu
 from trainer import Batch, Trainer, batches_of, errors_of, flops_per_sample, reference
-from workload import FORMATS, MORE, WorkloadConfig
-from workshop.config import ComputeFlags
+from workload import FORMATS, LESSON, MORE, WorkloadConfig, build_loaders
 from workshop.errors import UserError
 from workshop.hardware import describe_hardware
-from workshop.loaders import Loader, build_loaders
-from workshop.models import build_model
+from workshop.loaders import Loader
 from workshop.profiling.calibration import repeats_for
 
 AS_PYTORCH_COMES = "fp32 as PyTorch comes"
@@ -44,9 +39,10 @@ SHARED = "shared"
 """in place of a configuration's name: what `prepare` does"""
 
 
-def reset_switches(_: ComputeFlags) -> None:
-    """Put torch's switches back to where they are when it is imported."""
-    set_tf32(convolutions=True, matrix_products=False)
+def reset_switches() -> None:
+    """Set torch's switches to what they are when it is imported."""
+    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.benchmark = False
 
 
@@ -100,8 +96,7 @@ def missing(config: WorkloadConfig, device: torch.device, compiled: bool = True)
 
 def _lack(config: WorkloadConfig, device: torch.device) -> str:
     try:
-        require_options(config, device)
-        build_optimizer(config, nn.Linear(1, 1), config.fused, config.cuda_graph)
+        LESSON.check_options(config, device)
     except UserError as error:
         return str(error)
     return ""
@@ -192,7 +187,7 @@ class Work:
         """Build it; the same in every process."""
         train_loader, val_loader = build_loaders(config, device)
         torch.manual_seed(config.seed)
-        model = build_model(config).to(device)
+        model = LESSON.make_model(config).to(device)
         inputs, targets = next(batches_of(train_loader, 1))
         return cls(train_loader, val_loader, model, (inputs.to(device), targets.to(device)))
 
@@ -206,7 +201,7 @@ def prepare(config: WorkloadConfig, device: torch.device, folder: Path, compiled
     work = Work.of(config, device)
     note = ""
     try:
-        torch.save(reference(work.model, work.train_loader, *work.batch), folder / "reference.pt")
+        torch.save(reference(work.model, *work.batch), folder / "reference.pt")
     except (RuntimeError, MemoryError) as error:
         note = f"errors not measured: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
     figures = {
@@ -245,8 +240,8 @@ def measure(
     options = options_of(name, config, shared["left_out"])
     work = Work.of(config, device)
     cuda_peak = PeakOnCuda(device) if device.type == "cuda" else None
-    switches = reset_switches if name == AS_PYTORCH_COMES else set_switches
-    trainer = Trainer(options, work.model, work.train_loader, device, set_switches=switches)
+    switches = reset_switches if name == AS_PYTORCH_COMES else None  # None: those of the options
+    trainer = Trainer(options, work.model, device, set_switches=switches)
     outputs, gradients = None, None
     if not shared["reference"]:
         truth = torch.load(folder / "reference.pt", map_location=device)
@@ -290,7 +285,7 @@ def _throughputs(trainer: Trainer, batch: Batch, trials: int, seconds: float) ->
         return time.perf_counter() - started
 
     if trainer.config.cuda_graph:  # however few steps there were, it is captured now
-        trainer.train(repeat(batch, EAGER_STEPS + 1))
+        trainer.train(repeat(batch, LESSON.GraphedStep.EAGER_STEPS + 1))
     steps = repeats_for(seconds, partial(time_of, trainer), first=3)
     return [steps * len(batch[0]) / time_of(trainer, steps) for _ in range(trials)]
 

@@ -107,18 +107,18 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     return arguments, train_flags
 
 
-def contenders(imitated: bool) -> list[Contender]:
+def contenders(emulated: bool) -> list[Contender]:
     """Return what is compared: lesson 01, then the fast configuration, then it with one change taken back.
 
-    A CPU that only imitates bf16, many times slower, computes in fp32 throughout.
+    A CPU that only emulates bf16, many times slower, computes in fp32 throughout.
     """
-    fast = [*FAST, *FP32] if imitated else FAST
+    fast = [*FAST, *FP32] if emulated else FAST
     found = [
         Contender("standard", "01_single_gpu", BASELINE),
         Contender("fast", "04_mixed_precision", fast),
         Contender("dropout", "04_mixed_precision", [*fast, *DROPOUT]),
     ]
-    return found if imitated else [*found, Contender("fp32", "04_mixed_precision", [*fast, *FP32])]
+    return found if emulated else [*found, Contender("fp32", "04_mixed_precision", [*fast, *FP32])]
 
 
 def table(rows: list[Contender]) -> str:
@@ -137,7 +137,7 @@ def main() -> None:
     """Train with all configurations in turn; print the table and write the record."""
     arguments, flags = parse_arguments()
     device = pick_device()
-    rows = contenders(imitated=emulates(device, "bf16"))
+    rows = contenders(emulated=emulates(device, "bf16"))
     for row in rows:
         check_flags(REPOSITORY / row.lesson, flags)
     make_output_folder(arguments.out)

@@ -1,4 +1,4 @@
-"""Tensor cores like multiples of 8: the rate of matrix products whose sizes differ by one.
+"""Tensor cores need multiples of 8: the throughput of matrix products whose sizes differ by one.
 
     python experiments/tensor_cores.py --quick true      # seconds
     python experiments/tensor_cores.py                   # a minute
@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from workshop.step.precision import require_options
 
 from lab.flags import Parser, make_output_folder
 from lab.records import write_record
 from lab.tables import format_table
 from matrix_peak import matmul_tflops
-from workload import training_device
-from workshop.config import ComputeFlags
+from workload import LESSON, training_device
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
 
@@ -70,14 +68,14 @@ def sweep(precision: str, sizes: range, device: torch.device, seconds: float) ->
 
 
 def by_alignment(rows: list[dict[str, Any]]) -> dict[int, float]:
-    """Return the mean rate of the sizes of each alignment."""
+    """Return the mean of the TFLOP/s of the sizes of each alignment."""
     return {
         number: statistics.mean(row["tflops"] for row in rows if row["alignment"] == number) for number in ALIGNMENTS
     }
 
 
 def plot(rows: list[dict[str, Any]], conclusions: dict[str, str], file: Path) -> None:
-    """Draw rate by size, a panel for each number format, multiples of 8 marked."""
+    """Plot TFLOP/s over size, one panel for each number format; multiples of 8 are marked."""
     figure = Figure(figsize=(4.5 * len(conclusions), 3.8), layout="constrained")
     panels = figure.subplots(1, len(conclusions), squeeze=False)[0]
     for axes, (precision, conclusion) in zip(panels, conclusions.items(), strict=True):
@@ -95,7 +93,7 @@ def plot(rows: list[dict[str, Any]], conclusions: dict[str, str], file: Path) ->
 
 
 def main() -> None:
-    """Measure, print, record and draw."""
+    """Measure, print, save and plot."""
     arguments = parse_arguments()
     make_output_folder(arguments.out)
     device = training_device()
@@ -105,7 +103,7 @@ def main() -> None:
     rows, conclusions = [], {}
     for precision in FORMATS[device.type]:
         try:
-            require_options(ComputeFlags(precision=precision), device)
+            LESSON.check_options(LESSON.Config(precision=precision), device)
         except UserError as error:
             print(f"not measured: {error}")
             continue

@@ -9,14 +9,9 @@ from itertools import count, islice
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from workshop.step.graph import StepGraph
-from workshop.step.optimizers import build_optimizer
-from workshop.step.precision import AUTOCAST_DTYPES, choose_memory_format, set_switches
 
 from workload import LESSON, WorkloadConfig
-from workshop.config import ComputeFlags
 from workshop.loaders import Loader
-from workshop.models import build_model
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -24,25 +19,27 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 class Trainer:
     """A model with the weights of ``model``, trained as ``config`` says, in this process alone.
 
-    Dropout is off: it would make configurations differ that should not. Other trainers may have run in between, so
-    every method sets torch's switches anew. With ``scale``, the loss is always multiplied by that, and the gradients
-    divided by it; without, GradScaler finds the factor where the precision is fp16. ``set_switches`` sets them.
+    Dropout is off, because it would make configurations differ that should not. Other trainers may have run in between,
+    so every method sets torch's switches for the whole process again, by calling ``set_switches`` (default: the
+    lesson's `set_precision`). With ``scale``, the loss is always multiplied by that, and the gradients are divided by
+    it; without, GradScaler finds the factor where the precision is fp16.
     """
 
     def __init__(
         self,
         config: WorkloadConfig,
         model: nn.Module,
-        loader: Loader,
         device: torch.device,
         scale: float | None = None,
-        set_switches: Callable[[ComputeFlags], None] = set_switches,
+        set_switches: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
         self.device = device
-        self.set_switches = partial(set_switches, config)
+        self.set_switches = set_switches or partial(LESSON.set_precision, config.precision, config.cudnn_benchmark)
         self.set_switches()
-        memory_format = choose_memory_format(config.channels_last, volumes=config.dataset == "nbody")
+        memory_format = torch.contiguous_format
+        if config.channels_last:
+            memory_format = torch.channels_last_3d if config.dataset == "nbody" else torch.channels_last
         self.model = copy.deepcopy(model).to(device, memory_format=memory_format).train()
         for module in self.model.modules():
             if isinstance(module, nn.Dropout):
@@ -50,16 +47,12 @@ class Trainer:
         self.compiled = self.model
         if config.compile != "off":
             self.compiled = torch.compile(self.model, mode=config.compile, dynamic=False)
-        self.optimizer = build_optimizer(config, self.model, fused=config.fused, capturable=config.cuda_graph)
+        self.optimizer = LESSON.make_optimizer(config, self.model)
         constant = {"init_scale": scale, "growth_interval": 2**31 - 1} if scale else {}
         self.scaler = torch.amp.GradScaler(device.type, enabled=bool(scale) or config.precision == "fp16", **constant)
-        graph = StepGraph(config.cuda_graph, loader.sampler)
-        self.step = graph.around(partial(LESSON.train_step, config, self.compiled, self.optimizer, self.scaler))
-
-    def autocast(self) -> torch.autocast:
-        """Return the context in which the model computes in the number format of ``config``."""
-        dtype = AUTOCAST_DTYPES.get(self.config.precision)
-        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+        self.step = partial(LESSON.train_step, config, self.compiled, self.optimizer, self.scaler)
+        if config.cuda_graph:
+            self.step = partial(LESSON.GraphedStep().train, self.step)
 
     def train(self, batches: Iterator[Batch]) -> None:
         """Make a step on each batch."""
@@ -72,11 +65,11 @@ class Trainer:
         """Return the mean loss over the validation samples."""
         self.set_switches()
         total = torch.zeros((), device=self.device)
-        with self.autocast():
+        with LESSON.autocast(self.config.precision, self.device):
             for inputs, targets in loader:
                 outputs = self.model(inputs.to(self.device))
                 total += LESSON.loss_function(outputs, targets.to(self.device)) * len(targets)
-        return total.item() / loader.sampler.samples
+        return total.item() / len(loader.dataset)
 
     def outputs_and_gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
         """Return the outputs of a batch and the gradients of all weights, as one long vector each, in float64.
@@ -87,7 +80,7 @@ class Trainer:
         self.set_switches()
         while True:
             self.optimizer.zero_grad()
-            with self.autocast():
+            with LESSON.autocast(self.config.precision, self.device):
                 outputs = self.compiled(inputs)
             self.scaler.scale(LESSON.loss_function(outputs, targets)).backward()
             scale = self.scaler.get_scale()
@@ -95,7 +88,7 @@ class Trainer:
             self.optimizer.zero_grad()
             if gradients.isfinite().all() or not self.scaler.is_enabled():
                 return outputs.detach().double().flatten(), gradients
-            if scale / 2 < 1:  # not the gradients are too large, but the activations, which no factor changes
+            if scale / 2 < 1:  # then the activations are too large, not the gradients; no factor changes those
                 raise FloatingPointError(f"overflows in {self.config.precision}, even with the loss times {scale:g}")
             self.scaler.update(scale / 2)  # as it would in training, where it leaves out a step that overflows
 
@@ -116,13 +109,13 @@ def _few(samples: int) -> int:
     return math.gcd(samples, 4)
 
 
-def reference(model: nn.Module, loader: Loader, inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
+def reference(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
     """Return what `Trainer.outputs_and_gradients` would for the first few samples if all were computed in float64.
 
     How many they are, says `few_samples`.
     """
     few = _few(len(inputs))
-    trainer = Trainer(WorkloadConfig(), copy.deepcopy(model).double(), loader, inputs.device)
+    trainer = Trainer(WorkloadConfig(), copy.deepcopy(model).double(), inputs.device)
     inputs, targets = inputs[:few].double(), targets[:few]
     targets = targets.double() if targets.is_floating_point() else targets
     try:
@@ -157,9 +150,9 @@ def batches_of(loader: Loader, steps: int) -> Iterator[Batch]:
 
 def _whole_batches(loader: Loader) -> Iterator[Batch]:
     for epoch in count(1):
-        loader.sampler.set_epoch(epoch)
+        loader.batch_sampler.set_epoch(epoch)
         for inputs, targets in loader:
-            if len(targets) == loader.sampler.global_batch_size:
+            if len(targets) == loader.batch_sampler.global_batch_size:
                 yield inputs, targets
 
 
@@ -170,7 +163,7 @@ def flops_per_sample(config: WorkloadConfig, batch: Batch) -> float:
     the model is built on the meta device.
     """
     with torch.device("meta"):
-        model = build_model(config)
+        model = LESSON.make_model(config)
     inputs, targets = (tensor.to("meta") for tensor in batch)
     with FlopCounterMode(display=False) as counter:
         LESSON.loss_function(model(inputs), targets).backward()

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from torch import nn
-from workshop.step.precision import set_switches
 
 from gradients import (
     EXPONENTS,
@@ -31,11 +30,8 @@ from lab.flags import default_folder, make_output_folder
 from lab.records import write_record
 from lab.tables import format_table
 from trainer import Trainer, batches_of
-from workload import WorkloadConfig, read_workload, training_device
-from workshop.config import ComputeFlags
+from workload import LESSON, WorkloadConfig, build_loaders, read_workload, training_device
 from workshop.entry import run_reporting_user_errors
-from workshop.loaders import build_loaders
-from workshop.models import build_model
 
 SCALES = [2.0**power for power in (-8, 0, 4, 8, 12, 16, 20, 24, 28, 32)]
 """2^16 is what GradScaler begins with"""
@@ -55,14 +51,14 @@ def val_losses(config: WorkloadConfig, device: torch.device, model: nn.Module) -
     losses = {}
     for name, scale in TRAININGS.items():
         options = dataclasses.replace(config, precision=name.partition(",")[0])
-        trainer = Trainer(options, model, train_loader, device, scale)
+        trainer = Trainer(options, model, device, scale)
         trainer.train(batches_of(train_loader, config.steps))
         losses[name] = trainer.validate(val_loader)
     return losses
 
 
 def plot(record: dict[str, Any], file: Path) -> None:
-    """Draw a histogram of the gradients' exponents, as they are and scaled, over what fp16 makes of each."""
+    """Plot a histogram of the gradients' exponents, unscaled and scaled, over what becomes of them in fp16."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots()
     smallest, normal, largest = -25, -14, 16  # powers of two: to zero below, fewer digits below, overflow from here on
@@ -87,15 +83,15 @@ def plot(record: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
-    """Collect the gradients of one batch, scale them, train; print, record and draw what was found."""
+    """Collect the gradients of one batch, scale them, train; print, save and plot what was found."""
     device = training_device()
-    set_switches(ComputeFlags())  # float32 is to be float32: convolutions would round to TF32
+    LESSON.set_precision("fp32", cudnn_benchmark=False)  # otherwise convolutions would round to TF32
     config = read_workload(WorkloadConfig, device, __doc__, steps=10)
     folder = config.out or default_folder()
     make_output_folder(folder)
     train_loader, _ = build_loaders(config, device)
     torch.manual_seed(config.seed)
-    model = build_model(config).to(device)
+    model = LESSON.make_model(config).to(device)
     batch = tuple(part.to(device) for part in next(batches_of(train_loader, 1)))
 
     magnitudes = collect_gradients(model, *batch)

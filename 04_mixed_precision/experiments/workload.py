@@ -11,6 +11,7 @@ import torch
 from lab.launching import load_script
 from workshop.commandline import load_config
 from workshop.errors import UserError
+from workshop.loaders import Loader
 from workshop.paths import REPOSITORY
 
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
@@ -41,7 +42,7 @@ class WorkloadConfig(LESSON.Config):
     steps: int = 100
     """training steps before a validation loss is taken"""
     out: Path | None = None
-    """folder for the record and the plot (default: its name under the lesson's runs)"""
+    """folder for the results file and the plot (default: its name under the lesson's runs)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +51,14 @@ class WorkloadConfig(LESSON.Config):
 
 
 C = TypeVar("C", bound=WorkloadConfig)
+
+
+def build_loaders(config: WorkloadConfig, device: torch.device) -> tuple[Loader, Loader]:
+    """Return the lesson's loaders of the training and of the validation split, for a single rank."""
+    train_loader, val_loader = (
+        LESSON.make_loader(config, split, device, rank=0, world_size=1) for split in ("train", "val")
+    )
+    return train_loader, val_loader
 
 
 def training_device() -> torch.device:

@@ -44,7 +44,7 @@ from data_helpers import Mirror, contents  # noqa: E402
 from lab.measure import RESULTS, machine_name  # noqa: E402
 from lab.tables import format_table  # noqa: E402
 from slurm_cluster import SlurmCluster, local_cluster  # noqa: E402
-from sources import generate, download  # noqa: E402
+from sources import download, generate  # noqa: E402
 from workshop.errors import UserError  # noqa: E402
 from workshop.hardware import describe_hardware, describe_versions, pick_device  # noqa: E402
 
