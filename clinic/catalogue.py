@@ -56,8 +56,8 @@ class Exercise:
     @property
     def solution(self) -> str:
         """A fix, as a difference to the faulty script: see `fixed`."""
-        texts = (text.splitlines(keepends=True) for text in (self.faulty(), self.fixed()))
-        return "".join(difflib.unified_diff(*texts, "faulty", "fixed"))
+        faulty, fixed = (text.splitlines(keepends=True) for text in (self.faulty(), self.fixed()))
+        return "".join(difflib.unified_diff(faulty, fixed, "faulty", "fixed"))
 
     def fixed(self) -> str:
         """Return the script without its fault: by ``right/solution.edit`` if there is one, else the lesson's own."""

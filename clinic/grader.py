@@ -51,6 +51,7 @@ def judge(exercise: catalogue.Exercise, file: Path, folder: Path) -> list[str]:
         return [mistake]
     sys.path.append(str(exercise.lesson))  # what stands beside train.py, wherever the file is
     spec = importlib.util.spec_from_file_location("grade", exercise.folder / "grade.py")
+    assert spec and spec.loader, exercise.folder
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     grade = module.grade

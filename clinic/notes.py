@@ -104,7 +104,7 @@ def take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> 
         ddp = isinstance(module, DistributedDataParallel)
         if ddp and id(module) not in hooked and torch.is_grad_enabled():
             module.register_comm_hook(None, _all_reduce)
-        children = frozenset(child.pid for child in multiprocessing.active_children())
+        children = frozenset(child.pid for child in multiprocessing.active_children() if child.pid)
         samples = coded.numbers_of(inputs).tolist() if is_digit else []
         rank.shown.append(Shown(module.training, samples, ddp, children, len(rank.updates)))
         if keep:

@@ -65,8 +65,9 @@ class Observed:
 
         Each sample counts once, however often it was shown. For a run with ``keep=True``.
         """
-        scores = {}
+        scores: dict[int, torch.Tensor] = {}
         for call in (call for rank in self.ranks for call in rank.shown if not call.training):
+            assert call.outputs is not None, "validated() needs keep=True"
             scores |= dict(zip(call.samples, call.outputs.double(), strict=True))
         if not scores:
             return set(), math.nan, 0

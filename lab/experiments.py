@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,7 +66,7 @@ LOADERS = ("map", "shards", "memory", "device", "dali")
 NEEDS = {"shards": "webdataset", "dali": "nvidia.dali"}
 """the package without which a loader cannot be measured"""
 
-Figures = Iterator[dict[str, Any]]
+Figures = Generator[dict[str, Any], None, None]
 
 
 @dataclass(frozen=True)

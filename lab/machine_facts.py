@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from lab.launching import reason
@@ -84,7 +85,7 @@ def peak(precision: str) -> float:
 
 def main() -> None:
     """Answer the question on the command line with one line of JSON."""
-    questions = {"machine": machine, "flops": flops, "peak": peak}
+    questions: dict[str, Callable[..., Any]] = {"machine": machine, "flops": flops, "peak": peak}
     print(json.dumps(questions[sys.argv[1]](*sys.argv[2:])))
 
 

@@ -26,10 +26,10 @@ def machine_of(experiment: str) -> str:
     return ELSEWHERE.get(experiment, MACHINE)
 
 
-def load(experiment: str, machine: str | None = None) -> dict[str, Any] | None:
-    """Return the record of an experiment, on ``machine`` or the one the pages show; None if not measured there."""
+def load(experiment: str, machine: str | None = None) -> dict[str, Any]:
+    """Return the record of an experiment, on ``machine`` or the one the pages show; empty if not measured there."""
     file = RESULTS / f"{machine or machine_of(experiment)}.json"
-    return with_present_names(json.loads(file.read_text()).get(experiment)) if file.exists() else None
+    return with_present_names(json.loads(file.read_text()).get(experiment, {})) if file.exists() else {}
 
 
 FORMER_NAMES = {
@@ -259,7 +259,7 @@ def faults() -> str:
     record = load("faults", f"{MACHINE}_faults")
     if not record:
         return "*Not measured yet: `make test-faults`.*"
-    sums = {}
+    sums: dict[str, tuple[int, int, int]] = {}
     for row in (row for rows in record["seeds"].values() for row in rows):
         before = sums.get(row["fault"], (0, 0, 0))
         sums[row["fault"]] = tuple(a + row[key] for a, key in zip(before, ("times", "handled", "lost"), strict=True))

@@ -79,9 +79,9 @@ def ddp_options() -> dict[str, Any]:
     flags = (*CIFAR, "--loader", "memory", "--model", "resnet18", "--batch_size", 32)
     rows = []
     for name, option in options.items():
-        ranks = {"lesson": LESSON_03, "ranks": 2, "threads": 1}
-        counted = train(*flags, *option, "--limit_train", 256, "--limit_val", 64, **ranks)
-        measured = throughputs(train(*flags, *option, *BENCHMARK, **ranks))
+        few = (*flags, *option, "--limit_train", 256, "--limit_val", 64)
+        counted = train(*few, lesson=LESSON_03, ranks=2, threads=1)
+        measured = throughputs(train(*flags, *option, *BENCHMARK, lesson=LESSON_03, ranks=2, threads=1))
         counts = {key: counted[key] for key in ("all_reduces_per_step", "all_reduce_bytes_per_step")}
         rows.append({"option": name} | counts | measured)
     return {"ranks": 2, "batch_size": 32, "rows": rows}
@@ -124,8 +124,8 @@ def exercises() -> dict[str, Any]:
 
 def higher_rate() -> dict[str, Any]:
     """Batch 64 of lesson 03's study with its learning rate, with 2.8 and with 8 times as much, and no larger batch."""
-    flags = ("--config", "../configs/cifar10.yaml", "--config", "../configs/cifar10_convergence.yaml")
-    flags = (*flags, "--config", "../configs/cifar10_b64.yaml")
+    names = ("cifar10", "cifar10_convergence", "cifar10_b64")
+    flags = [word for name in names for word in ("--config", f"../configs/{name}.yaml")]
     rows = []
     for factor in (1, 2.8, 8):
         epochs = train(*flags, "--lr", round(0.004 * factor, 4), lesson=LESSON_03)["epochs"]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import jsonargparse
 import yaml
@@ -35,8 +35,12 @@ class StrictLoader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(None, None, f"key '{twice}' appears twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> str:  # noqa: D102
-        if re.fullmatch(r".*:(int|float)", node.tag) and re.match(r"[-+]?0[\d_]|.*:", node.value):
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:  # noqa: ANN401, D102
+        if (
+            isinstance(node, yaml.ScalarNode)
+            and re.fullmatch(r".*:(int|float)", node.tag)
+            and re.match(r"[-+]?0[\d_]|.*:", node.value)
+        ):
             raise yaml.MarkedYAMLError(
                 None, None, f"write {node.value} as a plain number, or in quotes", node.start_mark
             )
@@ -57,7 +61,8 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
         found, flags = files_parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(_explain(str(error), {})) from None
-    known = {f.name: f for f in dataclasses.fields(config_class)}
+    fields = dataclasses.fields(cast(Any, config_class))  # C is a dataclass
+    known = {f.name: f for f in fields}
     keys_of = {file: _keys(file) for file in found.config}
     for file, keys in keys_of.items():
         for key, value in keys.items():
@@ -72,7 +77,7 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     for flag, value in [*pairwise(flags), *(flag.split("=", 1) for flag in flags if "=" in flag)]:
         if flag.startswith("--") and not value:
             raise UserError(f"{flag} has an empty value: name one, or leave the flag out")
-    switches = {f"--{f.name}" for f in dataclasses.fields(config_class) if f.type is bool}
+    switches = {f"--{f.name}" for f in fields if f.type is bool}
     flags = list(_with_true_after(switches, flags))
 
     parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description, formatter_class=HelpFormatter)

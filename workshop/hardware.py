@@ -82,7 +82,7 @@ def emulates(device: torch.device, precision: str) -> bool:
         return precision == "bf16" and torch.cuda.get_device_capability(device) < (8, 0)
     flags = _cpuinfo("flags") or _cpuinfo("Features")
     needed = CPU_FLAGS.get(precision)
-    return bool(device.type == "cpu" and flags and needed) and needed.isdisjoint(flags.split())
+    return device.type == "cpu" and bool(flags) and needed is not None and needed.isdisjoint(flags.split())
 
 
 def describe_versions() -> dict[str, str | None]:
@@ -113,6 +113,7 @@ def _driver() -> str | None:
 
         pynvml.nvmlInit()
         return pynvml.nvmlSystemGetDriverVersion()
+    return None
 
 
 def _cpuinfo(key: str) -> str:

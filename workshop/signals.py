@@ -9,6 +9,7 @@ import signal
 import threading
 from multiprocessing.queues import Queue
 from types import FrameType
+from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
@@ -23,7 +24,7 @@ class StopSignals:
         handled = [
             number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
         ]  # nohup ignores SIGHUP
-        self._before = {number: signal.signal(number, self._record) for number in handled}
+        self._before: dict[int, Any] = {number: signal.signal(number, self._record) for number in handled}
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -45,7 +46,7 @@ def ignore_stop_signals() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process never sends it
     # A worker without file descriptors or shared memory drops its batch, and the training process would wait forever.
-    Queue._on_queue_feeder_error = staticmethod(lambda *_: os._exit(1))
+    Queue._on_queue_feeder_error = staticmethod(lambda *_: os._exit(1))  # type: ignore[attr-defined]
     if not hasattr(signal, "sigwaitinfo"):  # macOS, where there is no Slurm
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

@@ -18,6 +18,7 @@ from lab.trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.loaders import build_loaders
 from workshop.loaders.crops import cut
+from workshop.profiling.timeline import read_rows
 
 CONFIGS = REPOSITORY / "configs"
 LESSON = load_script(REPOSITORY / "04_mixed_precision")

@@ -124,13 +124,15 @@ def benchmark(
         no_sync: makes a context in which ``train`` does not communicate.
     """
 
-    def train_alone(batches: Loader) -> None:
-        with no_sync():
-            train(batches)
-
     synthetic = SyntheticLoader(loader)
     works = {"IO": (loader, _read_all), "SYNTHETIC": (synthetic, train), "FULL": (loader, train)}
-    if no_sync:
+    if no_sync is not None:
+        without_communication = no_sync
+
+        def train_alone(batches: Loader) -> None:
+            with without_communication():
+                train(batches)
+
         works |= {"BARRIER": (BarrierLoader(synthetic, device), train_alone), "COMPUTE": (synthetic, train_alone)}
 
     def time_of(name: str, steps: int) -> float:

@@ -23,8 +23,10 @@ from workshop.run.control_group import backend_in_use
 
 LOCK = "workshop_run.lock"
 """locked by the run that writes to its folder; not empty if the files with the names below were written by runs"""
-WRITTEN = ("summary.json", "summary.tmp", "throughput.json", "events.out.tfevents.*", "rank*.pt.trace.json.gz")
-WRITTEN += ("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp", "trace.png")
+WRITTEN = (
+    *("summary.json", "summary.tmp", "throughput.json", "events.out.tfevents.*", "rank*.pt.trace.json.gz"),
+    *("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp", "trace.png"),
+)
 
 
 def run_directory(config: TrainConfig) -> Path:
