@@ -43,6 +43,7 @@ class Grader:
     def check(self, exercise: Exercise, file: Path, **options: float) -> list[str]:
         """Return what is still seen to be wrong with the file."""
         request = {"exercise": exercise.name, "file": str(file.resolve()), **options}
+        assert self.process.stdin and self.process.stdout, "started with pipes"
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import psutil
 import torch
@@ -61,7 +61,7 @@ def judge(exercise: catalogue.Exercise, file: Path, folder: Path) -> list[str]:
         return [str(fault)]
 
 
-def answer(request: dict[str, str]) -> dict[str, list[str]]:
+def answer(request: dict[str, Any]) -> dict[str, list[str]]:
     """Judge one file in a child process, and end all that it leaves behind."""
     folder = Path(tempfile.mkdtemp(prefix="clinic_"))
     seconds = request.get("seconds", LIMIT)

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ ON_GPU_TO_TARGET = TO_TARGET | {"fast_graph": (LESSON_04, (*FAST, *CUDA_GRAPH))}
 
 def run_parts(
     command: Sequence[object], folder: Path, *, flag: str = "--out", keep: Mapping[str, Path] | None = None
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Run a script that writes one JSON file into an output folder; yield what it holds whenever it has changed.
 
     So a script that rewrites its file after each configuration can be stopped at any time, and what it had measured by
@@ -112,7 +112,7 @@ def train(
 
 def study_parts(
     lesson: Path, script: str, *flags: object, name: str | None = None, ranks: int = 1, machine: Path | None = None
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Run an experiment of a lesson; yield its figures whenever its file has changed, and keep its plot, if any.
 
     The plot is named after the machine and after the script, or ``name``; it lies beside the file ``machine`` (default:

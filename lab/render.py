@@ -200,9 +200,10 @@ def mnist_on_gpu() -> str:
         parts.append("\n".join([table(header, rows), "", source(record)]))
     if record := on_gpu("mnist_ladder"):
         kinds = ("IO", "SYNTHETIC", "FULL")
-        rows = [(f"`{name}`", *(mean_std(rates[kind]) for kind in kinds)) for name, rates in record["loaders"].items()]
+        rates_of = record["loaders"].items()
+        by_loader = [(f"`{name}`", *(mean_std(rates[kind]) for kind in kinds)) for name, rates in rates_of]
         unit = f"MNIST, in samples/s, mean ± standard deviation of three trials; {workers_of(record)}."
-        parts.append("\n".join([table(["`--loader`", *kinds], rows), "", unit, source(record)]))
+        parts.append("\n".join([table(["`--loader`", *kinds], by_loader), "", unit, source(record)]))
     return "\n\n".join(parts) or not_measured("gpu")
 
 

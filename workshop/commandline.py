@@ -36,11 +36,8 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:  # noqa: ANN401, D102
-        if (
-            isinstance(node, yaml.ScalarNode)
-            and re.fullmatch(r".*:(int|float)", node.tag)
-            and re.match(r"[-+]?0[\d_]|.*:", node.value)
-        ):
+        is_number = isinstance(node, yaml.ScalarNode) and re.fullmatch(r".*:(int|float)", node.tag)
+        if is_number and re.match(r"[-+]?0[\d_]|.*:", node.value):
             raise yaml.MarkedYAMLError(
                 None, None, f"write {node.value} as a plain number, or in quotes", node.start_mark
             )

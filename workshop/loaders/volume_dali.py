@@ -80,7 +80,7 @@ def _matrices(symmetries: torch.Tensor, size: int) -> tuple[np.ndarray, ...]:
 
 
 @pipeline_def
-def _pipeline(boxes: Any, orders: Any, size: int, on_gpu: bool) -> tuple[Pipeline, ...]:
+def _pipeline(boxes: Any, orders: Any, size: int, on_gpu: bool) -> tuple[Pipeline, ...]:  # noqa: ANN401
     # Boxes are passed on where they lie, not copied once per cube; that is safe, as they stay there.
     boxes = fn.external_source(source=boxes, num_outputs=2, cycle="raise", no_copy=True, layout="DHWC")
     corners, places, *values_of = fn.external_source(source=orders, num_outputs=4, cycle="raise")
