@@ -1,4 +1,4 @@
-"""What needs a GPU: `make test-gpu`, or python -m pytest tests/gpu. With --device cpu it is rehearsed without one.
+"""What needs a GPU: `make test-gpu`, or python -m pytest tests/gpu. With --device cpu they are tried without one.
 
 These tests need neither the network nor WebDataset nor DALI: those of a library that is missing are skipped.
 """
@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from sources import generate, pack
-from workshop.run.position import Progress
+from workshop.run.position import Position
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -28,7 +28,7 @@ for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal, without a GPU")
+    parser.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try them without a GPU")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,7 +46,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Few digits and pictures, and boxes of 32^3 cells; shards too, if WebDataset is installed."""
+    """Few digits and images, and boxes of 32^3 cells; shards too, if WebDataset is installed."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("mnist", "cifar10"):
         generate(name, folder, train_samples=1280, val_samples=256)
@@ -58,7 +58,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Trained:
-    """What is left of a run: its folder, exit status and output."""
+    """What a run leaves: its folder, exit status and output."""
 
     folder: Path
     status: int
@@ -101,9 +101,10 @@ def train(
             folder = tmp_path / run
             patch.setattr(sys, "argv", ["train.py", *words, "--data_dir", str(data_dir), "--run_dir", str(folder)])
             if stop:
-                patch.setattr(Progress, "count_step", stopping(stop))
+                patch.setattr(Position, "count_step", stopping(stop))
             status = 0
             try:
+                patch.syspath_prepend(REPOSITORY / lesson)  # as for a script: what it imports is looked for beside it
                 runpy.run_path("train.py", run_name="__main__")
             except SystemExit as end:
                 status = int(end.code or 0)
@@ -113,12 +114,12 @@ def train(
 
 
 def stopping(at: int) -> Callable:
-    """`Progress.count_step`, which in its step ``at`` sends SIGTERM to this process."""
-    count_step = Progress.count_step
+    """`Position.count_step`, which in its step ``at`` sends SIGTERM to this process."""
+    count_step = Position.count_step
 
-    def counted(progress: Progress, loss: torch.Tensor) -> None:
-        count_step(progress, loss)
-        if progress.steps + progress.step == at:
+    def counted(position: Position, loss: torch.Tensor) -> None:
+        count_step(position, loss)
+        if position.finished_steps + position.step == at:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return counted

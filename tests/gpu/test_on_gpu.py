@@ -16,7 +16,6 @@ from lab.launching import load_script
 from lab.timing import measure
 from lab.trace_table import trace_table
 from workshop.commandline import load_config
-from workshop.loaders import build_loaders
 from workshop.loaders.crops import cut
 from workshop.profiling.timeline import read_rows
 
@@ -24,10 +23,10 @@ CONFIGS = REPOSITORY / "configs"
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
 DIGITS = ["--limit_train", 640, "--limit_val", 128, "--num_workers", 1]
 TINY = ["--config", CONFIGS / "unet3d.yaml", "--config", CONFIGS / "unet3d_tiny.yaml"]
-UNET = [*TINY, "--width", 16, "--train_crops", 256, "--val_crops", 32, "--loader", "device", "--epochs", 2]
+UNET = [*TINY, "--unet_width", 16, "--train_crops", 256, "--val_crops", 32, "--loader", "device", "--epochs", 2]
 """16 steps an epoch: a graph is recorded in the 12th"""
 GRAPH = [*UNET, "--precision", "bf16", "--fused", "true", "--channels_last", "true", "--cuda_graph", "true"]
-RUNGS = {
+LOADERS = {
     "mnist": ["map", "shards", "memory", "device", "dali"],
     "cifar10": ["map", "shards", "memory", "device", "dali"],
     "nbody": ["map", "memory", "device", "dali"],
@@ -36,31 +35,36 @@ PRECISIONS = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
 """how far, relatively, the losses may be from the CPU's in fp32"""
 
 
-def needs_library(rung: str) -> None:
-    if rung == "shards":
+def needs_library(loader: str) -> None:
+    if loader == "shards":
         pytest.importorskip("webdataset")
-    if rung == "dali":
+    if loader == "dali":
         pytest.importorskip("nvidia.dali")
 
 
-@pytest.mark.parametrize(("name", "rung"), [(name, rung) for name, rungs in RUNGS.items() for rung in rungs])
-def test_every_rung_gives_the_batches_that_it_gives_a_cpu(
-    name: str, rung: str, data_dir: object, device: torch.device
+@pytest.mark.parametrize(
+    ("name", "loader"), [(name, loader) for name, loaders in LOADERS.items() for loader in loaders]
+)
+def test_every_loader_gives_the_batches_that_it_gives_a_cpu(
+    name: str, loader: str, data_dir: object, device: torch.device
 ) -> None:
-    needs_library(rung)
+    needs_library(loader)
     files = [CONFIGS / "unet3d.yaml", CONFIGS / "unet3d_tiny.yaml"] if name == "nbody" else []
     words = [word for file in files for word in ("--config", file)] or ["--dataset", name, "--batch_size", 32]
-    words += ["--loader", rung, "--num_workers", 1, "--data_dir", data_dir]
-    words += ["--train_crops", 64, "--global_batch_size", 16] if files else ["--limit_train", 128]
+    words += ["--loader", loader, "--num_workers", 1, "--data_dir", data_dir]
+    words += ["--train_crops", 64, "--batch_size", 16] if files else ["--limit_train", 128]
     config = load_config(LESSON.Config, [str(word) for word in words])
-    for mine, theirs in zip(build_loaders(config, device), build_loaders(config, torch.device("cpu")), strict=True):
-        for loader in (mine, theirs):
-            loader.sampler.set_epoch(1)
+    for split in ("train", "val"):
+        mine, theirs = (
+            LESSON.make_loader(config, split, where, rank=0, world_size=1) for where in (device, torch.device("cpu"))
+        )
+        for both in (mine, theirs):
+            both.batch_sampler.set_epoch(1)
         batches = 0
         for got, expected in zip(mine, theirs, strict=True):
             for tensor, reference in zip(got, expected, strict=True):
                 assert tensor.dtype == reference.dtype
-                torch.testing.assert_close(tensor.cpu(), reference, atol=2e-3 if rung == "dali" else 1e-5, rtol=0)
+                torch.testing.assert_close(tensor.cpu(), reference, atol=2e-3 if loader == "dali" else 1e-5, rtol=0)
             batches += 1
         assert batches == len(mine)
 
@@ -91,7 +95,7 @@ def test_every_precision_learns_what_a_cpu_learns(
     assert done.losses == pytest.approx(on_cpu("04_mixed_precision", *UNET).losses, rel=PRECISIONS[precision])
 
 
-def test_a_graph_learns_what_single_kernels_do_and_its_rate_falls(train: Train) -> None:
+def test_a_graph_learns_what_single_kernels_do_and_its_learning_rate_falls(train: Train) -> None:
     plain = train("04_mixed_precision", *GRAPH, "--cuda_graph", "false", run="plain")
     graph = train("04_mixed_precision", *GRAPH, run="graph")
     assert (plain.status, graph.status) == (0, 0), plain.stderr + graph.stderr
@@ -105,7 +109,7 @@ def test_a_graph_goes_on_after_a_stop(stop: int, train: Train) -> None:
     whole = train("04_mixed_precision", *GRAPH, run="whole")
     stopped = train("04_mixed_precision", *GRAPH, stop=stop)
     assert stopped.status == 0, stopped.stderr
-    assert "told to stop by SIGTERM" in stopped.stdout
+    assert "stopped by SIGTERM" in stopped.stdout
     resumed = train("04_mixed_precision", *GRAPH, "--resume", "true")
     assert resumed.status == 0, resumed.stderr
     assert resumed.losses == pytest.approx(whole.losses, rel=5e-3)
@@ -181,8 +185,8 @@ def test_one_rank_over_nccl_and_a_mistake_in_one_line(start: Train, device: torc
 
 def test_a_first_step_that_overflows_leaves_no_momentum(device: torch.device) -> None:
     weight = torch.nn.Parameter(torch.ones(1000, device=device))
-    config = LESSON.Config(optimizer="sgd", lr=0.5)
-    optimizer = build_optimizer(config, torch.nn.ParameterList([weight]), fused=True)
+    config = LESSON.Config(optimizer="sgd", lr=0.5, fused=True)
+    optimizer = LESSON.make_optimizer(config, torch.nn.ParameterList([weight]))
     scaler = torch.amp.GradScaler(device.type)
     scaler.scale((torch.inf * weight).sum()).backward()
     scaler.step(optimizer)
