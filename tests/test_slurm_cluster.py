@@ -1,4 +1,4 @@
-"""The local cluster and what every job sources, as a user meets them."""
+"""The local cluster and what every job sources, as a user sees them."""
 
 import os
 import re
@@ -155,8 +155,8 @@ def test_wrong_arguments_are_one_line_of_usage(arguments: list[str]) -> None:
 
 
 def test_two_nodes_with_two_tasks_reach_each_other_by_name(slurm: SlurmCluster, tmp_path: Path) -> None:
-    # What torch.distributed does: the ranks meet at the first node's name. SLURM_PROCID 0 listens, the others call.
-    (tmp_path / "meet.py").write_text(
+    # What torch.distributed does: the ranks connect to the first node's name. SLURM_PROCID 0 listens, the others call.
+    (tmp_path / "connect.py").write_text(
         "import os, socket, sys, time\n"
         "rank, place = int(os.environ['SLURM_PROCID']), (sys.argv[1], int(sys.argv[2]))\n"
         "print(rank, os.environ['SLURMD_NODENAME'], socket.gethostbyname(os.environ['SLURMD_NODENAME']))\n"
@@ -175,7 +175,7 @@ def test_two_nodes_with_two_tasks_reach_each_other_by_name(slurm: SlurmCluster, 
         tmp_path,
         "#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 --mem=8G --gres=gpu:2 --time=1 --output=log",
         'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        f'srun {sys.executable} meet.py "$first" $((20000 + SLURM_JOB_ID))',
+        f'srun {sys.executable} connect.py "$first" $((20000 + SLURM_JOB_ID))',
     )
     assert slurm.wait(slurm.submit(job, cwd=tmp_path)) == "COMPLETED", (tmp_path / "log").read_text()
     rows = [line.split() for line in sorted((tmp_path / "log").read_text().splitlines())]

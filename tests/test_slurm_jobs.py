@@ -25,10 +25,10 @@ def test_lesson_01_job(slurm: SlurmCluster, user_environment: dict[str, str], tm
         assert result.returncode == 0, log.read_text()
         assert "epoch 2  train loss" in log.read_text()
         (summary,) = (tmp_path / "runs" / "01_single_gpu" / job).glob("summary.json")
-        record = json.loads(summary.read_text())
-        assert len(record["epochs"]) == 2
-        assert record["config"]["num_workers"] == 1
-        assert (record["hardware"]["cpus_available"], record["hardware"]["threads"]) == (1, 1)
+        found = json.loads(summary.read_text())
+        assert len(found["epochs"]) == 2
+        assert found["config"]["num_workers"] == 1
+        assert (found["hardware"]["cpus_available"], found["hardware"]["threads"]) == (1, 1)
         shown = subprocess.run(
             [sys.executable, "-m", "line_profiler", "-rmt", profile], cwd=lesson, capture_output=True, text=True
         ).stdout
@@ -65,10 +65,10 @@ def test_lesson_03_job_on_two_nodes(
     status, job, log = submit_and_wait(slurm, user_environment, REPOSITORY / "03_ddp", "-N", "2", script, *SHORT)
     assert status == 0, log
     (summary,) = (tmp_path / "runs" / "03_ddp").glob("*/summary.json")
-    record = json.loads(summary.read_text())
+    found = json.loads(summary.read_text())
     assert summary.parent.name == str(job)
-    assert (record["world_size"], record["global_batch_size"]) == (4, 256)
-    assert record["hardware"]["threads"] == 2
+    assert (found["world_size"], found["global_batch_size"]) == (4, 256)
+    assert found["hardware"]["threads"] == 2
     assert log.count("epoch 1  train loss") == 1
     profiles = re.findall(r"^\d+_rank\d\.lprof$", log, re.MULTILINE)
     assert len(profiles) == (4 if script == "job.slurm" else 0)

@@ -44,10 +44,10 @@ class Job:
             time.sleep(0.2)
 
     def stopped_and_resumed(self) -> str:
-        """Wait for its end; return the signal that stopped it where it later went on."""
+        """Wait for its end; return the signal that stopped it at the step from which it later continued."""
         assert self.slurm.wait(self.number) == "COMPLETED", self.log
         assert self.slurm.job(self.number)["Restarts"] == "1"
-        ((name, where),) = re.findall(r"told to stop by (\w+): saved (after (?:step \d+ of )?epoch \d);", self.log)
+        ((name, where),) = re.findall(r"stopped by (\w+): saved (after (?:step \d+ of )?epoch \d);", self.log)
         assert len(re.findall(f"resumed from .*/checkpoint.pt {where}$", self.log, re.MULTILINE)) == 1
         assert len(re.findall("^epoch 1  train loss", self.log, re.MULTILINE)) == 1
         assert len(re.findall("^epoch 2  train loss", self.log, re.MULTILINE)) == 1
@@ -90,10 +90,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_a_requeued_job_goes_on_as_one_run(
+def test_a_requeued_job_continues_as_one_run(
     submit: partial, limited_job: Job, user_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    job = submit("03_ddp/job.slurm")  # while the other one waits for its time to be up
+    job = submit("03_ddp/job.slurm")  # while the other one waits for the end of its time
     job.wait_for("epoch 1  step  3/")
     job.slurm.run("scontrol", "requeue", str(job.number))
     flags = ["--num_workers", 1, "--run_dir", tmp_path]
@@ -103,7 +103,7 @@ def test_a_requeued_job_goes_on_as_one_run(
     compare(job, tmp_path)
 
 
-def test_a_job_requeues_itself_before_its_time_is_up(
+def test_a_job_requeues_itself_before_its_time_limit(
     limited_job: Job, run_script: Script, one_thread: None, tmp_path: Path
 ) -> None:
     assert run_script("01_single_gpu/train.py", *SHORT, "--run_dir", tmp_path).status == 0

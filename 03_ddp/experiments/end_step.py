@@ -30,7 +30,7 @@ lesson = load_script(Path(__file__).resolve().parent.parent)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(lesson.Config):
+class EndStepConfig(lesson.Config):
     """The flags of lesson 03, and of the measurement."""
 
     block: int = 10
@@ -43,7 +43,7 @@ class Config(lesson.Config):
         require_positive(self, "block")
 
 
-def main(config: Config) -> None:
+def main(config: EndStepConfig) -> None:
     """Train an epoch in blocks, every second one without the end of its steps; print what the end costs."""
     with process_group() as (rank, world_size, device):
         config = replace(config, batch_size=lesson.batch_size_per_rank(config, world_size))
@@ -87,4 +87,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run_with_config(main, Config, __doc__)
+    run_with_config(main, EndStepConfig, __doc__)

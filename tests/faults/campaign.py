@@ -2,14 +2,14 @@
 
     python tests/faults/campaign.py --seed 1          # make test-faults SEED=1
 
-A run is killed, told to stop, short of disk, or left waiting by a rank that hangs, at moments that follow from the
-seed. It is resumed after each fault, and in the end its weights must be, bit for bit, those of a run that nothing
-happened to. Prints a table and adds it to results/<machine>_faults.json:
+A run is killed, stopped by signals, short of disk, or has a rank that is stopped for good, at moments that follow from
+the seed. It is resumed after each fault, and in the end its weights must be, bit for bit, those of a run without
+faults. Prints a table and adds it to results/<machine>_faults.json:
 
     fault     what was done
     times     how often
     handled   how often the run ended as it should: in time, with the status and the line that the pages promise
-    lost      how often work was lost: no checkpoint to go on from, or other weights at the end
+    lost      how often work was lost: no checkpoint to continue from, or other weights at the end
 
 It ends with status 1 if a fault was not handled or something was lost.
 """
@@ -34,9 +34,9 @@ from datetime import date
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY / folder) for folder in ("tests", "data", "results")]
+sys.path[:0] = [str(REPOSITORY / folder) for folder in (".", "tests", "data")]
 
-from lives import PATIENCE, Life, Tally, by_hand, by_torchrun, equal, name_of, rank_processes, weights_of  # noqa: E402
+from lives import TIMEOUT, Life, Tally, by_hand, by_torchrun, equal, name_of, rank_processes, weights_of  # noqa: E402
 from torchvision.datasets import MNIST  # noqa: E402
 
 import downloading  # noqa: E402
@@ -57,7 +57,7 @@ STOP_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
 
 @dataclass
 class Plan:
-    """A kind of run, and what nothing happening to it gives."""
+    """A kind of run, and its result without faults."""
 
     start: Callable[..., Life]
     ranks: int
@@ -70,18 +70,18 @@ class Plan:
         return self.start(TRAIN, [*self.flags, "--run_dir", run_dir], run_dir.parent, self.ranks)
 
     def is_whole(self, run_dir: Path) -> bool:
-        """Whether the run in this folder ended with the weights of one that nothing happened to."""
+        """Whether the run in this folder ended with the weights of one without faults."""
         whole = self.folder / "whole" / "run"
         if not whole.exists():
             began = time.monotonic()
             life = self.live(whole)
-            assert life.wait() == [0] * len(life.processes), life.said()
+            assert life.wait() == [0] * len(life.processes), life.printed()
             self.seconds = time.monotonic() - began
         return run_dir == whole or equal(weights_of(run_dir), weights_of(whole))
 
 
 def fault_after_fault(tally: Tally, plan: Plan, times: int, chance: random.Random, strike: Callable) -> Tally:
-    """Have a run struck at random moments until that has been done so often; begin another whenever one has ended.
+    """Strike a run at random moments, ``times`` times; begin another one whenever one has ended.
 
     ``strike(life, chance)`` returns what it did and whether the life that it struck ended as it should.
     """
@@ -101,40 +101,41 @@ def fault_after_fault(tally: Tally, plan: Plan, times: int, chance: random.Rando
             right = life.wait() == [0] * len(life.processes)
             if not right or not plan.is_whole(run_dir):
                 tally.lost += max(since, 1)
-                tally.strange.append(f"{run_dir}: resumed after {since} faults, but not as a whole run\n{life.said()}")
+                tally.strange.append(f"{run_dir}: resumed after {since} faults, with another result\n{life.printed()}")
             run, since = run + 1, 0
             if last:
                 return tally
         else:
             what, handled = strike(life, chance)
-            tally.count(handled, f"{what}\n{life.said()}")
+            tally.count(handled, f"{what}\n{life.printed()}")
             since += 1
 
 
 def kill(life: Life, chance: random.Random) -> tuple[str, bool]:
-    """Kill one rank; the others must end within a minute and say which one is gone, or who did not come."""
+    """Kill one rank; the others must end within a minute and say which one is lost, or which did not join."""
     victim = chance.randrange(len(life.processes))
     life.processes[victim].kill()
     statuses = life.wait()
     if statuses is None:
         return f"kill -9 of rank {victim}, then a hang", False
     others = [status for rank, status in enumerate(statuses) if rank != victim]
-    told = f"rank {victim} is gone" in life.said() or "not all came" in life.said() or "cannot reach" in life.said()
-    return f"kill -9 of rank {victim}: {statuses}", all(s == 0 or (s in (1, 2) and told) for s in others)
+    reported = (f"rank {victim} is lost", "not all ranks joined", "cannot reach")
+    named = any(words in life.printed() for words in reported)
+    return f"kill -9 of rank {victim}: {statuses}", all(s == 0 or (s in (1, 2) and named) for s in others)
 
 
-def tell(life: Life, chance: random.Random) -> tuple[str, bool]:
+def send_signal(life: Life, chance: random.Random) -> tuple[str, bool]:
     """Signal one rank or all; all must save and stop with status 0, or end of it before there is anything to save."""
     number = chance.choice(STOP_SIGNALS)
-    told = life.processes if chance.random() < 0.5 else [chance.choice(life.processes)]
-    for process in told:
+    chosen = life.processes if chance.random() < 0.5 else [chance.choice(life.processes)]
+    for process in chosen:
         process.send_signal(number)
     statuses = life.wait()
-    what = f"{name_of(number)} to {len(told)} of {len(life.processes)}: {statuses}"
+    what = f"{name_of(number)} to {len(chosen)} of {len(life.processes)}: {statuses}"
     if statuses is None:
         return what, False
-    early = {-number, 128 + number} & set(statuses)  # it had not begun to heed signals
-    quiet = "Traceback" not in life.said()
+    early = {-number, 128 + number} & set(statuses)  # it did not handle signals yet
+    quiet = "Traceback" not in life.printed()
     return what, quiet and (set(statuses) == {0} or (bool(early) and set(statuses) <= {-number, 128 + number, 0, 1, 2}))
 
 
@@ -173,15 +174,15 @@ def no_space(tally: Tally, plan: Plan, times: int, chance: random.Random) -> Tal
             flags = [*plan.flags, "--run_dir", run_dir]
             life = plan.start(TRAIN, flags, plan.folder / "logs", plan.ranks)
             statuses = life.wait()
-            lines = [line for line in life.said().splitlines() if line.startswith("error: ")]
-            told = statuses == [2] and len(lines) == 1 and "No space left" in lines[0]
-            quiet = "Traceback" not in life.said()
-            tally.count(quiet and (told or statuses == [0]), f"{small} bytes: {statuses}\n{life.said()}")
+            lines = [line for line in life.printed().splitlines() if line.startswith("error: ")]
+            one_line = statuses == [2] and len(lines) == 1 and "No space left" in lines[0]
+            quiet = "Traceback" not in life.printed()
+            tally.count(quiet and (one_line or statuses == [0]), f"{small} bytes: {statuses}\n{life.printed()}")
             subprocess.run(["mount", "-o", f"remount,size={8 * size}", str(disk)], check=True)
             life = plan.start(TRAIN, flags, plan.folder / "logs", plan.ranks)
             if life.wait() != [0] or not plan.is_whole(run_dir):
                 tally.lost += 1
-                tally.strange.append(f"{small} bytes, then enough\n{life.said()}")
+                tally.strange.append(f"{small} bytes, then enough\n{life.printed()}")
         finally:
             subprocess.run(["umount", "-l", str(disk)], check=True)
     return tally
@@ -231,7 +232,7 @@ def bad_servers(tally: Tally, folder: Path, data: Path, times: int, chance: rand
             ended = str(error)
         except Exception as error:
             handled, ended = False, repr(error)
-        tally.count(handled and time.monotonic() - began < PATIENCE, f"{faults}: {ended}")
+        tally.count(handled and time.monotonic() - began < TIMEOUT, f"{faults}: {ended}")
         for mirror in mirrors:
             mirror.cut, mirror.length, mirror.pause, mirror.header_pause = 0, None, 0.0, 0.0
             mirror.pages = dict(packed)
@@ -243,7 +244,7 @@ def bad_servers(tally: Tally, folder: Path, data: Path, times: int, chance: rand
 
 
 class Jobs:
-    """A copy of lesson 03 whose jobs all go on with one run, on a local cluster."""
+    """A copy of lesson 03 whose jobs all continue one run, on a local cluster."""
 
     def __init__(self, slurm: SlurmCluster, folder: Path, data: Path) -> None:
         self.slurm, self.run_dir, self.lesson = slurm, folder / "run", folder / "03_ddp"
@@ -262,7 +263,7 @@ class Jobs:
 
     def wait_until_running(self, job: int) -> None:
         """Wait, also for a requeued job."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while self.state(job) not in ("RUNNING", "COMPLETED", "FAILED") and time.monotonic() < end:
             time.sleep(0.2)
 
@@ -292,7 +293,7 @@ def under_slurm(tally: Tally, plan: Plan, slurm: SlurmCluster, data: Path, times
             slurm.run("scontrol", "requeue", str(job))
         elif ranks := rank_processes(plan.folder / "jobs"):
             os.kill(ranks[chance.choice(sorted(ranks))], signal.SIGKILL)
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while (now := slurm.job(job))["JobState"] in ("RUNNING", "COMPLETING") and time.monotonic() < end:
             if now["Restarts"] != before["Restarts"]:
                 break
@@ -302,36 +303,36 @@ def under_slurm(tally: Tally, plan: Plan, slurm: SlurmCluster, data: Path, times
         tally.count(handled, f"{fault}: {now['JobState']}, {now['Restarts']} restarts\n{jobs.log(job)}")
         if not again:
             job = jobs.submit(*flags)
-    if slurm.wait(job, PATIENCE * 2) != "COMPLETED" or not plan.is_whole(jobs.run_dir):
+    if slurm.wait(job, TIMEOUT * 2) != "COMPLETED" or not plan.is_whole(jobs.run_dir):
         tally.lost += times
         tally.strange.append(jobs.log(job))
     return tally
 
 
 def stopped_rank(tally: Tally, start: Callable[[], Callable[[], str]], folder: Path) -> Tally:
-    """Stop rank 0 at step 20, for good; rank 1 must end within a minute and say that it is rank 0 that is gone.
+    """Stop rank 0 at step 20, for good; rank 1 must end within a minute and say that rank 0 is lost.
 
-    ``start()`` begins a run of two ranks in the folder, and returns what tells its output.
+    ``start()`` begins a run of two ranks in the folder, and returns a function that returns its output.
     """
     output = start()
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not re.search(r"step +20/", output()) and time.monotonic() < end:
         time.sleep(0.02)
     ranks = rank_processes(folder)
     os.kill(ranks[0], signal.SIGSTOP)
     began = time.monotonic()
-    while 1 in rank_processes(folder) and time.monotonic() < began + 2 * PATIENCE:
+    while 1 in rank_processes(folder) and time.monotonic() < began + 2 * TIMEOUT:
         time.sleep(0.1)
     seconds = time.monotonic() - began
     for process in rank_processes(folder).values():
         os.kill(process, signal.SIGKILL)
-    tally.count(seconds < 60 and "rank 0 is gone" in output(), f"rank 1 ended after {seconds:.0f} s\n{output()}")
+    tally.count(seconds < 60 and "rank 0 is lost" in output(), f"rank 1 ended after {seconds:.0f} s\n{output()}")
     tally.remark = f"{seconds:.0f} s"
     return tally
 
 
 def campaign(seed: int, folder: Path, only: str) -> list[Tally]:
-    """Run all of it; several kinds at once, as many of them mostly wait."""
+    """Run all of it; several kinds at once, because most of them mostly wait."""
     data = folder / "data"
     generate("mnist", data, train_samples=400, val_samples=100, seed=7)
     os.environ["WORKSHOP_DATA"] = str(data)
@@ -347,7 +348,7 @@ def campaign(seed: int, folder: Path, only: str) -> list[Tally]:
 
     def life_in(name: str, start: Callable[..., Life]) -> Callable[[], Callable[[], str]]:
         flags = [*long, "--run_dir", folder / name / "run"]
-        return lambda: start(TRAIN, flags, folder / name, 2, sys.executable).said
+        return lambda: start(TRAIN, flags, folder / name, 2, sys.executable).printed
 
     def job_in(name: str) -> Callable[[], str]:
         jobs = Jobs(slurm, folder / name, data)
@@ -358,15 +359,15 @@ def campaign(seed: int, folder: Path, only: str) -> list[Tally]:
         "rank 0 stopped for good, by hand": lambda t, _: stopped_rank(t, life_in("hand", by_hand), folder / "hand"),
         "rank 0 stopped for good, torchrun": lambda t, _: stopped_rank(t, life_in("tr", by_torchrun), folder / "tr"),
         "kill -9, 1 rank": lambda t, c: fault_after_fault(t, one, 12, c, kill),
-        "signals, 1 rank": lambda t, c: fault_after_fault(t, one_told, 12, c, tell),
+        "signals, 1 rank": lambda t, c: fault_after_fault(t, one_signalled, 12, c, send_signal),
         "kill -9, 1 rank with a loader worker": lambda t, c: fault_after_fault(t, mapped, 6, c, kill),
-        "signals, 2 ranks": lambda t, c: fault_after_fault(t, two_told, 8, c, tell),
+        "signals, 2 ranks": lambda t, c: fault_after_fault(t, two_signalled, 8, c, send_signal),
         "kill -9 of one of 2 ranks": lambda t, c: fault_after_fault(t, two, 5, c, kill),
         "kill -9 and SIGTERM under torchrun": lambda t, c: fault_after_fault(t, torchrun, 4, c, kill_under_torchrun),
         "disk full": lambda t, c: no_space(t, plan("full", by_hand, 1, MEMORY), 5, c),
         "bad servers": lambda t, c: bad_servers(t, folder / "servers", data, 12, c),
     }
-    one_told, two_told = plan("one_told", by_hand, 1, MEMORY), plan("two_told", by_hand, 2, MEMORY)
+    one_signalled, two_signalled = plan("one_signalled", by_hand, 1, MEMORY), plan("two_signalled", by_hand, 2, MEMORY)
     if slurm:
         jobs = plan("jobs", by_hand, 2, [*MEMORY, "--epochs", 6])
         works = {
@@ -392,7 +393,7 @@ def campaign(seed: int, folder: Path, only: str) -> list[Tally]:
 
 
 def main() -> None:
-    """Run the campaign of a seed, print its table, and add it to this machine's record."""
+    """Run the campaign of a seed, print its table, and add it to this machine's results file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="the faults whose names contain this, and no others")
@@ -407,8 +408,8 @@ def main() -> None:
     ]
     header = ["fault", "times", "handled", "lost", "remark"]
     for tally in tallies:
-        for story in tally.strange:
-            print(f"=== {tally.fault}: {story[-6000:]}\n")
+        for report in tally.strange:
+            print(f"=== {tally.fault}: {report[-6000:]}\n")
     print(format_table(header, [[str(row[key]) for key in header] for row in rows], left=(0, 4)))
     bad = any(tally.strange or tally.lost for tally in tallies)
     file = RESULTS / f"{machine_name()}_faults.json"

@@ -14,8 +14,8 @@ import torch
 import quick_python
 from ranks import free_port
 
-PATIENCE = float(os.environ.get("FAULTS_PATIENCE", 120))
-"""seconds after which a life that should end is taken for hung; more on a busy machine"""
+TIMEOUT = float(os.environ.get("FAULTS_TIMEOUT", 120))
+"""seconds after which a life that should end counts as hung; more on a busy machine"""
 
 
 @dataclass
@@ -29,12 +29,12 @@ class Tally:
     remark: str = ""
     strange: list[str] = field(default_factory=list)
 
-    def count(self, handled: bool, story: str) -> None:
-        """Count a fault, and keep the ``story`` of one that did not end as it should."""
+    def count(self, handled: bool, report: str) -> None:
+        """Count a fault, and keep the ``report`` of one that did not end as it should."""
         self.times += 1
         self.handled += handled
         if not handled:
-            self.strange.append(story)
+            self.strange.append(report)
 
 
 class Life:
@@ -54,7 +54,7 @@ class Life:
 
     def wait(self) -> list[int] | None:
         """Return the statuses, once all have ended; None if they hang: then their stacks are in the log."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while any(process.poll() is None for process in self.processes):
             if time.monotonic() > end:
                 with self.logs[0].open("a") as log:
@@ -70,7 +70,7 @@ class Life:
             process.kill()
             process.wait()
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Return what all of them wrote."""
         return "".join(log.read_text(errors="replace") for log in self.logs)
 
