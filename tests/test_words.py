@@ -1,0 +1,171 @@
+"""The vocabulary: code, comments, messages and names use the field's terms, not the private ones of earlier versions.
+
+A pattern finds the private use of a word as far as possible, and not its ordinary one. Two uses are left to the reader,
+because no pattern separates them from ordinary ones: "device" for the memory of a GPU, and "copy" for the identity
+baseline.
+"""
+
+import fnmatch
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conftest import REPOSITORY
+
+
+def word(pattern: str) -> str:
+    """A whole word, where an underscore or a capital letter after it ends a word too."""
+    return rf"(?<![A-Za-z])(?:{pattern})(?![a-z])"
+
+
+WORDS = {  # pattern: what to write instead, an example that must be found, one that must not
+    word("mend(s|ed|ing)?"): ("fix, fixed", "how to mend it", "recommended amendments"),
+    word("told|tells?|telling"): ("reported, shows, says, is passed, prints", "are_told_in_one_line", "untold intell"),
+    word("meet(s|ing)?|met(?= at| each)"): ("rendezvous, join", "meet(rank)", "the metric"),
+    r"\b(ranks?|processes) (come|came|comes)\b": ("joined", "before all ranks come", "the ranks compute"),
+    word("patien(t|ce)"): ("timeout", "PATIENCE = 5", "inpatient"),
+    r"(?i)\b(the|of) dead\b|\bdead (ranks?|process\w*)\b|_the_dead\b": (
+        *("failed rank", "find_the_dead"),
+        "deadline, a dead lock",
+    ),
+    r"(?i)\b(falls?|fell|fallen|goes|went) silent\b|\bSILENCE": (
+        *("does not answer; TIMEOUT", "SILENCE = 60"),
+        "a silent error",
+    ),
+    r"(?i)\b(ranks? (part|leave)s?(?! out)|(part|leave) (from )?(them|the (other )?ranks|the group))\b": (
+        *("destroy the process group, exit", "train with them, and leave them at the end"),
+        "the rank leaves out",
+    ),
+    word("houses?|ground.floor"): ("architecture, package, lowest layer", "GROUND_FLOOR_FIRST", "warehouse"),
+    r"(?<![A-Za-z])rooms?(?![a-z])": ("module; memory", "require_room", "headroom, a classroom"),
+    word("rungs?"): ("loader", "each rung", "wrung"),
+    word("climb(s|ed|ing)?"): ("compare step by step", "climb the ladder", "climate"),
+    r"(?i)(?<!precision )(?<!precision_)\bladder\b(?!_0|\.py)|data.ladder": (
+        *("comparison of loaders", "data_ladder"),
+        "precision ladder",
+    ),
+    r"\bRow\b": ("check", "class Row:", "Rows of a table, row"),
+    r"(?i)_records?(?![a-z])|\brecords?_(?!(function|shapes|stream)\b)[a-z]|\bRecords?(?-i:\b[^ a-z])": (
+        *("log, save; results file", "put_record(file)"),
+        "with record_function('forward'): ",
+    ),
+    r"(?i)\bon record\b|\b(a|an|the|each|its|no|their|whose|old|new) records?\b": (
+        *("results file", "the record of a run"),
+        "the profiler records it",
+    ),
+    word("verdicts?"): ("diagnosis", '"verdict": found', "diagnosis"),
+    word("story|stories"): ("exercise page", "the story of the exercise", "history"),
+    r"(?i)\b(drawn|draws?|drawing)_?( the| a| new)? ?(digits?|data|boxes|box|stand)\b|\bdrawn by the computer": (
+        *("synthetic, generated", "draw_digits(20)"),
+        "draw a line, drawn at random",
+    ),
+    word("bring(s|ing)?|brought"): ("download, generate, prepare", "bring_drawn", "bringer"),
+    word("pictures?"): ("images (data); figure, plot", "Pictures", "depicture"),
+    r"\bbounds (the|a|an|it|this|them|your|what|how)\b|\bbounded\b": (
+        *("limits", "what bounds a run"),
+        "Data-bound: upper bound",
+    ),
+    word("ceilings?"): ("upper bound", "the ceiling of it", "math.ceil(x)"),
+    r"(?i)\bthe rate\b(?! of)": ("learning rate; throughput", "then the rate falls", "the learning rate"),
+    r"(?i)\bas (it|they) comes?\b": ("default settings", "PyTorch as it comes", "as it computes"),
+    r"(?i)\b(nothing|all|everything|half|is|are|was|be|of it) hidden\b|\bhidden_(share|ms|milli|seconds)|[\"']hidden": (
+        *("overlapped; no overlap", "all hidden but the last"),
+        "the hidden layer",
+    ),
+    r"[\"'|] ?waiting( /| %| \(\w+\))? ?[\"'|]": ("time waiting for other ranks", '"waiting"', '"waiting for data"'),
+    word("cards?"): ("network adapters; rank info", "network cards", "discarded, cardinal"),
+    r"(?i)\bby heart\b": ("overfitting", "learning by heart", "heartbeat"),
+    word("imitat(es?|ed|ing|ions?)"): ("emulates", "only_imitates", "limitation"),
+    word("pretend(s|ed|ing)?|PRETENDED"): ("fake GPUs", "WORKSHOP_PRETENDED_GPUS", "fake"),
+    r"(?i)\b(leaves?|left|leaving) out units\b": ("drops activations", "leaves out units", "leaves out the rest"),
+    r"(?i)\bdisks? that turns?\b": ("hard disk", "a disk that turns", "a disk returns"),
+    r"(?i)unequal.shares": ("average of averages", "mean_of_unequal_shares", "unequal"),
+    r"(?i)\bon (the|its|their) way\b|\b(take|takes|taken|took|taking) along\b|\b(go|goes) with\b": (
+        *("say what is done: copy, pass, delete", "a tensor on the way"),
+        "away, along",
+    ),
+    r"(?i)\bworkers? of (a|the|each) GPU\b|\bGPU's workers\b": ("CUDA core", "workers of a GPU", "DataLoader workers"),
+    r"(?i)\butilis": ("utilization", "utilisation", "utilization"),
+}
+NAMES = {  # earlier names in code: their new ones
+    r"\btold=": "already_reported",
+    r"\blaunched_as\b|\bin_srun\b": "ranks_from_env, started_by_srun",
+    r"\bthe_cpu\b": "cpu_or_error",
+    r"(?<!\.)\bcommunication\(": "maybe_no_sync",
+    r"\bsteps, batch = ": "total_steps, global_batch_size",
+    r"\brun\.watch\b|\btrace\.watch\b": "run.batches, trace.traced",
+    r"\brun\.note\b": "run.log_summary",
+    r"\bEpochOrder\b|\bShardOrder\b": "DistributedBatchSampler, ShardSampler",
+    r"\bAgreement\b": "ControlGroup",
+    r"\bon_main\b|\bis_main\b": "on_rank0",
+    r"\bAllReduces\b": "AllReduceCounter",
+    r"\bInStep\b|\bOneBatch\b": "BarrierLoader, SyntheticLoader",
+    r"\bslowest\(": "max_over_ranks",
+    r"\bfind_the_dead\b": "exit_if_rank_lost",
+    r"\bidentity\(|\brefuse_misfit\b": "fingerprint, check_compatible",
+    r"\bWANT\b": "RESOURCE_ERRNOS",
+    r"\bbring_real\b|\bbring_drawn\b": "download, generate",
+    r"\b(from|import) (universe|pictures|digits|drawing)\b": "synthetic_nbody, synthetic_images, synthetic_digits",
+    r"\bPictures\b|\bWholeBatches\b|\bSeededSamples\b|\bMapLoader\b": "ImageDataset, DataLoader",
+    r"\bonly_imitates\b|\brequire_room\b": "emulates, require_memory",
+    r"\bONE_PROCESS\b|\bRanks\b": "rank, world_size",
+    r"--(width|depth)\b|^(width|depth):": "--unet_width, --unet_depth",
+    r"\bbuild_loaders\b|\bbuild_optimizer\b": "make_loader, make_optimizer",
+    r"\bobey_only_parent\b": "init_worker",
+    r"\bannotated?\(": "torch.profiler.record_function",
+    r"\bworkshop\.(step|measuring)\b": "04_mixed_precision/train.py, lab",
+}
+EXCEPTIONS = [  # file, what stands there, and why it may
+    ("*.py", r"\.tell\(\)", "Python's method of files"),
+    ("*.py", r"\.heartbeat|heartbeat", "the field's term"),
+    ("*.py", r"Image\.open|ImageDraw", "Pillow's names"),
+    ("tests/test_words.py", r".*", "the list itself"),
+]
+ENDINGS = (".py", ".sh", ".slurm", ".yaml")
+
+
+def files() -> list[str]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [name for name in listed if name.endswith(ENDINGS) and (REPOSITORY / name).is_file()]
+
+
+def excepted(file: str, line: str, found: re.Match) -> bool:
+    """Whether one of the exceptions covers what was found in this line."""
+    return any(
+        fnmatch.fnmatch(file, where) and any(e.start() <= found.start() and found.end() <= e.end() for e in hits)
+        for where, allowed, _ in EXCEPTIONS
+        if (hits := list(re.finditer(allowed, line)))
+    )
+
+
+def hits_in(file: str, lines: list[str]) -> list[str]:
+    """Return where a word or an earlier name stands, and what to write instead."""
+    instead = {pattern: entry[0] for pattern, entry in WORDS.items()} | NAMES
+    return [
+        f"{file}:{number}: '{found[0]}' ({replacement})"
+        for number, line in enumerate(lines)  # 0: the name of the file
+        for pattern, replacement in instead.items()
+        for found in re.finditer(flagged(pattern), line)
+        if not excepted(file, line, found)
+    ]
+
+
+def flagged(pattern: str) -> str:
+    """A pattern for a whole word is for any case."""
+    return f"(?i:{pattern})" if pattern.startswith("(?<![A-Za-z])(?:") else pattern
+
+
+@pytest.mark.parametrize("file", files())
+def test_the_vocabulary_of_the_field_is_used(file: str) -> None:
+    hits = hits_in(file, [Path(file).name, *(REPOSITORY / file).read_text(encoding="utf-8").splitlines()])
+    assert not hits, "\n".join(hits)
+
+
+@pytest.mark.parametrize("pattern", WORDS)
+def test_a_pattern_finds_the_private_use_and_no_other(pattern: str) -> None:
+    _, found, other = WORDS[pattern]
+    assert re.search(flagged(pattern), found)
+    assert not re.search(flagged(pattern), other)
