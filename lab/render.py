@@ -1,5 +1,6 @@
 """Turn figures on record and differences between scripts into parts of the READMEs; cog calls this (`make docs`)."""
 
+import ast
 import difflib
 import functools
 import json
@@ -327,32 +328,69 @@ def cpu_or_gpu(machine: str | None = None) -> str:
     return "\n".join([plot, "", *conclusions, "", source(record)])
 
 
-def rooms() -> str:
+def package_map() -> str:
     """Render the map of the package, from its docstring."""
     package = REPOSITORY / "workshop" / "__init__.py"
     lines = [line.split(maxsplit=1) for line in package.read_text().split('"""')[1].splitlines()[2:]]
-    return "\n".join(f"- `{room}`: {holds}" for room, holds in lines)
+    return "\n".join(f"- `{module}`: {contents}" for module, contents in lines)
 
 
-def hunks(lesson: str, base: str = "01_single_gpu") -> list[str]:
-    """Return what differs between the scripts of two lessons, without the docstrings at their heads."""
-    first, other = (
-        (REPOSITORY / name / "train.py").read_text().split('"""', 2)[2].splitlines() for name in (base, lesson)
-    )
-    found = []
-    for line in list(difflib.unified_diff(first, other, lineterm="", n=1))[2:]:
-        if line.startswith("@@"):
-            found.append([])
-        else:
-            found[-1].append(line)
-    return ["\n".join(["```diff", *hunk, "```"]) for hunk in found]
+BUILDS_ON = {"02_dataparallel": "01_single_gpu", "03_ddp": "01_single_gpu", "04_mixed_precision": "03_ddp"}
+"""for each lesson, the lesson whose script it changes"""
+RENAMED = {("03_ddp", "train"): "main", ("03_ddp", "main"): ""}
+"""definitions that have another name in the script that a lesson builds on, or are new in spite of their name"""
 
 
-def hunk(lesson: str, text: str, base: str = "01_single_gpu") -> str:
-    """Return those hunks of the difference that hold ``text``."""
-    chosen = [hunk for hunk in hunks(lesson, base) if text in hunk]
+def definitions(lesson: str) -> dict[str, list[str]]:
+    """Return the lines of each definition at the top level of a lesson's script, by name; what precedes is "imports".
+
+    Comments before a definition belong to it. The docstring of the script is left out.
+    """
+    text = (REPOSITORY / lesson / "train.py").read_text()
+    lines = text.splitlines()
+    nodes = ast.parse(text).body
+    starts = {"imports": nodes[1].lineno}
+    for node in nodes[1:]:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            starts[node.name] = min(part.lineno for part in (node, *node.decorator_list))
+        elif isinstance(node, ast.Assign):
+            starts[ast.unparse(node.targets[0])] = node.lineno
+        elif isinstance(node, ast.If):
+            starts["entry"] = node.lineno
+    ends = [*list(starts.values())[1:], len(lines) + 1]
+    return {
+        name: "\n".join(lines[start - 1 : end - 1]).rstrip().splitlines()
+        for (name, start), end in zip(starts.items(), ends, strict=True)
+    }
+
+
+def changed(lesson: str) -> dict[str, list[str]]:
+    """Return what differs from the script that a lesson builds on: the hunks of each definition, by its name.
+
+    A new definition is one hunk, in Python; the others are differences, with a line before and after.
+    """
+    before, after = definitions(BUILDS_ON[lesson]), definitions(lesson)
+    found = {}
+    for name, lines in after.items():
+        old = before.get(RENAMED.get((lesson, name), name))
+        if old is None:
+            found[name] = ["\n".join(["```python", *lines, "```"])]
+        elif old != lines:
+            hunks: list[list[str]] = []
+            for line in list(difflib.unified_diff(old, lines, lineterm="", n=1))[2:]:
+                if line.startswith("@@"):
+                    hunks.append([])
+                else:
+                    hunks[-1].append(line)
+            found[name] = ["\n".join(["```diff", *hunk, "```"]) for hunk in hunks]
+    return found
+
+
+def change(lesson: str, name: str, text: str = "") -> str:
+    """Return the hunks of one definition of a lesson's script that contain ``text``, by default all of them."""
+    chosen = [hunk for hunk in changed(lesson).get(name, []) if text in hunk]
     if not chosen:
-        raise ValueError(f"no hunk of {lesson} holds {text!r}")
+        raise ValueError(f"{lesson}: nothing that changed in {name} contains {text!r}")
     return "\n\n".join(chosen)
 
 
