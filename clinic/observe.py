@@ -8,15 +8,12 @@ import os
 import re
 import resource
 import runpy
-import secrets
 import signal
-import socket
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +25,7 @@ from torch import nn
 
 from clinic import coded
 from clinic.notes import Rank, take_notes
-from lab.launching import reason
+from lab.launching import free_port, reason
 from workshop import models
 
 models.MODELS["mnist_cnn"] = coded.SmallReader
@@ -124,7 +121,7 @@ class Script:
         run_dir = run_dir or Path(tempfile.mkdtemp(dir=self.folder, prefix="run_"))
         noted = Path(tempfile.mkdtemp(dir=self.folder, prefix="notes_"))
         words = [str(word) for word in ("--num_workers", 0, *flags, "--data_dir", data_dir, "--run_dir", run_dir)]
-        environment = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environment = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         fork = multiprocessing.get_context("fork")
         processes = []
         for rank in range(ranks):
@@ -168,15 +165,6 @@ def _raise_if_failed(ranks: list[Rank], timeout: float) -> None:
 
 def _at(waiting: str) -> str:
     return waiting if waiting.startswith("in ") else f"waiting: {waiting}"
-
-
-def _free_port() -> int:
-    """Return a port that nobody listens on, below those that the system gives to outgoing connections."""
-    while True:
-        port = secrets.choice(range(12000, 20000))
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _be_a_rank(

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from clinic.catalogue import Exercise, exercises
+from lab.tables import format_table
 from workshop.errors import UserError, warn
+from workshop.paths import write_json
 
 NAME = "exercises.json"
 
@@ -48,9 +50,7 @@ class Records:
     def _write(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-            temporary.write_text(json.dumps(self.content, indent=1) + "\n")
-            temporary.replace(self.path)
+            write_json(self.path, self.content, suffix=f".{os.getpid()}.tmp")
         except OSError as error:
             warn(f"cannot write {self.path}: {error.strerror}; this check is not saved")
 
@@ -119,8 +119,7 @@ def as_text(names: Sequence[str], rows: Sequence[tuple[str, list[Cell]]]) -> str
         if any(cells):
             lines.append([name, *cells])
     lines.append(["passed", *(f"{sum(cell.passed for cell in row)} of {len(names)}" for _, row in rows)])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(f"{cell:{w}}" for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return format_table(lines[0], lines[1:], left=range(len(lines[0])))
 
 
 STYLE = """

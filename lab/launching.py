@@ -4,18 +4,30 @@ import importlib.util
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from workshop.commandline import load_config
 from workshop.errors import UserError
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, below those that the system gives to outgoing connections."""
+    while True:
+        port = secrets.choice(range(12000, 20000))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def torchrun(ranks: int) -> list[str]:

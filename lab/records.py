@@ -1,7 +1,5 @@
-"""The JSON record of an experiment: its figures, and what is needed to trust or to repeat them."""
+"""The JSON file of an experiment: its figures, and what is needed to trust or to repeat them."""
 
-import json
-import os
 import shlex
 import sys
 from datetime import date
@@ -11,13 +9,14 @@ from typing import Any
 import torch
 
 from workshop.hardware import describe_hardware, describe_versions
+from workshop.paths import write_json
 
 
 def write_record(file: Path, device: torch.device, figures: dict[str, Any]) -> None:
     """Write the figures as JSON, after the date, the command, the hardware and the versions they were measured with.
 
-    Entries of the figures win, such as the hardware of a run that ended earlier. Whoever reads the file while it is
-    written anew finds the former one, whole.
+    Entries of the figures replace these, such as the hardware of a run that ended earlier. The file is complete at
+    every moment, also while it is replaced.
     """
     about = {
         "date": date.today().isoformat(),
@@ -25,6 +24,4 @@ def write_record(file: Path, device: torch.device, figures: dict[str, Any]) -> N
         "hardware": describe_hardware(device),
         "versions": describe_versions(),
     }
-    unfinished = file.with_name(f"{file.name}.part")
-    unfinished.write_text(json.dumps(about | figures, indent=2, default=str) + "\n")
-    os.replace(unfinished, file)
+    write_json(file, about | figures)

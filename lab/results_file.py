@@ -1,4 +1,4 @@
-"""The file of a machine's figures: a record for each experiment, whole at every moment."""
+"""The file of a machine's figures: a record for each experiment; the file is complete at every moment."""
 
 import json
 import re
@@ -8,9 +8,10 @@ from typing import Any
 
 from lab.machine_facts import this_machine
 from workshop.errors import UserError
+from workshop.paths import write_json
 
 ABOUT = {"date", "command", "hardware", "versions"}
-"""what each record says of itself"""
+"""what each record has besides its figures"""
 
 
 def machine_name() -> str:
@@ -42,11 +43,10 @@ def read_records(file: Path) -> dict[str, dict[str, Any]]:
 def put_record(file: Path, experiment: str, figures: dict[str, Any], command: str) -> None:
     """Put an experiment's figures into the file, with what is needed to trust or to repeat them.
 
-    Hardware and versions that the figures tell win: another process, with other devices, may have measured them.
+    Hardware and versions in the figures replace those of this process: another one, with other devices, may have
+    measured them.
     """
     records = read_records(file)
     here = {key: this_machine()[key] for key in ("hardware", "versions")}
     records[experiment] = here | figures | {"date": date.today().isoformat(), "command": command}
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(records, indent=2) + "\n")
-    temporary.replace(file)
+    write_json(file, records)

@@ -100,7 +100,9 @@ def driver() -> Row:
     """See that the NVIDIA driver, if there is one, is new enough for the CUDA that torch was built for."""
     import torch
 
-    number, cuda = _driver_version(), torch.version.cuda
+    from workshop import hardware
+
+    number, cuda = hardware.driver_version(), torch.version.cuda
     if number is None:
         return Row("driver", "ok", "no NVIDIA driver, so no NVIDIA GPU, on this node")
     if cuda is None:
@@ -348,13 +350,3 @@ def _minutes(limit: str) -> float | None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
-
-
-def _driver_version() -> str | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return pynvml.nvmlSystemGetDriverVersion()
-    except Exception:  # no such library, no driver, or one that does not answer
-        return None

@@ -1,24 +1,13 @@
 """Starts several ranks of a script on this machine, as a launcher would, and collects what each of them prints."""
 
 import os
-import secrets
 import signal
-import socket
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import quick_python
 from conftest import Result
-
-
-def free_port() -> int:
-    """A port that nobody listens on, and that no outgoing connection is given before it is used: those are higher."""
-    while True:
-        port = secrets.choice(range(12000, 20000))
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+from lab.launching import free_port as free_port
 
 
 def start_ranks(

@@ -78,7 +78,7 @@ def test_package_of_another_clone(monkeypatch: Patch, tmp_path: Path) -> None:
 
 
 def test_driver_too_old_or_torch_without_cuda(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(checks, "_driver_version", lambda: "535.104.05")
+    monkeypatch.setattr("workshop.hardware.driver_version", lambda: "535.104.05")
     monkeypatch.setattr(torch.version, "cuda", "13.2")
     assert says(checks.driver(), "fail", "driver 535.104.05 is too old for torch's CUDA 13.2", "driver R580 or newer")
     monkeypatch.setattr(torch.version, "cuda", "12.8")

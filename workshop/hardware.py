@@ -69,7 +69,7 @@ def describe_hardware(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         hardware |= {"device_name": properties.name, "device_memory_bytes": properties.total_memory}
-        hardware |= {"gpus": torch.cuda.device_count(), "driver": _driver()}
+        hardware |= {"gpus": torch.cuda.device_count(), "driver": driver_version()}
     return hardware
 
 
@@ -106,7 +106,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _driver() -> str | None:
+def driver_version() -> str | None:
     """Return the version of NVIDIA's driver; None where NVML, which knows it, does not work."""
     with suppress(Exception):
         import pynvml

@@ -1,27 +1,25 @@
-"""Who waits for whom: six steps of train.py on a time line, with 0, 1 and 4 processes that load.
+"""How long does training wait for data? Six steps of train.py on a time line, with 0, 1 and 4 processes that load.
 
     python experiments/loading_timelines.py                            # CIFAR-10, as configs/cifar10.yaml has it
     python experiments/loading_timelines.py --dataset mnist --model mnist_cnn
 
-You should see the line that waits for data, ``data``, take as long as a batch takes to prepare where nobody prepares
-it ahead, and less where workers do. Of several runs of each, all in turn, the one least disturbed by others is drawn.
-Flags that are not listed here go to train.py.
+You should see that without workers the time of ``data``, in which training waits for the next batch, is the time that
+it takes to prepare a batch, and that it is shorter with workers, which prepare batches ahead. The configurations are
+measured alternately, and of each the run that other work disturbed least is plotted. Flags that are not listed here are
+passed to train.py.
 """
 
 import argparse
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from lab.flags import Parser, make_output_folder, require_positive
-from lab.launching import reason
 from lab.records import write_record
 from lab.tables import format_table
+from lab.timelines import quietest_runs
 from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
 from workshop.hardware import pick_device
-from workshop.profiling.timeline import plot_traces, read_rows
+from workshop.profiling.timeline import read_rows
 
 LESSON = Path(__file__).resolve().parent.parent
 WORKERS = (0, 1, 4)
@@ -40,20 +38,6 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     return arguments, train_flags
 
 
-def trace(folder: Path, *flags: object) -> Path:
-    """Trace some steps of train.py into ``folder``; return the trace.
-
-    Raises:
-        UserError: it failed.
-    """
-    command = [sys.executable, "train.py", "--config", "../configs/cifar10.yaml", "--epochs", 1, "--trace", "true"]
-    words = [*map(str, [*command, *flags, "--run_dir", folder])]
-    result = subprocess.run(words, cwd=LESSON, capture_output=True, text=True)
-    if result.returncode:
-        raise UserError(reason(result.stderr))
-    return folder / "rank0.pt.trace.json.gz"
-
-
 def figures_of(file: Path) -> dict[str, float]:
     """Return what one step of a trace took, and how long the training process waited for its data, in milliseconds.
 
@@ -70,23 +54,17 @@ def figures_of(file: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Trace all numbers of workers in turn; draw, print and record the quietest run of each."""
+    """Trace all numbers of workers alternately; plot, print and save the least disturbed run of each."""
     arguments, train_flags = parse_arguments()
     make_output_folder(arguments.out)
-    with tempfile.TemporaryDirectory() as folder:
-        traces: dict[int, list[Path]] = {workers: [] for workers in WORKERS}
-        for number in range(arguments.rounds):
-            for workers, found in traces.items():
-                flags = ["--batch_size", arguments.batch_size, "--limit_train", STEPS * arguments.batch_size]
-                flags += ["--limit_val", arguments.batch_size, *train_flags, "--num_workers", workers]
-                found.append(trace(Path(folder, f"{workers}_{number}"), *flags))
-        best = {
-            workers: min(found, key=lambda file: figures_of(file)["step_milliseconds"])
-            for workers, found in traces.items()
-        }
-        rows = [{"num_workers": workers, **figures_of(file)} for workers, file in best.items()]
-        drawn = plot_traces({f"--num_workers {workers}": file for workers, file in best.items()})
-        drawn.savefig(arguments.out / "loading_timelines.png")
+    flags = ["--batch_size", arguments.batch_size, "--limit_train", STEPS * arguments.batch_size]
+    flags += ["--limit_val", arguments.batch_size, *train_flags]
+    configurations = {f"--num_workers {workers}": [*flags, "--num_workers", workers] for workers in WORKERS}
+    plot = arguments.out / "loading_timelines.png"
+    best = quietest_runs(
+        [sys.executable], LESSON, configurations, arguments.rounds, figures_of, "step_milliseconds", plot
+    )
+    rows = [{"num_workers": workers, **found} for workers, found in zip(WORKERS, best.values(), strict=True)]
     header = ["--num_workers", "ms a step", "of it waiting for data"]
     cells = [(str(r["num_workers"]), f"{r['step_milliseconds']:.1f}", f"{r['data_milliseconds']:.1f}") for r in rows]
     print(format_table(header, cells))

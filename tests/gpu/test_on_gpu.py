@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from workshop.step.optimizers import build_optimizer
 
 from conftest import REPOSITORY, Train
 from lab.launching import load_script

@@ -2,7 +2,6 @@
 
 import dataclasses
 import fcntl
-import json
 import os
 import shlex
 import sys
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from workshop.config import TrainConfig
 from workshop.errors import UserError, warn
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
-from workshop.paths import default_runs_dir, lesson_name
+from workshop.paths import default_runs_dir, lesson_name, write_json
 from workshop.run.control_group import backend_in_use
 
 LOCK = "workshop_run.lock"
@@ -170,7 +169,5 @@ class RunLogger:
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "monitor": monitor,
         }
-        temporary = self.directory / "summary.tmp"
         with self._or_warn("summary.json"):
-            temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n")
-            temporary.replace(self.directory / "summary.json")
+            write_json(self.directory / "summary.json", summary)
