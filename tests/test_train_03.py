@@ -45,7 +45,9 @@ def script_of(lesson: str) -> str:
         ("03_ddp", "04_mixed_precision", 280),
     ],
 )
-def test_a_lesson_differs_from_the_one_before_by_what_it_teaches(tmp_path: Path, before: str, lesson: str, limit: int) -> None:
+def test_a_lesson_differs_from_the_one_before_by_what_it_teaches(
+    tmp_path: Path, before: str, lesson: str, limit: int
+) -> None:
     """Lines taken away and lines added, blank ones and those of the docstring left out."""
     for name in (before, lesson):
         _, _, code = script_of(name).split('"""', 2)
