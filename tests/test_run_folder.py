@@ -178,9 +178,7 @@ def test_a_checkpoint_that_is_cut_off_is_reported_with_its_cause(tmp_path: Path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
         save_checkpoint(tmp_path / "checkpoint.pt", {str(part): torch.zeros(20_000) for part in range(20)})
 
-    assert error_in_fork(save).startswith(
-        f"cannot write {tmp_path}/checkpoint.pt: File too large;"
-    )
+    assert error_in_fork(save).startswith(f"cannot write {tmp_path}/checkpoint.pt: File too large;")
     assert contents(tmp_path) == {}
 
 
