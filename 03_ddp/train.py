@@ -218,7 +218,7 @@ def main(config: Config) -> None:
         device = cpu_or_error()
     # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 listens; exit with one line if not.
     store = rendezvous(rank, world_size, device)
-    with failure_detector(store, rank, world_size):  # ends all ranks within a minute if one dies or hangs, and names it
+    with failure_detector(store, rank, world_size):  # ends all ranks within a minute if one dies or stops, and names it
         dist.init_process_group(  # in a script of your own, without `store`, this does the rendezvous itself
             backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
             store=store,

@@ -327,6 +327,8 @@ def spoiled(state: dict, *keys: object, value: object = None) -> dict:
         lambda state: spoiled(state, "run", "lr"),
         lambda state: spoiled(state, "optimizer"),
         lambda state: spoiled(state, "model", value=torch.zeros(3)),
+        lambda state: spoiled(state, "model", value={f"module.{name}": w for name, w in state["model"].items()}),
+        lambda state: spoiled(state, "scheduler", "gamma"),  # as the schedule of another lesson
         lambda state: spoiled(state, "run", "ranks", 0, "random", "torch", value=torch.zeros(3, dtype=torch.uint8)),
         lambda state: spoiled(state, "run", "ranks", 0, "random", "python", value=(3, (1, 2), None)),
     ],

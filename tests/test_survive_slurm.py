@@ -46,7 +46,7 @@ class Job:
     def stopped_and_resumed(self) -> str:
         """Wait for its end; return the signal that stopped it at the step from which it later continued."""
         assert self.slurm.wait(self.number) == "COMPLETED", self.log
-        assert self.slurm.job(self.number)["Restarts"] == "1"
+        assert self.slurm.job(self.number)["Restarts"] == "1", self.log
         ((name, where),) = re.findall(r"stopped by (\w+): saved (after (?:step \d+ of )?epoch \d);", self.log)
         assert len(re.findall(f"resumed from .*/checkpoint.pt {where}$", self.log, re.MULTILINE)) == 1
         assert len(re.findall("^epoch 1  train loss", self.log, re.MULTILINE)) == 1

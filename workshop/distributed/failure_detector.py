@@ -2,7 +2,7 @@
 
 A collective waits for all ranks. If one of them has died, a collective over gloo fails without naming it; over NCCL it
 may wait until its timeout, minutes later. torchrun and ``srun --kill-on-bad-exit`` end the others when a process exits,
-but not when it hangs, or when its node is lost. Therefore every rank counts up a heartbeat in the store of the
+but not when it is stopped, or when its node is lost. Therefore every rank counts up a heartbeat in the store of the
 rendezvous. Rank 0 checks the heartbeats of all others; the others check that of rank 0, and what it has reported.
 
 A rank's silence is measured in heartbeats of the rank that checks. So a process that was stopped for a while does not
@@ -37,8 +37,10 @@ NO_STORE = "rank 0 is lost, or its node: its store does not answer"
 def failure_detector(store: dist.Store, rank: int, world_size: int) -> Iterator[None]:
     """While this context lasts, end this process if another rank is lost, and tell the others if this one fails.
 
-    Guarantees: a rank that died, hangs or lost its node is named in one line by one of the ranks, and all processes
-    end, within a minute; a user's mistake that several ranks find is reported once.
+    Guarantees: a rank that died, whose process was stopped, or whose node was lost, is named in one line, and all
+    processes end, within a minute; a user's mistake that several ranks find is reported once. A rank that waits in its
+    main thread for ever, for example in a collective that the others do not call, still sends heartbeats: only the
+    timeout of the process group ends it.
 
     Create the process group within the context; it is destroyed if an error leaves the context, unless that could wait
     for other ranks.
