@@ -182,7 +182,7 @@ def processors() -> Row:
 
 def data() -> list[Row]:
     """See that each data set is there and whole."""
-    from workshop.datasets import IMAGES, files, nbody
+    from workshop.datasets import IMAGES, files, image_dataset, nbody
     from workshop.errors import UserError
     from workshop.paths import default_data_dir
 
@@ -192,7 +192,8 @@ def data() -> list[Row]:
     needs = {"mnist": ("fail", ALL), "cifar10": ("warning", ("01", "03")), "nbody": ("fail", ("04",))}
     rows, where = [], default_data_dir()
     for name, (status, lessons) in needs.items():
-        module, check = IMAGES.get(name, nbody), f"data: {name}"
+        module = image_dataset(name) if name in IMAGES else nbody
+        check = f"data: {name}"
         folder = module.folder(where)
         try:
             module.check(where)
