@@ -366,10 +366,10 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
 
 
 def main(config: Config) -> None:
-    """Join the other ranks, train with them, and leave them at the end."""
+    """Join the other ranks, train with them, and destroy the process group at the end."""
     rank, local_rank, world_size = ranks_from_env()
     if torch.cuda.is_available():
-        # Each rank has its own GPU. Slurm can be told to show each task only its own: then that is number 0 for all.
+        # Each rank has its own GPU. Slurm can show each task only its own: then that is number 0 for all.
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     else:

@@ -1,1 +1,1 @@
-"""What the experiments of several lessons share: flags, records, starting scripts, timing, tables."""
+"""What the experiments of several lessons share: flags, results files, starting scripts, timing, tables."""

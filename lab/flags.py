@@ -1,4 +1,4 @@
-"""The command line of the small experiments: plain argparse that tells a mistake in one line."""
+"""The command line of the small experiments: plain argparse that reports a mistake in one line."""
 
 import argparse
 import re
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Tell what is wrong with the command line."""
+        """Raise `UserError` with what is wrong with the command line."""
         raise UserError(f"{re.sub(r'^argument ', '', message)} (see --help)")
 
     def add_switch(self, flag: str, text: str, *, default: bool = False) -> None:

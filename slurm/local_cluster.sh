@@ -1,5 +1,5 @@
 #!/bin/bash
-# A real Slurm on this machine alone, from the distribution's packages: 2 nodes with 2 pretend GPUs each.
+# A real Slurm on this machine alone, from the distribution's packages: 2 nodes with 2 fake GPUs each.
 #
 #   slurm/local_cluster.sh up       start it, and print the line that points sbatch, srun and squeue at it
 #   slurm/local_cluster.sh status   its nodes and jobs; exit status 1 when it is down
@@ -75,7 +75,7 @@ free_ports() { # the first of three neighbouring ports that nobody answers on; o
 }
 
 write_settings() { # PORT
-    # The one address that Slurm's daemons can be told to listen on is that of the machine's name. Mostly it is one that
+    # The one address that Slurm's daemons can listen on is that of the machine's name. Mostly it is one that
     # other machines do not see, 127.0.0.1 or 127.0.1.1; else the daemons listen on all addresses.
     local here listen=CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
     here=$(getent ahostsv4 "$(uname -n)" | grep -o -m 1 '^127[0-9.]*') || here=127.0.0.1 listen=
@@ -95,7 +95,7 @@ SlurmctldLogFile=$state/slurmctld.log
 SlurmdLogFile=$state/slurmd-%n.log
 MailProg=/bin/true
 MpiDefault=none
-# cred_expire is also how long a requeued job waits before it starts again: 120 seconds unless told
+# cred_expire is also how long a requeued job waits before it starts again: 120 seconds by default
 AuthType=auth/munge
 AuthInfo=socket=$state/munge.socket,cred_expire=10
 # no cgroups, which need root
@@ -174,7 +174,7 @@ say_up() { # on standard output the line to type and nothing else, so that eval 
     if [[ $configured != "$SLURM_CONF" && -e $configured ]]; then
         echo "The Slurm of $configured is left alone: it stays the one in use wherever the line below is not typed." >&2
     fi
-    echo "The local Slurm is up, 2 nodes with 2 pretend GPUs each. Type this in each shell that is to use it:" >&2
+    echo "The local Slurm is up, 2 nodes with 2 fake GPUs each. Type this in each shell that is to use it:" >&2
     [[ -t 1 ]] || echo "export SLURM_CONF=$SLURM_CONF" >&2 # eval takes the one below without showing it
     echo "export SLURM_CONF=$SLURM_CONF"
 }

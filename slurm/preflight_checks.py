@@ -194,7 +194,8 @@ def data() -> list[Row]:
     needs = {"mnist": ("fail", ALL), "cifar10": ("warning", ("01", "03")), "nbody": ("fail", ("04",))}
     rows, where = [], default_data_dir()
     for name, (status, lessons) in needs.items():
-        module, check = image_dataset(name) if name in IMAGES else nbody, f"data: {name}"
+        module = image_dataset(name) if name in IMAGES else nbody
+        check = f"data: {name}"
         folder = module.folder(where)
         try:
             module.check(where)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Sourced first by every job.slurm: the site's environment, the threads that Slurm granted, and a record of both.
+# Sourced first by every job.slurm: the site's environment, the threads that Slurm granted; prints both.
 
 # exit, not return: a job that starts in the wrong folder must not go on to srun.
 if [[ ! -f train.py || ! -f ../slurm/site.sh ]]; then

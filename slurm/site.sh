@@ -2,7 +2,7 @@
 # The one file a site edits. Source it once per login, in bash or zsh, before sbatch:    source slurm/site.sh
 # Every job sources it again on its node, through setup.sh.
 
-# 1. What sbatch must be told here. It reads each option from a variable of the shell it is typed in, and such a
+# 1. What sbatch needs to know here. It reads each option from a variable of the shell it is typed in, and such a
 #    variable wins over the #SBATCH line of a job file. (salloc reads SALLOC_*, and srun outside a job SLURM_*.)
 #
 # export SBATCH_ACCOUNT=my_project

@@ -73,7 +73,7 @@ def run_as_script(script: str | Path, patch: pytest.MonkeyPatch) -> None:
     """Run a file as Python runs a script: what it imports is looked for beside it first.
 
     It gets the modules beside it that a test has imported already, so that a test can patch them. Modules of the same
-    names from other folders, such as another lesson's, are hidden from it, and its own are removed afterwards.
+    names from other folders, such as another lesson's, are removed while it runs, and its own afterwards.
     """
     folder = Path(script).resolve().parent
     beside = {file.stem for file in folder.glob("*.py")} | {file.parent.name for file in folder.glob("*/__init__.py")}

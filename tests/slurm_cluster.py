@@ -77,7 +77,7 @@ class SlurmCluster:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmCluster]:
-    """Yield a running cluster of 2 nodes with 2 pretend GPUs each, for the whole session."""
+    """Yield a running cluster of 2 nodes with 2 fake GPUs each, for the whole session."""
     require_slurm()
     with tempfile.TemporaryDirectory() as folder:  # not tmp_path: the name of a socket may have 107 characters only
         state = Path(folder).resolve() / "slurm"

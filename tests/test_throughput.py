@@ -157,7 +157,7 @@ def test_trials_that_differ_too_much_give_no_diagnosis(noisy: str, trials: list[
     assert diagnosis({name: Throughput(rates) for name, rates in quiet.items()}, "map").startswith("Compute-bound")
     measured = {name: Throughput(rates) for name, rates in (quiet | {noisy: trials}).items()}
     found = diagnosis(measured, "map")
-    assert found.startswith(f"Too noisy to tell: the trials of {noisy} gave {measured[noisy]} samples/s. Other work")
+    assert found.startswith(f"Too noisy: the trials of {noisy} gave {measured[noisy]} samples/s. Other work")
     assert "--benchmark_seconds" in found and "--precision" not in found
 
 
@@ -194,7 +194,7 @@ def test_the_lesson_prints_table_and_diagnosis(run_script: Script, tmp_path: Pat
     assert result.status == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
     assert [line[0] for line in lines if "+/-" in line][:3] == ["IO", "SYNTHETIC", "FULL"]
-    assert any(words in result.stdout for words in ("bound: ", "overlap: ", "Too noisy to tell: "))
+    assert any(words in result.stdout for words in ("bound: ", "overlap: ", "Too noisy: "))
     assert "epoch" not in result.stdout  # no step is logged, no epoch is
     figures = json.loads((tmp_path / "throughput.json").read_text())
     assert figures["IO"]["mean"] > figures["SYNTHETIC"]["mean"]

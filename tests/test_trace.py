@@ -372,7 +372,9 @@ def test_only_all_reduces_of_gradients_are_counted(
     assert lines[1:] == [["data", "6", "1.00"], ["backward", "6", "40.00"], ["all-reduces", "12", "10.00"]]
 
 
-@pytest.mark.parametrize("content", [b"", b"no trace", gzip.compress(b"[]"), gzip.compress(b'{"traceEvents": []}')])
+@pytest.mark.parametrize(
+    "content", [b"", b"no trace", gzip.compress(b"[]", mtime=0), gzip.compress(b'{"traceEvents": []}', mtime=0)]
+)
 def test_a_file_that_is_no_trace_is_reported_in_one_line(content: bytes, run_script: Script, tmp_path: Path) -> None:
     (tmp_path / "t.gz").write_bytes(content)
     result = run_script("03_ddp/experiments/trace_counts.py", tmp_path / "t.gz")

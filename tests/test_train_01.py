@@ -130,7 +130,7 @@ def shown_profile(train_in_new_process: Callable, file: Path) -> str:
     return train_in_new_process("-m", "line_profiler", "-mt", file).stdout
 
 
-def test_kernprof_records_the_training_function(train_in_new_process: Callable, tmp_path: Path) -> None:
+def test_kernprof_profiles_the_training_function(train_in_new_process: Callable, tmp_path: Path) -> None:
     file = tmp_path / "train.lprof"
     assert train_in_new_process("-m", "kernprof", "-l", "-o", file, "train.py", *SHORT).returncode == 0
     assert_profile_of_training(shown_profile(train_in_new_process, file))

@@ -30,7 +30,7 @@ WORDS = {  # pattern: what to write instead, an example that must be found, one 
         *("failed rank", "find_the_dead"),
         "deadline, a dead lock",
     ),
-    r"(?i)\b(falls?|fell|fallen|goes|went) silent\b|\bSILENCE": (
+    r"(?i)\b(falls?|fell|fallen|goes|went) silent\b|(?-i:\bSILENCE)": (
         *("does not answer; TIMEOUT", "SILENCE = 60"),
         "a silent error",
     ),
@@ -47,7 +47,7 @@ WORDS = {  # pattern: what to write instead, an example that must be found, one 
         "precision ladder",
     ),
     r"\bRow\b": ("check", "class Row:", "Rows of a table, row"),
-    r"(?i)_records?(?![a-z])|\brecords?_(?!(function|shapes|stream)\b)[a-z]|\bRecords?(?-i:\b[^ a-z])": (
+    r"(?i)_records?(?![a-z])|\brecords?_(?!(function|shapes|stream)\b)[a-z]|(?-i:\bRecords?\b(?! ))": (
         *("log, save; results file", "put_record(file)"),
         "with record_function('forward'): ",
     ),
@@ -110,7 +110,7 @@ NAMES = {  # earlier names in code: their new ones
     r"\b(from|import) (universe|pictures|digits|drawing)\b": "synthetic_nbody, synthetic_images, synthetic_digits",
     r"\bPictures\b|\bWholeBatches\b|\bSeededSamples\b|\bMapLoader\b": "ImageDataset, DataLoader",
     r"\bonly_imitates\b|\brequire_room\b": "emulates, require_memory",
-    r"\bONE_PROCESS\b|\bRanks\b": "rank, world_size",
+    r"\bONE_PROCESS\b|\bRanks\(|: Ranks\b|import .*\bRanks\b": "rank, world_size",
     r"--(width|depth)\b|^(width|depth):": "--unet_width, --unet_depth",
     r"\bbuild_loaders\b|\bbuild_optimizer\b": "make_loader, make_optimizer",
     r"\bobey_only_parent\b": "init_worker",

@@ -24,14 +24,14 @@ class StopSignals:
         handled = [
             number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
         ]  # nohup ignores SIGHUP
-        self._before: dict[int, Any] = {number: signal.signal(number, self._record) for number in handled}
+        self._before: dict[int, Any] = {number: signal.signal(number, self._on_signal) for number in handled}
         return self
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _record(self, number: int, _: FrameType | None) -> None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.received = number
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)

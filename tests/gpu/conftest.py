@@ -46,7 +46,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Few digits and images, and boxes of 32^3 cells; shards too, if WebDataset is installed."""
+    """Few digits and colour images, and boxes of 32^3 cells; shards too, if WebDataset is installed."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("mnist", "cifar10"):
         generate(name, folder, train_samples=1280, val_samples=256)

@@ -25,7 +25,7 @@ class DeviceLoader(BatchLoader):
         device: torch.device,
     ) -> None:
         epoch_values = images.numel() // batch_sampler.num_replicas
-        needed = images.nbytes + targets.nbytes + 3 * 4 * epoch_values  # float32: the epoch, and room to make it in
+        needed = images.nbytes + targets.nbytes + 3 * 4 * epoch_values  # float32: the epoch, and memory to compute it
         require_memory("device", needed, device, "use --loader memory, or fewer samples with --limit_train")
         self.images = images.to(device)
         self.targets = targets.to(device)

@@ -1,15 +1,15 @@
-"""How often to repeat something so that it takes about as long as one wants to measure."""
+"""How often to repeat something so that it takes about as long as a measurement should."""
 
 from collections.abc import Callable
 
 
 def repeats_for(seconds: float, time_of: Callable[[int], float], first: int) -> int:
-    """Return how many repeats take about ``seconds``; the trials on the way there also warm up.
+    """Return how many repeats take about ``seconds``; the trials that find this number also warm up.
 
     Args:
-        seconds: how long a measurement is to take.
-        time_of: does it so many times and returns the seconds it took. Ranks that measure together must all return the
-            same, so that all of them find the same number.
+        seconds: how long a measurement should take.
+        time_of: repeats it this many times and returns the seconds that took. If several ranks measure together, all
+            must return the same time, so that they find the same number.
         first: the repeats to begin with, and the fewest to return.
     """
     repeats = first

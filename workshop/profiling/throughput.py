@@ -207,7 +207,7 @@ def diagnosis(measured: dict[str, Throughput], loader: str) -> str:
     for name in ("IO" if io < synthetic else "SYNTHETIC", "FULL"):
         if measured[name].noisy:
             return (
-                f"Too noisy to tell: the trials of {name} gave {measured[name]} samples/s. Other work runs here: "
+                f"Too noisy: the trials of {name} gave {measured[name]} samples/s. Other work runs here: "
                 "measure again when it is done, or longer, with --benchmark_seconds 10."
             )
     if full < GOOD_OVERLAP * slower:
