@@ -1,4 +1,4 @@
-"""The command line of the small experiments: plain argparse that tells a mistake in one line."""
+"""The command line of the small experiments: plain argparse that reports a mistake in one line."""
 
 import argparse
 import re
@@ -15,14 +15,14 @@ __all__ = ["Parser", "default_folder", "make_output_folder", "require_positive",
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows the script's own words as help, and raises `UserError` in place of printing the usage."""
+    """Shows the script's docstring as help, and raises `UserError` instead of printing the usage."""
 
     def __init__(self, description: str) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(description=description, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Tell what is wrong with the command line."""
+        """Report what is wrong with the command line."""
         raise UserError(f"{re.sub(r'^argument ', '', message)} (see --help)")
 
     def add_switch(self, flag: str, text: str, *, default: bool = False) -> None:
