@@ -15,7 +15,7 @@ __all__ = ["Parser", "default_folder", "make_output_folder", "require_positive",
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows the script's own words as help, and raises `UserError` in place of printing the usage."""
+    """Shows the script's docstring as help, and raises `UserError` instead of printing the usage."""
 
     def __init__(self, description: str) -> None:
         formatter = argparse.RawDescriptionHelpFormatter

@@ -207,7 +207,7 @@ def time_to_target(
     runs: Mapping[str, tuple[Path, Sequence[object]]] = TO_TARGET,
     target: float = TARGET,
 ) -> Iterator[dict[str, Any]]:
-    """Train each of ``runs`` in turn, so many rounds; yield all there is after each round.
+    """Train each of ``runs`` once per round; yield the figures of all rounds so far after each round.
 
     A run's seconds are those of its epochs up to the first one that reaches the target.
     """

@@ -1,4 +1,4 @@
-"""Turn figures on record and differences between scripts into parts of the READMEs; cog calls this (`make docs`)."""
+"""Turn measured figures and differences between scripts into parts of the READMEs; cog calls this (`make docs`)."""
 
 import ast
 import difflib

@@ -1,4 +1,4 @@
-"""Turn the figures on record into the answers that an instructor expects of a class; cog calls this."""
+"""Turn the measured figures into the answers that an instructor expects of a class; cog calls this."""
 
 import statistics
 

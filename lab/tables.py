@@ -1,4 +1,4 @@
-"""Figures as a person reads them: aligned columns, sensible units."""
+"""Figures in a form that is easy to read: aligned columns, suitable units."""
 
 from collections.abc import Container, Sequence
 

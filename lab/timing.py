@@ -33,6 +33,10 @@ def measure(run: Callable[[], Any], min_seconds: float) -> Timing:
 
     ``run`` must have been called once before, so that loading libraries, compiling and the first allocation are not
     counted, and must return only when its result is there: accelerators work asynchronously.
+
+    Median and interquartile range are those of ``torch.utils.benchmark.Timer.blocked_autorange``. It is not used here,
+    for three reasons: it sets the number of torch's threads itself, while the experiments set that of numpy's libraries
+    too; it may measure a slow computation only once; and with a GPU it synchronizes in measurements of the CPU as well.
     """
     timer = timeit.Timer(run)
     calls = repeats_for(SHORTEST_BLOCK, timer.timeit, first=1)

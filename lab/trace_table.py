@@ -1,4 +1,4 @@
-"""What a trace says in figures: time by kernel on a GPU, by operator on a CPU."""
+"""A table of a trace: time by kernel on a GPU, by operator on a CPU."""
 
 from collections import defaultdict
 from pathlib import Path

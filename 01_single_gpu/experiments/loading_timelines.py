@@ -31,7 +31,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     """Read the command line; return the flags of this script and those for train.py."""
     parser = Parser(__doc__)
     parser.add_argument("--batch_size", type=int, default=128, help="samples per step (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each, alternately (default: %(default)s)")
     parser.add_out("loading_timelines.json and loading_timelines.png")
     arguments, train_flags = parser.parse_known_args()
     require_positive(arguments, "batch_size", "rounds")

@@ -3,7 +3,7 @@
     python experiments/compare.py
 
 You should see one table: samples per second, mean +/- standard deviation, and the ratio to one device. All take the
-same samples in steps of the same global batch, and are measured in turn. Where there are not two GPUs, DataParallel
+same samples in steps of the same global batch, and are measured alternately. Where there are not two GPUs, DataParallel
 cannot be measured and its row says so; DDP then runs two ranks of one thread each. Flags that are not listed here go
 to the train.py of all three lessons.
 """
@@ -38,7 +38,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--ranks", type=int, help="ranks of DDP (default: one per GPU, without GPUs 2)")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a trial (default: %(default)s)")
     parser.add_argument(
-        "--rounds", type=int, default=1, help="measure all in turn so many times, 3 trials each (default: %(default)s)"
+        "--rounds", type=int, default=1, help="rounds of 3 trials of all configurations (default: %(default)s)"
     )
     parser.add_out("compare.json")
     arguments, train_flags = parser.parse_known_args()
@@ -59,7 +59,7 @@ def measure(one: Contender, arguments: argparse.Namespace, flags: list[str]) -> 
 
 
 def main() -> None:
-    """Measure all contenders in turn; print the table and write the record."""
+    """Measure all contenders alternately; print the table and write the figures."""
     arguments, train_flags = parse_arguments()
     # Unless asked for otherwise: all samples in memory and no loader processes, which would take CPUs from the ranks.
     flags = ["--loader", "memory", "--num_workers", "0", *train_flags]

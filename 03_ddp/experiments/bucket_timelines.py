@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.add_argument("--batch_size", type=int, default=16, help="samples per rank (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="of each run; the last six count (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each, alternately (default: %(default)s)")
     parser.add_argument("--model", default="resnet18", help="any classifier (default: %(default)s)")
     parser.add_out("bucket_timelines.json and bucket_timelines.png")
     arguments = parser.parse_args()

@@ -58,7 +58,7 @@ def against_published(steps: dict[int, Step], network: Network) -> list[dict[str
     """Return a row for each published batch size and each assumption on overlap.
 
     ``predicted`` comes from the network alone, nothing being fitted. ``calibrated`` takes the bandwidth at which the
-    model meets the first published figure, so it tests the model on the others only.
+    model gives the first published figure, so it tests the model only on the others.
 
     Args:
         steps: by batch size.

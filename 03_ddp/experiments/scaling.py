@@ -58,7 +58,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--seconds", type=float, help="length of a trial (default: 1; quick, 0.1)")
     parser.add_argument(
-        "--rounds", type=int, default=1, help="measure all in turn so many times, 3 trials each (default: %(default)s)"
+        "--rounds", type=int, default=1, help="rounds of 3 trials of all configurations (default: %(default)s)"
     )
     parser.add_switch("--quick", "only to see it work: weak scaling alone, small batches, short trials")
     parser.add_out("scaling.json and scaling.png")
@@ -101,7 +101,7 @@ def measure_products(ranks: int, arguments: argparse.Namespace) -> Trials:
 
 
 def main() -> None:
-    """Measure all settings in turn, so many rounds; then print, plot and write what came of it."""
+    """Measure all configurations alternately, in several rounds; then print, plot and write the results."""
     arguments, train_flags = parse_arguments()
     # Unless asked for otherwise: all samples in memory and no loader processes, which would take CPUs from the ranks.
     train_flags = ["--loader", "memory", "--num_workers", "0", *train_flags]
