@@ -20,7 +20,7 @@ from lab.tables import format_table
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
 
-OF_VOLUMES = ("crop_size", "val_crops", "width", "depth")
+OF_VOLUMES = ("crop_size", "val_crops", "unet_width", "unet_depth")
 """the flags that decide on which cubes a run is validated, and which U-Net it trains"""
 
 
