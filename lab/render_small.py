@@ -122,8 +122,8 @@ USUAL_BANDWIDTHS = (  # GB/s of the specifications, one way, and the row of band
 
 def bandwidths() -> str:
     """Render the usual bandwidths beside those measured on each machine on record."""
-    records = [load("bandwidth", file.stem) for file in sorted(RESULTS.glob("*.json"))]
-    records = [record for record in records if record]
+    files = sorted(RESULTS.glob("*.json"))
+    records = [record for file in files if (record := load("bandwidth", file.stem))]
     rows = []
     for name, usual, path in USUAL_BANDWIDTHS:
         cells = []
