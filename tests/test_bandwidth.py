@@ -186,16 +186,16 @@ def test_script_prints_the_table_and_writes_the_record(run_script: Script, tmp_p
     result = run_script(SCRIPT, "--folder", folder, "--quick", "true", "--out", out)
     assert result.status == 0, result.stderr
     assert list(folder.iterdir()) == []
-    record = json.loads((out / "bandwidth.json").read_text())
-    assert {"date", "command", "hardware", "versions", "rows"} <= record.keys()
+    results = json.loads((out / "bandwidth.json").read_text())
+    assert {"date", "command", "hardware", "versions", "rows"} <= results.keys()
     lines = result.stdout.splitlines()
     assert lines[0].split("  ")[0] == "from, to" and "GB/s" in lines[0] and "hours per PB" in lines[0]
-    for row, line in zip(record["rows"], lines[1:], strict=False):
+    for row, line in zip(results["rows"], lines[1:], strict=False):
         assert line.startswith(row["path"])
         if row["seconds"]:
             assert row["gb_per_second"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
             assert row["hours_per_petabyte"] * row["gb_per_second"] == pytest.approx(1e6 / 3600)
         else:
             assert row["note"].startswith("not measured")
-    measured = {row["path"] for row in record["rows"] if row["seconds"]}
+    measured = {row["path"] for row in results["rows"] if row["seconds"]}
     assert {"disk, sequential write", "disk, random 4 KiB read", "memory copy, 1 thread"} <= measured

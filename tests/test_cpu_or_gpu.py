@@ -21,7 +21,7 @@ from conftest import Script
 from crossover_plot import plot
 from lab import timing
 from lab.tables import format_seconds, format_table
-from sweep import Row, Sweep, WrongResultError, run_sweep
+from sweep import Measurement, Sweep, WrongResultError, run_sweep
 
 SCRIPT = "01_single_gpu/experiments/cpu_or_gpu.py"
 CPU = torch.device("cpu")
@@ -229,10 +229,10 @@ def test_torch_compile_without_a_compiler_is_reported(monkeypatch: pytest.Monkey
 # --- what is said of the rows ---------------------------------------------------------------------------------------
 
 
-def rows_of(label: dict, times: dict[int, float], sweep: str = "s", unit: str = "elements") -> list[Row]:
+def rows_of(label: dict, times: dict[int, float], sweep: str = "s", unit: str = "elements") -> list[Measurement]:
     """Rows of one backend: seconds by size."""
     label = {"backend": "torch", "device": "cpu", "experiment": "e", "sweep": sweep, "unit": unit} | label
-    return [Row(size=size, seconds=seconds, spread=0.0, **label) for size, seconds in times.items()]
+    return [Measurement(size=size, seconds=seconds, spread=0.0, **label) for size, seconds in times.items()]
 
 
 NUMPY = {"backend": "numpy", "threads": 1}
@@ -292,7 +292,7 @@ def test_conclusion_tells_the_gain_of_writing_it_anew() -> None:
 
 
 def test_rows_without_a_time_are_left_out() -> None:
-    absent = Row(experiment="e", sweep="s", backend="cupy", note="not measured: not installed")
+    absent = Measurement(experiment="e", sweep="s", backend="cupy", note="not measured: not installed")
     assert absent.label == "cupy"
     assert conclude([absent, *rows_of(NUMPY, {100: 1.0})]) == "numpy (1 thread) is fastest at every size"
 
@@ -335,14 +335,14 @@ def test_script_writes_table_record_and_plot(run_script: Script, tmp_path: Path)
     assert result.status == 0, result.stderr
     assert "regression: fit a line\nsamples " in result.stdout
     assert "numpy (1 thread): found y = 2.0" in result.stdout
-    record = json.loads((out / "cpu_or_gpu.json").read_text())
-    assert {"date", "command", "hardware", "versions", "cpu_share", "conclusions", "rows"} <= record.keys()
-    assert record["versions"]["numpy"] == np.__version__
-    rows = [Row(**row) for row in record["rows"]]
+    results = json.loads((out / "cpu_or_gpu.json").read_text())
+    assert {"date", "command", "hardware", "versions", "cpu_share", "conclusions", "rows"} <= results.keys()
+    assert results["versions"]["numpy"] == np.__version__
+    rows = [Measurement(**row) for row in results["rows"]]
     for name in ("chained", "regression"):
         of_experiment = [row for row in rows if row.experiment == name]
-        assert record["conclusions"][name] == conclude(of_experiment)
-        assert f"=> {name}: {record['conclusions'][name]}" in result.stdout
+        assert results["conclusions"][name] == conclude(of_experiment)
+        assert f"=> {name}: {results['conclusions'][name]}" in result.stdout
         for sweep in EXPERIMENTS[name]:
             assert {row.size for row in of_experiment if row.sweep == sweep.title} == set(sweep.quick_sizes)
     left_out = [row for row in rows if row.backend == "torch.compile"]
