@@ -1,4 +1,4 @@
-"""Fill the results file of a machine with GPUs within the minutes that there are: `python lab/measure.py gpu --minutes 8`.
+"""Measure all experiments on a GPU within the minutes that there are: `python lab/measure.py gpu --minutes 8`.
 
 The experiments of all lessons that one GPU can run, most important first; on several GPUs also those that need several.
 Figures are written as soon as they are there, and again after each part of an experiment, so that a run that is cut off

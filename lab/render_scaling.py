@@ -71,8 +71,8 @@ def allreduce(machine: str | None = None) -> str:
     ]
     beta = f"{1e-9 / results['beta']:.2f} GB/s" if results["beta"] else "no limit in sight"
     fitted = (
-        f"{results['world_size']} ranks over {results['backend']}; fitted: {1e6 * results['alpha']:,.0f} µs per message "
-        f"(alpha) and {beta} (1 / beta)."
+        f"{results['world_size']} ranks over {results['backend']}; fitted: {1e6 * results['alpha']:,.0f} µs per "
+        f"message (alpha) and {beta} (1 / beta)."
     )
     plot = figure("allreduce", "Time and bus bandwidth of an all-reduce by message size", machine)
     return "\n".join([table(["KiB", "ms", "bus GB/s"], rows), "", fitted, source(results), "", plot])

@@ -240,7 +240,7 @@ def scalars(folder: Path) -> dict[str, list[float]]:
 def test_an_example_log_holds_the_curves_of_its_run(name: str) -> None:
     folder = REPOSITORY / "results" / "example_logs" / name
     (file,) = folder.iterdir()
-    assert file.name == "events.out.tfevents.0.example"  # its own name would tell that of a machine
+    assert file.name == "events.out.tfevents.0.example"  # its own name would contain that of a machine
     assert file.stat().st_size < 20_000
     epochs = CLAIMS[name].get("epochs", 5)
     tags = ("epoch/train_loss", "epoch/val_loss", "epoch/val_accuracy", "epoch/lr")

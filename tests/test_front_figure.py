@@ -1,4 +1,4 @@
-"""The picture of the front page is drawn from the figures of the results files."""
+"""The figure of the front page is plotted from the figures of the results files."""
 
 import statistics
 from pathlib import Path

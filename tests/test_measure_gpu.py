@@ -197,7 +197,7 @@ def test_killed_at_any_experiment_the_file_is_whole_and_the_next_start_goes_on(
     assert "3 of 3 measured completely" in capsys.readouterr().out
 
 
-def test_a_record_that_is_cut_short_leaves_those_before(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_are_cut_short_leave_those_before(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     results_file.save_results(session.file, "one", {"figure": 7}, "a command")
     write = Path.write_text
 
@@ -391,7 +391,7 @@ def test_loaders_whose_package_is_missing_are_named(session: Session, monkeypatc
     monkeypatch.setattr(experiments, "installed", lambda name: False)
     monkeypatch.setattr(lesson_runs, "train", lambda *flags, **_: {"flags": [str(flag) for flag in flags]})
     session = Session(session.file, cpus=16)
-    for measured in (one for one in experiments.EXPERIMENTS if one.name in ("ladder", "mnist_loaders")):
+    for measured in (one for one in experiments.EXPERIMENTS if one.name in ("loaders", "mnist_loaders")):
         *_, figures = measured.run(session)
         assert (list(figures["loaders"]), figures["not_installed"]) == (["map", "memory", "device"], ["shards", "dali"])
         assert figures["num_workers"] == 14
@@ -524,9 +524,9 @@ def test_first_and_later_epochs_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found["flags"], found["first_step_seconds"]) == (["--epochs", 2], 0.5)
 
 
-@pytest.mark.parametrize(("gpus", "ranks", "hidden"), [(0, 2, False), (1, 2, True), (4, 4, False)])
-def test_one_gpu_is_hidden_from_what_needs_two(
-    gpus: int, ranks: int, hidden: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("gpus", "ranks", "masked"), [(0, 2, False), (1, 2, True), (4, 4, False)])
+def test_one_gpu_is_masked_for_what_needs_two(
+    gpus: int, ranks: int, masked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -540,7 +540,7 @@ def test_one_gpu_is_hidden_from_what_needs_two(
     session = Session(tmp_path / "a.json", "cpu")
     list(experiments.allreduce(session))
     list(experiments.scaling(session))
-    assert seen == [(ranks, "" if hidden else "0"), (1, "" if hidden else "0")]
+    assert seen == [(ranks, "" if masked else "0"), (1, "" if masked else "0")]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 

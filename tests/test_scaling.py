@@ -45,7 +45,7 @@ def test_settings_keep_what_each_scaling_keeps() -> None:
     assert shared["weak"] == shared["strong"]
 
 
-def test_ratios_against_one_rank_and_against_the_ceiling() -> None:
+def test_ratios_against_one_rank_and_against_the_upper_bound() -> None:
     one, two, _ = rows("weak", [ONE, TWO, FOUR], MEASURED)
     for name in ("speedup", "efficiency", "machine_bound", "matrix_bound", "share_of_bound"):
         assert one[name] == 1
@@ -82,8 +82,8 @@ def test_the_plot_shows_every_line(tmp_path: Path, matrix: bool) -> None:
     measured = {s: {k: v for k, v in t.items() if matrix or k != "MATRIX"} for s, t in MEASURED.items()}
     found = [row for kind in ("weak", "strong") for row in rows(kind, [ONE, TWO, FOUR], measured)]
     plot(found, tmp_path / "plot.png")
-    picture = imread(tmp_path / "plot.png")
-    colours = {tuple(pixel) for pixel in (picture[::2, ::2, :3].reshape(-1, 3) * 255).round().astype(int).tolist()}
+    figure = imread(tmp_path / "plot.png")
+    colours = {tuple(pixel) for pixel in (figure[::2, ::2, :3].reshape(-1, 3) * 255).round().astype(int).tolist()}
     for red_green_blue in ((31, 119, 180), (44, 160, 44), (214, 39, 40), (148, 103, 189), (128, 128, 128)):
         assert red_green_blue in colours
     assert ((140, 86, 75) in colours) == matrix
