@@ -341,12 +341,12 @@ def fast(session: Session, *flags: object) -> Figures:
 
 def convergence() -> dict[str, Any]:
     """Train lesson 03 with batches of 64 and 512 and three seeds; plot and example logs are those of the first seed."""
-    records = []
+    all_results = []
     for seed in (1, 2, 3):
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "experiments/convergence.py", "--seed", str(seed), "--out", folder]
             subprocess.run(command, cwd=LESSON_03, check=True)
-            records.append(json.loads((Path(folder) / "convergence.json").read_text()))
+            all_results.append(json.loads((Path(folder) / "convergence.json").read_text()))
             if seed == 1:
                 shutil.copy(Path(folder) / "convergence.png", RESULTS / f"{machine_name()}_convergence.png")
                 for events in Path(folder).glob("*/events.out.tfevents.*"):
@@ -354,7 +354,9 @@ def convergence() -> dict[str, Any]:
                     example.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(events, example)  # its own name contains that of this machine
     return {
-        "studies": [{key: record[key] for key in ("target_val_loss", "conclusions", "curves")} for record in records]
+        "studies": [
+            {key: results[key] for key in ("target_val_loss", "conclusions", "curves")} for results in all_results
+        ]
     }
 
 
@@ -434,7 +436,7 @@ EXPERIMENTS = (
         gpus=2,
     ),
     Experiment(
-        name="ladder",
+        name="loaders",
         title="IO, SYNTHETIC and FULL of CIFAR-10 with each loader",
         measure=loaders,
         cpu=("--config", "../configs/cifar10.yaml", "--benchmark_seconds", 3),
@@ -444,7 +446,7 @@ EXPERIMENTS = (
         seconds=20,
     ),
     Experiment(
-        name="mnist_ladder",
+        name="mnist_loaders",
         title="IO, SYNTHETIC and FULL of MNIST with each loader",
         measure=loaders,
         gpu=("--config", "../configs/mnist.yaml", "--benchmark_seconds", 1),

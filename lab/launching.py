@@ -35,7 +35,7 @@ def torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
-def read_record(
+def run_and_read(
     command: Sequence[object],
     folder: Path,
     *,
@@ -45,7 +45,7 @@ def read_record(
     out: Path | None = None,
     plots: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a script that writes one JSON record into an output folder; return what is in it.
+    """Run a script that writes one JSON file into an output folder; return what is in it.
 
     Args:
         command: the words that start Python, the script and its flags, but for the output folder.
@@ -70,8 +70,8 @@ def read_record(
         if plots:
             for plot in Path(written).glob("*.png"):
                 shutil.copy(plot, plots)
-        (record,) = Path(written).glob("*.json")
-        return json.loads(record.read_text())
+        (results_file,) = Path(written).glob("*.json")
+        return json.loads(results_file.read_text())
 
 
 def benchmark(
@@ -82,8 +82,8 @@ def benchmark(
     Raises UserError: it failed.
     """
     command = [*start, "train.py", "--benchmark", "true", *flags]
-    record = read_record(command, lesson, flag="--run_dir", out=out, threads=threads)
-    return {kind: found["trials"] for kind, found in record.items() if kind != "diagnosis"}
+    results = run_and_read(command, lesson, flag="--run_dir", out=out, threads=threads)
+    return {kind: found["trials"] for kind, found in results.items() if kind != "diagnosis"}
 
 
 def load_script(lesson: Path) -> ModuleType:

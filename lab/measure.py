@@ -19,7 +19,7 @@ from lab import measure_gpu
 from lab.experiments import EXPERIMENTS, Experiment, Session
 from lab.flags import Parser
 from lab.lesson_runs import RESULTS, last, prepare
-from lab.results_file import machine_name, put_record, read_records
+from lab.results_file import machine_name, read_results, save_results
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError, nearest
 from workshop.paths import REPOSITORY
@@ -40,7 +40,7 @@ def measure(experiments: list[Experiment], session: Session) -> None:
             figures = last(experiment.run(session))
             if failed := figures.get("failed"):
                 raise UserError("; ".join(f"{part}: {reason}" for part, reason in failed.items()))
-            put_record(session.file, name, figures, f"python lab/measure.py {name}")
+            save_results(session.file, name, figures, f"python lab/measure.py {name}")
             print(f"{name}: written to {session.file.relative_to(REPOSITORY)}", flush=True)
         except (UserError, subprocess.CalledProcessError) as error:
             missing.append(name)
@@ -62,7 +62,7 @@ def main() -> None:
     if unknown := next((name for name in arguments.experiments if name not in known), None):
         raise UserError(f"no experiment '{unknown}'; {nearest(unknown, known)}")
     session = Session(RESULTS / f"{arguments.machine}.json", mode="cpu")
-    read_records(session.file)  # now, not after minutes
+    read_results(session.file)  # now, not after minutes
     measure([known[name] for name in arguments.experiments or known], session)
 
 

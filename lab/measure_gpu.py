@@ -1,4 +1,4 @@
-"""Fill a machine's record on a GPU within the minutes that there are: `python lab/measure.py gpu --minutes 8`.
+"""Measure all experiments on a GPU within the minutes that there are: `python lab/measure.py gpu --minutes 8`.
 
 The experiments of all lessons that one GPU can run, most important first; on several GPUs also those that need several.
 Figures are written as soon as they are there, and again after each part of an experiment, so that a run that is cut off
@@ -26,7 +26,7 @@ from lab.flags import Parser, make_output_folder, require_positive
 from lab.lesson_runs import RESULTS, describe_failure
 from lab.machine_facts import this_machine
 from lab.processes import run_together
-from lab.results_file import machine_name, put_record, read_records
+from lab.results_file import machine_name, read_results, save_results
 from workshop.errors import UserError
 from workshop.paths import REPOSITORY, default_data_dir, default_runs_dir
 
@@ -81,7 +81,7 @@ def measure_in_time(
     """
     reasons = {}
     for experiment in experiments:
-        known = read_records(session.file).get(experiment.name, {})
+        known = read_results(session.file).get(experiment.name, {})
         needed = 1 if session.rehearsal else known.get("first_part_seconds", experiment.seconds)
         left = deadline - time.monotonic() - SPARE_SECONDS
         missing = [f"no {name} data: {no_data[name]}" for name in experiment.data if name in no_data]
@@ -111,7 +111,7 @@ def _measure(experiment: Experiment, session: Session, seconds: float, command: 
                 start_clock(min(started + seconds - time.monotonic(), longest))
                 elapsed = round(time.monotonic() - started, 1)
                 times = {"first_part_seconds": elapsed, **times, "total_seconds": elapsed}
-                put_record(session.file, name, figures | times | {"unfinished": True}, command)
+                save_results(session.file, name, figures | times | {"unfinished": True}, command)
     except TimeIsUp:
         kept = ", what it had measured by then is kept" if figures else ""
         return f"cut off: after {time.monotonic() - started:.0f} s{kept}"
@@ -121,7 +121,7 @@ def _measure(experiment: Experiment, session: Session, seconds: float, command: 
     if not figures:
         return "failed: it gave no figures"
     complete = {key: value for key, value in figures.items() if key != "unfinished"}
-    put_record(session.file, name, complete | times, command)
+    save_results(session.file, name, complete | times, command)
     print(f"== {name}: written to {session.file} after {time.monotonic() - started:.0f} s", flush=True)
     failed = [f"{part} ({reason})" for part, reason in figures.get("failed", {}).items()]
     return f"failed in part: {'; '.join(failed)}" if failed else ""
@@ -215,10 +215,10 @@ def main(arguments: list[str], started: float) -> None:
         make_output_folder(asked.out)
     out = asked.out.resolve() if asked.out else None
     session = with_boxes(rehearse(out) if asked.rehearse else measuring_session(out))
-    records = read_records(session.file)
+    all_results = read_results(session.file)
     on_gpu = [one for one in EXPERIMENTS if one.gpu is not None]
     experiments = [one for one in on_gpu if one.gpus <= session.gpus or session.rehearsal]
-    experiments.sort(key=lambda one: not {"unfinished", "failed"} & records.get(one.name, {"unfinished": 1}).keys())
+    experiments.sort(key=lambda one: not {"unfinished", "failed"} & all_results.get(one.name, {"unfinished": 1}).keys())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends what was started, too
     deadline = started + 60 * asked.minutes
     command = f"python lab/measure.py gpu --minutes {asked.minutes:g}"

@@ -4,6 +4,7 @@ import ast
 import difflib
 import functools
 import json
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,11 +28,18 @@ def machine_of(experiment: str) -> str:
 
 
 def load(experiment: str, machine: str | None = None) -> dict[str, Any]:
-    """Return the record of an experiment, on ``machine`` or the one the pages show; empty if not measured there."""
+    """Return the results of an experiment, on ``machine`` or the one the pages show; empty if not measured there."""
     file = RESULTS / f"{machine or machine_of(experiment)}.json"
-    return with_present_names(json.loads(file.read_text()).get(experiment, {})) if file.exists() else {}
+    measured = json.loads(file.read_text()) if file.exists() else {}
+    return with_present_names(measured.get(experiment) or measured.get(FORMER_EXPERIMENTS.get(experiment, ""), {}))
 
 
+FORMER_EXPERIMENTS = {
+    "loaders": "ladder",
+    "mnist_loaders": "mnist_ladder",
+}
+"""experiments that have another name in older results files, which are never edited"""
+PRESENT_EXPERIMENTS = {former: present for present, former in FORMER_EXPERIMENTS.items()}
 FORMER_NAMES = {
     "verdict": "diagnosis",
     "verdicts": "diagnoses",
@@ -39,36 +47,37 @@ FORMER_NAMES = {
     "machine_ceiling": "machine_bound",
     "matrix_ceiling": "matrix_bound",
     "against_ceiling": "share_of_bound",
+    "waiting": "waiting_for_ranks",
     "imitated_bf16_samples_per_second": "emulated_bf16_samples_per_second",
 }
-"""keys of older records, which are never edited, and what they are called now"""
+"""keys of older results files, and what they are called now"""
 
 
 def with_present_names(figures: Any) -> Any:  # noqa: ANN401, a JSON value
-    """Return figures with the keys that they have in a record of today."""
+    """Return figures with the keys that they have in results of today."""
     if isinstance(figures, dict):
         return {FORMER_NAMES.get(key, key): with_present_names(value) for key, value in figures.items()}
     return [with_present_names(value) for value in figures] if isinstance(figures, list) else figures
 
 
 def load_whole(experiment: str, machine: str) -> dict[str, Any] | None:
-    """Return the record of an experiment on the GPUs of ``machine``; None if it is missing or was cut off."""
-    record = load(experiment, machine)
-    whole = record and not record.get("unfinished") and record["hardware"]["device"] == "cuda"
-    return record if whole else None
+    """Return the results of an experiment on the GPUs of ``machine``; None if they are missing or incomplete."""
+    results = load(experiment, machine)
+    whole = results and not results.get("unfinished") and results["hardware"]["device"] == "cuda"
+    return results if whole else None
 
 
 def gpu_machine(experiment: str) -> str | None:
-    """Return the name of a machine that has a whole record of an experiment on its GPUs; None if none has."""
+    """Return the name of a machine that has complete results of an experiment on its GPUs; None if none has."""
     found = []
     for file in RESULTS.glob("*gpu.json"):
-        if record := load_whole(experiment, file.stem):
-            found.append((record["hardware"]["gpus"], file.stem))
+        if results := load_whole(experiment, file.stem):
+            found.append((results["hardware"]["gpus"], file.stem))
     return sorted(found, reverse=experiment in BY_MANY)[0][1] if found else None
 
 
 def on_gpu(experiment: str) -> dict[str, Any] | None:
-    """Return the record of an experiment on a GPU; None if there is none."""
+    """Return the results of an experiment on a GPU; None if there is none."""
     name = gpu_machine(experiment)
     return load(experiment, name) if name else None
 
@@ -90,29 +99,30 @@ def also_on_gpu(experiment: str) -> Callable[[Rendering], Rendering]:
     return decorate
 
 
-def picture(experiment: str, what: str, machine: str | None = None) -> str:
+def figure(experiment: str, what: str, machine: str | None = None) -> str:
     """Return the plot of an experiment, for a lesson's page; ``what`` says what it shows."""
     return f"![{what}](../results/{machine or machine_of(experiment)}_{experiment}.png)"
 
 
 def not_measured(experiment: str) -> str:
-    """Say that a record is missing, and how to get it."""
+    """Say that the results are missing, and how to measure them."""
     return f"*Not measured yet: `python lab/measure.py {experiment}`.*"
 
 
-def machine(record: dict[str, Any]) -> str:
-    """Say where and with what a record was measured."""
-    hardware, versions = record["hardware"], record["versions"]
-    instructions = hardware.get("cpu_instructions")  # older records are silent on that
+def machine(results: dict[str, Any]) -> str:
+    """Say where and with what the results were measured."""
+    hardware, versions = results["hardware"], results["versions"]
+    instructions = hardware.get("cpu_instructions")  # missing in older results files
     cpus = f"{hardware['cpus_available']} CPUs of an {hardware['cpu']}{f' ({instructions})' if instructions else ''}"
     where = hardware.get("device_name") or cpus
-    return f"{where}, torch {versions['torch']}, Python {versions['python']}, {record['date']}"
+    return f"{where}, torch {versions['torch']}, Python {versions['python']}, {results['date']}"
 
 
-def source(record: dict[str, Any]) -> str:
+def source(results: dict[str, Any]) -> str:
     """Return the caption under a table: where it was measured and the command that measures it again."""
-    command = record["command"].replace("results/measure.py", "lab/measure.py")  # where the file was before
-    return f"*Measured on {machine(record)}, with `{command}`.*"
+    command = results["command"].replace("results/measure.py", "lab/measure.py")  # where the file was before
+    command = re.sub(r"(?<=measure\.py )\w+$", lambda name: PRESENT_EXPERIMENTS.get(name[0], name[0]), command)
+    return f"*Measured on {machine(results)}, with `{command}`.*"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -129,33 +139,33 @@ def mean_std(throughput: dict[str, Any]) -> str:
 @also_on_gpu("baseline")
 def line_profile(machine: str | None = None) -> str:
     """Render the line profile of lesson 01's baseline: the lines that took at least 0.1 % of the time."""
-    record = load("baseline", machine)
+    results = load("baseline", machine)
     lines = [f"{'Line':>4} {'Hits':>6} {'Seconds':>8} {'% Time':>7}  Line contents"]
-    for line in record["lines"]:
+    for line in results["lines"]:
         if line["percent"] >= 0.1:
             figures = f"{line['line']:>4} {line['hits']:>6} {line['seconds']:>8.2f} {line['percent']:>7.1f}"
             lines.append(f"{figures}  {line['text']}")
-    return "\n".join(["```text", *lines, "```", "", source(record)])
+    return "\n".join(["```text", *lines, "```", "", source(results)])
 
 
 @also_on_gpu("baseline")
 def baseline_epoch(name: str | None = None) -> str:
     """Render one sentence on the accuracy and the time of one epoch of lesson 01."""
-    record = load("baseline", name)
-    epoch = record["epoch"]
+    results = load("baseline", name)
+    epoch = results["epoch"]
     return (
-        f"On {machine(record)}: **{epoch['val_accuracy']:.2%}** accuracy on the validation digits after one epoch of "
+        f"On {machine(results)}: **{epoch['val_accuracy']:.2%}** accuracy on the validation digits after one epoch of "
         f"{epoch['seconds']:.0f} s, {epoch['samples_per_second']:,.0f} samples/s."
     )
 
 
-def ladder() -> str:
+def loaders() -> str:
     """Render the throughput of CIFAR-10 with each loader, and the diagnoses."""
-    loaders = load("ladder")["loaders"]
+    by_loader = load("loaders")["loaders"]
     kinds = ("IO", "SYNTHETIC", "FULL")
-    gpu = on_gpu("ladder")
-    columns, sources = [loaders], [source(load("ladder"))]
-    diagnoses = [f"- `{name}`: {found['diagnosis']}" for name, found in loaders.items()]
+    gpu = on_gpu("loaders")
+    columns, sources = [by_loader], [source(load("loaders"))]
+    diagnoses = [f"- `{name}`: {found['diagnosis']}" for name, found in by_loader.items()]
     if gpu:
         columns.append(gpu["loaders"])
         sources.append(source(gpu))
@@ -164,28 +174,28 @@ def ladder() -> str:
     def cells(found: dict[str, Any] | None) -> list[str]:
         return [mean_std(found[kind]) if found else "" for kind in kinds]
 
-    rows = [(f"`{name}`", *(cell for found in columns for cell in cells(found.get(name)))) for name in loaders]
+    rows = [(f"`{name}`", *(cell for found in columns for cell in cells(found.get(name)))) for name in by_loader]
     header = ["`--loader`", *kinds, *(f"{kind} on the GPU" for kind in kinds if gpu)]
-    memory = loaders["memory"]
+    memory = by_loader["memory"]
     gain = (
-        f"`memory` loads {memory['IO']['mean'] / loaders['map']['IO']['mean']:.0f} times as fast as `map` with one "
+        f"`memory` loads {memory['IO']['mean'] / by_loader['map']['IO']['mean']:.0f} times as fast as `map` with one "
         f"worker, and trains at {memory['FULL']['mean'] / memory['SYNTHETIC']['mean']:.0%} of its SYNTHETIC speed."
     )
     unit = "In samples/s, mean ± standard deviation of three trials."
-    if gpu and "num_workers" in gpu:  # older records are silent on that
+    if gpu and "num_workers" in gpu:  # missing in older results files
         unit += f" On the GPU, {workers_of(gpu)}."
     return "\n".join([table(header, rows), "", unit, *sources, "", *diagnoses, "", gain])
 
 
-def workers_of(record: dict[str, Any]) -> str:
+def workers_of(results: dict[str, Any]) -> str:
     """Say how many workers the loaders had."""
-    return f"the loaders that use workers have {record['num_workers']} of them"
+    return f"the loaders that use workers have {results['num_workers']} of them"
 
 
 def mnist_on_gpu() -> str:
     """Render what an epoch on MNIST takes on a GPU, and how fast each loader is there."""
     parts = []
-    if record := on_gpu("mnist_epochs"):
+    if results := on_gpu("mnist_epochs"):
         rows = [
             (
                 name,
@@ -194,36 +204,36 @@ def mnist_on_gpu() -> str:
                 f"{run['epochs'][-1]['samples_per_second']:,.0f}",
                 f"{run['epochs'][-1]['val_accuracy']:.2%}",
             )
-            for name, run in record["rows"].items()
+            for name, run in results["rows"].items()
         ]
         header = ["", "first epoch, s", "later epochs, s", "samples/s of the last", "its accuracy"]
-        parts.append("\n".join([table(header, rows), "", source(record)]))
-    if record := on_gpu("mnist_ladder"):
+        parts.append("\n".join([table(header, rows), "", source(results)]))
+    if results := on_gpu("mnist_loaders"):
         kinds = ("IO", "SYNTHETIC", "FULL")
-        rates_of = record["loaders"].items()
+        rates_of = results["loaders"].items()
         by_loader = [(f"`{name}`", *(mean_std(rates[kind]) for kind in kinds)) for name, rates in rates_of]
-        unit = f"MNIST, in samples/s, mean ± standard deviation of three trials; {workers_of(record)}."
-        parts.append("\n".join([table(["`--loader`", *kinds], by_loader), "", unit, source(record)]))
+        unit = f"MNIST, in samples/s, mean ± standard deviation of three trials; {workers_of(results)}."
+        parts.append("\n".join([table(["`--loader`", *kinds], by_loader), "", unit, source(results)]))
     return "\n\n".join(parts) or not_measured("gpu")
 
 
 def line_profiles() -> str:
     """Render the lines of lesson 01 that take most time on a GPU, without workers and with many."""
-    record = on_gpu("line_profiles")
-    if not record:
+    results = on_gpu("line_profiles")
+    if not results:
         return not_measured("gpu")
     rows = []
-    for name, profile in record["rows"].items():
+    for name, profile in results["rows"].items():
         lines = sorted(profile["lines"], key=lambda line: -line["percent"])[:4]
         rows += [(name, f"`{line['text'].strip()[:60]}`", f"{line['percent']:.1f}") for line in lines]
-    return "\n".join([table(["", "line", "% of the time"], rows), "", source(record)])
+    return "\n".join([table(["", "line", "% of the time"], rows), "", source(results)])
 
 
 @also_on_gpu("fast")
 def fast(machine: str | None = None) -> str:
     """Render the seconds to 98 % accuracy of the baseline and of the fast configuration."""
-    record = load("fast", machine)
-    if not record:
+    results = load("fast", machine)
+    if not results:
         return not_measured("fast")
     names = {
         "baseline": "01: `mnist.yaml`",
@@ -238,69 +248,69 @@ def fast(machine: str | None = None) -> str:
             f"{statistics.median(run['samples_per_second'] for run in runs):,.0f}",
             ", ".join(f"{run['seconds']:.1f}" for run in runs),
             f"{min(run['val_accuracy'] for run in runs):.2%}",
-            f"{record['speedup'][key]:.1f}x",
+            f"{results['speedup'][key]:.1f}x",
         )
-        for key, runs in record["runs"].items()
+        for key, runs in results["runs"].items()
     ]
-    target = f"training seconds to {record['target']:.0%}"
+    target = f"training seconds to {results['target']:.0%}"
     header = ["lesson and `--config`", "samples/s", target, "lowest accuracy", "gain"]
-    emulated = record.get("emulated_bf16_samples_per_second")
+    emulated = results.get("emulated_bf16_samples_per_second")
     note = f" With emulated bf16, `mnist_fast.yaml` trains at {emulated:,.0f} samples/s." if emulated else ""
-    first = {key: [run.get("first_step_seconds") for run in runs] for key, runs in record["runs"].items()}
+    first = {key: [run.get("first_step_seconds") for run in runs] for key, runs in results["runs"].items()}
     if all(seconds for found in first.values() for seconds in found):
         firsts = ", ".join(f"{statistics.median(found):.1f}" for found in first.values())
         note += f" Of these seconds the first step, in which libraries and kernels are loaded, took {firsts}."
-    runs = {1: "One run", 2: "Two runs", 3: "Three runs"}[len(record["runs"]["baseline"])]
+    runs = {1: "One run", 2: "Two runs", 3: "Three runs"}[len(results["runs"]["baseline"])]
     how = f"{runs} each, measured alternately; gain by the medians.{note}"
-    return "\n".join([table(header, rows), "", how, source(record)])
+    return "\n".join([table(header, rows), "", how, source(results)])
 
 
 def faults() -> str:
     """Render how often each fault of the campaigns was handled, over all seeds that were run."""
-    record = load("faults", f"{MACHINE}_faults")
-    if not record:
+    results = load("faults", f"{MACHINE}_faults")
+    if not results:
         return "*Not measured yet: `make test-faults`.*"
     sums: dict[str, tuple[int, int, int]] = {}
-    for row in (row for rows in record["seeds"].values() for row in rows):
+    for row in (row for rows in results["seeds"].values() for row in rows):
         before = sums.get(row["fault"], (0, 0, 0))
         sums[row["fault"]] = tuple(a + row[key] for a, key in zip(before, ("times", "handled", "lost"), strict=True))
     rows = [(fault, *map(str, counts)) for fault, counts in sums.items()]
-    seeds = f"Seed(s) {', '.join(record['seeds'])}."
-    return "\n".join([table(["fault", "times", "handled", "lost"], rows), "", seeds, source(record)])
+    seeds = f"Seed(s) {', '.join(results['seeds'])}."
+    return "\n".join([table(["fault", "times", "handled", "lost"], rows), "", seeds, source(results)])
 
 
 def success_rate() -> str:
     """Render how many seeds reached the target, and what whole processes took."""
-    record = load("success_rate")
+    results = load("success_rate")
     names = {
         "standard": "01: `mnist.yaml`",
         "fast": "04: `mnist_fast.yaml`",
         "dropout": "`--dropout true`",
         "fp32": "`--precision fp32`",
     }
-    medians = {row["name"]: statistics.median(run["process_seconds"] for run in row["runs"]) for row in record["rows"]}
+    medians = {row["name"]: statistics.median(run["process_seconds"] for run in row["runs"]) for row in results["rows"]}
     rows = []
-    for row in record["rows"]:
+    for row in results["rows"]:
         accuracies = [run["val_accuracy"] for run in row["runs"]]
-        reached = sum(accuracy >= record["target"] for accuracy in accuracies)
+        reached = sum(accuracy >= results["target"] for accuracy in accuracies)
         seconds = medians[row["name"]]
         gain = f"{medians['standard'] / seconds:.1f}x"
         rows.append(
             (names[row["name"]], f"{reached}/{len(accuracies)}", f"{min(accuracies):.2%}", f"{seconds:.1f}", gain)
         )
     how = "Whole processes, measured alternately; medians."
-    if record["cpu_share"] < 0.9:
-        how += f" Other work left them {record['cpu_share']:.0%} of the CPUs."
-    header = ["", f"seeds at {record['target']:.0%}", "lowest", "seconds", "gain"]
-    return "\n".join([table(header, rows), "", how, source(record)])
+    if results["cpu_share"] < 0.9:
+        how += f" Other work left them {results['cpu_share']:.0%} of the CPUs."
+    header = ["", f"seeds at {results['target']:.0%}", "lowest", "seconds", "gain"]
+    return "\n".join([table(header, rows), "", how, source(results)])
 
 
 def bandwidth() -> str:
     """Render this machine's row of the bandwidth table."""
-    record, gpu = load("bandwidth"), on_gpu("bandwidth")
-    measured = [found for found in (record, gpu) if found]
+    results, gpu = load("bandwidth"), on_gpu("bandwidth")
+    measured = [found for found in (results, gpu) if found]
     paths = {row["path"]: row["counted"] for found in measured for row in found["rows"] if row.get("gb_per_second")}
-    paths = {row["path"]: row["counted"] for row in record["rows"]} | paths
+    paths = {row["path"]: row["counted"] for row in results["rows"]} | paths
 
     def cells(found: dict[str, Any], path: str) -> tuple[str, str]:
         row = next((row for row in found["rows"] if row["path"] == path and row.get("gb_per_second")), None)
@@ -314,19 +324,19 @@ def bandwidth() -> str:
 
 def sequential_reads() -> str:
     """Render what shards gain over single files on this machine's disk."""
-    record = load("sequential_reads")
-    rows = [(row["read"], f"{row['files']:,}", f"{row['samples'] / row['seconds']:,.0f}") for row in record["rows"]]
-    gain = f"The shards give the same samples {record['ratio']:.0f} times as fast."
-    return "\n".join([table(["read", "files", "samples/s"], rows), "", gain, source(record)])
+    results = load("sequential_reads")
+    rows = [(row["read"], f"{row['files']:,}", f"{row['samples'] / row['seconds']:,.0f}") for row in results["rows"]]
+    gain = f"The shards give the same samples {results['ratio']:.0f} times as fast."
+    return "\n".join([table(["read", "files", "samples/s"], rows), "", gain, source(results)])
 
 
 @also_on_gpu("cpu_or_gpu")
 def cpu_or_gpu(machine: str | None = None) -> str:
     """Render the plot of cpu_or_gpu.py and the conclusions drawn from its figures."""
-    record = load("cpu_or_gpu", machine)
-    conclusions = [f"- **{name}**: {text}" for name, text in record["conclusions"].items()]
-    plot = picture("cpu_or_gpu", "Time by size, one line per library and number of threads", machine)
-    return "\n".join([plot, "", *conclusions, "", source(record)])
+    results = load("cpu_or_gpu", machine)
+    conclusions = [f"- **{name}**: {text}" for name, text in results["conclusions"].items()]
+    plot = figure("cpu_or_gpu", "Time by size, one line per library and number of threads", machine)
+    return "\n".join([plot, "", *conclusions, "", source(results)])
 
 
 def package_map() -> str:
@@ -397,20 +407,20 @@ def change(lesson: str, name: str, text: str = "") -> str:
 
 def workers() -> str:
     """Render the throughput of lesson 01 by the number of worker processes."""
-    record = load("workers")
-    rows = record["rows"]
+    results = load("workers")
+    rows = results["rows"]
     first = rows[0]["samples_per_second"]
     cells = [
         (str(r["num_workers"]), f"{r['samples_per_second']:,.0f}", f"{r['samples_per_second'] / first:.2f}x")
         for r in rows
     ]
-    return "\n".join([table(["`--num_workers`", "samples/s", "against 0"], cells), "", source(record)])
+    return "\n".join([table(["`--num_workers`", "samples/s", "against 0"], cells), "", source(results)])
 
 
 def convergence() -> str:
     """Render the plot of the convergence study, its runs side by side, and what follows from them."""
-    record = load("convergence")
-    first, *others = record["studies"]
+    results = load("convergence")
+    first, *others = results["studies"]
     rows = []
     for number, curve in enumerate(first["curves"]):
         epoch = curve["epoch_at_target"]
@@ -429,16 +439,16 @@ def convergence() -> str:
             )
         )
     header = ["overlay", "peak lr", "epochs", "steps", "final loss", "with other seeds", "seconds"]
-    plot = picture("convergence", "Validation loss by epoch, by seconds and by step")
+    plot = figure("convergence", "Validation loss by epoch, by seconds and by step")
     cells = table([*header, f"steps to {first['target_val_loss']:.3f}", "seconds to it"], rows)
     conclusions = [f"- {text}." for text in first["conclusions"]]
-    return "\n".join([plot, "", cells, "", source(record), "", *conclusions])
+    return "\n".join([plot, "", cells, "", source(results), "", *conclusions])
 
 
-def large_batches(record: dict[str, Any]) -> str:
+def large_batches(results: dict[str, Any]) -> str:
     """Say with how many seeds the naive batch ends higher than the small one, and with how many each change helps."""
     overlays = ("cifar10_b64", "cifar10_b512_naive", "cifar10_b512_sqrt", "cifar10_b512_sqrt_long")
-    ends = [[curve["val_loss"][-1] for curve in record["curves"][name]] for name in overlays]
+    ends = [[curve["val_loss"][-1] for curve in results["curves"][name]] for name in overlays]
     finals = list(zip(*ends, strict=True))
     worse = sum(naive > small for small, naive, _, _ in finals)
     helped = sum(scaled < naive for _, naive, scaled, _ in finals)

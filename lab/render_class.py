@@ -7,7 +7,7 @@ from lab.render import load, machine, table
 
 def expected() -> str:
     """Render what each exercise with a figure for an answer gives on the machine of the pages."""
-    loaders, epoch, fast = load("ladder")["loaders"], load("baseline")["epoch"], load("success_rate")
+    loaders, epoch, fast = load("loaders")["loaders"], load("baseline")["epoch"], load("success_rate")
     means = {name: [found[kind]["mean"] for kind in ("IO", "SYNTHETIC", "FULL")] for name, found in loaders.items()}
     errors = {row["name"]: row["output_error"] for row in load("precision_ladder")["rows"]}
     rates = {row["name"]: statistics.median(run["samples_per_second"] for run in row["runs"]) for row in fast["rows"]}
@@ -27,5 +27,5 @@ def expected() -> str:
         ("04, 3", f"`--precision fp32` takes {rates['fast']:,.0f} samples/s to {rates['fp32']:,.0f}"),
         ("04, 5", f"of the smaller cubes' gradients, fp16 makes {zero['fp16', 1.0]:.0%} zero without a scaler"),
     ]
-    sources = f"*Measured on {machine(load('ladder'))}; scaling on {machine(load('scaling'))}.*"
+    sources = f"*Measured on {machine(load('loaders'))}; scaling on {machine(load('scaling'))}.*"
     return "\n".join([table(["exercise", "expect"], rows).replace("---:", "---"), "", sources])

@@ -21,9 +21,9 @@ STEPS = {
 FIGURE = RESULTS / f"{MACHINE}_front.png"
 
 
-def seconds_to_target(record: dict[str, Any]) -> dict[str, float]:
+def seconds_to_target(results: dict[str, Any]) -> dict[str, float]:
     """Return the median seconds of whole processes that reach the accuracy aimed at, by step."""
-    runs = {row["name"]: row["runs"] for row in record["rows"]}
+    runs = {row["name"]: row["runs"] for row in results["rows"]}
     return {step: statistics.median(run["process_seconds"] for run in runs[step]) for step in STEPS}
 
 
@@ -62,4 +62,4 @@ def draw(throughputs: dict[str, Any], fast: dict[str, Any], file: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(load("ladder"), load("success_rate"), FIGURE)
+    draw(load("loaders"), load("success_rate"), FIGURE)

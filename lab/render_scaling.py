@@ -2,33 +2,40 @@
 
 import prediction
 from alpha_beta import Network
-from lab.render import also_on_gpu, load, mean_std, not_measured, picture, source, table
+from lab.render import also_on_gpu, figure, load, mean_std, not_measured, source, table
 from scaling_study import KINDS, diagnosis
 
 
 @also_on_gpu("compare")
 def compare(machine: str | None = None) -> str:
     """Render lesson 02's comparison of one device, DataParallel and DDP."""
-    record = load("compare", machine)
-    if not record:
+    results = load("compare", machine)
+    if not results:
         return not_measured("compare")
     rows = []
-    for row in record["rows"]:
+    for row in results["rows"]:
         cells = [row.get("reason", ""), "", "", ""]
         if "reason" not in row:
             cells = [c for k in ("SYNTHETIC", "FULL") for c in (mean_std(row[k]), f"{row[k]['ratio']:.2f}x")]
         rows.append((row["name"], *cells))
-    unit = f"In samples/s, mean ± standard deviation; {record['global_batch_size']} samples per step over all devices."
-    return "\n".join([table(["", "SYNTHETIC", "ratio", "FULL", "ratio"], rows), "", unit, source(record)])
+    unit = f"In samples/s, mean ± standard deviation; {results['global_batch_size']} samples per step over all devices."
+    return "\n".join([table(["", "SYNTHETIC", "ratio", "FULL", "ratio"], rows), "", unit, source(results)])
 
 
 @also_on_gpu("scaling")
 def scaling(machine: str | None = None) -> str:
     """Render table, plot and diagnoses of the scaling study."""
-    record = load("scaling", machine)
-    if not record:
+    results = load("scaling", machine)
+    if not results:
         return not_measured("scaling")
-    ratios = ("efficiency", "machine_bound", "matrix_bound", "share_of_bound", "communication_overhead", "waiting")
+    ratios = (
+        "efficiency",
+        "machine_bound",
+        "matrix_bound",
+        "share_of_bound",
+        "communication_overhead",
+        "waiting_for_ranks",
+    )
     rows = [
         (
             row["scaling"],
@@ -37,17 +44,17 @@ def scaling(machine: str | None = None) -> str:
             *(mean_std(row[kind]) for kind in KINDS),
             *("" if row[name] is None else f"{row[name]:.0%}" for name in ratios),
         )
-        for row in record["rows"]
+        for row in results["rows"]
     ]
     shown = ("efficiency", "upper bound", "matrix products", "of the bound", "communication", "waiting for ranks")
-    threads = f"{record['threads_per_rank']} thread(s) per rank; samples/s, mean ± standard deviation."
-    plot = picture("scaling", "Throughput, efficiency and communication overhead by ranks", machine)
-    diagnoses = [f"- {scaling_verdict(kind, machine)}" for kind in record["diagnoses"]]
-    lines = [table(["scaling", "ranks", "batch per rank", *KINDS, *shown], rows), "", threads, source(record), ""]
+    threads = f"{results['threads_per_rank']} thread(s) per rank; samples/s, mean ± standard deviation."
+    plot = figure("scaling", "Throughput, efficiency and communication overhead by ranks", machine)
+    diagnoses = [f"- {scaling_diagnosis(kind, machine)}" for kind in results["diagnoses"]]
+    lines = [table(["scaling", "ranks", "batch per rank", *KINDS, *shown], rows), "", threads, source(results), ""]
     return "\n".join([*lines, *diagnoses, "", plot])
 
 
-def scaling_verdict(kind: str, machine: str | None = None) -> str:
+def scaling_diagnosis(kind: str, machine: str | None = None) -> str:
     """Render in words how well weak or strong scaling works."""
     return diagnosis([row for row in load("scaling", machine)["rows"] if row["scaling"] == kind])
 
@@ -55,20 +62,20 @@ def scaling_verdict(kind: str, machine: str | None = None) -> str:
 @also_on_gpu("allreduce")
 def allreduce(machine: str | None = None) -> str:
     """Render the fitted latency and bandwidth of the all-reduce, and its plot."""
-    record = load("allreduce", machine)
-    if not record:
+    results = load("allreduce", machine)
+    if not results:
         return not_measured("allreduce")
     rows = [
         (f"{row['bytes'] / 1024:,.0f}", f"{1e3 * row['seconds']:.3f}", f"{row['bus_gb_per_second']:.3f}")
-        for row in record["rows"]
+        for row in results["rows"]
     ]
-    beta = f"{1e-9 / record['beta']:.2f} GB/s" if record["beta"] else "no limit in sight"
+    beta = f"{1e-9 / results['beta']:.2f} GB/s" if results["beta"] else "no limit in sight"
     fitted = (
-        f"{record['world_size']} ranks over {record['backend']}; fitted: {1e6 * record['alpha']:,.0f} µs per message "
-        f"(alpha) and {beta} (1 / beta)."
+        f"{results['world_size']} ranks over {results['backend']}; fitted: {1e6 * results['alpha']:,.0f} µs per "
+        f"message (alpha) and {beta} (1 / beta)."
     )
-    plot = picture("allreduce", "Time and bus bandwidth of an all-reduce by message size", machine)
-    return "\n".join([table(["KiB", "ms", "bus GB/s"], rows), "", fitted, source(record), "", plot])
+    plot = figure("allreduce", "Time and bus bandwidth of an all-reduce by message size", machine)
+    return "\n".join([table(["KiB", "ms", "bus GB/s"], rows), "", fitted, source(results), "", plot])
 
 
 def predicted_here() -> str:

@@ -2,16 +2,16 @@
 
 from statistics import median
 
-from lab.render import RESULTS, load, mean_std, not_measured, picture, source, table
+from lab.render import RESULTS, figure, load, mean_std, not_measured, source, table
 
 
 def throughputs(experiment: str, key: str, header: str, kinds: tuple[str, ...]) -> str:
     """Render the samples/s of an experiment, a row for each value of ``key``."""
-    record = load(experiment)
-    if not record:
+    results = load(experiment)
+    if not results:
         return not_measured(experiment)
-    rows = [(str(row[key]), *(mean_std(row[kind]) for kind in kinds)) for row in record["rows"]]
-    return "\n".join([table([header, *kinds], rows), "", source(record)])
+    rows = [(str(row[key]), *(mean_std(row[kind]) for kind in kinds)) for row in results["rows"]]
+    return "\n".join([table([header, *kinds], rows), "", source(results)])
 
 
 def worker_counts() -> str:
@@ -31,8 +31,8 @@ def models() -> str:
 
 def cifar_loading() -> str:
     """Render how batch size, workers and prefetching change the speed of loading CIFAR-10."""
-    record = load("cifar_loading")
-    if not record:
+    results = load("cifar_loading")
+    if not results:
         return not_measured("cifar_loading")
     kinds = ("IO", "SYNTHETIC", "FULL")
     rows = [
@@ -42,38 +42,38 @@ def cifar_loading() -> str:
             str(row["prefetch"]) if row["workers"] else "",
             *map(mean_std, map(row.get, kinds)),
         )
-        for row in record["rows"]
+        for row in results["rows"]
     ]
-    return "\n".join([table(["batch", "workers", "prefetch", *kinds], rows), "", source(record)])
+    return "\n".join([table(["batch", "workers", "prefetch", *kinds], rows), "", source(results)])
 
 
 def ddp_options() -> str:
     """Render how DDP's options change the all-reduces and the speed."""
-    record = load("ddp_options")
-    if not record:
+    results = load("ddp_options")
+    if not results:
         return not_measured("ddp_options")
     rows = [
         (
-            row["option"].replace("as it comes", "default settings"),  # what older records call it
+            row["option"].replace("as it comes", "default settings"),  # what older results files call it
             str(row["all_reduces_per_step"]),
             f"{row['all_reduce_bytes_per_step'] / 1e6:,.1f}",
             mean_std(row["SYNTHETIC"]),
             mean_std(row["COMPUTE"]),
             f"{1 - row['SYNTHETIC']['mean'] / row['COMPUTE']['mean']:.0%}",
         )
-        for row in record["rows"]
+        for row in results["rows"]
     ]
     header = ["", "all-reduces per step", "MB", "SYNTHETIC", "COMPUTE", "communication overhead"]
-    return "\n".join([table(header, rows), "", source(record)])
+    return "\n".join([table(header, rows), "", source(results)])
 
 
 def batches() -> str:
     """Render the final losses of batches of 64 to 2048, and with how many seeds they are as low as that of 64."""
-    record = load("batches")
-    if not record:
+    results = load("batches")
+    if not results:
         return not_measured("batches")
     rows = []
-    for name, curves in record["curves"].items():
+    for name, curves in results["curves"].items():
         first = curves[0]
         finals = [curve["val_loss"][-1] for curve in curves]
         reached = [curve["steps"][curve["epoch_at_target"] - 1] for curve in curves if curve["epoch_at_target"]]
@@ -90,17 +90,17 @@ def batches() -> str:
             )
         )
     header = ["overlay", "peak lr", "epochs", "steps", "median final loss", "range", "as low as 64", "after steps"]
-    return "\n".join([table(header, rows), "", source(record)])
+    return "\n".join([table(header, rows), "", source(results)])
 
 
 def line_fit() -> str:
     """Render the plot of the fitted line, and its equation."""
-    record = load("line_fit")
+    results = load("line_fit")
     found, best = (
-        f"y = {slope:.3f} x + {intercept:.3f}" for slope, intercept in (record["found"], record["least_squares"])
+        f"y = {slope:.3f} x + {intercept:.3f}" for slope, intercept in (results["found"], results["least_squares"])
     )
-    words = f"After {record['steps']} steps it is {found}; least squares, which solves it at once, gives {best}."
-    return "\n".join([picture("line_fit", "Samples, and the line after 0, 5, 20 and 200 steps"), "", words])
+    words = f"After {results['steps']} steps it is {found}; least squares, which solves it at once, gives {best}."
+    return "\n".join([figure("line_fit", "Samples, and the line after 0, 5, 20 and 200 steps"), "", words])
 
 
 USUAL_BANDWIDTHS = (  # GB/s of the specifications, one way, and the row of bandwidth.py that measures it
@@ -121,44 +121,44 @@ USUAL_BANDWIDTHS = (  # GB/s of the specifications, one way, and the row of band
 
 
 def bandwidths() -> str:
-    """Render the usual bandwidths beside those measured on each machine on record."""
+    """Render the usual bandwidths beside those measured on each machine with a results file."""
     files = sorted(RESULTS.glob("*.json"))
-    records = [record for file in files if (record := load("bandwidth", file.stem))]
+    all_results = [results for file in files if (results := load("bandwidth", file.stem))]
     rows = []
     for name, usual, path in USUAL_BANDWIDTHS:
         cells = []
-        for record in records:
-            found = [row.get("gb_per_second") for row in record["rows"] if path and row["path"].startswith(path)]
+        for results in all_results:
+            found = [row.get("gb_per_second") for row in results["rows"] if path and row["path"].startswith(path)]
             fastest = max((speed for speed in found if speed), default=None)
             cells.append(f"{fastest:,.1f}" if fastest else "not measured" if path else "")
         hours = 1e6 / usual / 3600
         rows.append((name, f"{usual:,g}", f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}", *cells))
-    machines = [record["hardware"].get("device_name") or record["hardware"]["cpu"] for record in records]
+    machines = [results["hardware"].get("device_name") or results["hardware"]["cpu"] for results in all_results]
     lines = [table(["path", "usual GB/s", "hours per PB", *(f"measured: {name}" for name in machines)], rows), ""]
-    return "\n".join([*lines, *(source(record) for record in records)])
+    return "\n".join([*lines, *(source(results) for results in all_results)])
 
 
 def exercise(*names: str) -> str:
     """Render the results of the exercises' runs, for a reader to compare with."""
-    record = load("exercises")
-    if not record:
+    results = load("exercises")
+    if not results:
         return not_measured("exercises")
-    runs = [(name, record["runs"][name]) for name in names]
+    runs = [(name, results["runs"][name]) for name in names]
     ends = [f"{name}: {run['val_loss']:.3f} and {run['val_accuracy']:.1%}" for name, run in runs]
-    return f"Validation loss and accuracy on an {record['hardware']['cpu']} (other CPUs differ): {'; '.join(ends)}."
+    return f"Validation loss and accuracy on an {results['hardware']['cpu']} (other CPUs differ): {'; '.join(ends)}."
 
 
 def short_of_prediction() -> str:
     """Render FULL of each loader as a share of the smaller of IO and SYNTHETIC."""
-    loaders = load("ladder")["loaders"].items()
+    loaders = load("loaders")["loaders"].items()
     shares = [(name, r["FULL"]["mean"] / min(r["IO"]["mean"], r["SYNTHETIC"]["mean"])) for name, r in loaders]
     return f"FULL over the smaller one: {', '.join(f'`{name}` {share:.0%}' for name, share in shares)}."
 
 
 def higher_rate() -> str:
     """Render the final losses of batch 64 with higher learning rates."""
-    record = load("higher_rate")
-    if not record:
+    results = load("higher_rate")
+    if not results:
         return not_measured("higher_rate")
-    ends = [f"with {row['lr']:g} at {row['val_loss'][-1]:.3f}" for row in record["rows"]]
+    ends = [f"with {row['lr']:g} at {row['val_loss'][-1]:.3f}" for row in results["rows"]]
     return f"Batch 64 ends {', '.join(ends)} (validation loss; one seed)."

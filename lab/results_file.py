@@ -1,4 +1,4 @@
-"""The file of a machine's figures: a record for each experiment; the file is complete at every moment."""
+"""The results file of a machine: the figures of each experiment; the file is complete at every moment."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from workshop.errors import UserError
 from workshop.paths import write_json
 
 ABOUT = {"date", "command", "hardware", "versions"}
-"""what each record has besides its figures"""
+"""what the results of each experiment contain besides its figures"""
 
 
 def machine_name() -> str:
@@ -24,29 +24,29 @@ def machine_name() -> str:
     return re.sub(r"\W+", "_", names.format(**hardware).lower()).strip("_")
 
 
-def read_records(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the records by experiment; none if there is no file.
+def read_results(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the results by experiment; none if there is no file.
 
     Raises:
         UserError: the file holds something else.
     """
     try:
-        records = json.loads(file.read_text()) if file.exists() else {}
+        all_results = json.loads(file.read_text()) if file.exists() else {}
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the records in {file}: {error}; move it away") from None
-    found = records.values() if isinstance(records, dict) else [None]
-    if not all(isinstance(record, dict) and record.keys() >= ABOUT for record in found):
-        raise UserError(f"{file} holds no records of this script; move it away, or name another --machine")
-    return records
+        raise UserError(f"cannot read the results in {file}: {error}; move it away") from None
+    found = all_results.values() if isinstance(all_results, dict) else [None]
+    if not all(isinstance(results, dict) and results.keys() >= ABOUT for results in found):
+        raise UserError(f"{file} holds no results of this script; move it away, or name another --machine")
+    return all_results
 
 
-def put_record(file: Path, experiment: str, figures: dict[str, Any], command: str) -> None:
+def save_results(file: Path, experiment: str, figures: dict[str, Any], command: str) -> None:
     """Put an experiment's figures into the file, with what is needed to trust or to repeat them.
 
     Hardware and versions in the figures replace those of this process: another one, with other devices, may have
     measured them.
     """
-    records = read_records(file)
+    all_results = read_results(file)
     here = {key: this_machine()[key] for key in ("hardware", "versions")}
-    records[experiment] = here | figures | {"date": date.today().isoformat(), "command": command}
-    write_json(file, records)
+    all_results[experiment] = here | figures | {"date": date.today().isoformat(), "command": command}
+    write_json(file, all_results)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.launching import read_record, torchrun
+from lab.launching import run_and_read, torchrun
 from lab.lesson_runs import LESSON_01, LESSON_02, LESSON_03
 from workshop.hardware import available_cpus
 
@@ -16,15 +16,15 @@ BENCHMARK = ("--benchmark", "true", "--benchmark_seconds", 2)
 def train(
     *flags: object, lesson: Path = LESSON_01, ranks: int | None = None, threads: int | None = None
 ) -> dict[str, Any]:
-    """Run train.py of a lesson, as one process or as ranks of one thread each; return its record."""
+    """Run train.py of a lesson, as one process or as ranks of one thread each; return its results."""
     start = torchrun(ranks) if ranks else [sys.executable]
-    return read_record([*start, "train.py", *flags], lesson, flag="--run_dir", threads=threads, show=True)
+    return run_and_read([*start, "train.py", *flags], lesson, flag="--run_dir", threads=threads, show=True)
 
 
-def throughputs(record: dict[str, Any]) -> dict[str, Any]:
+def throughputs(results: dict[str, Any]) -> dict[str, Any]:
     """Keep mean and standard deviation of each kind of throughput."""
     return {
-        kind: {"mean": found["mean"], "std": found["std"]} for kind, found in record.items() if isinstance(found, dict)
+        kind: {"mean": found["mean"], "std": found["std"]} for kind, found in results.items() if isinstance(found, dict)
     }
 
 
@@ -96,7 +96,7 @@ def batches() -> dict[str, Any]:
         overlays = overlays if seed <= 3 else overlays[:-1]
         flags = [word for name in overlays for word in ("--overlay", f"../configs/cifar10_{name}.yaml")]
         command = [sys.executable, "experiments/convergence.py", *flags, "--seed", seed]
-        for curve in read_record(command, LESSON_03, show=True)["curves"]:
+        for curve in run_and_read(command, LESSON_03, show=True)["curves"]:
             curves.setdefault(curve["name"], []).append({key: curve[key] for key in kept})
     return {"curves": curves}
 

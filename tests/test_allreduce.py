@@ -103,12 +103,12 @@ def test_two_ranks_measure_together(user_environment: dict[str, str], tmp_path: 
     assert (main.status, other.status) == (0, 0), main.stderr
     assert other.stdout == ""
     assert "all-reduce over 2 ranks, gloo" in main.stdout
-    record = json.loads((tmp_path / "allreduce.json").read_text())
-    assert [row["bytes"] for row in record["rows"]] == [4096, 16384, 65536]
-    for row in record["rows"]:
+    results = json.loads((tmp_path / "allreduce.json").read_text())
+    assert [row["bytes"] for row in results["rows"]] == [4096, 16384, 65536]
+    for row in results["rows"]:
         assert row["algorithm_gb_per_second"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
         assert row["bus_gb_per_second"] == row["algorithm_gb_per_second"]  # with two ranks the factor is 1
-    assert record["alpha"] >= 0
+    assert results["alpha"] >= 0
     assert (tmp_path / "allreduce.png").stat().st_size > 10_000
 
 
@@ -117,8 +117,8 @@ def test_predict_prints_and_plots(run_script: Script, tmp_path: Path) -> None:
     assert result.status == 0, result.stderr
     assert "no overlap       64        78%" in result.stdout
     assert (tmp_path / "predict.png").stat().st_size > 10_000
-    record = json.loads((tmp_path / "predict.json").read_text())
-    assert list(record["curves"]["batch 64"]) == [str(ranks) for ranks in RANKS[1:]]
+    results = json.loads((tmp_path / "predict.json").read_text())
+    assert list(results["curves"]["batch 64"]) == [str(ranks) for ranks in RANKS[1:]]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The bandwidth table: right units, every row there, nothing left behind, and mistakes told in one line."""
+"""The bandwidth table: right units, every row there, nothing left behind, and mistakes reported in one line."""
 
 import errno
 import json
@@ -154,7 +154,7 @@ def deny(*_: object, **__: object) -> None:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def test_script_tells_an_unwritable_folder_in_one_line(
+def test_script_reports_an_unwritable_folder_in_one_line(
     run_script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", deny)  # root may write anywhere, so file modes would not do
@@ -163,7 +163,7 @@ def test_script_tells_an_unwritable_folder_in_one_line(
     assert result.stderr == (f"error: --folder: cannot write to {tmp_path}: Permission denied; name another folder\n")
 
 
-def test_script_tells_a_full_disk_in_one_line(
+def test_script_reports_a_full_disk_in_one_line(
     run_script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
@@ -175,27 +175,27 @@ def test_script_tells_a_full_disk_in_one_line(
     def quota(*_: object) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    monkeypatch.setattr(bandwidth_trials, "_write", quota)  # there is room, but not for this user
+    monkeypatch.setattr(bandwidth_trials, "_write", quota)  # there is free space, but not for this user
     with pytest.raises(UserError, match=r"cannot write 0\.00 GB to .*: Disk quota exceeded"):
         list(measure_disk(tmp_path, MiB, seconds=1))
 
 
-def test_script_prints_the_table_and_writes_the_record(run_script: Script, tmp_path: Path) -> None:
+def test_script_prints_the_table_and_writes_the_results(run_script: Script, tmp_path: Path) -> None:
     folder, out = tmp_path / "disk", tmp_path / "out"
     folder.mkdir()
     result = run_script(SCRIPT, "--folder", folder, "--quick", "true", "--out", out)
     assert result.status == 0, result.stderr
     assert list(folder.iterdir()) == []
-    record = json.loads((out / "bandwidth.json").read_text())
-    assert {"date", "command", "hardware", "versions", "rows"} <= record.keys()
+    results = json.loads((out / "bandwidth.json").read_text())
+    assert {"date", "command", "hardware", "versions", "rows"} <= results.keys()
     lines = result.stdout.splitlines()
     assert lines[0].split("  ")[0] == "from, to" and "GB/s" in lines[0] and "hours per PB" in lines[0]
-    for row, line in zip(record["rows"], lines[1:], strict=False):
+    for row, line in zip(results["rows"], lines[1:], strict=False):
         assert line.startswith(row["path"])
         if row["seconds"]:
             assert row["gb_per_second"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
             assert row["hours_per_petabyte"] * row["gb_per_second"] == pytest.approx(1e6 / 3600)
         else:
             assert row["note"].startswith("not measured")
-    measured = {row["path"] for row in record["rows"] if row["seconds"]}
+    measured = {row["path"] for row in results["rows"] if row["seconds"]}
     assert {"disk, sequential write", "disk, random 4 KiB read", "memory copy, 1 thread"} <= measured

@@ -42,7 +42,7 @@ def test_whatever_the_number_of_gpus_the_ranks_can_share_the_batch(
         batches.add(next(command[i + 1] for i, word in enumerate(command) if str(word).endswith("batch_size")))
         return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("SYNTHETIC", "FULL")} | {"diagnosis": "fine"}
 
-    monkeypatch.setattr("lab.launching.read_record", answer)
+    monkeypatch.setattr("lab.launching.run_and_read", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert compare("--out", tmp_path).status == 0
     (batch,) = batches
@@ -69,7 +69,7 @@ def test_all_get_the_same_work(monkeypatch: pytest.MonkeyPatch, compare: Script,
         started.append((folder.name, command, threads))
         return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("IO", "SYNTHETIC", "FULL")} | {"diagnosis": "fine"}
 
-    monkeypatch.setattr("lab.launching.read_record", answer)
+    monkeypatch.setattr("lab.launching.run_and_read", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     result = compare("--rounds", 2, "--global_batch_size", 32, "--limit_train", 640, "--ranks", 2, "--out", tmp_path)
     assert result.status == 0, result.stderr
@@ -80,8 +80,8 @@ def test_all_get_the_same_work(monkeypatch: pytest.MonkeyPatch, compare: Script,
         assert flags[flags.index(batch) + 1] == "32"
         assert flags[flags.index("--limit_train") + 1] == "640"
     assert "not measured: needs two GPUs, found 0" in result.stdout
-    record = json.loads((tmp_path / "compare.json").read_text())
-    assert record["rows"][0]["FULL"]["trials"] == [10, 11, 12, 10, 11, 12]
+    results = json.loads((tmp_path / "compare.json").read_text())
+    assert results["rows"][0]["FULL"]["trials"] == [10, 11, 12, 10, 11, 12]
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,9 @@ def test_a_run_that_stopped_early_is_not_compared() -> None:
 
 def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:
     for name, samples in (("small", 1000), ("large", 2000)):
-        record = summary(64, [2.0], dataset="cifar10", limit_train=samples, limit_val=None)
+        results = summary(64, [2.0], dataset="cifar10", limit_train=samples, limit_val=None)
         (tmp_path / name).mkdir()
-        (tmp_path / name / "summary.json").write_text(json.dumps(record))
+        (tmp_path / name / "summary.json").write_text(json.dumps(results))
     assert len(read_curves([tmp_path / "small"])) == 1
     with pytest.raises(UserError, match=r"--limit_train differs \(small: 1000, large: 2000\)"):
         read_curves([tmp_path / "small", tmp_path / "large"])
@@ -163,17 +163,17 @@ def test_runs_trained_one_by_one_are_compared(convergence: Script, run_script: S
         assert run_script("03_ddp/train.py", *files, "--config", CONFIGS / f"{name}.yaml", *flags).status == 0
     result = convergence("--train", "false", "--out", tmp_path)
     assert result.status == 0, result.stderr
-    record = json.loads((tmp_path / "convergence.json").read_text())
-    assert [curve["name"] for curve in record["curves"]] == STUDY
-    assert [curve["steps"][-1] for curve in record["curves"]] == [50, 10, 10, 30]
-    for curve in record["curves"]:
+    results = json.loads((tmp_path / "convergence.json").read_text())
+    assert [curve["name"] for curve in results["curves"]] == STUDY
+    assert [curve["steps"][-1] for curve in results["curves"]] == [50, 10, 10, 30]
+    for curve in results["curves"]:
         losses = [
             epoch["val_loss"] for epoch in json.loads((tmp_path / curve["name"] / "summary.json").read_text())["epochs"]
         ]
         assert curve["val_loss"] == losses
         assert scalars(tmp_path / curve["name"])["epoch/val_loss"] == pytest.approx(losses)
-    assert record["target_val_loss"] == record["curves"][0]["val_loss"][-1]
-    assert record["hardware"]["cpu"]
+    assert results["target_val_loss"] == results["curves"][0]["val_loss"][-1]
+    assert results["hardware"]["cpu"]
     assert (tmp_path / "convergence.png").stat().st_size > 10_000
     assert result.stdout.count("=> ") == 3
     assert f"tensorboard --logdir {tmp_path}" in result.stdout
@@ -240,7 +240,7 @@ def scalars(folder: Path) -> dict[str, list[float]]:
 def test_an_example_log_holds_the_curves_of_its_run(name: str) -> None:
     folder = REPOSITORY / "results" / "example_logs" / name
     (file,) = folder.iterdir()
-    assert file.name == "events.out.tfevents.0.example"  # its own name would tell that of a machine
+    assert file.name == "events.out.tfevents.0.example"  # its own name would contain that of a machine
     assert file.stat().st_size < 20_000
     epochs = CLAIMS[name].get("epochs", 5)
     tags = ("epoch/train_loss", "epoch/val_loss", "epoch/val_accuracy", "epoch/lr")
@@ -250,15 +250,15 @@ def test_an_example_log_holds_the_curves_of_its_run(name: str) -> None:
 def test_the_text_on_large_batches_follows_from_the_figures() -> None:
     names = ("cifar10_b64", "cifar10_b512_naive", "cifar10_b512_sqrt", "cifar10_b512_sqrt_long")
 
-    def record(*finals: tuple[float, ...]) -> dict:
+    def results(*finals: tuple[float, ...]) -> dict:
         curves = zip(names, zip(*finals, strict=True), strict=True)
         return {"curves": {name: [{"val_loss": [3.0, final]} for final in ends] for name, ends in curves}}
 
-    fixed = large_batches(record((1, 2, 1.5, 0.9), (1, 2, 2.5, 1)))
+    fixed = large_batches(results((1, 2, 1.5, 0.9), (1, 2, 2.5, 1)))
     assert "ends higher than the small one with 2 of 2 seeds" in fixed
     assert "lower than the naive run with 1 of 2." in fixed
     assert fixed.endswith("or lower, with 2 of 2.")
-    broken = large_batches(record((1, 2, 2.5, 1.1), (1, 0.9, 1.5, 1.1)))
+    broken = large_batches(results((1, 2, 2.5, 1.1), (1, 0.9, 1.5, 1.1)))
     assert "ends higher than the small one with 1 of 2 seeds" in broken
     assert "lower than the naive run with 0 of 2." in broken
     assert broken.endswith("or lower, with 0 of 2.")

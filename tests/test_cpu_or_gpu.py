@@ -21,7 +21,7 @@ from conftest import Script
 from crossover_plot import plot
 from lab import timing
 from lab.tables import format_seconds, format_table
-from sweep import Row, Sweep, WrongResultError, run_sweep
+from sweep import Measurement, Sweep, WrongResultError, run_sweep
 
 SCRIPT = "01_single_gpu/experiments/cpu_or_gpu.py"
 CPU = torch.device("cpu")
@@ -42,17 +42,17 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(EXPERIMENTS, name, small)
 
 
-def pretend_accelerator() -> Backend:
+def fake_accelerator() -> Backend:
     """torch on the CPU, taken for an accelerator: data are copied to it, launches waited for."""
     backend = torch_backend(CPU)
     return dataclasses.replace(backend, device="cuda", put=lambda array: torch.from_numpy(array).clone())
 
 
 def all_backends() -> list[Backend]:
-    """Those of this machine (CuPy and JAX too where they are installed), and the pretended accelerator."""
+    """Those of this machine (CuPy and JAX too where they are installed), and the fake accelerator."""
     return [
         *find_backends(torch.accelerator.current_accelerator(check_available=True) or CPU, compiled=False)[0],
-        pretend_accelerator(),
+        fake_accelerator(),
     ]
 
 
@@ -173,7 +173,7 @@ def test_an_accelerator_is_waited_for_and_its_copy_counted_only_where_it_says() 
     sweep = dataclasses.replace(
         EXPERIMENTS["elementwise"][0], compute=compute, reference=lambda x: x, quick_sizes=(10,)
     )
-    backend = dataclasses.replace(pretend_accelerator(), put=put, wait=wait)
+    backend = dataclasses.replace(fake_accelerator(), put=put, wait=wait)
     resident, copied = run_sweep("elementwise", sweep, [backend], [1], quick=True)
     assert (resident.copied, copied.copied) == (False, True)
     calls = 2 + timing.FEWEST_REPEATS  # one to warm up, one to see how long a call takes
@@ -196,7 +196,7 @@ def test_measure_repeats_and_gives_the_median(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_a_library_cannot_do_is_said_in_the_row() -> None:
     def missing(backend: Backend, x: np.ndarray) -> np.ndarray:
-        raise NotImplementedError("no such operation on this device\nlong story")
+        raise NotImplementedError("no such operation on this device\nlong traceback")
 
     sweep = dataclasses.replace(EXPERIMENTS["elementwise"][0], compute=missing, quick_sizes=(10,))
     (row,) = run_sweep("elementwise", sweep, [numpy_backend()], [1], quick=True)
@@ -229,10 +229,10 @@ def test_torch_compile_without_a_compiler_is_reported(monkeypatch: pytest.Monkey
 # --- what is said of the rows ---------------------------------------------------------------------------------------
 
 
-def rows_of(label: dict, times: dict[int, float], sweep: str = "s", unit: str = "elements") -> list[Row]:
+def rows_of(label: dict, times: dict[int, float], sweep: str = "s", unit: str = "elements") -> list[Measurement]:
     """Rows of one backend: seconds by size."""
     label = {"backend": "torch", "device": "cpu", "experiment": "e", "sweep": sweep, "unit": unit} | label
-    return [Row(size=size, seconds=seconds, spread=0.0, **label) for size, seconds in times.items()]
+    return [Measurement(size=size, seconds=seconds, spread=0.0, **label) for size, seconds in times.items()]
 
 
 NUMPY = {"backend": "numpy", "threads": 1}
@@ -261,7 +261,7 @@ def test_conclusion_follows_the_rows_not_the_expectation() -> None:
     assert conclude(rows_of(NUMPY, {100: 1.0})) == "numpy (1 thread) is fastest at every size"
 
 
-def test_conclusion_tells_whether_copying_pays() -> None:
+def test_conclusion_says_whether_copying_pays() -> None:
     cpu, gpu = rows_of(NUMPY, {10: 1.0, 100: 10.0, 1000: 100.0}), rows_of(GPU, {10: 0.5, 100: 0.5, 1000: 0.5})
     pays = rows_of(GPU | {"copied": True}, {10: 2.0, 100: 20.0, 1000: 50.0})
     assert conclude(cpu + gpu + pays).endswith("; copying pays from 1,000")
@@ -281,7 +281,7 @@ def test_a_small_lead_is_noise() -> None:
     assert leads(rows) == [Lead("numpy (1 thread)", 10), Lead("torch (1 thread)", 100)]
 
 
-def test_conclusion_tells_the_gain_of_writing_it_anew() -> None:
+def test_conclusion_says_the_gain_of_writing_it_anew() -> None:
     rows = [
         *rows_of(NUMPY, {100: 1.0, 1000: 10.0}, sweep="loop"),
         *rows_of(NUMPY, {100: 0.5, 1000: 0.5, 10_000: 1.0}, sweep="scan"),
@@ -292,7 +292,7 @@ def test_conclusion_tells_the_gain_of_writing_it_anew() -> None:
 
 
 def test_rows_without_a_time_are_left_out() -> None:
-    absent = Row(experiment="e", sweep="s", backend="cupy", note="not measured: not installed")
+    absent = Measurement(experiment="e", sweep="s", backend="cupy", note="not measured: not installed")
     assert absent.label == "cupy"
     assert conclude([absent, *rows_of(NUMPY, {100: 1.0})]) == "numpy (1 thread) is fastest at every size"
 
@@ -328,21 +328,21 @@ def test_plot_shades_the_crossovers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_sizes")
-def test_script_writes_table_record_and_plot(run_script: Script, tmp_path: Path) -> None:
+def test_script_writes_table_results_and_plot(run_script: Script, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     flags = ("--experiment", "regression", "--experiment", "chained", "--quick", "true", "--out", out)
     result = run_script(SCRIPT, *flags)
     assert result.status == 0, result.stderr
     assert "regression: fit a line\nsamples " in result.stdout
     assert "numpy (1 thread): found y = 2.0" in result.stdout
-    record = json.loads((out / "cpu_or_gpu.json").read_text())
-    assert {"date", "command", "hardware", "versions", "cpu_share", "conclusions", "rows"} <= record.keys()
-    assert record["versions"]["numpy"] == np.__version__
-    rows = [Row(**row) for row in record["rows"]]
+    results = json.loads((out / "cpu_or_gpu.json").read_text())
+    assert {"date", "command", "hardware", "versions", "cpu_share", "conclusions", "rows"} <= results.keys()
+    assert results["versions"]["numpy"] == np.__version__
+    rows = [Measurement(**row) for row in results["rows"]]
     for name in ("chained", "regression"):
         of_experiment = [row for row in rows if row.experiment == name]
-        assert record["conclusions"][name] == conclude(of_experiment)
-        assert f"=> {name}: {record['conclusions'][name]}" in result.stdout
+        assert results["conclusions"][name] == conclude(of_experiment)
+        assert f"=> {name}: {results['conclusions'][name]}" in result.stdout
         for sweep in EXPERIMENTS[name]:
             assert {row.size for row in of_experiment if row.sweep == sweep.title} == set(sweep.quick_sizes)
     left_out = [row for row in rows if row.backend == "torch.compile"]
@@ -369,7 +369,7 @@ def test_results_go_to_the_runs_folder_by_default(run_script: Script, tmp_path: 
         (["--all", "--out", "{file}"], "{file}: File exists; name another folder with --out"),
     ],
 )
-def test_mistakes_are_told_in_one_line(run_script: Script, tmp_path: Path, flags: list[str], message: str) -> None:
+def test_mistakes_are_reported_in_one_line(run_script: Script, tmp_path: Path, flags: list[str], message: str) -> None:
     file = tmp_path / "file"
     file.touch()
     result = run_script(SCRIPT, *(flag.format(file=file) for flag in flags))
@@ -378,7 +378,7 @@ def test_mistakes_are_told_in_one_line(run_script: Script, tmp_path: Path, flags
 
 
 @pytest.mark.usefixtures("small_sizes")
-def test_a_busy_machine_is_told(run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_busy_machine_is_reported(run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(timing, "cpu_share", lambda: 0.5)
     result = run_script(SCRIPT, "--experiment", "branching", "--quick", "true", "--out", tmp_path)
     assert result.status == 0

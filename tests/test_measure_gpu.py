@@ -65,11 +65,11 @@ def run(
 
 def test_every_experiment_is_written_with_what_it_needs(session: Session) -> None:
     assert run([experiment("one", figure=7), experiment("two")], session) == {}
-    records = results_file.read_records(session.file)
-    assert (records["one"]["part"], records["one"]["figure"]) == (2, 7)
-    for record in records.values():
-        assert record.keys() >= results_file.ABOUT
-        assert "unfinished" not in record and record["total_seconds"] >= record["first_part_seconds"] >= 0
+    all_results = results_file.read_results(session.file)
+    assert (all_results["one"]["part"], all_results["one"]["figure"]) == (2, 7)
+    for results in all_results.values():
+        assert results.keys() >= results_file.ABOUT
+        assert "unfinished" not in results and results["total_seconds"] >= results["first_part_seconds"] >= 0
     assert [file.name for file in session.file.parent.iterdir()] == [session.file.name]
 
 
@@ -84,9 +84,9 @@ def test_what_does_not_fit_is_left_out_and_named(session: Session) -> None:
     assert time.monotonic() - started < 60
     assert reasons["long"].startswith("not measured: its first part takes about 1000 s")
     assert reasons["endless"].startswith("cut off") and reasons["endless"].endswith("is kept")
-    records = results_file.read_records(session.file)
-    assert records.keys() == {"short", "endless"}
-    assert records["endless"]["unfinished"] and records["endless"]["part"] == 1
+    all_results = results_file.read_results(session.file)
+    assert all_results.keys() == {"short", "endless"}
+    assert all_results["endless"]["unfinished"] and all_results["endless"]["part"] == 1
 
 
 def test_a_part_that_hangs_does_not_cost_the_rest(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,16 +101,16 @@ def test_a_part_that_hangs_does_not_cost_the_rest(session: Session, monkeypatch:
     chosen = [experiment_of(slow, "slow"), experiment("hangs", lambda: time.sleep(300), 0), experiment("two")]
     reasons = run(chosen, session, seconds=300)
     assert reasons.keys() == {"hangs"} and reasons["hangs"].startswith("cut off: after 1 s")
-    assert results_file.read_records(session.file)["slow"]["part"] == 2
+    assert results_file.read_results(session.file)["slow"]["part"] == 2
 
 
 def test_an_experiment_starts_if_its_first_part_fits(session: Session) -> None:
     """Although the whole of it takes longer than what is left, by what was measured before."""
     run([experiment("one")], session)
     known = {"part": 2, "first_part_seconds": 5, "total_seconds": 500}
-    results_file.put_record(session.file, "one", known, "measure.py gpu")
+    results_file.save_results(session.file, "one", known, "measure.py gpu")
     assert run([experiment("one", seconds=1000)], session) == {}
-    results_file.put_record(session.file, "one", known | {"first_part_seconds": 500}, "measure.py gpu")
+    results_file.save_results(session.file, "one", known | {"first_part_seconds": 500}, "measure.py gpu")
     (reason,) = run([experiment("one")], session).values()
     assert "takes about 500 s" in reason
 
@@ -131,14 +131,14 @@ def test_no_exception_stops_the_others(error: Exception, reason: str, session: S
 
     reasons = run([experiment("one", fail), experiment("two")], session)
     assert reasons == {"one": f"{reason}; what it had measured by then is kept"}
-    records = results_file.read_records(session.file)
-    assert records["one"]["unfinished"] and records["two"]["part"] == 2
+    all_results = results_file.read_results(session.file)
+    assert all_results["one"]["unfinished"] and all_results["two"]["part"] == 2
 
 
 def test_the_end_of_the_program_is_no_failure_of_an_experiment(session: Session) -> None:
     with pytest.raises(SystemExit):
         run([experiment("one", lambda: sys.exit(1)), experiment("two")], session)
-    assert results_file.read_records(session.file).keys() == {"one"}
+    assert results_file.read_results(session.file).keys() == {"one"}
 
 
 def test_a_part_that_fails_leaves_the_other_parts(session: Session) -> None:
@@ -149,15 +149,15 @@ def test_a_part_that_fails_leaves_the_other_parts(session: Session) -> None:
         yield from lesson_runs.measured_in_turn({"a": lambda: 1, "b": fail, "c": lambda: 3})
 
     assert run([experiment_of(measured)], session) == {"measured": "failed in part: b (RuntimeError: out of memory)"}
-    record = results_file.read_records(session.file)["measured"]
-    assert record["rows"] == {"a": 1, "c": 3} and record["failed"] == {"b": "RuntimeError: out of memory"}
+    results = results_file.read_results(session.file)["measured"]
+    assert results["rows"] == {"a": 1, "c": 3} and results["failed"] == {"b": "RuntimeError: out of memory"}
 
 
 def test_missing_data_are_reported_for_what_needs_them(session: Session) -> None:
     chosen = [experiment("volumes", data=("nbody",)), experiment("digits", data=("mnist",))]
     reasons = run(chosen, session, no_data={"nbody": "No module named 'h5py'"})
     assert reasons == {"volumes": "failed: no nbody data: No module named 'h5py'"}
-    assert results_file.read_records(session.file).keys() == {"digits"}
+    assert results_file.read_results(session.file).keys() == {"digits"}
 
 
 def killed_at(name: str, killed: str) -> Callable[[], object]:
@@ -186,19 +186,19 @@ def test_killed_at_any_experiment_the_file_is_whole_and_the_next_start_goes_on(
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     file = out / "rehearsal.json"
     done = names[: names.index(killed)]
-    records = results_file.read_records(file)
-    assert [name for name, record in records.items() if "unfinished" not in record] == done
-    assert records[killed]["part"] == 1
+    all_results = results_file.read_results(file)
+    assert [name for name, results in all_results.items() if "unfinished" not in results] == done
+    assert all_results[killed]["part"] == 1
     order = []
     rehearse(*(experiment(name, lambda name=name: order.append(name)) for name in names))
     signal.signal(signal.SIGTERM, before)
     assert order == [name for name in names if name not in done] + done
-    assert all("unfinished" not in record for record in results_file.read_records(file).values())
+    assert all("unfinished" not in results for results in results_file.read_results(file).values())
     assert "3 of 3 measured completely" in capsys.readouterr().out
 
 
-def test_a_record_that_is_cut_short_leaves_those_before(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    results_file.put_record(session.file, "one", {"figure": 7}, "a command")
+def test_results_that_are_cut_short_leave_those_before(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    results_file.save_results(session.file, "one", {"figure": 7}, "a command")
     write = Path.write_text
 
     def write_half(file: Path, text: str) -> None:
@@ -207,8 +207,8 @@ def test_a_record_that_is_cut_short_leaves_those_before(session: Session, monkey
 
     monkeypatch.setattr(Path, "write_text", write_half)
     with pytest.raises(OSError):
-        results_file.put_record(session.file, "two", {"figure": 8}, "a command")
-    assert results_file.read_records(session.file).keys() == {"one"}
+        results_file.save_results(session.file, "two", {"figure": 8}, "a command")
+    assert results_file.read_results(session.file).keys() == {"one"}
 
 
 def test_the_parent_asks_no_gpu_anything(
@@ -246,7 +246,7 @@ def test_the_parent_asks_no_gpu_anything(
         signal.signal(signal.SIGTERM, before)
         machine_facts._this_machine.cache_clear()
     assert seen == [(tmp_path / "fake_gpu_1gpu.json", 1, 14)]
-    assert results_file.read_records(seen[0][0])["measured"]["hardware"] == hardware
+    assert results_file.read_results(seen[0][0])["measured"]["hardware"] == hardware
     assert "1 of 1 measured completely" in capsys.readouterr().out
 
 
@@ -391,7 +391,7 @@ def test_loaders_whose_package_is_missing_are_named(session: Session, monkeypatc
     monkeypatch.setattr(experiments, "installed", lambda name: False)
     monkeypatch.setattr(lesson_runs, "train", lambda *flags, **_: {"flags": [str(flag) for flag in flags]})
     session = Session(session.file, cpus=16)
-    for measured in (one for one in experiments.EXPERIMENTS if one.name in ("ladder", "mnist_ladder")):
+    for measured in (one for one in experiments.EXPERIMENTS if one.name in ("loaders", "mnist_loaders")):
         *_, figures = measured.run(session)
         assert (list(figures["loaders"]), figures["not_installed"]) == (["map", "memory", "device"], ["shards", "dali"])
         assert figures["num_workers"] == 14
@@ -525,9 +525,9 @@ def test_first_and_later_epochs_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found["flags"], found["first_step_seconds"]) == (["--epochs", 2], 0.5)
 
 
-@pytest.mark.parametrize(("gpus", "ranks", "hidden"), [(0, 2, False), (1, 2, True), (4, 4, False)])
-def test_one_gpu_is_hidden_from_what_needs_two(
-    gpus: int, ranks: int, hidden: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("gpus", "ranks", "masked"), [(0, 2, False), (1, 2, True), (4, 4, False)])
+def test_one_gpu_is_masked_for_what_needs_two(
+    gpus: int, ranks: int, masked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -541,7 +541,7 @@ def test_one_gpu_is_hidden_from_what_needs_two(
     session = Session(tmp_path / "a.json", "cpu")
     list(experiments.allreduce(session))
     list(experiments.scaling(session))
-    assert seen == [(ranks, "" if hidden else "0"), (1, "" if hidden else "0")]
+    assert seen == [(ranks, "" if masked else "0"), (1, "" if masked else "0")]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
@@ -559,8 +559,8 @@ def test_what_cannot_be_measured_does_not_cost_the_rest(
     try:
         with pytest.raises(UserError, match="not measured: one, in_part; the lines above say why"):
             measure.measure([experiment_of(lambda _: fail(), "one", cpu=()), in_part, works], Session(file, "cpu"))
-        assert results_file.read_records(file).keys() == {"works"}
-        assert results_file.read_records(file)["works"]["figure"] == 1
+        assert results_file.read_results(file).keys() == {"works"}
+        assert results_file.read_results(file)["works"]["figure"] == 1
         errors = capsys.readouterr().err
         assert f"one: not measured: {error}" in errors and "in_part: not measured: dali: no engine" in errors
     finally:
@@ -568,9 +568,9 @@ def test_what_cannot_be_measured_does_not_cost_the_rest(
 
 
 def test_hardware_that_another_process_measured_with_is_kept(session: Session) -> None:
-    results_file.put_record(session.file, "one", {"hardware": {"device": "cuda"}}, "a command")
-    (record,) = results_file.read_records(session.file).values()
-    assert (record["hardware"], record["command"]) == ({"device": "cuda"}, "a command")
+    results_file.save_results(session.file, "one", {"hardware": {"device": "cuda"}}, "a command")
+    (results,) = results_file.read_results(session.file).values()
+    assert (results["hardware"], results["command"]) == ({"device": "cuda"}, "a command")
 
 
 def event(name: str, cat: str, ts: float, dur: float, tid: int = 1) -> dict:

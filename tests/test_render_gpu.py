@@ -1,4 +1,4 @@
-"""With a record of a GPU the pages show it beside the CPU; without one they are as they were. The record is made up."""
+"""If a GPU was measured, the pages show it beside the CPU; else they are as they were. The results are made up."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ from lab import render, render_compute, render_scaling
 GPU = {"device": "cuda", "device_name": "Made-up GPU", "gpus": 1, "cpu": "a CPU", "cpus_available": 16}
 RENDERINGS = {
     "baseline": [render.line_profile, render.baseline_epoch],
-    "ladder": [render.ladder],
+    "loaders": [render.loaders],
     "fast": [render.fast],
     "bandwidth": [render.bandwidth],
     "cpu_or_gpu": [render.cpu_or_gpu],
@@ -36,16 +36,16 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(folder: Path, gpus: int, **changes: object) -> None:
-    """A machine whose every record is the CPU's, but of a GPU, and with these ``changes``."""
-    records = {name: copy.deepcopy(render.load(name)) for name in RENDERINGS}
-    for record in records.values():
-        record |= {"hardware": GPU | {"gpus": gpus, "device_name": f"Made-up GPU x{gpus}"}} | changes
+    """A machine whose results are all the CPU's, but of a GPU, and with these ``changes``."""
+    measured = {name: copy.deepcopy(render.load(name)) for name in RENDERINGS}
+    for figures in measured.values():
+        figures |= {"hardware": GPU | {"gpus": gpus, "device_name": f"Made-up GPU x{gpus}"}} | changes
     kinds = {kind: {"mean": 100.0, "std": 1.0} for kind in ("IO", "SYNTHETIC", "FULL")}
-    about = {key: records["ladder"][key] for key in ("hardware", "versions", "date", "command")}
-    records["unet3d_throughput"] = about | {"rows": {"options": kinds}}
+    about = {key: measured["loaders"][key] for key in ("hardware", "versions", "date", "command")}
+    measured["unet3d_throughput"] = about | {"rows": {"options": kinds}}
     kernel = {"name": "gemm", "calls_per_step": 3.0, "ms_per_step": 1.5, "share": 0.75}
-    records["trace"] = about | {"step_ms": 3.0, "busy_ms_per_step": 2.0, "rows": [kernel]}
-    (folder / f"made_up_{gpus}gpu.json").write_text(json.dumps(records))
+    measured["trace"] = about | {"step_ms": 3.0, "busy_ms_per_step": 2.0, "rows": [kernel]}
+    (folder / f"made_up_{gpus}gpu.json").write_text(json.dumps(measured))
 
 
 @pytest.mark.parametrize(("experiment", "one"), PAIRS, ids=lambda value: getattr(value, "__name__", value))
@@ -60,7 +60,7 @@ def test_both_machines_are_shown(results: Path, experiment: str, one: render.Ren
     shown = set(re.findall(r"Made-up GPU x\d", both))
     assert shown == {"Made-up GPU x8" if experiment in render.BY_MANY else "Made-up GPU x1"}
     assert render.machine(render.load(experiment)) in both
-    assert all(line.count("|") <= 9 for line in both.splitlines() if one is render.ladder and line.startswith("|"))
+    assert all(line.count("|") <= 9 for line in both.splitlines() if one is render.loaders and line.startswith("|"))
 
 
 def test_ranks_on_cpus_of_a_gpu_machine_are_no_gpus(results: Path) -> None:
@@ -68,16 +68,16 @@ def test_ranks_on_cpus_of_a_gpu_machine_are_no_gpus(results: Path) -> None:
     assert {render.gpu_machine(experiment) for experiment in RENDERINGS} == {None}
 
 
-def test_older_records_are_read_with_the_present_names(results: Path) -> None:
-    """The keys and the path of measure.py have changed since; the records have not."""
-    write(results, 1)
-    about = {key: render.load("ladder")[key] for key in ("hardware", "versions", "date")}
+def test_older_results_are_read_with_the_present_names(results: Path) -> None:
+    """The keys and the path of measure.py have changed since; the results files have not."""
+    about = {key: render.load("loaders")[key] for key in ("hardware", "versions", "date")}
     command = "python results/measure.py ladder"
     loader = KINDS | {"verdict": "Data-bound."}
-    add(results, 1, ladder=about | {"command": command, "rungs": {"map": loader, "memory": loader}})
-    record = render.load("ladder", "made_up_1gpu")
-    assert record["loaders"]["map"] == KINDS | {"diagnosis": "Data-bound."}
-    assert render.source(record).endswith("with `python lab/measure.py ladder`.*")
+    older = {"ladder": about | {"command": command, "rungs": {"map": loader, "memory": loader}}}
+    (results / "made_up_1gpu.json").write_text(json.dumps(older))
+    figures = render.load("loaders", "made_up_1gpu")
+    assert figures["loaders"]["map"] == KINDS | {"diagnosis": "Data-bound."}
+    assert render.source(figures).endswith("with `python lab/measure.py loaders`.*")
 
 
 def test_training_seconds_name_those_of_the_first_step(results: Path) -> None:
@@ -90,7 +90,7 @@ def test_training_seconds_name_those_of_the_first_step(results: Path) -> None:
 
 
 def test_the_full_unet_and_its_kernels_are_shown(results: Path) -> None:
-    """In the form of older records, which hold neither TFLOP/s nor the cells of the boxes."""
+    """In the form of older results, which contain neither TFLOP/s nor the cells of the boxes."""
     assert render_compute.full_unet() == "*Not measured yet: `python lab/measure.py gpu`.*"
     write(results, 1)
     shown = render_compute.full_unet()
@@ -101,12 +101,12 @@ def test_the_full_unet_and_its_kernels_are_shown(results: Path) -> None:
     assert "Not measured" in render_compute.full_unet()
 
 
-def add(folder: Path, gpus: int, **records: dict) -> None:
-    """Add records to the file that `write` wrote."""
+def add(folder: Path, gpus: int, **experiments: dict) -> None:
+    """Add the results of experiments to the file that `write` wrote."""
     file = folder / f"made_up_{gpus}gpu.json"
     found = json.loads(file.read_text())
-    about = {key: found["ladder"][key] for key in ("hardware", "versions", "date", "command")}
-    file.write_text(json.dumps(found | {name: about | record for name, record in records.items()}))
+    about = {key: found["loaders"][key] for key in ("hardware", "versions", "date", "command")}
+    file.write_text(json.dumps(found | {name: about | figures for name, figures in experiments.items()}))
 
 
 KINDS = {kind: {"mean": 2000.0, "std": 1.0} for kind in ("IO", "SYNTHETIC", "FULL")}
@@ -129,30 +129,30 @@ def test_tflops_and_their_share_of_the_peak_are_shown(results: Path) -> None:
 def test_epochs_and_loaders_of_mnist_are_shown(results: Path) -> None:
     assert "Not measured" in render.mnist_on_gpu() and "Not measured" in render.line_profiles()
     write(results, 1)
-    assert "of them" not in render.ladder()  # older records do not say how many workers there were
+    assert "of them" not in render.loaders()  # older results do not say how many workers there were
     epochs = [{"seconds": s, "samples_per_second": 60000 / s, "val_accuracy": 0.99} for s in (4.0, 2.0, 2.5)]
     line = {"text": "    loss.backward()", "percent": 44.25}
-    cifar = json.loads((results / "made_up_1gpu.json").read_text())["ladder"]
+    cifar = json.loads((results / "made_up_1gpu.json").read_text())["loaders"]
     add(
         results,
         1,
         mnist_epochs={"rows": {"lesson 01": {"epochs": epochs, "first_step_seconds": 0.5, "flags": []}}},
-        mnist_ladder={"loaders": {"map": KINDS}, "num_workers": 14, "not_installed": ["dali"]},
+        mnist_loaders={"loaders": {"map": KINDS}, "num_workers": 14, "not_installed": ["dali"]},
         line_profiles={"rows": {"0 worker(s)": {"lines": [line]}, "14 worker(s)": {"lines": [line]}}},
-        ladder={"loaders": cifar["loaders"], "num_workers": 14},
+        loaders={"loaders": cifar["loaders"], "num_workers": 14},
     )
     shown = render.mnist_on_gpu()
     assert "| lesson 01 | 4.00 | 2.00, 2.50 | 24,000 | 99.00% |" in shown
     assert "| `map` | 2,000 ± 1 | 2,000 ± 1 | 2,000 ± 1 |" in shown and "have 14 of them" in shown
-    assert "have 14 of them" in render.ladder()
+    assert "have 14 of them" in render.loaders()
     assert "| 14 worker(s) | `loss.backward()` | 44.2 |" in render.line_profiles()
 
 
 def test_a_loader_that_failed_is_not_shown(results: Path) -> None:
     """Its figures are missing, and those of the others are there."""
     write(results, 1)
-    loaders = json.loads((results / "made_up_1gpu.json").read_text())["ladder"]["loaders"]
+    loaders = json.loads((results / "made_up_1gpu.json").read_text())["loaders"]["loaders"]
     del loaders["dali"]
-    add(results, 1, ladder={"loaders": loaders, "num_workers": 14, "failed": {"dali": "RuntimeError: no engine"}})
-    (line,) = (line for line in render.ladder().splitlines() if line.startswith("| `dali`"))
+    add(results, 1, loaders={"loaders": loaders, "num_workers": 14, "failed": {"dali": "RuntimeError: no engine"}})
+    (line,) = (line for line in render.loaders().splitlines() if line.startswith("| `dali`"))
     assert line.endswith("|  |  |  |")

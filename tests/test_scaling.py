@@ -45,7 +45,7 @@ def test_settings_keep_what_each_scaling_keeps() -> None:
     assert shared["weak"] == shared["strong"]
 
 
-def test_ratios_against_one_rank_and_against_the_ceiling() -> None:
+def test_ratios_against_one_rank_and_against_the_upper_bound() -> None:
     one, two, _ = rows("weak", [ONE, TWO, FOUR], MEASURED)
     for name in ("speedup", "efficiency", "machine_bound", "matrix_bound", "share_of_bound"):
         assert one[name] == 1
@@ -57,7 +57,7 @@ def test_ratios_against_one_rank_and_against_the_ceiling() -> None:
     # In pairs: a pace that halves from one trial to the next cancels out; by means it would be 110 of 120.
     assert two["with_communication"] == pytest.approx((144 / 160 + 76 / 80) / 2)
     assert two["communication_overhead"] == pytest.approx(1 - two["with_communication"])
-    assert two["waiting"] == pytest.approx(1 - (152 / 160 + 78 / 80) / 2)
+    assert two["waiting_for_ranks"] == pytest.approx(1 - (152 / 160 + 78 / 80) / 2)
 
 
 def test_the_diagnosis_says_it_in_words() -> None:
@@ -70,7 +70,10 @@ def test_the_diagnosis_says_it_in_words() -> None:
     )
     assert "only one rank" in diagnosis(found[:1])
     found[-1]["FULL"] = Throughput([61.0, 390.0, 734.0]).to_dict()
-    assert "too noisy to tell, the trials of FULL gave 395 +/- 337 samples/s. Other work runs here" in diagnosis(found)
+    assert (
+        "too noisy for a diagnosis, the trials of FULL gave 395 +/- 337 samples/s. Other work runs here"
+        in diagnosis(found)
+    )
     assert scaling_table(found).splitlines()[2].split()[:3] == ["weak", "2", "64"]
 
 
@@ -79,8 +82,8 @@ def test_the_plot_shows_every_line(tmp_path: Path, matrix: bool) -> None:
     measured = {s: {k: v for k, v in t.items() if matrix or k != "MATRIX"} for s, t in MEASURED.items()}
     found = [row for kind in ("weak", "strong") for row in rows(kind, [ONE, TWO, FOUR], measured)]
     plot(found, tmp_path / "plot.png")
-    picture = imread(tmp_path / "plot.png")
-    colours = {tuple(pixel) for pixel in (picture[::2, ::2, :3].reshape(-1, 3) * 255).round().astype(int).tolist()}
+    figure = imread(tmp_path / "plot.png")
+    colours = {tuple(pixel) for pixel in (figure[::2, ::2, :3].reshape(-1, 3) * 255).round().astype(int).tolist()}
     for red_green_blue in ((31, 119, 180), (44, 160, 44), (214, 39, 40), (148, 103, 189), (128, 128, 128)):
         assert red_green_blue in colours
     assert ((140, 86, 75) in colours) == matrix
@@ -102,10 +105,10 @@ def test_compute_is_measured_without_communication(clock: Clock, tmp_path: Path)
 
     with process_group():
         benchmark(SlowLoader(clock, FAST, 800), train, CPU, "map", tmp_path, seconds=0.1, no_sync=no_sync)
-    record = json.loads((tmp_path / "throughput.json").read_text())
-    assert record["SYNTHETIC"]["trials"] == pytest.approx([8 / SLOW] * 3)
+    results = json.loads((tmp_path / "throughput.json").read_text())
+    assert results["SYNTHETIC"]["trials"] == pytest.approx([8 / SLOW] * 3)
     for kind in ("COMPUTE", "BARRIER"):
-        assert record[kind]["trials"] == pytest.approx([8 / FAST] * 3)
+        assert results[kind]["trials"] == pytest.approx([8 / FAST] * 3)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, 
             return {"MATRIX": [10.0 * ranks] * 3}
         return {kind: {"trials": [100.0 * ranks] * 3} for kind in KINDS}
 
-    monkeypatch.setattr(launching, "read_record", answer)
+    monkeypatch.setattr(launching, "run_and_read", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     result = scale("--max_ranks", 2, "--rounds", 2, "--out", tmp_path)
     assert result.status == 0, result.stderr
@@ -168,16 +171,16 @@ def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, 
     assert launches == 2 * ["--nproc-per-node=1", "--nproc-per-node=2", "--nproc-per-node=2"]
     assert len(started) - len(launches) == 2 * 2  # matrix products: once a round for each number of ranks
     assert {threads for _, _, threads in started} == {1}
-    record = json.loads((tmp_path / "scaling.json").read_text())
-    assert [(row["scaling"], row["ranks"], row["batch_size"]) for row in record["rows"]] == [
+    results = json.loads((tmp_path / "scaling.json").read_text())
+    assert [(row["scaling"], row["ranks"], row["batch_size"]) for row in results["rows"]] == [
         ("weak", 1, 64),
         ("weak", 2, 64),
         ("strong", 1, 64),
         ("strong", 2, 32),
     ]
-    assert [row["efficiency"] for row in record["rows"]] == [1, 1, 1, 1]
-    assert len(record["rows"][0]["FULL"]["trials"]) == 6
-    assert record["gradient_bytes"] == 4 * 1199882
+    assert [row["efficiency"] for row in results["rows"]] == [1, 1, 1, 1]
+    assert len(results["rows"][0]["FULL"]["trials"]) == 6
+    assert results["gradient_bytes"] == 4 * 1199882
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 
@@ -186,7 +189,7 @@ def test_a_job_with_fewer_tasks_than_gpus_is_reported(
     tasks: int, job: None, monkeypatch: pytest.MonkeyPatch, scale: Script, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(launching, "read_record", lambda *_, **__: {kind: {"trials": [1.0] * 3} for kind in KINDS})
+    monkeypatch.setattr(launching, "run_and_read", lambda *_, **__: {kind: {"trials": [1.0] * 3} for kind in KINDS})
     result = scale("--quick", "true", "--out", tmp_path, SLURM_NTASKS=str(tasks), SLURM_NNODES="1")
     assert result.status == 0, result.stderr
     assert ("warning: there are 2 GPUs, but this job has 1 task(s), one for" in result.stderr) == (tasks == 1)
@@ -216,14 +219,14 @@ def test_figures_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     found = rows("weak", [ONE, TWO], MEASURED)
     about = {"date": "today", "command": "this", "hardware": {"cpus_available": 2, "cpu": "X"}}
     about["versions"] = {"torch": "1", "python": "3"}
-    records = {
+    all_results = {
         "scaling": about
         | {"rows": found, "threads_per_rank": 1, "diagnoses": {"weak": "So it is."}, "gradient_bytes": 8},
         "allreduce": about
         | {"world_size": 2, "backend": "gloo", "alpha": 0.02, "beta": 1e-9}
         | {"rows": [{"bytes": 4096, "seconds": 0.001, "bus_gb_per_second": 0.004}]},
     }
-    monkeypatch.setattr(render_scaling, "load", lambda experiment, machine=None: records.get(experiment))
+    monkeypatch.setattr(render_scaling, "load", lambda experiment, machine=None: all_results.get(experiment))
     monkeypatch.setattr(render, "gpu_machine", lambda experiment: None)
     assert "| weak | 2 | 64 | 2,000 ± 0 |" in render_scaling.scaling()
     assert "- Weak scaling, 1 to 2 ranks: " in render_scaling.scaling()

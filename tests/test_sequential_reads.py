@@ -15,12 +15,12 @@ def test_reads_the_same_samples_both_ways(run_script: Script, tmp_path: Path) ->
         "01_single_gpu/experiments/sequential_reads.py", "--data_dir", tmp_path, "--out", tmp_path / "out"
     )
     assert result.status == 0, result.stderr
-    record = json.loads((tmp_path / "out" / "sequential_reads.json").read_text())
-    in_shards, in_files = record["rows"]
+    results = json.loads((tmp_path / "out" / "sequential_reads.json").read_text())
+    in_shards, in_files = results["rows"]
     assert in_shards["samples"] == in_files["samples"] == 640 * in_shards["files"] // SHARDS
     assert in_files["files"] == 2 * in_files["samples"]
-    assert record["ratio"] == in_files["seconds"] / in_shards["seconds"]
-    assert f"{record['ratio']:.1f} times as fast" in result.stdout
+    assert results["ratio"] == in_files["seconds"] / in_shards["seconds"]
+    assert f"{results['ratio']:.1f} times as fast" in result.stdout
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["MNIST", "out", "shards"]
 
 

@@ -28,7 +28,7 @@ def measure(run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             assert command[:2] == [sys.executable, "train.py"]
             return train(folder, [str(word) for word in command[2:]])
 
-        monkeypatch.setattr(lab.launching, "read_record", start)
+        monkeypatch.setattr(lab.launching, "run_and_read", start)
         monkeypatch.setattr("workshop.hardware.emulates", lambda *_: emulated)
         result = run_script(SCRIPT, *flags, "--out", tmp_path)
         assert result.status == 0, result.stderr

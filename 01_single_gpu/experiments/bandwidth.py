@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bandwidth_trials import Bandwidth, MiB, check_folder, measure_device, measure_disk, measure_memory
 from lab.flags import Parser, make_output_folder
-from lab.records import write_record
+from lab.results import write_results
 from lab.tables import format_table
 from workshop.entry import run_reporting_user_errors
 from workshop.hardware import pick_device
@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure every path, print the table and write the record."""
+    """Measure every path, print the table and write the results."""
     arguments = parse_arguments()
     size = 256 * MiB if arguments.quick else 1024 * MiB
     disk_seconds, copy_seconds = (1.5, 0.3) if arguments.quick else (5.0, 1.0)
@@ -65,7 +65,7 @@ def main() -> None:
         ],
     }
     file = arguments.out / "bandwidth.json"
-    write_record(file, device, figures)
+    write_results(file, device, figures)
     print(f"\nwritten: {file}")
 
 

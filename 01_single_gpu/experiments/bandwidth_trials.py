@@ -68,8 +68,8 @@ def check_folder(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
-            f"--folder: the test file needs {needed / 1e9:.2f} GB, {folder} has {free / 1e9:.2f} GB free; make room "
-            f"or name a folder on another disk"
+            f"--folder: the test file needs {needed / 1e9:.2f} GB, {folder} has {free / 1e9:.2f} GB free; free some "
+            f"space or name a folder on another disk"
         )
 
 

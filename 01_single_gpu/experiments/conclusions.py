@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lab.tables import format_seconds, format_table
-from sweep import Row
+from sweep import Measurement
 
 CLEARLY_FASTER = 0.9
 """a challenger takes the lead when it needs less than this share of the leader's time; a smaller gain may be noise"""
@@ -19,22 +19,22 @@ class Lead:
     size: int
 
 
-def measured_sweeps(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def measured_sweeps(rows: Iterable[Measurement]) -> dict[str, list[Measurement]]:
     """Return the rows that hold a time, by sweep."""
-    sweeps: dict[str, list[Row]] = {}
+    sweeps: dict[str, list[Measurement]] = {}
     for row in rows:
         if row.seconds is not None:
             sweeps.setdefault(row.sweep, []).append(row)
     return sweeps
 
 
-def fastest(rows: list[Row]) -> dict[int, Row]:
+def fastest(rows: list[Measurement]) -> dict[int, Measurement]:
     """Return the fastest row of each size, sizes ascending."""
     sizes = sorted({row.size for row in rows})
     return {size: min((row for row in rows if row.size == size), key=lambda row: row.seconds) for size in sizes}
 
 
-def leads(rows: list[Row]) -> list[Lead]:
+def leads(rows: list[Measurement]) -> list[Lead]:
     """Return who is fastest from which size on; a lead of under 10 % changes nothing.
 
     Among those that are about as fast as the fastest the first of the rows counts: it needs the fewest threads.
@@ -50,7 +50,7 @@ def leads(rows: list[Row]) -> list[Lead]:
     return found
 
 
-def conclude(rows: list[Row]) -> str:
+def conclude(rows: list[Measurement]) -> str:
     """Return the conclusion of one experiment: each of its sweeps, and what writing the computation anew gained."""
     sweeps = measured_sweeps(rows)
     titled = len(sweeps) > 1
@@ -60,7 +60,7 @@ def conclude(rows: list[Row]) -> str:
     return "; ".join(parts + gain_of_rewriting(sweeps))
 
 
-def conclude_sweep(rows: list[Row]) -> str:
+def conclude_sweep(rows: list[Measurement]) -> str:
     """Return who is fastest at which size, by how much at the largest, and what copying to the device changes."""
     resident = [row for row in rows if not row.copied]
     text = describe_leads(resident) + describe_margin(resident)
@@ -71,7 +71,7 @@ def conclude_sweep(rows: list[Row]) -> str:
     return text
 
 
-def describe_leads(rows: list[Row]) -> str:
+def describe_leads(rows: list[Measurement]) -> str:
     """Return who is fastest, from the smallest size to the largest."""
     first, *later = leads(rows)
     if not later:
@@ -82,7 +82,7 @@ def describe_leads(rows: list[Row]) -> str:
     return text + "".join(f", {lead.label} from {lead.size:,}" for lead in later)
 
 
-def describe_margin(rows: list[Row]) -> str:
+def describe_margin(rows: list[Measurement]) -> str:
     """Return how many times as fast as its rivals the last leader is, at the largest size."""
     size, label = max(row.size for row in rows), leads(rows)[-1].label
     leader = next(row for row in rows if (row.label, row.size) == (label, size))
@@ -92,7 +92,7 @@ def describe_margin(rows: list[Row]) -> str:
     return f", {rival.seconds / leader.seconds:,.1f} times as fast as {rival.label} at {size:,}"
 
 
-def rivals_of(leader: Row, rows: list[Row]) -> list[Row]:
+def rivals_of(leader: Measurement, rows: list[Measurement]) -> list[Measurement]:
     """Return whom to compare with: an accelerator with CPUs, several threads with one, one with other libraries."""
     rows = [row for row in rows if row.size == leader.size]
     if leader.on_accelerator:
@@ -102,7 +102,7 @@ def rivals_of(leader: Row, rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.backend != leader.backend]
 
 
-def gain_of_rewriting(sweeps: dict[str, list[Row]]) -> list[str]:
+def gain_of_rewriting(sweeps: dict[str, list[Measurement]]) -> list[str]:
     """Compare two sweeps over the same things: the second is the first computation, written another way."""
     if len(sweeps) != 2:
         return []
@@ -115,7 +115,7 @@ def gain_of_rewriting(sweeps: dict[str, list[Row]]) -> list[str]:
     return [f"at {size:,} {before[0].unit} '{new}' is {ratio:,.0f} times as fast as '{old}'"]
 
 
-def sweep_table(rows: list[Row]) -> str:
+def sweep_table(rows: list[Measurement]) -> str:
     """Return one sweep as a table: a line for each backend, a column for each size, the fastest of a size starred.
 
     Times are medians; behind the ± is half the interquartile range, in percent of the median.

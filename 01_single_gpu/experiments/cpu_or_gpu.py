@@ -18,9 +18,9 @@ from computations import EXPERIMENTS
 from conclusions import conclude, measured_sweeps, sweep_table
 from crossover_plot import plot
 from lab.flags import Parser, make_output_folder
-from lab.records import write_record
+from lab.results import write_results
 from lab.timing import cpu_share
-from sweep import Row, run_sweep
+from sweep import Measurement, run_sweep
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError, nearest, warn
 from workshop.hardware import available_cpus, describe_versions, pick_device
@@ -59,7 +59,7 @@ def thread_counts(quick: bool = False) -> list[int]:
 
 
 def main() -> None:
-    """Measure, print and conclude one experiment after the other; then write the record and the plot."""
+    """Measure, print and conclude one experiment after the other; then write the results and the plot."""
     arguments = parse_arguments()
     make_output_folder(arguments.out)
     names = [name for name in EXPERIMENTS if arguments.all or name in arguments.experiment]
@@ -76,7 +76,7 @@ def main() -> None:
     for name in names:
         compiles = any(sweep.compiled for sweep in EXPERIMENTS[name])
         found = [
-            Row(experiment=name, backend=backend, note=f"not measured: {reason}")
+            Measurement(experiment=name, backend=backend, note=f"not measured: {reason}")
             for backend, reason in missing.items()
             if compiles or backend != "torch.compile"
         ]
@@ -102,12 +102,12 @@ def main() -> None:
         "rows": [asdict(row) for row in rows],
     }
     json_file, plot_file = arguments.out / "cpu_or_gpu.json", arguments.out / "cpu_or_gpu.png"
-    write_record(json_file, device, figures)
+    write_results(json_file, device, figures)
     plot(rows, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}")
 
 
-def report(rows: list[Row]) -> None:
+def report(rows: list[Measurement]) -> None:
     """Print the table of one sweep, and below it what was noted at the smallest size."""
     for title, measured in measured_sweeps(rows).items():
         print(f"\n{rows[0].experiment}: {title}\n{sweep_table(measured)}", flush=True)

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from conclusions import describe_leads, fastest, leads, measured_sweeps
-from sweep import Row
+from sweep import Measurement
 
 COLUMNS = 3
 COLOURS = {
@@ -26,7 +26,7 @@ COLOURS = {
 }
 
 
-def plot(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Measurement], file: Path) -> None:
     """Draw a panel for each sweep into a PNG: time by size, the background in the colour of whoever is the fastest.
 
     Of several CPU thread counts only the smallest and the largest are drawn.
@@ -47,7 +47,7 @@ def plot(rows: list[Row], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def _to_draw(rows: list[Row]) -> list[Row]:
+def _to_draw(rows: list[Measurement]) -> list[Measurement]:
     """Leave out the thread counts between the smallest and the largest of each backend."""
     counts: dict[str, set[int | None]] = {}
     for row in rows:
@@ -55,7 +55,7 @@ def _to_draw(rows: list[Row]) -> list[Row]:
     return [r for r in rows if r.threads in (None, 1, max(counts[r.backend]))]
 
 
-def _message(sweeps: list[list[Row]]) -> str:
+def _message(sweeps: list[list[Measurement]]) -> str:
     """Return the title: what the leads of all sweeps come to."""
     if len(sweeps) == 1:
         return describe_leads([row for row in sweeps[0] if not row.copied])
@@ -73,11 +73,11 @@ def _message(sweeps: list[list[Row]]) -> str:
     )
 
 
-def _leader(rows: list[Row], label: str) -> Row:
+def _leader(rows: list[Measurement], label: str) -> Measurement:
     return next(row for row in rows if row.label == label)
 
 
-def _style(row: Row) -> dict:
+def _style(row: Measurement) -> dict:
     """Colour by backend; dashed for one thread, dotted for a counted copy, solid for the full machine."""
     return {
         "color": COLOURS.get((row.backend, row.on_accelerator), "black"),
@@ -89,13 +89,13 @@ def _style(row: Row) -> dict:
     }
 
 
-def _draw_lines(axis: Axes, rows: list[Row]) -> None:
+def _draw_lines(axis: Axes, rows: list[Measurement]) -> None:
     for label in dict.fromkeys(row.label for row in rows):
         line = [row for row in rows if row.label == label]
         axis.plot([row.size for row in line], [row.seconds for row in line], **_style(line[0]))
     axis.set(xscale="log", yscale="log", xlabel=f"size: {rows[0].unit}", ylabel="time")
     bottom, top = axis.get_ylim()
-    axis.set_ylim(bottom, top * (top / bottom) ** 0.16)  # room for the names of the fastest
+    axis.set_ylim(bottom, top * (top / bottom) ** 0.16)  # space for the names of the fastest
     axis.yaxis.set_major_locator(LogLocator(numticks=12))
     axis.yaxis.set_major_formatter(FuncFormatter(_time_tick))
     axis.yaxis.set_minor_formatter(NullFormatter())
@@ -111,7 +111,7 @@ def _time_tick(seconds: float, _: int) -> str:
     return f"{seconds * 1e9:g} ns"
 
 
-def _draw_leads(axis: Axes, rows: list[Row]) -> None:
+def _draw_leads(axis: Axes, rows: list[Measurement]) -> None:
     """Shade the range of sizes of each lead and name who leads; a line marks each crossover."""
     sizes, found = list(fastest(rows)), leads(rows)
     edges = [math.sqrt(lead.size * sizes[sizes.index(lead.size) - 1]) for lead in found[1:]]
@@ -136,7 +136,7 @@ def _draw_leads(axis: Axes, rows: list[Row]) -> None:
     axis.set_xlim(left, right)
 
 
-def _draw_legend(axis: Axes, rows: list[Row]) -> None:
+def _draw_legend(axis: Axes, rows: list[Measurement]) -> None:
     first = {row.label: row for row in rows}
     handles = [Line2D([], [], label=label, **_style(row)) for label, row in first.items()]
     axis.legend(handles=handles, loc="upper left", fontsize=10.5, frameon=False)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from computations.regression import STEPS, closed_form, draw_line, step
 from lab.flags import Parser, make_output_folder
-from lab.records import write_record
+from lab.results import write_results
 from workshop.entry import run_reporting_user_errors
 from workshop.hardware import pick_device
 
@@ -52,7 +52,7 @@ def main() -> None:
     slope, intercept = found[STEPS]
     print(f"after {STEPS} steps: y = {slope:.4f} x + {intercept:.4f}; least squares: {best[0]:.4f} x + {best[1]:.4f}")
     figures = {"steps": STEPS, "found": [slope, intercept], "least_squares": best.tolist()}
-    write_record(arguments.out / "line_fit.json", pick_device(), figures)
+    write_results(arguments.out / "line_fit.json", pick_device(), figures)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from lab.flags import Parser, make_output_folder, require_positive
-from lab.records import write_record
+from lab.results import write_results
 from lab.tables import format_table
 from lab.timelines import quietest_runs
 from workshop.entry import run_reporting_user_errors
@@ -68,8 +68,8 @@ def main() -> None:
     header = ["--num_workers", "ms a step", "of it waiting for data"]
     cells = [(str(r["num_workers"]), f"{r['step_milliseconds']:.1f}", f"{r['data_milliseconds']:.1f}") for r in rows]
     print(format_table(header, cells))
-    record = {"rounds": arguments.rounds, "batch_size": arguments.batch_size, "rows": rows}
-    write_record(arguments.out / "loading_timelines.json", pick_device(), record)
+    results = {"rounds": arguments.rounds, "batch_size": arguments.batch_size, "rows": rows}
+    write_results(arguments.out / "loading_timelines.json", pick_device(), results)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.flags import Parser, make_output_folder
-from lab.records import write_record
+from lab.results import write_results
 from lab.tables import format_table
 from workshop.datasets import IMAGES, shards
 from workshop.entry import run_reporting_user_errors
@@ -57,7 +57,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Unpack some shards into single files, read both, and print and record what came of it."""
+    """Unpack some shards into single files, read both, and print and save what came of it."""
     arguments = parse_arguments()
     shards.check(arguments.dataset, arguments.data_dir)
     make_output_folder(arguments.out)
@@ -94,7 +94,7 @@ def main() -> None:
         "rows": rows,
         "ratio": ratio,
     }
-    write_record(arguments.out / "sequential_reads.json", pick_device(), figures)
+    write_results(arguments.out / "sequential_reads.json", pick_device(), figures)
 
 
 if __name__ == "__main__":

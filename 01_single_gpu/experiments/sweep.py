@@ -47,7 +47,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Measurement:
     """One measurement, or the note why there is none."""
 
     experiment: str
@@ -84,7 +84,7 @@ class Row:
 
 def run_sweep(
     experiment: str, sweep: Sweep, backends: list[Backend], threads: list[int], quick: bool, seed: int = 0
-) -> Iterator[Row]:
+) -> Iterator[Measurement]:
     """Measure ``sweep`` at every size on every backend; on accelerators with and without the copy of the inputs.
 
     Args:
@@ -100,7 +100,7 @@ def run_sweep(
     """
     for name, reason in sweep.without.items():
         if any(backend.name == name for backend in backends):
-            yield Row(experiment=experiment, sweep=sweep.title, backend=name, note=f"not measured: {reason}")
+            yield Measurement(experiment=experiment, sweep=sweep.title, backend=name, note=f"not measured: {reason}")
     sizes, seconds = (sweep.quick_sizes, QUICK_SECONDS) if quick else (sweep.full_sizes, FULL_SECONDS)
     for size in sizes:
         inputs = sweep.draw(np.random.default_rng(seed), size)
@@ -112,7 +112,7 @@ def run_sweep(
                 for copied in (False, True) if backend.on_accelerator else (False,):
                     with threadpool_limits(limit):  # of torch too; None leaves them as they are
                         found = _measure_one(sweep, backend, inputs, reference, copied, seconds)
-                    yield Row(
+                    yield Measurement(
                         experiment=experiment,
                         sweep=sweep.title,
                         unit=sweep.unit,

@@ -17,7 +17,7 @@ import torch
 from contenders import KINDS, Contender, comparison_table, contenders, rows, shared_batch
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.launching import benchmark, check_flags, torchrun
-from lab.records import write_record
+from lab.results import write_results
 from workshop.entry import run_reporting_user_errors
 from workshop.hardware import available_cpus, pick_device
 from workshop.paths import REPOSITORY
@@ -77,7 +77,7 @@ def main() -> None:
         "rows": rows(found),
     }
     file = arguments.out / "compare.json"
-    write_record(file, pick_device(), figures)
+    write_results(file, pick_device(), figures)
     print(f"\nwritten: {file}")
 
 

@@ -21,7 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 from alpha_beta import Network, bus_bandwidth_factor, fit
 from lab.flags import default_folder, make_output_folder
 from lab.process_group import process_group
-from lab.records import write_record
+from lab.results import write_results
 from lab.tables import format_seconds, format_table
 from workshop.commandline import run_with_config
 from workshop.errors import UserError
@@ -81,7 +81,7 @@ def measure(nbytes: int, seconds: float, world_size: int, device: torch.device) 
 
 
 def report(rows: list[dict[str, float]], world_size: int, device: torch.device, out: Path) -> None:
-    """Print the table, fit the model, and write record and plot."""
+    """Print the table, fit the model, and write the results and the plot."""
     cells = [
         (
             f"{row['bytes'] / 1024:,.0f}",
@@ -105,7 +105,7 @@ def report(rows: list[dict[str, float]], world_size: int, device: torch.device, 
         "beta": network.beta,
         "rows": rows,
     }
-    write_record(out / "allreduce.json", device, figures)
+    write_results(out / "allreduce.json", device, figures)
     plot(rows, world_size, network, out / "allreduce.png")
     print(f"\nwritten: {out / 'allreduce.json'}, {out / 'allreduce.png'}")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.launching import torchrun
-from lab.records import write_record
+from lab.results import write_results
 from lab.tables import format_table
 from lab.timelines import quietest_runs
 from workshop.entry import run_reporting_user_errors
@@ -65,8 +65,8 @@ def main() -> None:
     rows = [{"setting": title, **found} for title, found in best.items()]
     cells = [(row["setting"], str(row["buckets"]), f"{row['backward_milliseconds']:.1f}") for row in rows]
     print(format_table(["", "buckets", "ms of backward"], cells))
-    record = {"rounds": arguments.rounds, "batch_size": arguments.batch_size, "model": arguments.model, "rows": rows}
-    write_record(arguments.out / "bucket_timelines.json", pick_device(), record)
+    results = {"rounds": arguments.rounds, "batch_size": arguments.batch_size, "model": arguments.model, "rows": rows}
+    write_results(arguments.out / "bucket_timelines.json", pick_device(), results)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from convergence_curves import conclude, curves_table, plot, read_curves, target_of
 from lab.flags import Parser, make_output_folder
 from lab.launching import torchrun
-from lab.records import write_record
+from lab.results import write_results
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
 from workshop.hardware import pick_device
@@ -89,7 +89,7 @@ def train(overlay: Path, arguments: argparse.Namespace, train_flags: list[str]) 
 
 
 def main() -> None:
-    """Train once per overlay; then compare the curves in a table, a record and a plot."""
+    """Train once per overlay; then compare the curves in a table, a results file and a plot."""
     arguments, train_flags = parse_arguments()
     make_output_folder(arguments.out)
     if arguments.train:
@@ -112,7 +112,7 @@ def main() -> None:
         "curves": [asdict(curve) | {"epoch_at_target": curve.epoch_at(target)} for curve in curves],
     }
     json_file, plot_file = arguments.out / "convergence.json", arguments.out / "convergence.png"
-    write_record(json_file, pick_device(), figures)
+    write_results(json_file, pick_device(), figures)
     plot(curves, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}\nin TensorBoard: tensorboard --logdir {arguments.out}")
 

@@ -44,7 +44,7 @@ class Curve:
 
 
 def read_curves(folders: list[Path]) -> list[Curve]:
-    """Read the runs whose records lie in ``folders``; they have the folders' names.
+    """Read the runs whose results lie in ``folders``; they have the folders' names.
 
     Raises:
         UserError: one of them is missing or stopped early, or they cannot be compared, as they had not the same data.

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lab.flags import default_folder, make_output_folder
 from lab.launching import load_script
 from lab.process_group import process_group
-from lab.records import write_record
+from lab.results import write_results
 from workshop.commandline import run_with_config
 from workshop.config import require_positive
 from workshop.errors import UserError
@@ -83,7 +83,7 @@ def main(config: EndStepConfig) -> None:
             print(f"{len(pairs)} pairs of {config.block} steps on {world_size} rank(s):")
             print(f"a step with its end takes {cost:.4f} times as long as one without")
             figures = {"end_step_cost": cost, "step_seconds": without, "world_size": world_size}
-            write_record(config.out / "end_step.json", device, figures)
+            write_results(config.out / "end_step.json", device, figures)
 
 
 if __name__ == "__main__":

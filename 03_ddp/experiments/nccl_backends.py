@@ -20,7 +20,7 @@ import torch
 
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.launching import reason, torchrun
-from lab.records import write_record
+from lab.results import write_results
 from lab.tables import format_table
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
@@ -148,7 +148,7 @@ def main() -> None:
     header = ["ms per step", "all-reduces", "backward", "both at once", "share of all-reduces"]
     print(format_table(header, cells))
     figures = {"batch_size": arguments.batch_size, "model": arguments.model, "rows": rows}
-    write_record(arguments.out / "nccl_backends.json", torch.device("cuda"), figures)
+    write_results(arguments.out / "nccl_backends.json", torch.device("cuda"), figures)
 
 
 if __name__ == "__main__":

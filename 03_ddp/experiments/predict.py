@@ -21,7 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, PercentFormatter
 import prediction
 from alpha_beta import Network
 from lab.flags import Parser, make_output_folder, require_positive
-from lab.records import write_record
+from lab.results import write_results
 from lab.tables import format_seconds, format_table
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
@@ -58,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return a record that another script wrote.
+    """Return the results that another script wrote.
 
     Raises:
         UserError: it cannot be read.
@@ -143,12 +143,12 @@ def predict_measured(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Predict; write the record."""
+    """Predict; write the results."""
     arguments = parse_arguments()
     make_output_folder(arguments.out)
     found = predict_measured(arguments) if arguments.allreduce else predict_published(arguments)
     file = arguments.out / "predict.json"
-    write_record(file, pick_device(), found)
+    write_results(file, pick_device(), found)
     print(f"\nwritten: {file}")
 
 

@@ -111,8 +111,8 @@ def against_measured(scaling: dict[str, Any], allreduce: dict[str, Any]) -> list
     """Return a row for each weak-scaling run with several ranks: speed with communication over that without it.
 
     Args:
-        scaling: the record that scaling.py wrote; COMPUTE gives the time of a step, BARRIER what ranks wait anyhow.
-        allreduce: the record that allreduce.py wrote on the same machine.
+        scaling: the results that scaling.py wrote; COMPUTE gives the time of a step, BARRIER what ranks wait anyhow.
+        allreduce: the results that allreduce.py wrote on the same machine.
     """
     network = Network(allreduce["alpha"], allreduce["beta"])
     found = []

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from lab.flags import Parser, make_output_folder, require_positive
-from lab.launching import benchmark, check_flags, read_record
-from lab.records import write_record
+from lab.launching import benchmark, check_flags, run_and_read
+from lab.results import write_results
 from lab.timing import cpu_share
 from ranks_of_a_job import in_slurm, launcher, slurm_tasks
 from scaling_study import (
@@ -95,7 +95,7 @@ def measure_training(setting: Setting, arguments: argparse.Namespace, train_flag
 def measure_products(ranks: int, arguments: argparse.Namespace) -> Trials:
     """Return the trials of MATRIX, in matrix products per second."""
     command = [*launcher(ranks), "experiments/matrix_products.py", "--seconds", arguments.seconds]
-    found = read_record(command, LESSON, out=arguments.out, threads=arguments.threads_per_rank)
+    found = run_and_read(command, LESSON, out=arguments.out, threads=arguments.threads_per_rank)
     print(f"{ranks} rank(s): {statistics.mean(found['MATRIX']):,.0f} matrix products/s", flush=True)
     return found
 
@@ -139,7 +139,7 @@ def main() -> None:
         "rows": found,
     }
     json_file, plot_file = arguments.out / "scaling.json", arguments.out / "scaling.png"
-    write_record(json_file, pick_device(), figures)
+    write_results(json_file, pick_device(), figures)
     plot(found, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}")
 

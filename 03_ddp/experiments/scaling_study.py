@@ -90,7 +90,7 @@ def rows(scaling: str, study: Sequence[Setting], measured: dict[Setting, Trials]
                 "with_communication": with_communication,
                 "communication_overhead": 1 - with_communication,
                 "with_barrier": with_barrier,
-                "waiting": 1 - with_barrier,
+                "waiting_for_ranks": 1 - with_barrier,
             }
         )
     return found
@@ -103,7 +103,7 @@ def _against_compute(trials: Trials, kind: str) -> float:
 
 def scaling_table(found: list[dict[str, Any]]) -> str:
     """Return the rows as text."""
-    ratios = ("efficiency", "upper bound", "of bound", "communication", "waiting")
+    ratios = ("efficiency", "upper bound", "of bound", "communication", "waiting for ranks")
     header = ["scaling", "ranks", "batch/rank", *KINDS, *ratios]
     return format_table(header, [cells(row) for row in found])
 
@@ -111,7 +111,7 @@ def scaling_table(found: list[dict[str, Any]]) -> str:
 def cells(row: dict[str, Any]) -> list[str]:
     """Return what a table shows of a row: samples/s as mean +/- std, ratios in percent."""
     throughputs = [str(Throughput(row[kind]["trials"])) for kind in KINDS]
-    names = ("efficiency", "machine_bound", "share_of_bound", "communication_overhead", "waiting")
+    names = ("efficiency", "machine_bound", "share_of_bound", "communication_overhead", "waiting_for_ranks")
     return [
         row["scaling"],
         str(row["ranks"]),
@@ -128,7 +128,7 @@ def diagnosis(found: list[dict[str, Any]]) -> str:
         return f"{last['scaling'].capitalize()} scaling: only one rank, so nothing to compare."
     if (full := Throughput(last["FULL"]["trials"])).noisy:
         name = f"{last['scaling'].capitalize()} scaling, {last['ranks']} ranks"
-        return f"{name}: too noisy to tell, the trials of FULL gave {full} samples/s. Other work runs here."
+        return f"{name}: too noisy for a diagnosis, the trials of FULL gave {full} samples/s. Other work runs here."
     matrix = "" if last["matrix_bound"] is None else f"; matrix products alone, {last['matrix_bound']:.0%}"
     name = f"{last['scaling'].capitalize()} scaling, 1 to {last['ranks']} ranks"
     return (
@@ -166,7 +166,7 @@ def _draw_throughput(axis: Axes, rows: list[dict[str, Any]]) -> None:
     axis.plot([], [], ":", color="black", label="ideal: ranks times one rank")
     axis.set(title="Throughput", ylabel="samples/s", yscale="log")
     bottom, top = axis.get_ylim()
-    axis.set_ylim(bottom, top * (top / bottom) ** 0.4)  # room for the legend
+    axis.set_ylim(bottom, top * (top / bottom) ** 0.4)  # space for the legend
     axis.yaxis.set_major_locator(LogLocator(numticks=8))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
@@ -190,7 +190,7 @@ def _draw_efficiency(axis: Axes, rows: list[dict[str, Any]]) -> None:
 
 def _draw_overhead(axis: Axes, rows: list[dict[str, Any]]) -> None:
     ranks = [row["ranks"] for row in rows]
-    overhead, waiting = ([row[name] for row in rows] for name in ("communication_overhead", "waiting"))
+    overhead, waiting = ([row[name] for row in rows] for name in ("communication_overhead", "waiting_for_ranks"))
     axis.plot(ranks, overhead, "o-", color="tab:red", label="with communication (SYNTHETIC)")
     axis.plot(ranks, waiting, "s--", color="tab:purple", label="with a barrier alone (BARRIER)")
     for count, value in zip(ranks, overhead, strict=True):
@@ -199,7 +199,7 @@ def _draw_overhead(axis: Axes, rows: list[dict[str, Any]]) -> None:
     axis.axhline(0, color="black", linewidth=1)
     axis.set(title="Communication overhead", ylabel="samples/s lost, of those without (COMPUTE)")
     both = overhead + waiting
-    axis.set_ylim(min(-0.02, 1.3 * min(both)), max(0.1, 1.6 * max(both)))  # room for the legend
+    axis.set_ylim(min(-0.02, 1.3 * min(both)), max(0.1, 1.6 * max(both)))  # space for the legend
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axis.legend(loc="upper left", fontsize=9.5)
 

@@ -27,7 +27,7 @@ import torch
 
 from lab.flags import default_folder, make_output_folder
 from lab.launching import reason
-from lab.records import write_record
+from lab.results import write_results
 from lab.tables import format_table
 from precision_ladder import NAMES, SHARED, compare, measure, prepare
 from workload import WorkloadConfig, read_workload, training_device
@@ -209,7 +209,7 @@ def main() -> None:
         for figures in compare(Path(files), run, repeated=not config.quick):
             figures = {"config": flags, "steps": config.steps} | figures
             # To describe a GPU would take memory of it here; the processes that measure have described it.
-            write_record(json_file, torch.device("cpu"), figures)
+            write_results(json_file, torch.device("cpu"), figures)
     if all(row["note"] for row in figures["rows"]):
         raise UserError(f"no configuration could be measured: {figures['rows'][0]['note']}")
     peaks = ", ".join(f"{name} {tflops:.3g}" for name, tflops in figures["peaks"].items())

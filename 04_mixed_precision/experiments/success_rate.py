@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from lab.flags import Parser, make_output_folder, require_positive
-from lab.launching import check_flags, read_record
-from lab.records import write_record
+from lab.launching import check_flags, run_and_read
+from lab.results import write_results
 from lab.tables import format_table
 from lab.timing import cpu_share
 from workshop.entry import run_reporting_user_errors
@@ -73,7 +73,7 @@ class Contender:
         """
         command = [sys.executable, "train.py", *self.flags, *flags, "--seed", seed]
         cpu_before, started = cpu_seconds(), time.perf_counter()
-        summary = read_record(command, REPOSITORY / self.lesson, flag="--run_dir", out=out)
+        summary = run_and_read(command, REPOSITORY / self.lesson, flag="--run_dir", out=out)
         seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu_before
         last = summary["epochs"][-1]
         training = sum(epoch["seconds"] for epoch in summary["epochs"])
@@ -150,7 +150,7 @@ def main() -> None:
             if turn_of_all or row.name == "fast":
                 row.train(arguments.first_seed + number, flags, arguments.out)
         figures = {"target": TARGET, "train_flags": flags, "cpu_share": statistics.median(shares)}
-        write_record(file, device, figures | {"rows": [asdict(row) for row in rows]})  # stopped now, it keeps the seeds
+        write_results(file, device, figures | {"rows": [asdict(row) for row in rows]})  # if stopped now, it keeps them
 
     standard, fast, *_ = rows
     part = fast.median("process_seconds") / standard.median("process_seconds")

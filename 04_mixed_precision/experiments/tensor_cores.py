@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 
 from lab.flags import Parser, make_output_folder
-from lab.records import write_record
+from lab.results import write_results
 from lab.tables import format_table
 from matrix_peak import matmul_tflops
 from workload import LESSON, training_device
@@ -124,7 +124,7 @@ def main() -> None:
         "rows": rows,
     }
     json_file, plot_file = arguments.out / "tensor_cores.json", arguments.out / "tensor_cores.png"
-    write_record(json_file, device, figures)
+    write_results(json_file, device, figures)
     plot(rows, conclusions, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}")
 

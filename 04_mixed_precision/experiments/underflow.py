@@ -27,7 +27,7 @@ from gradients import (
     scaled_shares,
 )
 from lab.flags import default_folder, make_output_folder
-from lab.records import write_record
+from lab.results import write_results
 from lab.tables import format_table
 from trainer import Trainer, batches_of
 from workload import LESSON, WorkloadConfig, build_loaders, read_workload, training_device
@@ -125,7 +125,7 @@ def main() -> None:
         "val_losses": losses,
     }
     json_file, plot_file = folder / "underflow.json", folder / "underflow.png"
-    write_record(json_file, device, figures)
+    write_results(json_file, device, figures)
     plot(figures, plot_file)
     print(f"\nwritten: {json_file}, {plot_file}")
 

@@ -12,7 +12,7 @@ from workshop.hardware import describe_hardware, describe_versions
 from workshop.paths import write_json
 
 
-def write_record(file: Path, device: torch.device, figures: dict[str, Any]) -> None:
+def write_results(file: Path, device: torch.device, figures: dict[str, Any]) -> None:
     """Write the figures as JSON, after the date, the command, the hardware and the versions they were measured with.
 
     Entries of the figures replace these, such as the hardware of a run that ended earlier. The file is complete at
