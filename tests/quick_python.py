@@ -55,7 +55,7 @@ def write_commands(folder: Path) -> None:
 
 
 def ask(words: list[str]) -> None:
-    """Be, as far as anyone can tell from outside, the process that the server forks for these words."""
+    """Look from outside like the process that the server forks for these words."""
     plain = [word for word in words if word != "-u"]  # torchrun's
     if not plain or not (plain[0] == "-m" or plain[0].endswith(".py")):
         os.execv(sys.executable, [sys.executable, *words])
@@ -127,7 +127,7 @@ def serve(folder: Path) -> dict | None:
                         os.close(stream)
                     clients[process] = client
                     selector.register(client, selectors.EVENT_READ, process)
-                    with suppress(OSError):  # whoever asked was killed, as the next event will tell
+                    with suppress(OSError):  # whoever asked was killed, as the next event will show
                         client.send(str(process).encode())
                 elif key.data in clients:  # whoever asked was killed
                     os.kill(key.data, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The Makefile in a folder whose name a shell must be told with care."""
+"""The Makefile in a folder whose name must be quoted in a shell."""
 
 import shutil
 import subprocess

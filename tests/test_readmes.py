@@ -1,4 +1,4 @@
-"""Every command of the READMEs runs as it stands, every link leads somewhere, every figure is the one on record."""
+"""Every command of the READMEs runs as it stands, every link leads somewhere, every figure is that of the results file."""
 
 import os
 import re
@@ -245,7 +245,7 @@ def test_a_readme_shows_all_that_changed(lesson: str) -> None:
 
 
 @pytest.mark.parametrize("readme", READMES, ids=name_of)
-def test_figures_are_those_on_record(readme: Path) -> None:
+def test_figures_are_those_of_the_results_files(readme: Path) -> None:
     check = [sys.executable, "-m", "cogapp", "--check", "-I", ".", "-I", "03_ddp/experiments", str(readme)]
     result = subprocess.run(check, cwd=REPOSITORY, capture_output=True, text=True)
     assert result.returncode == 0, f"run `make docs`: {result.stdout}{result.stderr}"
