@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from clinic import records
+from clinic import progress
 from clinic.catalogue import REPOSITORY, Exercise, exercises, find, shown
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
@@ -54,20 +54,20 @@ class Grader:
 
 def list_exercises() -> None:
     """Print all exercises, and how far this learner is with each."""
-    mine = records.Records(default_runs_dir()).content
+    mine = progress.Progress(default_runs_dir()).content
     lesson = None
     for exercise in exercises():
         if exercise.lesson != lesson:
             lesson = exercise.lesson
             print(lesson.name)
-        state = str(records.cell_of(mine, exercise.name)) or ("started" if exercise.file.exists() else "")
+        state = str(progress.cell_of(mine, exercise.name)) or ("started" if exercise.file.exists() else "")
         print(f"  {exercise.name:22} {exercise.title:64} {state}".rstrip())
 
 
 def start(exercise: Exercise, again: bool) -> None:
     """Write the learner's file and say where it is, and what to read."""
     exercise.start(again)
-    records.Records(default_runs_dir()).started(exercise)
+    progress.Progress(default_runs_dir()).started(exercise)
     print(f"wrote {shown(exercise.file)}; its page: {shown(exercise.folder / 'README.md')}")
 
 
@@ -77,7 +77,7 @@ def check(exercise: Exercise) -> int:
         raise UserError(f"{shown(exercise.file)} is not there; `start {exercise.name}` writes it")
     with Grader() as grader:
         seen = grader.check(exercise, exercise.file)
-    records.Records(default_runs_dir()).checked(exercise, seen)
+    progress.Progress(default_runs_dir()).checked(exercise, seen)
     for line in seen:
         print(f"not yet: {line}")
     if not seen:
@@ -87,7 +87,7 @@ def check(exercise: Exercise) -> int:
 
 def hint(exercise: Exercise) -> None:
     """Print the next hint, and the ones before."""
-    given = records.Records(default_runs_dir())
+    given = progress.Progress(default_runs_dir())
     count = min(given.content.setdefault("hints", {}).get(exercise.name, 0) + 1, len(exercise.hints))
     for number, text in enumerate(exercise.hints[:count], 1):
         print(f"hint {number} of {len(exercise.hints)}: {text}\n")
@@ -103,11 +103,11 @@ def solution(exercise: Exercise) -> None:
 
 def show_class(folders: Sequence[str], page: str | None) -> None:
     """Print the table of a class, and write it as HTML."""
-    names, rows = records.class_table(map(Path, folders))
-    print(records.as_text(names, rows))
+    names, rows = progress.class_table(map(Path, folders))
+    print(progress.as_text(names, rows))
     if page:
         try:
-            Path(page).write_text(records.as_html(names, rows))
+            Path(page).write_text(progress.as_html(names, rows))
         except OSError as error:
             raise UserError(f"cannot write {page}: {error.strerror}") from None
 

@@ -1,4 +1,4 @@
-"""Digits that carry their own number: what reaches a model tells which samples they are, whatever loaded them."""
+"""Digits that carry their own number: a model's inputs show which samples they are, whichever loader read them."""
 
 import sys
 from pathlib import Path

@@ -55,7 +55,7 @@ def write_commands(folder: Path) -> None:
 
 
 def ask(words: list[str]) -> None:
-    """Be, as seen from outside, the process that the server forks for these words."""
+    """Look from outside like the process that the server forks for these words."""
     plain = [word for word in words if word != "-u"]  # torchrun's
     if not plain or not (plain[0] == "-m" or plain[0].endswith(".py")):
         os.execv(sys.executable, [sys.executable, *words])

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import exercise
-from clinic import records
+from clinic import progress
 from clinic.catalogue import Exercise, edited, find
 from data_helpers import assert_one_line
 from workshop.entry import run_reporting_user_errors
@@ -122,7 +122,7 @@ def test_a_check_is_saved(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert out.startswith("passed")
     content = json.loads((tmp_path / "runs" / "exercises.json").read_text())
     assert [check["seen"] for check in content["checks"]] == [["the wrong half"], []]
-    cell = records.cell_of(content, "same_half")
+    cell = progress.cell_of(content, "same_half")
     assert (cell.tries, cell.passed) == (2, True)
     assert cell.minutes < 5
 
@@ -135,7 +135,7 @@ def test_an_unreadable_file_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path
     assert err.startswith("warning: ")
     (kept,) = (tmp_path / "runs").glob("*.unreadable")
     assert kept.read_text() == "[1, 2"
-    assert "same_half" in records.read(tmp_path / "runs" / "exercises.json")["started"]
+    assert "same_half" in progress.read(tmp_path / "runs" / "exercises.json")["started"]
 
 
 def a_learner(folder: Path, name: str, passed: bool, tries: int) -> Path:

@@ -22,7 +22,7 @@ done
 
 
 def granted_and_given(job: str, folder: Path) -> list[list[int]]:
-    """GPUs and CPUs that were granted; then ranks, threads and loader processes that srun had to start."""
+    """GPUs and CPUs that were granted; then ranks, threads and loader processes that srun was asked to start."""
     for file, text in {"slurm/setup.sh": "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK", "lesson/train.py": ""}.items():
         (folder / file).parent.mkdir()
         (folder / file).write_text(text)
@@ -125,7 +125,7 @@ def started(tmp_path: Path) -> Callable[..., list[str]]:
 
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("script", ["train.py", "mine.py"])
-def test_nsys_profiles_each_rank_into_a_file_of_its_own(started: Callable, job: str, script: str) -> None:
+def test_nsys_writes_a_file_for_each_rank(started: Callable, job: str, script: str) -> None:
     variables = {} if script == "train.py" else {"SCRIPT": script}
     lines = started(job, NSYS="1", **variables)
     recorders = [line for line in lines if " nsys profile " in line]

@@ -21,7 +21,7 @@ import preflight
 import preflight_checks as checks
 import workshop.hardware
 from conftest import REPOSITORY, Script
-from preflight_checks import ALL, Row
+from preflight_checks import ALL, CheckResult
 from ranks import free_port
 from slurm_cluster import SlurmCluster
 
@@ -29,9 +29,9 @@ Patch = pytest.MonkeyPatch
 SCRIPTS = [REPOSITORY / "slurm" / name for name in ("preflight.py", "preflight_checks.py")]
 
 
-def says(row: Row, status: str, found: str, remedy: str, lessons: tuple[str, ...] = ALL) -> bool:
-    assert (row.status, row.lessons) == (status, lessons), vars(row)
-    assert found in row.found and remedy in row.remedy, vars(row)
+def says(result: CheckResult, status: str, found: str, remedy: str, lessons: tuple[str, ...] = ALL) -> bool:
+    assert (result.status, result.lessons) == (status, lessons), vars(result)
+    assert found in result.found and remedy in result.remedy, vars(result)
     return True
 
 
@@ -46,7 +46,7 @@ def test_an_old_python_can_read_the_script(script: Path) -> None:
 def test_python_too_old(monkeypatch: Patch) -> None:
     monkeypatch.setattr(checks, "sys", SimpleNamespace(version_info=(3, 9, 2), executable="/usr/bin/python3"))
     assert says(checks.python(), "fail", "3.9.2, /usr/bin/python3", "make setup PYTHON=python3.11")
-    assert [row.check for row in preflight.foundations()] == ["Python"]
+    assert [result.check for result in preflight.foundations()] == ["Python"]
 
 
 def versions(monkeypatch: Patch, **others: str | None) -> None:
@@ -61,11 +61,11 @@ def versions(monkeypatch: Patch, **others: str | None) -> None:
 
 def test_packages_missing_too_old_or_not_the_tested_ones(monkeypatch: Patch) -> None:
     versions(monkeypatch, h5py=None, torch="2.1.0+cu118")
-    (row,) = checks.packages()
-    assert says(row, "fail", "missing or too old: h5py, torch 2.1.0 (2.11 or newer)", "make setup")
+    (result,) = checks.packages()
+    assert says(result, "fail", "missing or too old: h5py, torch 2.1.0 (2.11 or newer)", "make setup")
     versions(monkeypatch, tqdm="1.0")
-    (row,) = checks.packages()
-    assert row.status == "warning" and "tqdm 1.0 (4." in row.found
+    (result,) = checks.packages()
+    assert result.status == "warning" and "tqdm 1.0 (4." in result.found
 
 
 def test_package_of_another_clone(monkeypatch: Patch, tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_old_and_single_gpu(monkeypatch: Patch) -> None:
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(shape))
     assert says(checks.device(), "warning", "compute capability 7.5", "use fp16", ("04",))
-    (row,) = checks.gpus_for_lesson_02()
-    assert says(row, "warning", "one GPU", "--gres=gpu:2", ("02",))
+    (result,) = checks.gpus_for_lesson_02()
+    assert says(result, "warning", "one GPU", "--gres=gpu:2", ("02",))
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     assert checks.gpus_for_lesson_02() == []
 
@@ -139,20 +139,20 @@ def test_one_cpu_and_little_shared_memory(monkeypatch: Patch) -> None:
     assert says(checks.shared_memory(), "warning", "64 MB free", "--shm-size=1g")
 
 
-def data_rows(monkeypatch: Patch, folder: Path) -> dict[str, Row]:
+def data_results(monkeypatch: Patch, folder: Path) -> dict[str, CheckResult]:
     monkeypatch.setenv("WORKSHOP_DATA", str(folder))
     monkeypatch.chdir(REPOSITORY)
-    return {row.check.removeprefix("data: "): row for row in checks.data()}
+    return {result.check.removeprefix("data: "): result for result in checks.data()}
 
 
 def test_data_missing_cut_short_or_changed(monkeypatch: Patch, data_dir: Path, tmp_path: Path) -> None:
-    assert {row.status for row in data_rows(monkeypatch, data_dir).values()} == {"ok"}
+    assert {result.status for result in data_results(monkeypatch, data_dir).values()} == {"ok"}
 
-    rows = data_rows(monkeypatch, tmp_path)
+    results = data_results(monkeypatch, tmp_path)
     prepare = "to prepare {0} run `python data/prepare.py {0}`, or without a network"
-    assert says(rows["mnist"], "fail", "has no train-images", prepare.format("mnist"))
-    assert says(rows["cifar10"], "warning", "data_batch_1", prepare.format("cifar10"), ("01", "03"))
-    assert says(rows["nbody"], "fail", "has no train.h5", prepare.format("nbody"), ("04",))
+    assert says(results["mnist"], "fail", "has no train-images", prepare.format("mnist"))
+    assert says(results["cifar10"], "warning", "data_batch_1", prepare.format("cifar10"), ("01", "03"))
+    assert says(results["nbody"], "fail", "has no train.h5", prepare.format("nbody"), ("04",))
 
     shutil.copytree(data_dir, tmp_path, dirs_exist_ok=True)
     images = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
@@ -160,9 +160,9 @@ def test_data_missing_cut_short_or_changed(monkeypatch: Patch, data_dir: Path, t
         file.seek(1000)
         file.write(b"\x07\x06\x05")
     os.truncate(tmp_path / "nbody" / "val.h5", 500)
-    rows = data_rows(monkeypatch, tmp_path)
-    assert says(rows["mnist"], "fail", f"{images}: damaged", "python data/prepare.py mnist --synthetic")
-    assert says(rows["nbody"], "fail", "val.h5", prepare.format("nbody"), ("04",))
+    results = data_results(monkeypatch, tmp_path)
+    assert says(results["mnist"], "fail", f"{images}: damaged", "python data/prepare.py mnist --synthetic")
+    assert says(results["nbody"], "fail", "val.h5", prepare.format("nbody"), ("04",))
 
 
 def failing(number: int) -> Callable[..., None]:
@@ -175,13 +175,13 @@ def failing(number: int) -> Callable[..., None]:
 def test_runs_cannot_be_written(monkeypatch: Patch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("WORKSHOP_RUNS", str(tmp_path / "file" / "runs"))
-    (row,) = checks.runs_folder()
-    assert says(row, "fail", f"cannot write to {tmp_path / 'file' / 'runs'}", "export WORKSHOP_RUNS=")
+    (result,) = checks.runs_folder()
+    assert says(result, "fail", f"cannot write to {tmp_path / 'file' / 'runs'}", "export WORKSHOP_RUNS=")
     monkeypatch.setenv("WORKSHOP_RUNS", str(tmp_path / "runs"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(errno.EDQUOT))
-        (row,) = checks.runs_folder()
-    assert says(row, "fail", "quota exceeded", "a folder of yours with room")
+        (result,) = checks.runs_folder()
+    assert says(result, "fail", "quota exceeded", "a folder of yours with free space")
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -196,7 +196,7 @@ def test_little_space_a_foreign_clone_and_a_quota(monkeypatch: Patch, tmp_path: 
     space, clone, quota = checks.runs_folder()
     assert says(space, "warning", "2 GB free", "export WORKSHOP_RUNS=")
     assert says(clone, "fail", "cannot write to", "clone the repository to a folder of your own", ("02",))
-    assert says(quota, "warning", "over quota: Disk quotas: /home 105*", "make room")
+    assert says(quota, "warning", "over quota: Disk quotas: /home 105*", "free some space")
 
 
 def test_names_that_do_not_resolve(monkeypatch: Patch) -> None:
@@ -208,8 +208,8 @@ def test_names_that_do_not_resolve(monkeypatch: Patch) -> None:
     assert says(checks.names(["node6", "node7"]), "fail", "resolve: node7", "set MASTER_ADDR", ("03", "04"))
 
 
-def fake_slurm(monkeypatch: Patch, sinfo: str, test_only: str = "", refused: str = "") -> list[Row]:
-    """The rows of a cluster whose commands answer like this."""
+def fake_slurm(monkeypatch: Patch, sinfo: str, test_only: str = "", refused: str = "") -> list[CheckResult]:
+    """The results for a cluster whose commands answer like this."""
 
     def answer(command: str, *_: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         if command == "sinfo":
@@ -232,12 +232,12 @@ def test_without_slurm_or_without_an_answer(monkeypatch: Patch) -> None:
     }.items():
         silent = subprocess.CompletedProcess("sinfo", 1, "", f"first\n{message}")
         monkeypatch.setattr(checks, "_output", lambda *_, silent=silent: silent)
-        (row,) = checks.slurm()
-        assert says(row, status, message, "ask the administrators")
+        (result,) = checks.slurm()
+        assert says(result, status, message, "ask the administrators")
 
 
 def test_partition_that_lacks_something(monkeypatch: Patch) -> None:
-    def first(sinfo: str) -> Row:
+    def first(sinfo: str) -> CheckResult:
         return fake_slurm(monkeypatch, sinfo)[0]
 
     good = "gpu*|up|1-00:00:00|4|gpu:a100:4(S:0-1)|64|512000\ncpu|up|infinite|9|(null)|64|256000"
@@ -252,11 +252,11 @@ def test_partition_that_lacks_something(monkeypatch: Patch) -> None:
 
 def test_time_limit_below_that_of_the_jobs_and_a_job_that_slurm_refuses(monkeypatch: Patch) -> None:
     refusal = "sbatch: error: x\nallocation failure: Invalid account"
-    rows = fake_slurm(monkeypatch, "debug*|up|10:00|2|gpu:2|8|1", refusal, refused="03")
-    limits = [row for row in rows if row.check == "time limit"]
-    assert [row.lessons for row in limits] == [("01",), ("02",), ("03",), ("04",)]
+    results = fake_slurm(monkeypatch, "debug*|up|10:00|2|gpu:2|8|1", refusal, refused="03")
+    limits = [result for result in results if result.check == "time limit"]
+    assert [result.lessons for result in limits] == [("01",), ("02",), ("03",), ("04",)]
     assert says(limits[0], "fail", "10:00, but the job asks for 20 minutes", "`sbatch --time=10:00`", ("01",))
-    jobs = {row.check: row for row in rows if row.check.startswith("job")}
+    jobs = {result.check: result for result in results if result.check.startswith("job")}
     assert says(jobs["job of 03"], "fail", "Invalid account", "set SBATCH_ACCOUNT", ("03",))
     assert jobs["job of 01"].status == "ok"
 
@@ -273,16 +273,16 @@ def test_ranks_that_do_not_join(monkeypatch: Patch) -> None:
     where = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     for name, value in (where | {"MASTER_PORT": str(free_port()), "WORKSHOP_RENDEZVOUS_SECONDS": "1"}).items():
         monkeypatch.setenv(name, value)
-    own, row = preflight.with_the_other_ranks(lambda: [Row("own", "ok", "")])
+    own, result = preflight.with_the_other_ranks(lambda: [CheckResult("own", "ok", "")])
     assert own.check == "own"
-    assert says(row, "fail", "rank 0 of 2 waited up to 1 s", "03_ddp/experiments/README.md", ("03", "04"))
+    assert says(result, "fail", "rank 0 of 2 waited up to 1 s", "03_ddp/experiments/README.md", ("03", "04"))
 
 
 def test_torchrun_that_fails(monkeypatch: Patch) -> None:
     ended = subprocess.CompletedProcess("", 1, "", "Traceback\nOSError: no port")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
-    (row,) = preflight.ranks_on_this_machine()
-    assert says(row, "fail", "two: OSError: no port", "torchrun --standalone", ("03", "04"))
+    (result,) = preflight.ranks_on_this_machine()
+    assert says(result, "fail", "two: OSError: no port", "torchrun --standalone", ("03", "04"))
 
 
 def test_ranks_that_add_up_wrong_or_slowly(monkeypatch: Patch) -> None:
@@ -296,17 +296,20 @@ def test_ranks_that_add_up_wrong_or_slowly(monkeypatch: Patch) -> None:
     assert preflight.bandwidth(0.12, "gloo").status == "ok"
 
 
-def test_rows_of_many_nodes_are_merged_and_decide_about_lessons(capsys: pytest.CaptureFixture) -> None:
-    rows = [Row("Python", "ok", "3.12", node=node) for node in ("n1", "n2")]
-    rows += [Row("driver", "ok", "580.1", node="n1"), Row("driver", "fail", "535.1 is too old", "newer", node="n2")]
-    rows += [Row("data: nbody", "fail", "missing", "bring it", ("04",), node="n1")]
-    assert preflight.show(rows) == 1
+def test_results_of_many_nodes_are_merged_and_decide_about_lessons(capsys: pytest.CaptureFixture) -> None:
+    results = [CheckResult("Python", "ok", "3.12", node=node) for node in ("n1", "n2")]
+    results += [
+        CheckResult("driver", "ok", "580.1", node="n1"),
+        CheckResult("driver", "fail", "535.1 is too old", "newer", node="n2"),
+    ]
+    results += [CheckResult("data: nbody", "fail", "missing", "prepare it", ("04",), node="n1")]
+    assert preflight.show(results) == 1
     out = capsys.readouterr().out
     assert "ok       Python         3.12\n" in out and "ok       driver         [n1] 580.1\n" in out
     assert "fail     driver         [n2] 535.1 is too old\n         -> newer\n" in out
     assert "lesson 03_ddp: cannot run: driver\n" in out
     assert "lesson 04_mixed_precision: cannot run: driver, data: nbody\n" in out
-    assert preflight.show([Row("quota", "warning", "over", "make room", ("01",))]) == 0
+    assert preflight.show([CheckResult("quota", "warning", "over", "free some space", ("01",))]) == 0
     out = capsys.readouterr().out
     assert "lesson 01_single_gpu: can run, with warnings: quota\nlesson 02_dataparallel: can run\n" in out
 
@@ -325,11 +328,11 @@ def test_nothing_more_is_asked_of_a_broken_installation(monkeypatch: Patch, caps
 def test_in_the_shell_of_a_job_it_checks_this_machine(monkeypatch: Patch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    row = Row("Python", "ok", "3.12")
-    monkeypatch.setattr(preflight, "foundations", lambda: [row])
+    result = CheckResult("Python", "ok", "3.12")
+    monkeypatch.setattr(preflight, "foundations", lambda: [result])
     for owner, name in ((preflight, "machine"), (preflight, "ranks_on_this_machine"), (checks, "slurm")):
         monkeypatch.setattr(owner, name, lambda: [])
-    monkeypatch.setattr(checks, "names", lambda _: row)
+    monkeypatch.setattr(checks, "names", lambda _: result)
     assert preflight.main() == 0
     assert "lesson 03_ddp: can run" in capsys.readouterr().out
 

@@ -35,7 +35,7 @@ NO_STORE = "rank 0 is lost, or its node: its store does not answer"
 
 @contextmanager
 def failure_detector(store: dist.Store, rank: int, world_size: int) -> Iterator[None]:
-    """While this context lasts, end this process if another rank is lost, and tell the others if this one fails.
+    """While this context lasts, end this process if another rank is lost, and inform the others if this one fails.
 
     Guarantees: a rank that died, whose process was stopped, or whose node was lost, is named in one line, and all
     processes end, within a minute; a user's mistake that several ranks find is reported once. A rank that waits in its
@@ -117,7 +117,7 @@ class Heartbeat:
         self._closed.set()
 
     def report_failure(self, error: BaseException) -> None:
-        """Tell the other ranks that this one ends because of ``error``."""
+        """Report to the other ranks that this one ends because of ``error``."""
         self.stop()
         reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         with suppress(RuntimeError):

@@ -140,7 +140,7 @@ def set_nccl_defaults() -> None:
 
 
 def _gpu_identity(device: torch.device, rank: int) -> str:
-    """Return what tells this rank's GPU from the GPUs of all other ranks; "" for a CPU.
+    """Return what distinguishes this rank's GPU from the GPUs of all other ranks; "" for a CPU.
 
     That is its UUID. But the slices of a GPU that is partitioned by MIG may all have the UUID of that GPU. A process
     sees one slice only, the first one in CUDA_VISIBLE_DEVICES, where each slice has a UUID of its own (``MIG-...``).

@@ -18,7 +18,7 @@ from workshop.paths import write_json
 NAME = "exercises.json"
 
 
-class Records:
+class Progress:
     """The file of one learner: when each exercise was started, and what every check of it saw."""
 
     def __init__(self, folder: Path) -> None:
