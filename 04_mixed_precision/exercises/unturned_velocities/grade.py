@@ -25,7 +25,7 @@ def grade(script: Script) -> Iterator[str]:
     density = write_boxes(nbody.folder(data_dir))
     flags = "--dataset nbody --model unet3d --unet_width 4 --unet_depth 1 --optimizer adam --lr 0.001 --loader memory "
     flags += f"--crop_size {SIZE} --train_crops {CUBES} --val_crops {BATCH} --batch_size {BATCH} --epochs {EPOCHS}"
-    run = script.run(*flags.split(), data_dir=data_dir, keep=True, watch=record_targets)
+    run = script.run(*flags.split(), data_dir=data_dir, keep=True, watch=keep_targets)
     inputs = torch.cat([call.inputs for call in run[0].shown if call.training])
     targets = torch.cat(run[0].extra)
     if len(inputs) != EPOCHS * CUBES or inputs.shape[1:] != (4, SIZE, SIZE, SIZE) or len(targets) != len(inputs):
@@ -56,7 +56,7 @@ def grade(script: Script) -> Iterator[str]:
         yield "the cubes are turned in the same way in both epochs"
 
 
-def record_targets(_: Path) -> Callable[[], list[torch.Tensor]]:
+def keep_targets(_: Path) -> Callable[[], list[torch.Tensor]]:
     """Keep what the model's outputs are compared with in training; see `Script.run`."""
     targets = []
     l1_loss = F.l1_loss
