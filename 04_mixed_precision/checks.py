@@ -123,8 +123,8 @@ def _check_cuda_graph(options: Options, device: torch.device) -> None:
         )
     if options.loader == "dali":
         raise UserError(
-            "--cuda_graph true does not go with --loader dali: DALI's threads may wait for the whole GPU while the "
-            "graph is captured, which CUDA forbids, and the two have not been tried together; use --loader device"
+            "--cuda_graph true cannot be combined with --loader dali: DALI's threads may wait for the whole GPU while "
+            "the graph is captured, which CUDA forbids, and the two have not been tried together; use --loader device"
         )
     if options.optimizer == "sgd" and not options.fused:
         raise UserError(

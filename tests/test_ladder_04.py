@@ -67,8 +67,8 @@ def test_the_comparison_measures_every_configuration(run_script: Script, tmp_pat
     result = run_script("04_mixed_precision/experiments/ladder.py", "--quick", "true", "--out", tmp_path)
     assert result.status == 0, result.stderr
     assert result.stderr == ""
-    record = json.loads((tmp_path / "ladder.json").read_text())
-    rows = {row["name"]: row for row in record["rows"]}
+    results = json.loads((tmp_path / "ladder.json").read_text())
+    rows = {row["name"]: row for row in results["rows"]}
     plain = ["fp32", "tf32", AS_PYTORCH_COMES, "fp16", "bf16"]
     more = ["+ channels_last", "+ cudnn_benchmark", "+ fused", "+ compile", "+ cuda_graph"]
     assert list(rows) == [*plain, *more]
@@ -77,14 +77,14 @@ def test_the_comparison_measures_every_configuration(run_script: Script, tmp_pat
     for name, row in rows.items():
         assert (name in result.stdout) and (row["samples_per_second"] is None) == (name in lacking)
         if name not in lacking:
-            flops = row["samples_per_second"] * record["flops_per_sample"]
+            flops = row["samples_per_second"] * results["flops_per_sample"]
             assert row["tflops"] == pytest.approx(flops / 1e12)
-            assert row["share_of_peak"] == pytest.approx(row["tflops"] / max(record["peaks"].values()))
+            assert row["share_of_peak"] == pytest.approx(row["tflops"] / max(results["peaks"].values()))
             assert row["val_loss"] == pytest.approx(rows["fp32"]["val_loss"], rel=0.05)
             assert row["peak_memory_bytes"] > 0
     assert rows["fp32"]["gradient_error"] < 1e-4 < rows["fp16"]["gradient_error"] < rows["bf16"]["gradient_error"] < 0.1
     assert (tmp_path / "ladder.png").stat().st_size > 10_000
-    assert record["hardware"]["device"] == "cpu" and "unfinished" not in record
+    assert results["hardware"]["device"] == "cpu" and "unfinished" not in results
     assert set(tmp_path.iterdir()) == {tmp_path / "ladder.json", tmp_path / "ladder.png"}
 
 
@@ -156,9 +156,9 @@ def test_the_file_is_whole_after_every_configuration(
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("this process took a GPU"))
     with pytest.raises(MemoryError):
         run_script("04_mixed_precision/experiments/ladder.py", "--quick", "true", "--out", tmp_path)
-    record = json.loads((tmp_path / "ladder.json").read_text())
-    assert record["unfinished"] is True
-    assert [row["name"] for row in record["rows"]] == ["fp32", "tf32", AS_PYTORCH_COMES]
+    results = json.loads((tmp_path / "ladder.json").read_text())
+    assert results["unfinished"] is True
+    assert [row["name"] for row in results["rows"]] == ["fp32", "tf32", AS_PYTORCH_COMES]
 
 
 def test_sigterm_ends_the_process_that_measures() -> None:
@@ -432,7 +432,7 @@ def test_without_a_scaler_gradients_of_large_volumes_are_lost() -> None:
 
 
 @pytest.mark.parametrize("script", ["underflow", "tensor_cores"])
-def test_demonstrations_leave_a_record_and_a_plot(
+def test_demonstrations_leave_a_results_file_and_a_plot(
     run_script: Script, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounded = []
@@ -445,18 +445,18 @@ def test_demonstrations_leave_a_record_and_a_plot(
     reset_switches()
     result = run_script(f"04_mixed_precision/experiments/{script}.py", "--quick", "true", "--out", tmp_path)
     assert result.status == 0, result.stderr
-    record = json.loads((tmp_path / f"{script}.json").read_text())
+    results = json.loads((tmp_path / f"{script}.json").read_text())
     assert (tmp_path / f"{script}.png").stat().st_size > 10_000
     if script == "underflow":
         assert rounded == [(False, False)]
-        assert sum(record["histogram"]) == pytest.approx(1)
-        assert set(record["val_losses"]) == {"fp32", "fp16, loss times 2^-8", "fp16, not scaled", "fp16, scaled"}
-        zeros = [row["zero"] for row in record["rows"] if row["format"] == "fp16"]
+        assert sum(results["histogram"]) == pytest.approx(1)
+        assert set(results["val_losses"]) == {"fp32", "fp16, loss times 2^-8", "fp16, not scaled", "fp16, scaled"}
+        zeros = [row["zero"] for row in results["rows"] if row["format"] == "fp16"]
         assert zeros == sorted(zeros, reverse=True) and zeros[0] > zeros[-1]
     else:
-        sizes = [row["size"] for row in record["rows"] if row["precision"] == "fp32"]
+        sizes = [row["size"] for row in results["rows"] if row["precision"] == "fp32"]
         assert sizes == list(range(248, 265))
-        assert {row["size"]: row["alignment"] for row in record["rows"]}[248] == 8
+        assert {row["size"]: row["alignment"] for row in results["rows"]}[248] == 8
         assert "without tensor cores" in result.stdout
 
 
@@ -478,8 +478,8 @@ def test_the_title_names_no_configuration_within_the_spread_of_one_before() -> N
 def summary(folder: Path, losses: list[float], seconds: float, model: str = "unet3d") -> Path:
     folder.mkdir()
     epochs = [{"epoch": i + 1, "val_loss": loss, "seconds": seconds} for i, loss in enumerate(losses)]
-    record = {"config": {"model": model, "dataset": "nbody"}, "epochs": epochs}
-    (folder / "summary.json").write_text(json.dumps(record))
+    results = {"config": {"model": model, "dataset": "nbody"}, "epochs": epochs}
+    (folder / "summary.json").write_text(json.dumps(results))
     return folder
 
 
@@ -497,7 +497,7 @@ def test_score(run_script: Script, tmp_path: Path) -> None:
     }
     for run, line in last_line.items():
         result = score(run / "summary.json", "--baseline", baseline)
-        assert (result.status, result.stdout.splitlines()[-1]) == (0, f"verdict: {line}")
+        assert (result.status, result.stdout.splitlines()[-1]) == (0, f"conclusion: {line}")
 
 
 def test_a_class_is_ranked_with_a_baseline_to_beat(run_script: Script, tmp_path: Path) -> None:
@@ -535,9 +535,9 @@ def test_a_class_is_ranked_with_a_baseline_to_beat(run_script: Script, tmp_path:
 
 def test_a_run_validated_on_other_samples_is_not_ranked(run_script: Script, tmp_path: Path) -> None:
     honest, other = summary(tmp_path / "honest", [0.5], 1.0), summary(tmp_path / "other", [0.1], 1.0)
-    record = json.loads((other / "summary.json").read_text())
-    record["config"] |= {"limit_val": 4, "val_crops": None}
-    (other / "summary.json").write_text(json.dumps(record))
+    results = json.loads((other / "summary.json").read_text())
+    results["config"] |= {"limit_val": 4, "val_crops": None}
+    (other / "summary.json").write_text(json.dumps(results))
     result = run_script("04_mixed_precision/experiments/score.py", honest, other)
     assert f"not ranked: {other}: unet3d on nbody, limit_val 4, not unet3d on nbody" in result.stdout
 

@@ -115,7 +115,9 @@ def test_what_a_gpu_lacks_or_what_excludes_another_is_refused(old_gpu: FakeGPU, 
 
 
 def test_a_cuda_graph_is_refused_with_dali(old_gpu: FakeGPU) -> None:
-    with pytest.raises(UserError, match=r"^--cuda_graph true does not go with --loader dali: .*; use --loader device$"):
+    with pytest.raises(
+        UserError, match=r"^--cuda_graph true cannot be combined with --loader dali: .*; use --loader device$"
+    ):
         check_options(Config(cuda_graph=True, loader="dali"), old_gpu)
     check_options(Config(cuda_graph=True, loader="device"), old_gpu)
     check_options(Config(loader="dali"), old_gpu)

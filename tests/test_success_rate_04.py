@@ -20,7 +20,7 @@ Train = Callable[[Path, list[str]], dict[str, Any]]
 
 @pytest.fixture
 def measure(run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """Runs the experiment with a stand-in for starting train.py; returns the table's lines and the record."""
+    """Runs the experiment with a stand-in for starting train.py; returns the table's lines and the results file."""
     monkeypatch.setattr("lab.timing.cpu_share", lambda: 0.5)
 
     def run(train: Train, *flags: object, emulated: bool = False) -> tuple[list[str], dict[str, Any]]:
@@ -46,8 +46,8 @@ def as_if_trained(folder: Path, flags: list[str]) -> dict[str, Any]:
 
 
 def test_a_seed_that_misses_the_target_is_counted(measure: Callable[..., Any]) -> None:
-    lines, record = measure(as_if_trained, "--seeds", 4, "--first_seed", 2, "--seeds_of_others", 2)
-    rows = {row["name"]: row["runs"] for row in record["rows"]}
+    lines, results = measure(as_if_trained, "--seeds", 4, "--first_seed", 2, "--seeds_of_others", 2)
+    rows = {row["name"]: row["runs"] for row in results["rows"]}
     assert {name: [run["seed"] for run in runs] for name, runs in rows.items()} == {
         "standard": [2, 4],
         "fast": [2, 3, 4, 5],
@@ -63,13 +63,13 @@ def test_a_seed_that_misses_the_target_is_counted(measure: Callable[..., Any]) -
     ]
     assert any(line.startswith("=> 3 of 4 seeds reached 98%, in ") for line in lines)
     assert rows["fast"][1]["val_accuracy"] == 0.9799 and rows["fast"][3]["samples_per_second"] == 50
-    assert (record["target"], record["cpu_share"]) == (0.98, 0.5)
+    assert (results["target"], results["cpu_share"]) == (0.98, 0.5)
 
 
 def test_where_bf16_is_emulated_all_compute_in_fp32(measure: Callable[..., Any]) -> None:
-    _, record = measure(as_if_trained, "--seeds", 1, emulated=True)
+    _, results = measure(as_if_trained, "--seeds", 1, emulated=True)
     precision = ["--precision", "fp32"]
-    assert {row["name"]: row["flags"][-2:] == precision or precision[0] in row["flags"] for row in record["rows"]} == {
+    assert {row["name"]: row["flags"][-2:] == precision or precision[0] in row["flags"] for row in results["rows"]} == {
         "standard": False,
         "fast": True,
         "dropout": True,
@@ -86,13 +86,13 @@ def test_each_configuration_really_trains(measure: Callable[..., Any], run_scrip
         configs.append(summary["config"])
         return summary
 
-    _, record = measure(train, "--seeds", 1, "--first_seed", 7, *TINY)
+    _, results = measure(train, "--seeds", 1, "--first_seed", 7, *TINY)
     standard, fast, dropout, fp32 = configs
     assert [config["seed"] for config in configs] == [7] * 4
     assert (standard["dropout"], fast["dropout"], dropout["dropout"]) == (True, False, True)
     assert (fast["precision"], fp32["precision"]) == ("bf16", "fp32")
     assert dropout | {"dropout": False} == fp32 | {"precision": "bf16"} == fast
-    for row in record["rows"]:
+    for row in results["rows"]:
         (run,) = row["runs"]
         assert 0 <= run["val_accuracy"] <= 1 and 0 < run["training_seconds"] < run["process_seconds"]
 

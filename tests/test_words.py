@@ -42,7 +42,7 @@ WORDS = {  # pattern: what to write instead, an example that must be found, one 
     r"(?<![A-Za-z])rooms?(?![a-z])": ("module; memory", "require_room", "headroom, a classroom"),
     word("rungs?"): ("loader", "each rung", "wrung"),
     word("climb(s|ed|ing)?"): ("compare step by step", "climb the ladder", "climate"),
-    r"(?i)(?<!precision )(?<!precision_)\bladder\b(?!_0|\.py)|data.ladder": (
+    r"(?i)(?<!precision )(?<!precision_)\bladder\b(?!_0|\.(py|json|png)\b)|data.ladder": (
         *("comparison of loaders", "data_ladder"),
         "precision ladder",
     ),
@@ -121,6 +121,7 @@ EXCEPTIONS = [  # file, what stands there, and why it may
     ("*.py", r"\.tell\(\)", "Python's method of files"),
     ("*.py", r"\.heartbeat|heartbeat", "the field's term"),
     ("*.py", r"Image\.open|ImageDraw", "Pillow's names"),
+    ("tests/test_ladder_04.py", r"^import ladder$|\bladder\.\w+", "the module of the precision ladder"),
     ("tests/test_words.py", r".*", "the list itself"),
     ("lab/render.py", r'^    "\w+": "\w+",$', "names in older results files, and their new ones"),
     ("lab/render_small.py", r'\.replace\("as it comes"', "a name in older results files"),

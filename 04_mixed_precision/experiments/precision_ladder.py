@@ -25,7 +25,7 @@ from torch import nn
 from matrix_peak import matrix_peak, synchronize
 from tensor_memory import PeakOnCuda, peak_bytes_on_cpu
 from trainer import Batch, Trainer, batches_of, errors_of, flops_per_sample, reference
-from workload import FORMATS, LESSON, MORE, WorkloadConfig, build_loaders
+from workload import FORMATS, LESSON, MORE, WorkloadConfig, make_loaders
 from workshop.errors import UserError
 from workshop.hardware import describe_hardware
 from workshop.loaders import Loader
@@ -47,7 +47,7 @@ def reset_switches() -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """What one configuration costs and gives; where it was not measured, only the note, which says why."""
 
     name: str
@@ -127,47 +127,50 @@ def compare(folder: Path, run: Callable[[str], str], repeated: bool = True) -> I
     """
     if reason := run(SHARED):
         raise UserError(reason)
-    rows: list[Row] = []
+    measurements: list[Measurement] = []
 
-    def measured(name: str) -> Row:
+    def measured(name: str) -> Measurement:
         reason = run(name)
-        return Row(name, note=f"failed: {reason}") if reason else Row(**_read(folder, "configuration"))
+        return Measurement(name, note=f"failed: {reason}") if reason else Measurement(**_read(folder, "configuration"))
 
     def figures(**more: object) -> dict[str, Any]:
         shared = _read(folder, SHARED)
         peak = max(shared["peaks"].values(), default=0)
         return {
             **{key: shared[key] for key in ("hardware", "peaks", "flops_per_sample", "batch_size", "reference")},
-            "rows": [dataclasses.asdict(_with_rate(row, shared["flops_per_sample"], peak)) for row in rows],
+            "rows": [
+                dataclasses.asdict(_with_tflops(measurement, shared["flops_per_sample"], peak))
+                for measurement in measurements
+            ],
             **more,
         }
 
     for name in NAMES:
         left_out = _read(folder, SHARED)["left_out"]
         if name in left_out:
-            rows.append(Row(name, note=f"not available: {left_out[name]}"))
+            measurements.append(Measurement(name, note=f"not available: {left_out[name]}"))
             continue
         print(f"  {name} ...", flush=True)
-        rows.append(measured(name))
-        if rows[-1].note:
-            print(f"  {rows[-1].note}", flush=True)
-            _update(folder, SHARED, left_out=left_out | {name: rows[-1].note})
+        measurements.append(measured(name))
+        if measurements[-1].note:
+            print(f"  {measurements[-1].note}", flush=True)
+            _update(folder, SHARED, left_out=left_out | {name: measurements[-1].note})
         yield figures(unfinished=True)
     if not repeated:
         yield figures()
         return
     again = base(_read(folder, SHARED)["left_out"])
     print(f"  {again} again ...", flush=True)
-    row = measured(again)
+    measurement = measured(again)
     kept = ("name", "note", "samples_per_second", "samples_per_second_std")
-    yield figures(repeated={key: getattr(row, key) for key in kept})
+    yield figures(repeated={key: getattr(measurement, key) for key in kept})
 
 
-def _with_rate(row: Row, flops_per_sample: float, peak: float) -> Row:
-    if row.samples_per_second is None:
-        return row
-    tflops = row.samples_per_second * flops_per_sample / 1e12
-    return dataclasses.replace(row, tflops=tflops, share_of_peak=tflops / peak)
+def _with_tflops(measurement: Measurement, flops_per_sample: float, peak: float) -> Measurement:
+    if measurement.samples_per_second is None:
+        return measurement
+    tflops = measurement.samples_per_second * flops_per_sample / 1e12
+    return dataclasses.replace(measurement, tflops=tflops, share_of_peak=tflops / peak)
 
 
 # --- the processes that are started -----------------------------------------------------------------------------------
@@ -185,7 +188,7 @@ class Work:
     @classmethod
     def of(cls, config: WorkloadConfig, device: torch.device) -> "Work":
         """Build it; the same in every process."""
-        train_loader, val_loader = build_loaders(config, device)
+        train_loader, val_loader = make_loaders(config, device)
         torch.manual_seed(config.seed)
         model = LESSON.make_model(config).to(device)
         inputs, targets = next(batches_of(train_loader, 1))
@@ -256,7 +259,7 @@ def measure(
     if options.precision not in shared["peaks"]:  # after the rest, so that it leaves nothing behind
         peaks = shared["peaks"] | {options.precision: matrix_peak(options.precision, device)}
         _update(folder, SHARED, peaks=peaks)
-    row = Row(
+    measurement = Measurement(
         name,
         samples_per_second=statistics.mean(rates),
         samples_per_second_std=statistics.stdev(rates),
@@ -265,7 +268,7 @@ def measure(
         gradient_error=gradients,
         val_loss=val_loss,
     )
-    _write(folder, "configuration", dataclasses.asdict(row))
+    _write(folder, "configuration", dataclasses.asdict(measurement))
 
 
 def _peak_on_cpu(trainer: Trainer, batch: Batch) -> int:

@@ -6,7 +6,7 @@
     python experiments/score.py /class/*/contest --epochs 5                # who gets lowest within five epochs
 
 A run is named by its folder, or by the summary.json in it. Seconds are those of training, summed over all epochs up to
-the one after which the loss was reached. You should see one line for each run and, with a baseline, a verdict; of
+the one after which the loss was reached. You should see one line for each run and, with a baseline, a conclusion; of
 several runs a table, the best first. Runs of other work, or validated on other samples, are listed under it.
 """
 
@@ -76,15 +76,17 @@ def read_score(path: Path, epochs: int | None = None) -> Score:
     return Score(file.parent.name or str(file), work, seconds, losses, about)
 
 
-def verdict(run: Score, baseline: Score) -> str:
+def conclusion(run: Score, baseline: Score) -> str:
     """Say how a run compares with a baseline, in one line."""
     lower = 1 - run.best / baseline.best
     difference = f"{abs(lower):.1%} {'lower' if lower >= 0 else 'higher'}"
     needed, theirs = run.seconds_to(baseline.best), baseline.seconds_to(baseline.best)
     if needed is None:
-        return f"verdict: the loss is {difference} than the baseline's, which this run never reached"
+        return f"conclusion: the loss is {difference} than the baseline's, which this run never reached"
     pace = f"{theirs / needed:.2f} times as fast" if needed <= theirs else f"{needed / theirs:.2f} times as slow"
-    return f"verdict: {pace} to the baseline's loss ({needed:.1f} s against {theirs:.1f} s); the lowest is {difference}"
+    return (
+        f"conclusion: {pace} to the baseline's loss ({needed:.1f} s against {theirs:.1f} s); the lowest is {difference}"
+    )
 
 
 def leaderboard(paths: Sequence[Path], baseline: Path | None, epochs: int | None) -> str:
@@ -124,7 +126,7 @@ def leaderboard(paths: Sequence[Path], baseline: Path | None, epochs: int | None
 
 
 def shortest(path: Path, among: Sequence[Path]) -> str:
-    """Return what tells a run's folder from the others': without the parts that all of them begin or end with."""
+    """Return a run's folder without the parts that the paths of all runs begin or end with."""
     every = [list(other.resolve().parts) for other in among]
     parts = list(path.resolve().parts)
     for end in (0, -1):
@@ -152,7 +154,7 @@ def main() -> None:
         print(baseline)
         if run.work != baseline.work:
             raise UserError(f"{run.work} cannot be compared with {baseline.work}")
-        print(verdict(run, baseline))
+        print(conclusion(run, baseline))
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def table(rows: list[Contender]) -> str:
 
 
 def main() -> None:
-    """Train with all configurations in turn; print the table and write the record."""
+    """Train with all configurations in turn; print the table and write the results file."""
     arguments, flags = parse_arguments()
     device = pick_device()
     rows = contenders(emulated=emulates(device, "bf16"))

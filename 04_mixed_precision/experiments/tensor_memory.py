@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 def peak_bytes_on_cpu(step: Callable[[], object], model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Return the most bytes in CPU tensors during ``step``: weights, optimizer state and all that the step makes.
 
-    The profiler tells of each block of memory when it is taken and when it is given back. What libraries take for
+    The profiler reports when each block of memory is allocated and when it is freed. What libraries allocate for
     themselves, past PyTorch, is not seen. Gradients of an earlier step are dropped.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # all the profiler's log has to say here is that there is no GPU

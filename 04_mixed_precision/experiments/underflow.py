@@ -30,7 +30,7 @@ from lab.flags import default_folder, make_output_folder
 from lab.results import write_results
 from lab.tables import format_table
 from trainer import Trainer, batches_of
-from workload import LESSON, WorkloadConfig, build_loaders, read_workload, training_device
+from workload import LESSON, WorkloadConfig, make_loaders, read_workload, training_device
 from workshop.entry import run_reporting_user_errors
 
 SCALES = [2.0**power for power in (-8, 0, 4, 8, 12, 16, 20, 24, 28, 32)]
@@ -47,7 +47,7 @@ START_SCALE = 16
 
 def val_losses(config: WorkloadConfig, device: torch.device, model: nn.Module) -> dict[str, float]:
     """Train a copy of ``model`` for ``config.steps`` steps in each way; return the validation losses."""
-    train_loader, val_loader = build_loaders(config, device)
+    train_loader, val_loader = make_loaders(config, device)
     losses = {}
     for name, scale in TRAININGS.items():
         options = dataclasses.replace(config, precision=name.partition(",")[0])
@@ -57,13 +57,13 @@ def val_losses(config: WorkloadConfig, device: torch.device, model: nn.Module) -
     return losses
 
 
-def plot(record: dict[str, Any], file: Path) -> None:
+def plot(results: dict[str, Any], file: Path) -> None:
     """Plot a histogram of the gradients' exponents, unscaled and scaled, over what becomes of them in fp16."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots()
     smallest, normal, largest = -25, -14, 16  # powers of two: to zero below, fewer digits below, overflow from here on
     assert Format(torch.float16).smallest / 2 == 2.0**smallest
-    exponents, shares = record["exponents"], [100 * share for share in record["histogram"]]
+    exponents, shares = results["exponents"], [100 * share for share in results["histogram"]]
     axes.axvspan(exponents[0], smallest, color="tab:red", alpha=0.18, label="fp16: becomes 0")
     axes.axvspan(smallest, normal, color="tab:orange", alpha=0.18, label="fp16: loses digits")
     axes.axvspan(largest, exponents[-1] + START_SCALE, color="tab:purple", alpha=0.18, label="fp16: overflows")
@@ -73,7 +73,7 @@ def plot(record: dict[str, Any], file: Path) -> None:
     axes.set(xlabel="magnitude of a gradient", ylabel="% of the gradients")
     axes.set_xlim(exponents[0], exponents[-1] + START_SCALE)
     axes.xaxis.set_major_formatter(lambda power, _: f"$2^{{{power:.0f}}}$")
-    before, after = (next(r for r in record["rows"] if r["scale"] == 2.0**power) for power in (0, START_SCALE))
+    before, after = (next(r for r in results["rows"] if r["scale"] == 2.0**power) for power in (0, START_SCALE))
     axes.set_title(
         f"In fp16 {before['zero']:.1%} of the gradients become 0; {after['zero']:.1%} with the loss scaled",
         fontweight="bold",
@@ -89,7 +89,7 @@ def main() -> None:
     config = read_workload(WorkloadConfig, device, __doc__, steps=10)
     folder = config.out or default_folder()
     make_output_folder(folder)
-    train_loader, _ = build_loaders(config, device)
+    train_loader, _ = make_loaders(config, device)
     torch.manual_seed(config.seed)
     model = LESSON.make_model(config).to(device)
     batch = tuple(part.to(device) for part in next(batches_of(train_loader, 1)))

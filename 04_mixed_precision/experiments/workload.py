@@ -53,7 +53,7 @@ class WorkloadConfig(LESSON.Config):
 C = TypeVar("C", bound=WorkloadConfig)
 
 
-def build_loaders(config: WorkloadConfig, device: torch.device) -> tuple[Loader, Loader]:
+def make_loaders(config: WorkloadConfig, device: torch.device) -> tuple[Loader, Loader]:
     """Return the lesson's loaders of the training and of the validation split, for a single rank."""
     train_loader, val_loader = (
         LESSON.make_loader(config, split, device, rank=0, world_size=1) for split in ("train", "val")
