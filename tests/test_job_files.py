@@ -1,7 +1,8 @@
-"""What the job files of lesson 03 make of the GPUs and CPUs they were granted; srun only tells what it was given."""
+"""What the job files start, and what they make of the GPUs and CPUs they were granted; srun and nsys are emulated."""
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,86 @@ def test_a_torchrun_that_usr1_ends_is_one_that_setup_requeues(tmp_path: Path, nu
     environment = os.environ | {"PATH": f"{tmp_path}/lesson:{os.environ['PATH']}"}
     result = subprocess.run(["bash", "-c", script], cwd=tmp_path / "lesson", env=environment)
     assert result.returncode == status
+
+
+JOBS = ["01_single_gpu/job", "02_dataparallel/job", "03_ddp/job", "03_ddp/torchrun", "04_mixed_precision/job"]
+EVERY_TASK = """
+SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=2 SLURM_GPUS_ON_NODE=2 SLURM_NNODES=1 SLURM_NODEID=0
+export ${!SLURM_*}
+scontrol() { echo first; }
+srun() {
+    while [[ $1 == --* ]]; do shift; done
+    for task in $TASKS; do SLURM_PROCID=$task "$@"; done
+}
+source "$1" --epochs 3
+"""
+PROGRAMS = {
+    "kernprof": 'echo "$SLURM_PROCID kernprof $*"',
+    "python": 'echo "$RANK python $*"',
+    "nsys": 'echo "$SLURM_PROCID$RANK nsys $*"; until [[ $1 == -o ]]; do shift; done; exec "${@:3}"',
+    "torchrun": """
+        for flag; do
+            shift
+            [[ $flag == --signals-to-handle ]] && shift && break
+        done
+        [[ $1 == --no-python ]] && shift || set -- python "$@"
+        for RANK in 0 1; do env -u SLURM_PROCID RANK=$RANK "$@"; done
+    """,
+}
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Callable[..., list[str]]:
+    """Runs a job file with programs that only print how they are started; returns a line for each start."""
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "setup.sh").touch()
+    (tmp_path / "lesson").mkdir()
+    (tmp_path / "programs").mkdir()
+    for name, text in PROGRAMS.items():
+        (tmp_path / "programs" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "programs" / name).chmod(0o755)
+
+    def start(job: str, **variables: str) -> list[str]:
+        tasks = "0 1" if job in ("03_ddp/job", "04_mixed_precision/job") else "0"
+        environment = {name: value for name, value in os.environ.items() if name not in ("NSYS", "SCRIPT", "RANK")}
+        environment |= {"PATH": f"{tmp_path}/programs:{os.environ['PATH']}", "TASKS": tasks} | variables
+        command = ["bash", "-c", EVERY_TASK, "-", REPOSITORY / f"{job}.slurm"]
+        result = subprocess.run(command, cwd=tmp_path / "lesson", env=environment, capture_output=True, text=True)
+        assert (result.returncode, result.stderr) == (0, "")
+        return result.stdout.splitlines()
+
+    return start
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("script", ["train.py", "mine.py"])
+def test_nsys_records_each_rank_into_a_file_of_its_own(started: Callable, job: str, script: str) -> None:
+    variables = {} if script == "train.py" else {"SCRIPT": script}
+    lines = started(job, NSYS="1", **variables)
+    recorders = [line for line in lines if " nsys profile " in line]
+    assert [line for line in lines if " python " in line and line not in recorders]
+    several = job.startswith(("03", "04"))
+    assert len(recorders) == (2 if several else 1)
+    for rank, line in enumerate(recorders):
+        assert line.startswith(f"{rank} ")
+        assert "--capture-range=cudaProfilerApi" in line and "--force-overwrite=true" in line
+        report = line.partition(" -o ")[2].split()[0]
+        name = "RANK" if job.endswith("torchrun") else "SLURM_PROCID"
+        assert report == (f"7_rank%q{{{name}}}" if several else "7")  # nsys replaces %q{NAME} by that variable
+        assert f" python {script} --num_workers " in line
+        assert line.endswith(" --resume true --trace true --epochs 3")
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("script", ["train.py", "mine.py"])
+def test_without_nsys_each_rank_has_a_line_profile(started: Callable, job: str, script: str) -> None:
+    variables = {} if script == "train.py" else {"SCRIPT": script}
+    lines = started(job, **variables)
+    program = "python" if job.endswith("torchrun") else "kernprof"
+    assert len(lines) == (2 if job.startswith(("03", "04")) else 1)
+    for rank, line in enumerate(lines):
+        assert line.startswith(f"{rank} {program} ")
+        assert f"{script} --num_workers " in line and line.endswith(" --resume true --epochs 3")
+    if program == "kernprof":
+        reports = {line.partition(" -o ")[2].split()[0] for line in lines}
+        assert len(reports) == len(lines)

@@ -74,6 +74,38 @@ def test_lesson_03_job_on_two_nodes(
     assert len(profiles) == (4 if script == "job.slurm" else 0)
 
 
+NSYS = """#!/bin/bash
+# As nsys: writes a report, of which %q{NAME} is replaced by a variable, and runs the program.
+until [[ $1 == -o ]]; do shift; done
+report=$2
+if [[ $report =~ (.*)%q\\{(.*)\\} ]]; then name=${BASH_REMATCH[2]}; report=${BASH_REMATCH[1]}${!name}; fi
+touch "$report.nsys-rep"
+exec "${@:3}"
+"""
+
+
+@pytest.mark.parametrize("script", ["job.slurm", "torchrun.slurm"])
+def test_nsys_writes_a_report_for_each_rank(
+    slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path, script: str
+) -> None:
+    nsys = tmp_path / "bin" / "nsys"
+    nsys.parent.mkdir()
+    nsys.write_text(NSYS)
+    nsys.chmod(0o755)
+    lesson = REPOSITORY / "03_ddp"
+    environment = user_environment | {"NSYS": "1", "PATH": f"{nsys.parent}:{user_environment['PATH']}"}
+    before = set(lesson.glob("*.nsys-rep"))
+    status, number, log = submit_and_wait(slurm, environment, lesson, script, *SHORT)
+    written = set(lesson.glob("*.nsys-rep")) - before
+    for file in written:
+        file.unlink()
+    assert status == 0, log
+    assert sorted(file.stem for file in written) == [f"{number}_rank0", f"{number}_rank1"]
+    assert ".lprof" not in log
+    assert "steps" in log and "trace" in log  # --trace true was passed on
+    assert "epoch 1  train loss" in log
+
+
 def test_a_mistake_ends_all_ranks_of_a_job(slurm: SlurmCluster, user_environment: dict[str, str]) -> None:
     lesson = REPOSITORY / "03_ddp"
     status, _, log = submit_and_wait(slurm, user_environment, lesson, "job.slurm", "--global_batch_size", "65")

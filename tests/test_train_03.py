@@ -92,6 +92,8 @@ def test_two_ranks_learn_what_one_does(train: Script, user_environment: dict[str
     one, two = summary_of(tmp_path / "one"), summary_of(tmp_path / "two")
     assert (one["world_size"], two["world_size"]) == (1, 2)
     assert one["global_batch_size"] == two["global_batch_size"] == 64
+    for summary in (one, two):
+        assert (summary["backend"], summary["backend_class"]) == ("gloo", "ProcessGroupGloo")
     assert len(two["epochs"]) == 2
     for a, b in zip(one["epochs"], two["epochs"], strict=True):
         assert b["train_loss"] == pytest.approx(a["train_loss"], rel=1e-4)

@@ -31,12 +31,16 @@ class Agreement:
             raise UserError(f"the ranks cannot talk over gloo: {reason}; {advice}") from None
 
     def minimum(self, values: list[float]) -> list[float]:
-        """Return, for each of the values, the smallest that any rank has."""
+        """Return, for each of the values, the smallest that any rank has.
+
+        This is an all-gather, so that a trace of a training step contains no all-reduces but those of gradients.
+        """
         if self.group is None:
             return values
-        smallest = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=self.group)
-        return smallest.tolist()
+        mine = torch.tensor(values, dtype=torch.float64)
+        everyone = [torch.empty_like(mine) for _ in range(self.ranks.world_size)]
+        dist.all_gather(everyone, mine, group=self.group)
+        return torch.stack(everyone).amin(dim=0).tolist()
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in their order, on the main one; on others an empty list."""
@@ -61,6 +65,24 @@ class Agreement:
             raise UserError(mistake)
         return result
 
+    def on_each(self, work: Callable[[], T]) -> T:
+        """Have every rank do ``work``; return its own result, or raise `UserError` on all ranks if any of them fails.
+
+        The message is that of the first rank that failed, the same on all ranks.
+        """
+        result, mistake = None, None
+        try:
+            result = work()
+        except (OSError, UserError) as error:
+            mistake = str(error)
+        mistakes = [mistake] * self.ranks.world_size
+        if self.group is not None:
+            dist.all_gather_object(mistakes, mistake, group=self.group)
+        for found in mistakes:
+            if found is not None:
+                raise UserError(found)
+        return result
+
 
 def slowest(seconds: float, device: torch.device) -> float:
     """Return the longest of all ranks' times, on all ranks; without a process group, return ``seconds``."""
@@ -69,3 +91,15 @@ def slowest(seconds: float, device: torch.device) -> float:
     longest = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     return longest.item()
+
+
+def backend_in_use(device: torch.device) -> dict[str, str | None]:
+    """Return the name and the class of the backend that carries the gradients of ``device``, for summary.json.
+
+    The class is noted because one name, "nccl", stands for different classes in different versions of torch. Without
+    a process group both are None.
+    """
+    if not dist.is_initialized():
+        return {"backend": None, "backend_class": None}
+    backend = dist.group.WORLD._get_backend(device)
+    return {"backend": dist.get_backend(), "backend_class": type(backend).__name__}

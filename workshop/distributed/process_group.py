@@ -14,12 +14,14 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from workshop.distributed.heartbeat import Heartbeats, key_of
+from workshop.distributed.heartbeat import SILENCE, Heartbeats, key_of
 from workshop.distributed.ranks import Ranks, in_srun, launched_as
 from workshop.errors import UserError, leave_with_status_2_when_told_to_end
 from workshop.hardware import the_cpu
 
 ONE_EACH = "start one rank per GPU, or train on CPUs with CUDA_VISIBLE_DEVICES= in the environment"
+WATCHDOG_SECONDS = 2 * SILENCE
+"""how long NCCL's watchdog waits after an error before it aborts the process; the heartbeats report it earlier"""
 
 
 @contextmanager
@@ -39,6 +41,7 @@ def process_group() -> Iterator[tuple[Ranks, torch.device]]:
     backend, gpu = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     if gpu:
         torch.cuda.set_device(gpu)
+        set_nccl_defaults()
     store = meet(ranks, device)
     heartbeats = Heartbeats(store, rank, world_size) if world_size > 1 else None  # a rank may die at any moment
     try:  # told of its GPU, NCCL connects now, not in the first step
@@ -68,6 +71,26 @@ def process_group() -> Iterator[tuple[Ranks, torch.device]]:
     if heartbeats:
         heartbeats.close()
     dist.destroy_process_group()
+
+
+def set_nccl_defaults() -> None:
+    """Set the environment variables that torch reads when it creates a process group over NCCL; the user's values win.
+
+    - ``TORCH_DIST_USE_NCCL2=0``. Since torch 2.15 the name "nccl" means a new backend. By its code, asking for the
+      result of an all-reduce makes the current stream wait for it. DDP asks for it in the middle of backward, so
+      communication would not overlap with backward. 0 selects the former backend; torch before 2.15 ignores the
+      variable. ``03_ddp/experiments/nccl_backends.py`` measures both, on two GPUs.
+    - ``TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC``. When a rank has failed, the NCCL watchdog of each other rank sees an
+      error, waits for four times this value, and aborts the process with a C++ stack trace. It must wait longer than
+      the heartbeats need to say in one line which rank has failed.
+
+    ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` stays as it is, 1 under torchrun and 3 elsewhere. With both values the watchdog
+    aborts the process (1 also aborts the communicators before that). It could be silenced with 0, which ignores errors
+    and timeouts; but then ranks that wait for different collectives would hang until the end of the job. With 2 the
+    watchdog only aborts the communicators, so that training goes on with wrong gradients.
+    """
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", str(round(WATCHDOG_SECONDS * 1000 / 4)))
 
 
 def _own_device(local_rank: int) -> torch.device:
@@ -100,7 +123,7 @@ def meet(ranks: Ranks, device: torch.device) -> dist.Store:
         raise UserError(f"WORKSHOP_RENDEZVOUS_SECONDS={seconds}: give a whole number of seconds", told=rank > 0)
     patience = timedelta(seconds=int(seconds))
     cards = [f"card of rank {other}" for other in range(world_size)]
-    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    gpu = _gpu_identity(device, rank) if device.type == "cuda" else ""
     meeting = Future()
 
     def come() -> None:  # each of these calls has a limit of its own, or none
@@ -133,6 +156,20 @@ def meet(ranks: Ranks, device: torch.device) -> dist.Store:
         mistake = f"rank {lacking[0]} finds no GPU of its own on {nodes[lacking[0]]}, but others do: {ONE_EACH}"
         raise UserError(mistake, told=_told_by_another(mistake, world_size, store))
     return store
+
+
+def _gpu_identity(device: torch.device, rank: int) -> str:
+    """Return what tells this rank's GPU from the GPUs of all other ranks.
+
+    That is its UUID. But the slices of a GPU that is partitioned by MIG may all have the UUID of that GPU. A process
+    sees one slice only, the first one in CUDA_VISIBLE_DEVICES, where each slice has a UUID of its own (``MIG-...``).
+    If it is not named there, two ranks cannot be compared, and NCCL finds out whether they share a slice.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    if "MIG" not in properties.name:
+        return str(properties.uuid)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+    return visible if visible.startswith("MIG-") else f"{properties.uuid}, a slice, rank {rank}"
 
 
 @contextmanager

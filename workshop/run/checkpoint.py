@@ -3,8 +3,10 @@
 import os
 import random
 import zipfile
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,42 +64,91 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         raise UserError(f"cannot write {path}: {reason}; the checkpoints before it are as they were") from None
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the state at ``path``, else the `previous` one if ``path`` is damaged or missing.
+@dataclass(frozen=True)
+class GoodCheckpoint:
+    """A checkpoint file that has been read from end to end; all ranks are sent this, and read the file themselves."""
 
-    A damaged file is set aside, so that the next checkpoint does not push the last good one out.
+    file: Path
+    source: str
+    """the file in words, with the reason if it is not the latest one"""
+    checksum: int
+    """of its contents, see `checksum_of`"""
 
-    Returns: The state, on the CPU, or None if there is no checkpoint; and where it comes from, in words.
+
+def find_checkpoint(path: Path) -> GoodCheckpoint | None:
+    """Return the checkpoint at ``path``, else the `previous` one if ``path`` is damaged or missing; None without any.
+
+    All checksums in the file are verified, and the file is loaded once. A damaged file is set aside, so that the next
+    checkpoint does not push the last good one out.
 
     Raises UserError: all checkpoints that are there are damaged, or one cannot be read.
     """
     damage = ""
     for file in (path, previous(path)):
         try:
-            state = _read(file)
+            with zipfile.ZipFile(file) as archive:  # what torch.save writes is one, with a checksum for each tensor
+                if damaged := archive.testzip():
+                    raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
+            checksum = checksum_of(file)
+            _load(file)
         except FileNotFoundError:
             continue
         except Exception as error:  # torch.load raises whatever a damaged archive or pickle happens to trip over
-            reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or "no memory left"
+            reason = _reason(error)
             if isinstance(error, OSError | MemoryError) or "memory" in reason:
                 raise UserError(f"cannot read {file}, which may be whole: {reason}") from None
             damage = damage or f"{file} is damaged ({reason})"
             continue
         if not damage:
-            return state, str(file)
+            return GoodCheckpoint(file, str(file), checksum)
         path.replace(path.with_suffix(".damaged"))
-        return state, f"{file}, as {damage},"
+        return GoodCheckpoint(file, f"{file}, as {damage},", checksum)
     if damage:
         files = f"{path.name} and {previous(path).name}"
         raise UserError(f"cannot go on: {damage}, and no earlier one is good; delete {files} to start afresh")
-    return None, "nothing"
+    return None
 
 
-def _read(file: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(file) as archive:  # what torch.save writes is one, with a checksum for each tensor
-        if damaged := archive.testzip():
-            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
-    return torch.load(file, map_location="cpu", weights_only=True)
+def read_checkpoint(good: GoodCheckpoint) -> dict[str, Any]:
+    """Return the state in a file that rank 0 has found good; any rank may call this.
+
+    The tensors are on the CPU, in pages of the file that the operating system reads when they are used and may drop
+    at any time. So they need almost no memory until they are copied; and they must be copied, not kept, because the
+    file is removed when later checkpoints have been written.
+
+    Raises UserError: this rank does not see the file, or sees another one, or cannot read it.
+    """
+    where = f"{good.file} on {os.uname().nodename}"
+    shared = "the run folder must be on storage that all nodes share; give another --run_dir"
+    try:
+        if checksum_of(good.file) != good.checksum:
+            raise UserError(f"{where} is not the file that rank 0 has found good: {shared}")
+        return _load(good.file)
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{where} is not there, but rank 0 has found it: {shared}") from None
+    except Exception as error:  # torch.load raises whatever it happens to trip over
+        raise UserError(f"cannot read {where}, which rank 0 has found good: {_reason(error)}") from None
+
+
+def checksum_of(file: Path) -> int:
+    """Return a checksum of what is in a checkpoint file, from the checksums of its parts, without reading those."""
+    with zipfile.ZipFile(file) as archive:
+        return zlib.crc32(repr([(part.filename, part.CRC) for part in archive.infolist()]).encode())
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:  # some network file systems do not have files mapped into memory
+        if "unable to mmap" not in str(error):
+            raise
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or "no memory left"
 
 
 def identity(config: TrainConfig, ranks: Ranks, parts: Mapping[str, object]) -> dict[str, Any]:

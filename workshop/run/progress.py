@@ -17,10 +17,11 @@ from workshop.errors import UserError
 from workshop.loaders import Loader
 from workshop.run.checkpoint import (
     Stateful,
+    find_checkpoint,
     identity,
-    load_checkpoint,
     position,
     random_state,
+    read_checkpoint,
     refuse_misfit,
     save_checkpoint,
     set_random_state,
@@ -77,14 +78,19 @@ class Progress:
         From then on these parts are saved. If the run was stopped in the middle of an epoch, that epoch's `loss_sum`
         and loader start where it was.
 
-        Raises UserError: the checkpoints are damaged, or of a run that this one cannot continue.
+        Rank 0 finds out which checkpoint is good. Then each rank reads that file itself: sent to all ranks, the states
+        would need several times their size of memory.
+
+        Raises UserError: the checkpoints are damaged, or of a run that this one cannot continue, or a rank cannot read
+        them.
         """
         self._parts = parts
         if self.config.resume:
-            saved, source = self.agreement.on_main(lambda: load_checkpoint(self.checkpoint))
+            good = self.agreement.on_main(lambda: find_checkpoint(self.checkpoint))
+            saved = self.agreement.on_each(lambda: read_checkpoint(good) if good else None)
             try:
-                if saved is not None:
-                    self._restore(saved, source)
+                if good:
+                    self._restore(saved, good.source)
             except Exception as error:  # whatever a content that no such run writes happens to trip over
                 if isinstance(error, UserError):
                     raise

@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 from workshop.config import TrainConfig
+from workshop.distributed.agreement import backend_in_use
 from workshop.distributed.ranks import Ranks
 from workshop.errors import UserError, warn
 from workshop.hardware import describe_hardware, describe_versions, peak_memory_bytes
@@ -146,7 +147,12 @@ class Record:
     def write_summary(
         self, epochs: list[dict[str, Any]], global_batch_size: int, monitor: dict[str, Any] | None
     ) -> None:
-        """Write summary.json, replacing the one before as a whole."""
+        """Write summary.json, replacing the one before as a whole.
+
+        ``backend`` is the name of what carries the gradients, nccl or gloo, ``backend_class`` its class in torch, as
+        the name does not say which of two NCCL backends ran. Both are null where there is a single process without a
+        process group.
+        """
         if not self.ranks.is_main:
             return
         summary = {
@@ -156,6 +162,7 @@ class Record:
             "hardware": describe_hardware(self.device),
             "versions": describe_versions(),
             "world_size": self.ranks.world_size,
+            **backend_in_use(self.device),
             "global_batch_size": global_batch_size,
             "epochs": epochs,
             **self.notes,

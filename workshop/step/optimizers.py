@@ -45,6 +45,7 @@ def build_optimizer(
 def restore_optimizer(optimizer: optim.Optimizer, saved: dict[str, Any], factor: float) -> None:
     """Load the ``saved`` state into an optimizer of the same kind; its own options, devices and memory formats stay.
 
+    All tensors are copied, so nothing refers to ``saved`` afterwards.
     The learning rate becomes the saved one times ``factor``, in the same tensor if a CUDA graph is to read it there.
     """
     own = optimizer.param_groups
@@ -60,3 +61,5 @@ def restore_optimizer(optimizer: optim.Optimizer, saved: dict[str, Any], factor:
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim():  # fused kernels read both as they lie in memory
                 state[name] = torch.empty_like(parameter).copy_(value)
+            elif isinstance(value, torch.Tensor):  # a count of steps, which may still lie in the checkpoint file
+                state[name] = value.clone()
