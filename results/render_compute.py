@@ -13,7 +13,7 @@ def short_ladder(machine: str | None = None) -> str:
         (
             row["name"],
             f"{row['samples_per_second']:,.0f} ± {row['samples_per_second_std']:,.0f}",
-            f"{row['output_error']:.0e}",
+            "-" if row["output_error"] is None else f"{row['output_error']:.0e}",
         )
         for row in record["rows"]
         if not row["note"]
@@ -35,8 +35,8 @@ def precision_ladder(machine: str | None = None) -> str:
             f"{row['peak_memory_bytes'] / 1e6:,.0f}",
             f"{row['tflops']:.2g}",
             f"{row['share_of_peak']:.0%}",
-            f"{row['output_error']:.0e}",
-            f"{row['gradient_error']:.0e}",
+            "-" if row["output_error"] is None else f"{row['output_error']:.0e}",
+            "-" if row["gradient_error"] is None else f"{row['gradient_error']:.0e}",
             f"{row['val_loss']:.4f}",
         )
         for row in record["rows"]
@@ -50,7 +50,13 @@ def precision_ladder(machine: str | None = None) -> str:
         f"{record['flops_per_sample'] / 1e9:.2g} GFLOP per sample; validation loss after {record['steps']} steps. "
         f"Peak of matrix products in TFLOP/s: {peaks}."
     )
-    plot = picture("precision_ladder", "Speed, memory and error of each rung", machine)
+    again = record.get("repeated") or {"note": "not measured"}
+    if not again["note"]:
+        workload += (
+            f" `{again['name']}`, measured again at the end: {again['samples_per_second']:,.0f} ± "
+            f"{again['samples_per_second_std']:,.0f} samples/s."
+        )
+    plot = picture("precision_ladder", "Speed, memory and error of each configuration", machine)
     lines = [table(header, rows), "", workload, source(record), "", *missing, "", plot]
     return "\n".join([*lines, *(["", full_unet(machine)] if machine else [])])
 

@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,6 +104,40 @@ def test_accelerator_rows() -> None:
     assert measured["host to device, pageable"].bytes == MiB
     assert measured["device to device"].bytes == 2 * MiB
     assert all("no pinned memory" in row.note for row in rows if not row.seconds)
+
+
+class Buffer:
+    """A tensor of some device, whose copies take a millisecond each; waiting for them takes ten more."""
+
+    def __init__(self, device: str, clock: list[float]) -> None:
+        self.device = torch.device(device)
+        self.clock = clock
+
+    def copy_(self, _: "Buffer") -> None:
+        self.clock[0] += 1e-3
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "seconds"),
+    [("cuda:0", "cuda:0", 1e-3 + 10e-3 / 20), ("cpu", "cuda:0", 11e-3), ("cuda:0", "cpu", 11e-3), ("cpu", "cpu", 1e-3)],
+)
+def test_copies_within_an_accelerator_share_one_wait(
+    source: str, target: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    def synchronize() -> None:
+        clock[0] += 10e-3
+
+    def measure(run: Callable[[], None], _: float) -> SimpleNamespace:
+        before = clock[0]
+        run()
+        return SimpleNamespace(seconds=clock[0] - before)
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
+    monkeypatch.setattr(bandwidth_trials, "measure", measure)
+    found = bandwidth_trials._median_copy(Buffer(source, clock), Buffer(target, clock), min_seconds=0)
+    assert found == pytest.approx(seconds)
 
 
 def test_folder_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,6 +294,13 @@ def test_what_a_gpu_lacks_or_what_excludes_another_is_refused(old_gpu: FakeGPU, 
     require_options(ComputeFlags(cuda_graph=True, precision="fp16", fused=True), old_gpu)
 
 
+def test_a_cuda_graph_is_refused_with_dali(old_gpu: FakeGPU) -> None:
+    with pytest.raises(UserError, match=r"^--cuda_graph true does not go with --loader dali: .*; use --loader device$"):
+        require_options(Config(cuda_graph=True, loader="dali"), old_gpu)
+    require_options(Config(cuda_graph=True, loader="device"), old_gpu)
+    require_options(Config(loader="dali"), old_gpu)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "options", "message"),
     [
@@ -485,14 +492,29 @@ def test_momentum_that_a_checkpoint_lacks_is_none() -> None:
         assert torch.equal(optimizer.state[weights]["momentum_buffer"], torch.zeros_like(weights))
 
 
+def read_switches() -> tuple[object, ...]:
+    """Read all that PyTorch offers to ask for TF32; none of these may raise an error."""
+    with torch.backends.cudnn.flags(enabled=False):  # also reads the switches, to restore them afterwards
+        pass
+    return (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision,
+        torch.backends.cudnn.rnn.fp32_precision,
+    )
+
+
 def test_switches_reach_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    switches = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]
     monkeypatch.setattr("workshop.step.precision.require_options", lambda *_: None)
+    exact = (False, False, "highest", "ieee", "none", "none")  # none: as for the whole backend, where it is none, too
     try:
-        for precision, expected in (("tf32", "tf32"), ("fp32", "ieee"), ("bf16", "ieee")):
+        for precision in ("fp32", "tf32", "bf16", "tf32", "fp16", "fp32"):
             set_up_device(ComputeFlags(precision=precision, cudnn_benchmark=precision == "bf16"), CPU)
-            assert [switch.fp32_precision for switch in switches] == [expected, expected]
+            assert read_switches() == ((True, True, "high", "tf32", "tf32", "tf32") if precision == "tf32" else exact)
             assert torch.backends.cudnn.benchmark == (precision == "bf16")
+        assert torch.backends.cudnn.fp32_precision == torch.backends.fp32_precision == "none"
     finally:
         set_up_device(ComputeFlags(), CPU)
 

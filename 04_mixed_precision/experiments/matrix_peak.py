@@ -1,6 +1,7 @@
 """How many operations per second a device makes in matrix products: the rate that nothing else on it exceeds."""
 
 import math
+import time
 
 import torch
 
@@ -12,6 +13,10 @@ SIZES = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024, 2048)}
 """rows and columns of the matrices whose fastest product is the peak, by device"""
 TOO_LONG = 0.5
 """seconds: a product that would take longer is not tried, as on CPUs that only imitate a number format"""
+
+
+LONG_ENOUGH = 0.01
+"""seconds of products on a GPU, beside which starting them and waiting for them do not show"""
 
 
 def matmul_tflops(shape: tuple[int, int, int], precision: str, device: torch.device, min_seconds: float = 0.2) -> float:
@@ -29,7 +34,7 @@ def matmul_tflops(shape: tuple[int, int, int], precision: str, device: torch.dev
     left = torch.randn(m, k, device=device).to(dtype)
     right = torch.randn(k, n, device=device).to(dtype)
     out = torch.empty(m, n, device=device, dtype=dtype)
-    calls = 20 if device.type == "cuda" else 1  # so that launching and waiting do not show
+    calls = 1
 
     def run() -> None:
         for _ in range(calls):
@@ -37,7 +42,20 @@ def matmul_tflops(shape: tuple[int, int, int], precision: str, device: torch.dev
         synchronize(device)
 
     run()  # libraries are loaded, algorithms chosen
+    if device.type == "cuda":
+        started = time.perf_counter()
+        run()
+        calls = calls_per_wait(time.perf_counter() - started)
     return 2 * math.prod(shape) * calls / measure(run, min_seconds).seconds / 1e12
+
+
+def calls_per_wait(seconds: float) -> int:
+    """Return how many products that take ``seconds`` each are started on a GPU before the CPU waits for their end.
+
+    Starting one and waiting take some 10 microseconds, which must not show. Large products take long enough by
+    themselves: in float32 the largest one takes a fifth of a second, and twenty of them at a time took very long.
+    """
+    return min(20, max(1, round(LONG_ENOUGH / seconds)))
 
 
 def matrix_peak(precision: str, device: torch.device) -> float:

@@ -1,6 +1,7 @@
 """A model trained with one set of lesson 04's options after the other, by the lesson's own training step."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, islice
@@ -23,9 +24,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 class Trainer:
     """A model with the weights of ``model``, trained as ``config`` says, in this process alone.
 
-    Dropout is off: it would make rows differ that should not. Other trainers may have run in between, so every method
-    sets torch's switches anew. With ``scale``, the loss is always multiplied by that, and the gradients divided by it;
-    without, GradScaler finds the factor where the precision is fp16. ``set_switches`` may be that of another row.
+    Dropout is off: it would make configurations differ that should not. Other trainers may have run in between, so
+    every method sets torch's switches anew. With ``scale``, the loss is always multiplied by that, and the gradients
+    divided by it; without, GradScaler finds the factor where the precision is fp16. ``set_switches`` sets them.
     """
 
     def __init__(
@@ -78,7 +79,11 @@ class Trainer:
         return total.item() / loader.sampler.samples
 
     def outputs_and_gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
-        """Return the outputs of a batch and the gradients of all weights, as one long vector each, in float64."""
+        """Return the outputs of a batch and the gradients of all weights, as one long vector each, in float64.
+
+        Raises:
+            FloatingPointError: in fp16 the gradients are not finite, however small the factor of the loss.
+        """
         self.set_switches()
         while True:
             self.optimizer.zero_grad()
@@ -90,19 +95,57 @@ class Trainer:
             self.optimizer.zero_grad()
             if gradients.isfinite().all() or not self.scaler.is_enabled():
                 return outputs.detach().double().flatten(), gradients
+            if scale / 2 < 1:  # not the gradients are too large, but the activations, which no factor changes
+                raise FloatingPointError(f"overflows in {self.config.precision}, even with the loss times {scale:g}")
             self.scaler.update(scale / 2)  # as it would in training, where it leaves out a step that overflows
 
 
+def few_samples(batch: Batch) -> Batch:
+    """Return a batch of the same size that repeats its first few samples: four, or fewer if four do not divide it.
+
+    The mean loss of the repeated samples and its gradients are those of the few samples alone, so float64 needs to
+    compute no more than those. The kernels, which are chosen and compiled by shape, remain those of the whole batch.
+    """
+    samples = len(batch[0])
+    few = _few(samples)
+    inputs, targets = (part[:few].repeat(samples // few, *[1] * (part.dim() - 1)) for part in batch)
+    return inputs, targets
+
+
+def _few(samples: int) -> int:
+    return math.gcd(samples, 4)
+
+
 def reference(model: nn.Module, loader: Loader, inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
-    """Return what `Trainer.outputs_and_gradients` would, were all computed in float64."""
+    """Return what `Trainer.outputs_and_gradients` would for the first few samples if all were computed in float64.
+
+    How many they are, says `few_samples`.
+    """
+    few = _few(len(inputs))
     trainer = Trainer(WorkloadConfig(), copy.deepcopy(model).double(), loader, inputs.device)
+    inputs, targets = inputs[:few].double(), targets[:few]
     targets = targets.double() if targets.is_floating_point() else targets
-    return trainer.outputs_and_gradients(inputs.double(), targets)
+    try:
+        return trainer.outputs_and_gradients(inputs, targets)
+    except RuntimeError:  # cuDNN does not have every convolution in float64; PyTorch's own kernels are slower, but do
+        enabled = torch.backends.cudnn.enabled
+        torch.backends.cudnn.enabled = False
+        try:
+            return trainer.outputs_and_gradients(inputs, targets)
+        finally:
+            torch.backends.cudnn.enabled = enabled
 
 
 def errors_of(trainer: Trainer, batch: Batch, truth: Batch) -> tuple[float, float]:
-    """Return the relative errors of outputs and gradients: norm of the difference over norm of the truth."""
-    found = trainer.outputs_and_gradients(*batch)
+    """Return the relative errors of outputs and gradients: norm of the difference over norm of the truth.
+
+    Args:
+        trainer: whose errors.
+        batch: any; only its first samples are used, see `few_samples`.
+        truth: of the same batch, as `reference` returns it.
+    """
+    found = trainer.outputs_and_gradients(*few_samples(batch))
+    truth = truth[0].repeat(len(found[0]) // len(truth[0])), truth[1]
     outputs, gradients = (float((mine - true).norm() / true.norm()) for mine, true in zip(found, truth, strict=True))
     return outputs, gradients
 

@@ -66,7 +66,7 @@ def read_workload(config_class: type[C], device: torch.device, description: str,
         UserError: it makes no sense, or sets an option that the experiment sets itself.
     """
     arguments = sys.argv[1:]
-    if not any(word.startswith("--config") for word in arguments):
+    if not any(word.partition("=")[0] == "--config" for word in arguments):
         names = ("unet3d.yaml", "unet3d_short.yaml" if device.type == "cuda" else "unet3d_tiny.yaml")
         files = [word for name in names for word in ("--config", str(REPOSITORY / "configs" / name))]
         arguments = files + arguments

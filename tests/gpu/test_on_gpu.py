@@ -1,7 +1,10 @@
 """All that a GPU does differently: its results against the CPU's, and against its own without an option."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +14,9 @@ from conftest import REPOSITORY, Train
 from trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.loaders import build_loaders
+from workshop.loaders.crops import cut
 from workshop.measuring.launching import load_script
+from workshop.measuring.timing import measure
 from workshop.profiling.timeline import read_rows
 from workshop.step.optimizers import build_optimizer
 
@@ -183,3 +188,103 @@ def test_a_first_step_that_overflows_leaves_no_momentum(device: torch.device) ->
     scaler.step(optimizer)
     assert torch.equal(weight.detach().cpu(), torch.ones(1000))
     assert not optimizer.state[weight]["momentum_buffer"].any()
+
+
+# What only a GPU can show of measurements. None of these has run on a GPU yet.
+
+
+@pytest.fixture
+def comparison(data_dir: Path, tmp_path: Path) -> Callable[..., dict]:
+    """Runs lesson 04's step-by-step comparison on a small U-Net, one configuration after the other; their figures."""
+
+    def run(*configurations: str) -> dict[str, dict]:
+        words = [*UNET[: UNET.index("--epochs")], "--batch_size", 16, "--data_dir", data_dir, "--out", tmp_path]
+        words += ["--steps", 3, "--trials", 2, "--trial_seconds", 0.1, "--configuration"]
+        found = {}
+        for name in ("shared", *configurations):
+            script = [sys.executable, "experiments/ladder.py", *map(str, words), name]
+            done = subprocess.run(script, cwd=REPOSITORY / "04_mixed_precision", capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            if name != "shared":
+                found[name] = json.loads((tmp_path / "configuration.json").read_text())
+        return found
+
+    return run
+
+
+def test_configurations_are_compared_with_float64(comparison: Callable[..., dict]) -> None:
+    found = comparison("fp32", "bf16")
+    assert found["fp32"]["output_error"] < 1e-4 < found["bf16"]["output_error"] < 0.1
+    assert all(row["samples_per_second"] > 0 for row in found.values())
+
+
+def first_step_ms(benchmark: bool, heuristics_first: bool) -> float:
+    """The milliseconds of the first step with ``cudnn.benchmark`` in a process of its own."""
+    code = f"""
+import time, torch
+convolutions = torch.nn.Sequential(*(torch.nn.Conv3d(8, 8, 3, padding=1) for _ in range(3))).cuda()
+def step(inputs):
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    convolutions(inputs).sum().backward()
+    torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - started)
+step(torch.randn(2, 8, 16, 16, 16, device="cuda"))  # loads cuDNN
+inputs = torch.randn(2, 8, 32, 32, 32, device="cuda")
+if {heuristics_first}:
+    step(inputs)
+torch.backends.cudnn.benchmark = {benchmark}
+print(step(inputs))
+"""
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def test_cudnn_searches_only_in_a_process_of_its_own(device: torch.device) -> None:
+    """The reason why each configuration has one: a search takes far longer than the steps it is to speed up."""
+    if device.type == "cpu":
+        pytest.skip("a CPU has no cuDNN")
+    searched = first_step_ms(benchmark=True, heuristics_first=False)
+    assert first_step_ms(benchmark=True, heuristics_first=True) < searched / 2
+
+
+@pytest.mark.parametrize("cells", [32, 64])
+def test_cubes_cut_on_a_gpu_are_those_cut_on_a_cpu(cells: int, device: torch.device) -> None:
+    for channels in (4, 5):
+        box = torch.randn(channels, cells, cells, cells)
+        corners, symmetries = torch.randint(cells, (96, 3)), torch.arange(96) % 48
+        found = cut(box.to(device), corners, symmetries, 24)
+        assert torch.equal(found.cpu(), cut(box, corners, symmetries, 24))
+
+
+def test_cutting_a_batch_takes_little_of_a_step(device: torch.device) -> None:
+    """The two calls for 64 pairs of cubes of 64^3 cells move 3.2 GB, which takes a GPU with HBM less than 10 ms."""
+    if device.type == "cpu" or torch.cuda.get_device_properties(device).total_memory < 20e9:
+        pytest.skip("needs a GPU with more than 20 GB")
+    boxes = [torch.randn(channels, 128, 128, 128, device=device) for channels in (4, 5)]
+    corners, symmetries = torch.randint(128, (64, 3)), torch.randint(48, (64,))
+
+    def cut_both() -> None:
+        for box in boxes:
+            cut(box, corners, symmetries, 64)
+        torch.cuda.synchronize()
+
+    cut_both()
+    assert measure(cut_both, min_seconds=0.5).seconds < 10e-3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_settings_can_be_read_and_the_longest_compilation_works(
+    precision: str, train: Train, device: torch.device
+) -> None:
+    if precision == "tf32" and device.type == "cpu":
+        pytest.skip("a CPU has no TF32")
+    flags = [*UNET, "--epochs", 1, "--limit_train", 32, "--precision", precision, "--compile", "max-autotune"]
+    done = train("04_mixed_precision", *flags)
+    assert done.status == 0, done.stderr
+    rounds = precision == "tf32"
+    with torch.backends.cudnn.flags(enabled=True):
+        pass
+    assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == rounds
+    assert torch.get_float32_matmul_precision() == ("high" if rounds else "highest")
+    assert (torch.backends.cuda.matmul.fp32_precision == "tf32") == rounds
+    assert (torch.backends.cudnn.conv.fp32_precision == "tf32") == rounds

@@ -39,10 +39,18 @@ def require_options(config: ComputeFlags, device: torch.device) -> None:
 
 def set_switches(config: ComputeFlags) -> None:
     """Set what torch keeps one switch of for the whole process: TF32, and cuDNN's search for algorithms."""
-    # Left alone, PyTorch rounds to TF32 on NVIDIA GPUs in convolutions, but not in matrix products.
-    for operations in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):
-        operations.fp32_precision = "tf32" if config.precision == "tf32" else "ieee"
+    # By default, PyTorch rounds to TF32 on NVIDIA GPUs in convolutions, but not in matrix products.
+    set_tf32(convolutions=config.precision == "tf32", matrix_products=config.precision == "tf32")
     torch.backends.cudnn.benchmark = config.cudnn_benchmark
+
+
+def set_tf32(*, convolutions: bool, matrix_products: bool) -> None:
+    """Set whether float32 convolutions and matrix products are rounded to TF32 on NVIDIA GPUs."""
+    # PyTorch has two sets of switches for this. After the newer ones (fp32_precision) are set, reading the older ones
+    # raises an error. Parts of PyTorch still read them: `torch.backends.cudnn.flags()`, and up to PyTorch 2.12 the
+    # compiler in its mode max-autotune. The older ones keep both sets readable.
+    torch.backends.cudnn.allow_tf32 = convolutions
+    torch.set_float32_matmul_precision("high" if matrix_products else "highest")
 
 
 def choose_memory_format(channels_last: bool, volumes: bool) -> torch.memory_format:
@@ -70,6 +78,11 @@ def _require_cuda_graph(config: ComputeFlags, device: torch.device) -> None:
     if config.compile not in ("off", "default"):
         raise UserError(
             f"--compile {config.compile} makes CUDA graphs of its own; with --cuda_graph, --compile default"
+        )
+    if getattr(config, "loader", "") == "dali":  # a lesson's configuration also has the flags of the data
+        raise UserError(
+            "--cuda_graph true does not go with --loader dali: DALI's threads may wait for the whole GPU while the "
+            "graph is captured, which CUDA forbids, and the two have not been tried together; use --loader device"
         )
     if config.precision == "fp16" and not config.fused:
         raise UserError(
