@@ -1,20 +1,27 @@
 """Running the lessons and their experiments for their figures: what all measurements share."""
 
+import functools
+import json
 import linecache
+import shlex
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from machine_facts import this_machine
+from processes import show, started
 from record_file import machine_name
-from workshop.hardware import only_imitates, pick_device
-from workshop.measuring.launching import read_record, torchrun
+from workshop.errors import UserError
+from workshop.measuring.launching import reason, torchrun
 from workshop.paths import REPOSITORY
 
+POLL_SECONDS = 0.5
+"""how often an experiment's file is looked at while the experiment runs"""
 TARGET = 0.98
 RESULTS = REPOSITORY / "results"
 LESSON_01 = REPOSITORY / "01_single_gpu"
@@ -30,30 +37,125 @@ TO_TARGET = {
     "fast_fp32": (LESSON_04, (*FAST, "--precision", "fp32")),
 }
 """lesson and flags of the runs whose seconds to `TARGET` are compared; the first is what others are compared with"""
+CUDA_GRAPH = ("--cuda_graph", "true")
+ON_GPU_TO_TARGET = TO_TARGET | {"fast_graph": (LESSON_04, (*FAST, *CUDA_GRAPH))}
+"""the same runs on a GPU, where a CUDA graph is possible"""
 
 
-def train(*flags: object, lesson: Path = LESSON_01, launcher: tuple[str, ...] = (sys.executable,)) -> dict[str, Any]:
-    """Train a lesson; return its summary."""
-    return read_record([*launcher, "train.py", *flags], lesson, flag="--run_dir", show=True)
+def run_parts(
+    command: Sequence[object], folder: Path, *, flag: str = "--out", keep: Mapping[str, Path] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Run a script that writes one JSON file into an output folder; yield what it holds whenever it has changed.
+
+    So a script that rewrites its file after each configuration can be stopped at any time, and what it had measured by
+    then is known. When the caller stops, the script is killed with all processes that it has started.
+
+    Args:
+        command: the words that start Python, the script and its flags, but for the output folder.
+        folder: where to run it.
+        flag: the script's flag for its output folder.
+        keep: folder to copy files to when the script has ended, by the pattern of their names.
+
+    Raises:
+        UserError: it failed, or wrote no JSON file.
+    """
+    with tempfile.TemporaryDirectory() as written, tempfile.TemporaryFile("w+") as stderr:
+        words = [*map(str, command), flag, written]
+        print("$", shlex.join(words), flush=True)
+        known = ""
+        with started(words, folder, stderr) as process:
+            while process.poll() is None:
+                try:
+                    process.wait(POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    if (text := _read(Path(written))) not in ("", known):
+                        known = text
+                        yield json.loads(text)
+        errors = show(stderr)
+        for pattern, target in (keep or {}).items():
+            for file in Path(written).glob(pattern):
+                shutil.copy(file, target)
+        if process.returncode:
+            raise UserError(reason(errors) or f"exit status {process.returncode} from: {shlex.join(words[:-2])}")
+        if not (text := _read(Path(written))):
+            raise UserError(f"no JSON file was written by: {shlex.join(words[:-2])}")
+        if text != known:
+            yield json.loads(text)
 
 
-def study(
-    lesson: Path, script: str, *flags: object, name: str | None = None, ranks: int = 1, machine: Path | None = None
+def _read(folder: Path) -> str:
+    """Return the text of the only JSON file of a folder; "" if there is none, or it is not complete yet."""
+    files = list(folder.glob("*.json"))
+    try:
+        text = files[0].read_text() if len(files) == 1 else ""
+        json.loads(text)
+    except (OSError, ValueError):
+        return ""
+    return text
+
+
+def last(parts: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """Return the last of the figures that a measurement yields, which are all of them."""
+    *_, figures = parts
+    return figures
+
+
+def train(
+    *flags: object,
+    lesson: Path = LESSON_01,
+    launcher: Sequence[str] = (sys.executable,),
+    keep: Mapping[str, Path] | None = None,
 ) -> dict[str, Any]:
-    """Run an experiment of a lesson; return its record, and keep its plot, if it draws one, under the machine's name.
+    """Train a lesson; return its summary, or with ``--benchmark true`` its throughput; ``keep`` as in `run_parts`."""
+    return last(run_parts([*launcher, "train.py", *flags], lesson, flag="--run_dir", keep=keep))
 
-    The plot is further named after the script, or ``name``; it lies beside the file ``machine`` (default: that of this
-    machine in results/).
+
+def study_parts(
+    lesson: Path, script: str, *flags: object, name: str | None = None, ranks: int = 1, machine: Path | None = None
+) -> Iterator[dict[str, Any]]:
+    """Run an experiment of a lesson; yield its figures whenever its file has changed, and keep its plot, if any.
+
+    The plot is named after the machine and after the script, or ``name``; it lies beside the file ``machine`` (default:
+    that of this machine in results/).
     """
     start = [sys.executable] if ranks == 1 else torchrun(ranks)
     with tempfile.TemporaryDirectory() as plots:
-        figures = read_record([*start, f"experiments/{script}", *flags], lesson, show=True, plots=Path(plots))
+        command = [*start, f"experiments/{script}", *flags]
+        for figures in run_parts(command, lesson, keep={"*.png": Path(plots)}):
+            for path in ("data_dir", "run_dir", "out"):  # of this machine
+                figures.get("config", {}).pop(path, None)
+            yield figures
         for plot in Path(plots).glob("*.png"):
             beside = machine or RESULTS / machine_name()
             shutil.copy(plot, beside.with_name(f"{beside.name}_{name or plot.stem}.png"))
-    for path in ("data_dir", "run_dir", "out"):  # of this machine
-        figures.get("config", {}).pop(path, None)
-    return figures
+
+
+def study(lesson: Path, script: str, *flags: object, **how: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Run an experiment of a lesson to its end; return its figures. The arguments are those of `study_parts`."""
+    return last(study_parts(lesson, script, *flags, **how))
+
+
+def measured_in_turn(
+    parts: Mapping[str, Callable[[], Any]], key: str = "rows", about: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Measure one part after the other; yield all figures after each: ``about``, and each part's under ``key``.
+
+    A part that fails is named under ``failed``, with the reason, and the others are measured all the same.
+    """
+    figures: dict[str, Any] = {**(about or {}), key: {}}
+    for name, measure in parts.items():
+        try:
+            figures[key][name] = measure()
+        except Exception as error:
+            figures.setdefault("failed", {})[name] = describe_failure(error)
+            print(f"{name} failed: {figures['failed'][name]}", file=sys.stderr, flush=True)
+        yield figures
+
+
+def describe_failure(error: Exception) -> str:
+    """Return in one line what went wrong: the message of a user's mistake, else type and message."""
+    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
 
 
 def prepare(*words: object) -> None:
@@ -84,32 +186,59 @@ def line_profile(*flags: object) -> dict[str, Any]:
     return {"epoch": summary["epochs"][0], "function": function, "first_line": first_line, "lines": lines}
 
 
-def data_ladder(rungs: Sequence[str], *flags: object) -> Iterator[dict[str, Any]]:
-    """Measure IO, SYNTHETIC and FULL throughput rung by rung, each with one worker; yield all there is after each."""
-    found = {}
-    for rung in rungs:
-        found[rung] = train("--benchmark", "true", "--num_workers", 1, *flags, "--loader", rung)
-        yield {"rungs": found}
+def data_ladder(loaders: Sequence[str], *flags: object, num_workers: int = 1) -> Iterator[dict[str, Any]]:
+    """Measure IO, SYNTHETIC and FULL throughput with one loader after the other; yield all there is after each."""
+
+    def throughput(loader: str) -> dict[str, Any]:
+        return train("--benchmark", "true", "--num_workers", num_workers, *flags, "--loader", loader)
+
+    parts = {loader: functools.partial(throughput, loader) for loader in loaders}
+    yield from measured_in_turn(parts, "rungs", {"num_workers": num_workers})
+
+
+def epoch_seconds(lesson: Path, *flags: object) -> dict[str, Any]:
+    """Train a lesson on images; return the time and accuracy of each epoch; the first one includes start-up."""
+    summary = train(*flags, lesson=lesson)
+    names = ("seconds", "samples_per_second", "val_accuracy")
+    epochs = [{name: epoch[name] for name in names} for epoch in summary["epochs"]]
+    return {"flags": list(flags), "epochs": epochs, "first_step_seconds": summary["first_step_seconds"]}
 
 
 def time_to_target(
-    rounds: int, *flags: object, names: Sequence[str] = tuple(TO_TARGET), target: float = TARGET
+    rounds: int,
+    *flags: object,
+    runs: Mapping[str, tuple[Path, Sequence[object]]] = TO_TARGET,
+    target: float = TARGET,
 ) -> Iterator[dict[str, Any]]:
-    """Train what ``names`` of `TO_TARGET` say in turn, so many rounds; yield all there is after each."""
-    configurations = {name: TO_TARGET[name] for name in names}
+    """Train each of ``runs`` in turn, so many rounds; yield all there is after each round.
+
+    A run's seconds are those of its epochs up to the first one that reaches the target.
+    """
+    configurations = dict(runs)
     imitated = None
-    if "fast" in names and only_imitates(pick_device(), "bf16"):  # it would take too long: a glimpse will do
+    if "fast" in configurations and this_machine()["emulates_bf16"]:  # it would take too long: a short run will do
         lesson, fast_flags = configurations.pop("fast")
-        glimpse = train(*fast_flags, "--limit_train", 1280, "--limit_val", 500, *flags, lesson=lesson)
-        imitated = glimpse["epochs"][0]["samples_per_second"]
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in configurations}
+        short = train(*fast_flags, "--limit_train", 1280, "--limit_val", 500, *flags, lesson=lesson)
+        imitated = short["epochs"][0]["samples_per_second"]
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in configurations}
     for _ in range(rounds):
         for name, (lesson, own_flags) in configurations.items():
             summary = train(*own_flags, *flags, lesson=lesson)
-            (epoch,) = summary["epochs"]
-            assert epoch["val_accuracy"] >= target, f"{name} did not reach {target:.0%} in one epoch"
-            kept = {key: epoch[key] for key in ("seconds", "samples_per_second", "val_accuracy")}
-            runs[name].append(kept | {"first_step_seconds": summary["first_step_seconds"]})
-        medians = {name: statistics.median(run["seconds"] for run in measured) for name, measured in runs.items()}
-        speedup = {name: medians["baseline"] / medians[name] for name in runs}
-        yield {"target": target, "runs": runs, "speedup": speedup, "imitated_bf16_samples_per_second": imitated}
+            run = _until_target(summary["epochs"], target, name)
+            measured[name].append(run | {"first_step_seconds": summary["first_step_seconds"]})
+        medians = {name: statistics.median(run["seconds"] for run in found) for name, found in measured.items()}
+        first = next(iter(medians.values()))
+        speedup = {name: first / seconds for name, seconds in medians.items()}
+        yield {"target": target, "runs": measured, "speedup": speedup, "imitated_bf16_samples_per_second": imitated}
+
+
+def _until_target(epochs: Sequence[dict[str, Any]], target: float, name: str) -> dict[str, float]:
+    """Return seconds, samples/s and accuracy of a run at the end of its first epoch that reaches the target."""
+    seconds = 0.0
+    for epoch in epochs:
+        seconds += epoch["seconds"]
+        if epoch["val_accuracy"] >= target:
+            names = ("samples_per_second", "val_accuracy")
+            return {"seconds": seconds, **{key: epoch[key] for key in names}}
+    reached = max(epoch["val_accuracy"] for epoch in epochs)
+    raise UserError(f"{name} reached {reached:.2%} in {len(epochs)} epoch(s), not {target:.0%}")

@@ -6,16 +6,19 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from machine_facts import this_machine
 from workshop.errors import UserError
-from workshop.hardware import describe_hardware, describe_versions, pick_device
 
 ABOUT = {"date", "command", "hardware", "versions"}
 """what each record says of itself"""
 
 
 def machine_name() -> str:
-    """Return a file name for this machine: its GPUs and their number, else its processor, what it can and its CPUs."""
-    hardware = describe_hardware(pick_device())
+    """Return a file name for this machine: its GPUs and their number, else its processor, what it can and its CPUs.
+
+    Hardware and versions are asked for in a process of their own, so that this one holds no CUDA context.
+    """
+    hardware = this_machine()["hardware"]
     names = "{device_name} {gpus}gpu" if "gpus" in hardware else "{cpu} {cpu_instructions} {cpus_available}cpu"
     return re.sub(r"\W+", "_", names.format(**hardware).lower()).strip("_")
 
@@ -42,7 +45,7 @@ def put_record(file: Path, experiment: str, figures: dict[str, Any], command: st
     Hardware and versions that the figures tell win: another process, with other devices, may have measured them.
     """
     records = read_records(file)
-    here = {"hardware": describe_hardware(pick_device()), "versions": describe_versions()}
+    here = {key: this_machine()[key] for key in ("hardware", "versions")}
     records[experiment] = here | figures | {"date": date.today().isoformat(), "command": command}
     temporary = file.with_suffix(".tmp")
     temporary.write_text(json.dumps(records, indent=2) + "\n")

@@ -15,7 +15,7 @@ WITHOUT_BF16 = "amd_epyc_avx2_2cpu"
 """another machine, without them"""
 ELSEWHERE = dict.fromkeys(("fast", "scaling", "allreduce"), WITHOUT_BF16)
 """the machine of these experiments, where it is not the first"""
-BY_MANY = ("compare", "scaling", "allreduce")
+BY_MANY = ("compare", "scaling", "allreduce", "unet3d_scaling")
 """what is best shown of a machine with many GPUs; all else of one GPU"""
 
 
@@ -145,7 +145,53 @@ def ladder() -> str:
         f"worker, and trains at {memory['FULL']['mean'] / memory['SYNTHETIC']['mean']:.0%} of its SYNTHETIC speed."
     )
     unit = "In samples/s, mean ± standard deviation of three trials."
+    if gpu and "num_workers" in gpu:  # older records are silent on that
+        unit += f" On the GPU, {workers_of(gpu)}."
     return "\n".join([table(header, rows), "", unit, *sources, "", *verdicts, "", gain])
+
+
+def workers_of(record: dict[str, Any]) -> str:
+    """Say how many workers the loaders had."""
+    return f"the loaders that use workers have {record['num_workers']} of them"
+
+
+def mnist_on_gpu() -> str:
+    """Render what an epoch on MNIST takes on a GPU, and how fast each loader is there."""
+    parts = []
+    if record := on_gpu("mnist_epochs"):
+        rows = [
+            (
+                name,
+                f"{run['epochs'][0]['seconds']:.2f}",
+                ", ".join(f"{epoch['seconds']:.2f}" for epoch in run["epochs"][1:]),
+                f"{run['epochs'][-1]['samples_per_second']:,.0f}",
+                f"{run['epochs'][-1]['val_accuracy']:.2%}",
+            )
+            for name, run in record["rows"].items()
+        ]
+        header = ["", "first epoch, s", "later epochs, s", "samples/s of the last", "its accuracy"]
+        parts.append("\n".join([table(header, rows), "", source(record)]))
+    if record := on_gpu("mnist_ladder"):
+        kinds = ("IO", "SYNTHETIC", "FULL")
+        rows = [
+            (f"`{name}`", *(f"{rates[kind]['mean']:,.0f} ± {rates[kind]['std']:,.0f}" for kind in kinds))
+            for name, rates in record["rungs"].items()
+        ]
+        unit = f"MNIST, in samples/s, mean ± standard deviation of three trials; {workers_of(record)}."
+        parts.append("\n".join([table(["`--loader`", *kinds], rows), "", unit, source(record)]))
+    return "\n\n".join(parts) or not_measured("gpu")
+
+
+def line_profiles() -> str:
+    """Render the lines of lesson 01 that take most time on a GPU, without workers and with many."""
+    record = on_gpu("line_profiles")
+    if not record:
+        return not_measured("gpu")
+    rows = []
+    for name, profile in record["rows"].items():
+        lines = sorted(profile["lines"], key=lambda line: -line["percent"])[:4]
+        rows += [(name, f"`{line['text'].strip()[:60]}`", f"{line['percent']:.1f}") for line in lines]
+    return "\n".join([table(["", "line", "% of the time"], rows), "", source(record)])
 
 
 @also_on_gpu("fast")
@@ -159,6 +205,7 @@ def fast(machine: str | None = None) -> str:
         "fewer": "01: and `--limit_train 40000`",
         "fast": "04: `mnist.yaml`, then `mnist_fast.yaml`",
         "fast_fp32": "04: `mnist.yaml`, then `mnist_fast.yaml`, `--precision fp32`",
+        "fast_graph": "04: `mnist.yaml`, then `mnist_fast.yaml`, `--cuda_graph true`",
     }
     rows = [
         (

@@ -1,8 +1,9 @@
 """Turn the figures of lesson 04 into parts of its README; cog calls this."""
 
 import math
+from typing import Any
 
-from render import also_on_gpu, load, load_whole, not_measured, picture, source, table
+from render import also_on_gpu, load, not_measured, on_gpu, picture, source, table
 
 
 @also_on_gpu("precision_ladder")
@@ -58,38 +59,48 @@ def precision_ladder(machine: str | None = None) -> str:
         )
     plot = picture("precision_ladder", "Speed, memory and error of each configuration", machine)
     lines = [table(header, rows), "", workload, source(record), "", *missing, "", plot]
-    return "\n".join([*lines, *(["", full_unet(machine)] if machine else [])])
-
-
-def full_unet(machine: str) -> str:
-    """Render how fast the full U-Net trains with its data, and what its step is made of, where it was measured."""
-    lines = []
-    if record := load_whole("unet3d_throughput", machine):
-        kinds = ("IO", "SYNTHETIC", "FULL")
-        rows = [
-            (
-                name,
-                *(f"{row[kind]['mean']:,.0f} ± {row[kind]['std']:,.0f}" for kind in kinds),
-                f"{row['FULL']['mean'] / row['SYNTHETIC']['mean']:.0%}",
-            )
-            for name, row in record["rows"].items()
-        ]
-        lines += [table(["full U-Net, samples/s", *kinds, "FULL of SYNTHETIC"], rows), "", source(record), ""]
-    if record := load_whole("trace", machine):
-        rows = [
-            (
-                f"`{row['name'][:60]}`",
-                f"{row['calls_per_step']:.1f}",
-                f"{row['ms_per_step']:.2f}",
-                f"{row['share']:.1%}",
-            )
-            for row in record["rows"][:10]
-        ]
-        busy = (
-            f"A traced step takes {record['step_ms']:.1f} ms; kernels run in {record['busy_ms_per_step']:.1f} ms of it."
-        )
-        lines += [table(["kernel", "calls per step", "ms per step", "share"], rows), "", busy, source(record)]
     return "\n".join(lines)
+
+
+def full_unet() -> str:
+    """Render how fast the full U-Net trains on a GPU with its data, and what its step is made of."""
+    parts = [
+        *(unet_throughput(record) for name in ("unet3d_throughput", "unet3d_scaling") if (record := on_gpu(name))),
+        *(kernels(record) for record in [on_gpu("trace")] if record),
+    ]
+    return "\n\n".join(parts) or not_measured("gpu")
+
+
+def unet_throughput(record: dict[str, Any]) -> str:
+    """Render the throughput of the full U-Net, in samples/s and, where they were counted, in TFLOP/s."""
+    kinds = ("IO", "SYNTHETIC", "FULL")
+    peak = record.get("peak_tflops")  # older records do not have it
+    rows = []
+    for name, row in record["rows"].items():
+        cells = [f"{row[kind]['mean']:,.0f} ± {row[kind]['std']:,.0f}" for kind in kinds]
+        cells.append(f"{row['FULL']['mean'] / row['SYNTHETIC']['mean']:.0%}")
+        if peak:
+            tflops = row["tflops"]["FULL"]
+            cells += [f"{tflops:,.0f}", f"{tflops / row['ranks'] / peak:.0%}"]
+        rows.append((name, *cells))
+    header = ["full U-Net, samples/s", *kinds, "FULL of SYNTHETIC", *(["TFLOP/s of FULL", "of peak"] if peak else [])]
+    lines = [table(header, rows), ""]
+    if peak:
+        lines.append(
+            f"{record['flops_per_sample'] / 1e9:.1f} GFLOP per sample, forward and backward. The peak, {peak:,.0f} "
+            f"TFLOP/s, is that of bf16 matrix products on one GPU. Boxes of {record['cells']} cells along each edge."
+        )
+    return "\n".join([*lines, source(record)])
+
+
+def kernels(record: dict[str, Any]) -> str:
+    """Render the kernels that take most of a step's time."""
+    rows = [
+        (f"`{row['name'][:60]}`", f"{row['calls_per_step']:.1f}", f"{row['ms_per_step']:.2f}", f"{row['share']:.1%}")
+        for row in record["rows"][:10]
+    ]
+    busy = f"A traced step takes {record['step_ms']:.1f} ms; kernels run in {record['busy_ms_per_step']:.1f} ms of it."
+    return "\n".join([table(["kernel", "calls per step", "ms per step", "share"], rows), "", busy, source(record)])
 
 
 @also_on_gpu("underflow")

@@ -1,4 +1,4 @@
-"""`measure.py gpu`: rows in time, each kept at once; its rows are made up here, and GPUs pretended."""
+"""`measure.py gpu`: experiments in time, each part kept at once; they are made up here, and GPUs faked."""
 
 import gzip
 import json
@@ -12,111 +12,192 @@ from subprocess import CalledProcessError
 
 import pytest
 import torch
+import yaml
 
 import gpu_day
 import lesson_runs
+import machine_facts
 import measure
+import processes
 import record_file
 import workshop.profiling
 from conftest import REPOSITORY, Result, Script
-from gpu_day import Place, Row
+from gpu_day import Configuration, Session
 from trace_table import trace_table
+from workshop.commandline import load_config
 from workshop.errors import UserError
+from workshop.measuring.launching import load_script
 
 SCRIPT = "results/measure.py"
+ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "OMP_NUM_THREADS", "WORKSHOP_DATA")
 
 
-def row(name: str, work: Callable[[], object] = lambda: None, seconds: int = 1, **figures: object) -> Row:
-    """A row that does ``work`` after its first part of two."""
+def configuration(
+    name: str,
+    work: Callable[[], object] = lambda: None,
+    seconds: int = 1,
+    data: tuple[str, ...] = (),
+    **figures: object,
+) -> Configuration:
+    """A configuration that does ``work`` after its first part of two."""
 
-    def measured(_: Place) -> Iterator[dict]:
+    def measured(_: Session) -> Iterator[dict]:
         yield {"part": 1}
         work()
         yield {"part": 2} | figures
 
     measured.__name__ = name
-    return Row(measured, seconds)
+    return Configuration(measured, seconds, data)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "pretended_1gpu.json")
+def session(tmp_path: Path) -> Session:
+    return Session(tmp_path / "fake_1gpu.json")
 
 
-def run_rows(rows: list[Row], place: Place, seconds: float = 60) -> dict[str, str]:
-    return gpu_day.measure_rows(rows, place, time.monotonic() + seconds + gpu_day.SPARE_SECONDS, "measure.py gpu")
+def run(
+    configurations: list[Configuration], session: Session, seconds: float = 60, no_data: dict[str, str] | None = None
+) -> dict[str, str]:
+    deadline = time.monotonic() + seconds + gpu_day.SPARE_SECONDS
+    return gpu_day.measure_in_time(configurations, session, deadline, "measure.py gpu", no_data or {})
 
 
-def test_every_row_is_written_with_what_it_needs(place: Place) -> None:
-    assert run_rows([row("one", figure=7), row("two")], place) == {}
-    records = record_file.read_records(place.file)
+def test_every_configuration_is_written_with_what_it_needs(session: Session) -> None:
+    assert run([configuration("one", figure=7), configuration("two")], session) == {}
+    records = record_file.read_records(session.file)
     assert (records["one"]["part"], records["one"]["figure"]) == (2, 7)
     for record in records.values():
         assert record.keys() >= record_file.ABOUT
-        assert "unfinished" not in record and record["row_seconds"] >= 0
-    assert [file.name for file in place.file.parent.iterdir()] == [place.file.name]
+        assert "unfinished" not in record and record["total_seconds"] >= record["first_part_seconds"] >= 0
+    assert [file.name for file in session.file.parent.iterdir()] == [session.file.name]
 
 
-def test_what_does_not_fit_is_left_out_and_named(place: Place) -> None:
-    rows = [row("long", seconds=1000), row("short"), row("endless", lambda: time.sleep(100), seconds=0)]
+def test_what_does_not_fit_is_left_out_and_named(session: Session) -> None:
+    configurations = [
+        configuration("long", seconds=1000),
+        configuration("short"),
+        configuration("endless", lambda: time.sleep(100), seconds=0),
+    ]
     started = time.monotonic()
-    left_out = run_rows(rows, place, seconds=3)
+    reasons = run(configurations, session, seconds=8)
     assert time.monotonic() - started < 60
-    assert left_out["long"].startswith("takes about 1000 s")
-    assert left_out["endless"].endswith("a part of it is kept")
-    records = record_file.read_records(place.file)
+    assert reasons["long"].startswith("not measured: its first part takes about 1000 s")
+    assert reasons["endless"].startswith("cut off") and reasons["endless"].endswith("is kept")
+    records = record_file.read_records(session.file)
     assert records.keys() == {"short", "endless"}
     assert records["endless"]["unfinished"] and records["endless"]["part"] == 1
 
 
-def test_a_measured_row_tells_how_long_it_takes(place: Place) -> None:
-    run_rows([row("one")], place)
-    record_file.put_record(place.file, "one", {"row_seconds": 500}, "measure.py gpu")
-    assert run_rows([row("one")], place) == {"one": "takes about 500 s, and 60 s are left"}
+def test_a_part_that_hangs_does_not_cost_the_rest(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every part has a limit of its own, and the next part starts with all of it."""
+    monkeypatch.setattr(gpu_day, "LONGEST_PART", 1)
+
+    def slow(_: Session) -> Iterator[dict]:
+        for part in range(3):
+            time.sleep(0.5)
+            yield {"part": part}
+
+    configurations = [Configuration(slow, 0), configuration("hangs", lambda: time.sleep(300), 0), configuration("two")]
+    reasons = run(configurations, session, seconds=300)
+    assert reasons.keys() == {"hangs"} and reasons["hangs"].startswith("cut off: after 1 s")
+    assert record_file.read_records(session.file)["slow"]["part"] == 2
 
 
-def test_a_row_that_fails_does_not_stop_the_others(place: Place) -> None:
+def test_a_configuration_starts_if_its_first_part_fits(session: Session) -> None:
+    """Although the whole of it takes longer than what is left, by what was measured before."""
+    run([configuration("one")], session)
+    known = {"part": 2, "first_part_seconds": 5, "total_seconds": 500}
+    record_file.put_record(session.file, "one", known, "measure.py gpu")
+    assert run([configuration("one", seconds=1000)], session) == {}
+    record_file.put_record(session.file, "one", known | {"first_part_seconds": 500}, "measure.py gpu")
+    (reason,) = run([configuration("one")], session).values()
+    assert "takes about 500 s" in reason
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (UserError("no such file"), "failed: no such file"),
+        (ZeroDivisionError("division by zero"), "failed: ZeroDivisionError: division by zero"),
+        (StopIteration(), "failed: RuntimeError: generator raised StopIteration"),
+        (FileNotFoundError("nsys"), "failed: FileNotFoundError: nsys"),
+    ],
+    ids=lambda value: getattr(type(value), "__name__", ""),
+)
+def test_no_exception_stops_the_others(error: Exception, reason: str, session: Session) -> None:
     def fail() -> None:
-        raise UserError("no such data")
+        raise error
 
-    assert run_rows([row("one", fail), row("two")], place) == {"one": "failed: no such data"}
-    records = record_file.read_records(place.file)
+    reasons = run([configuration("one", fail), configuration("two")], session)
+    assert reasons == {"one": f"{reason}; what it had measured by then is kept"}
+    records = record_file.read_records(session.file)
     assert records["one"]["unfinished"] and records["two"]["part"] == 2
 
 
+def test_the_end_of_the_program_is_no_failure_of_a_configuration(session: Session) -> None:
+    with pytest.raises(SystemExit):
+        run([configuration("one", lambda: sys.exit(1)), configuration("two")], session)
+    assert record_file.read_records(session.file).keys() == {"one"}
+
+
+def test_a_part_that_fails_leaves_the_other_parts(session: Session) -> None:
+    def fail() -> dict:
+        raise RuntimeError("out of memory")
+
+    def measured(_: Session) -> Iterator[dict]:
+        yield from lesson_runs.measured_in_turn({"a": lambda: 1, "b": fail, "c": lambda: 3})
+
+    assert run([Configuration(measured, 1)], session) == {"measured": "failed in part: b (RuntimeError: out of memory)"}
+    record = record_file.read_records(session.file)["measured"]
+    assert record["rows"] == {"a": 1, "c": 3} and record["failed"] == {"b": "RuntimeError: out of memory"}
+
+
+def test_missing_data_are_reported_for_what_needs_them(session: Session) -> None:
+    configurations = [configuration("volumes", data=("nbody",)), configuration("digits", data=("mnist",))]
+    reasons = run(configurations, session, no_data={"nbody": "No module named 'h5py'"})
+    assert reasons == {"volumes": "failed: no nbody data: No module named 'h5py'"}
+    assert record_file.read_records(session.file).keys() == {"digits"}
+
+
+def killed_at(name: str, killed: str) -> Callable[[], object]:
+    return lambda: name == killed and os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.parametrize("killed", ["one", "two", "three"])
-def test_killed_at_any_row_the_file_is_whole_and_the_next_start_goes_on(
+def test_killed_at_any_configuration_the_file_is_whole_and_the_next_start_goes_on(
     killed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    names = ["one", "two", "three"]
+    names, out = ["one", "two", "three"], tmp_path / "out"
     monkeypatch.setenv("WORKSHOP_RUNS", str(tmp_path))
-    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "OMP_NUM_THREADS", "WORKSHOP_DATA"):
+    for name in ENVIRONMENT:
         monkeypatch.setenv(name, "")  # put back in the end
-    monkeypatch.setattr(gpu_day, "bring_data", lambda _: None)
+    monkeypatch.setattr(gpu_day, "generate_data", lambda _: {})
+    facts = machine_facts.this_machine()
+    monkeypatch.setattr(record_file, "this_machine", lambda: facts)  # to ask anew takes seconds
     before = signal.getsignal(signal.SIGTERM)
 
-    def rehearse(*rows: Row) -> None:
-        monkeypatch.setattr(gpu_day, "ROWS", rows)
-        gpu_day.main(["--rehearse", "true"])
+    def rehearse(*configurations: Configuration) -> None:
+        monkeypatch.setattr(gpu_day, "CONFIGURATIONS", configurations)
+        gpu_day.main(["--rehearse", "true", "--out", str(out)], time.monotonic())
 
     if (child := os.fork()) == 0:
-        rehearse(*(row(n, lambda n=n: n == killed and os.kill(os.getpid(), signal.SIGKILL)) for n in names))
+        rehearse(*(configuration(name, killed_at(name, killed)) for name in names))
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    file = tmp_path / "gpu_rehearsal" / "rehearsal.json"
+    file = out / "rehearsal.json"
     done = names[: names.index(killed)]
     records = record_file.read_records(file)
-    assert [n for n, record in records.items() if "unfinished" not in record] == done
+    assert [name for name, record in records.items() if "unfinished" not in record] == done
     assert records[killed]["part"] == 1
     order = []
-    rehearse(*(row(n, lambda n=n: order.append(n)) for n in names))
+    rehearse(*(configuration(name, lambda name=name: order.append(name)) for name in names))
     signal.signal(signal.SIGTERM, before)
-    assert order == [n for n in names if n not in done] + done
+    assert order == [name for name in names if name not in done] + done
     assert all("unfinished" not in record for record in record_file.read_records(file).values())
-    assert "3 of 3 rows measured" in capsys.readouterr().out
+    assert "3 of 3 measured completely" in capsys.readouterr().out
 
 
-def test_a_record_that_is_cut_short_leaves_those_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    record_file.put_record(place.file, "one", {"figure": 7}, "a command")
+def test_a_record_that_is_cut_short_leaves_those_before(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_file.put_record(session.file, "one", {"figure": 7}, "a command")
     write = Path.write_text
 
     def write_half(file: Path, text: str) -> None:
@@ -125,14 +206,196 @@ def test_a_record_that_is_cut_short_leaves_those_before(place: Place, monkeypatc
 
     monkeypatch.setattr(Path, "write_text", write_half)
     with pytest.raises(OSError):
-        record_file.put_record(place.file, "two", {"figure": 8}, "a command")
-    assert record_file.read_records(place.file).keys() == {"one"}
+        record_file.put_record(session.file, "two", {"figure": 8}, "a command")
+    assert record_file.read_records(session.file).keys() == {"one"}
 
 
-def test_without_line_profiler_the_rest_is_measured(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_day, "find_spec", lambda name: None if name == "line_profiler" else name)
-    baseline = next(row for row in gpu_day.ROWS if row.name == "baseline")
-    assert run_rows([baseline, row("other")], place) == {"baseline": "line_profiler is not installed"}
+def test_the_parent_asks_no_gpu_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A CUDA context of the parent would take memory, and on a GPU in exclusive mode keep all children from it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the parent must not use CUDA")
+
+    hardware = {"device": "cuda", "device_name": "Fake GPU", "gpus": 1, "cpus_available": 16}
+    facts = {"hardware": hardware, "versions": {}, "emulates_bf16": False}
+    monkeypatch.setattr(machine_facts, "ask", lambda question: {"machine": facts}[question])
+    machine_facts._this_machine.cache_clear()
+    for module, name in (
+        (torch.cuda, "_lazy_init"),
+        (torch.cuda, "is_available"),
+        (torch.cuda, "get_device_properties"),
+        (torch.cuda, "device_count"),
+        (torch.accelerator, "current_accelerator"),
+    ):
+        monkeypatch.setattr(module, name, refuse)
+    seen = []
+
+    def measured(session: Session) -> Iterator[dict]:
+        seen.append((session.file, session.gpus, session.num_workers))
+        yield {"figure": 1}
+
+    monkeypatch.setattr(gpu_day, "generate_data", lambda _: {})
+    monkeypatch.setattr(gpu_day, "CONFIGURATIONS", (Configuration(measured, 1), Configuration(measured, 1, gpus=2)))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        gpu_day.main(["--out", str(tmp_path)], time.monotonic())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        machine_facts._this_machine.cache_clear()
+    assert seen == [(tmp_path / "fake_gpu_1gpu.json", 1, 14)]
+    assert record_file.read_records(seen[0][0])["measured"]["hardware"] == hardware
+    assert "1 of 1 measured completely" in capsys.readouterr().out
+
+
+def test_with_out_what_results_has_is_not_measured_again_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, out = tmp_path / "results", tmp_path / "out"
+    results.mkdir(), out.mkdir()
+    hardware = {"device": "cuda", "gpus": 1, "cpus_available": 1}
+    monkeypatch.setattr(gpu_day, "RESULTS", results)
+    monkeypatch.setattr(gpu_day, "machine_name", lambda: "fake_1gpu")
+    monkeypatch.setattr(gpu_day, "this_machine", lambda: {"hardware": hardware})
+    assert gpu_day.measuring_session(None).file == results / "fake_1gpu.json"
+    (results / "fake_1gpu.json").write_text('{"known": 1}')
+    session = gpu_day.measuring_session(out)
+    assert (session.file, session.num_workers) == (out / "fake_1gpu.json", 1)
+    assert session.file.read_text() == '{"known": 1}'
+
+
+WRITER = """
+import json, sys, subprocess, time
+from pathlib import Path
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+for number in range(1, 4):
+    temporary = out / "figures.tmp"
+    temporary.write_text(json.dumps({"rows": list(range(number)), "config": {"out": str(out)}}))
+    temporary.replace(out / "figures.json")
+    print("part", number, flush=True)
+    go = Path(sys.argv[1]) / str(number)
+    while not go.exists():
+        time.sleep(0.01)
+(out / "figures.png").write_text("a plot")
+"""
+
+
+def test_an_experiment_is_read_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is there before the experiment goes on to the next one; the plot when it has ended."""
+    monkeypatch.setattr(lesson_runs, "POLL_SECONDS", 0.02)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "writer.py").write_text(WRITER)
+    parts = lesson_runs.study_parts(tmp_path, "writer.py", tmp_path, machine=tmp_path / "fake")
+    for number in range(1, 4):
+        assert next(parts) == {"rows": list(range(number)), "config": {}}
+        assert not (tmp_path / "fake_figures.png").exists()
+        (tmp_path / str(number)).touch()
+    assert list(parts) == []
+    assert (tmp_path / "fake_figures.png").read_text() == "a plot"
+
+
+def test_what_fails_is_reported_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise SystemExit('error: no GPU')")
+    (tmp_path / "writes_nothing.py").write_text("")
+    with pytest.raises(UserError, match="no GPU"):
+        list(lesson_runs.run_parts([sys.executable, "fails.py"], tmp_path))
+    with pytest.raises(UserError, match=r"no JSON file was written by: .*writes_nothing\.py"):
+        list(lesson_runs.run_parts([sys.executable, "writes_nothing.py"], tmp_path))
+
+
+@pytest.mark.skipif(not processes.PROC.exists(), reason="needs /proc")
+def test_what_is_cut_off_leaves_no_process_behind(tmp_path: Path) -> None:
+    """Nor one in a session of its own, as torchrun starts its ranks."""
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    program = f"import subprocess; subprocess.Popen({sleeper}, start_new_session=True).wait()"
+    with pytest.raises(gpu_day.TimeIsUp), processes.started([sys.executable, "-c", program], tmp_path) as process:
+        while not (family := processes.descendants(process.pid)):
+            time.sleep(0.01)
+        raise gpu_day.TimeIsUp
+    assert process.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while any(state_of(pid) not in ("", "Z") for pid in family):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state, "Z" if nobody has asked for its status yet; "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def test_data_are_generated_at_the_same_time(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    wait = "import sys, time; from pathlib import Path; Path(sys.argv[1]).touch()\n"
+    wait += "while not Path(sys.argv[2]).exists(): time.sleep(0.01)"
+    commands = {
+        "a": [sys.executable, "-c", wait, tmp_path / "a", tmp_path / "b"],
+        "b": [sys.executable, "-c", wait, tmp_path / "b", tmp_path / "a"],
+        "c": [sys.executable, "-c", "raise ModuleNotFoundError('no h5py')"],
+    }
+    assert processes.run_together(commands, tmp_path) == {"c": "ModuleNotFoundError: no h5py"}
+    capfd.readouterr()
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def test_smaller_boxes_are_not_used_and_not_replaced(
+    data_folder: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges = {}
+    monkeypatch.setattr(Session, "cells", lambda self: edges[self.boxes])
+    beside = data_folder / "boxes_of_128_cells"
+    assert gpu_day.with_boxes(session).boxes == beside  # the lessons expect smaller ones in the usual place
+    (data_folder / "nbody").mkdir(parents=True)
+    for cells, expected in ((64, beside), (127, beside), (128, data_folder), (512, data_folder)):
+        edges[data_folder] = cells
+        chosen = gpu_day.with_boxes(session)
+        assert chosen.boxes == expected
+        assert ("nbody" in gpu_day.data_commands(chosen)) == (expected == beside)
+    command = gpu_day.data_commands(gpu_day.with_boxes(Session(session.file, boxes=beside)))
+    assert "nbody" not in command
+    edges[data_folder] = 64
+    words = gpu_day.data_commands(gpu_day.with_boxes(session))["nbody"]
+    assert words[words.index("--cells") + 1] == 128 and words[words.index("--data_dir") + 1] == beside
+
+
+def test_shards_that_fail_do_not_cost_the_images(
+    data_folder: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_day, "installed", lambda _: True)
+
+    def generate(commands: dict, _: Path) -> dict[str, str]:
+        assert "--shards" in commands["mnist"] and "--shards" in commands["cifar10"]
+        (data_folder / "MNIST").mkdir(parents=True)
+        return {"mnist": "cannot write shards", "cifar10": "disk full"}
+
+    monkeypatch.setattr(gpu_day, "run_together", generate)
+    assert gpu_day.generate_data(gpu_day.with_boxes(session)) == {"cifar10": "disk full"}
+
+
+def test_without_a_package_the_rest_is_measured(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_day, "installed", lambda name: name != "line_profiler")
+    chosen = [one for one in gpu_day.CONFIGURATIONS if one.name in ("baseline", "line_profiles")]
+    reasons = run([*chosen, configuration("other")], session)
+    assert reasons == dict.fromkeys(("line_profiles", "baseline"), "not measured: line_profiler is not installed")
+
+
+def test_loaders_whose_package_is_missing_are_named(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not gpu_day.installed("no_such_package.at_all") and gpu_day.installed("torch.nn")
+    monkeypatch.setattr(gpu_day, "installed", lambda name: False)
+    monkeypatch.setattr(lesson_runs, "train", lambda *flags, **_: {"flags": [str(flag) for flag in flags]})
+    session = Session(session.file, cpus=16)
+    for measured in (gpu_day.ladder, gpu_day.mnist_ladder):
+        *_, figures = measured(session)
+        assert (list(figures["rungs"]), figures["not_installed"]) == (["map", "memory", "device"], ["shards", "dali"])
+        assert figures["num_workers"] == 14
+        for loader in figures["rungs"].values():
+            assert loader["flags"][loader["flags"].index("--num_workers") + 1] == "14"
 
 
 def test_lessons_train_without_line_profiler(run_script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,54 +413,113 @@ def mistake(result: Result) -> str:
 
 
 def test_a_mistake_is_one_line_and_status_2(run_script: Script, tmp_path: Path) -> None:
-    assert "has no NVIDIA GPU: try all rows on the CPU with --rehearse true" in mistake(run_script(SCRIPT, "gpu"))
+    (tmp_path / "file").touch()
+    line = mistake(run_script(SCRIPT, "gpu"))
+    assert "has no NVIDIA GPU: try everything on the CPU with --rehearse true" in line
     for minutes in ("0", "-1", "nan"):
         assert f"--minutes must be above 0, got {float(minutes)}" in mistake(
             run_script(SCRIPT, "gpu", "--minutes", minutes)
         )
     assert "--rehearse: takes true or false, got 'yes'" in mistake(run_script(SCRIPT, "gpu", "--rehearse", "yes"))
+    assert "name another folder with --out" in mistake(run_script(SCRIPT, "gpu", "--out", tmp_path / "file"))
     assert "no experiment 'gpus'" in mistake(run_script(SCRIPT, "gpus"))
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"fast": 3}', '{"fast": {"rows": []}}'])
-def test_a_file_of_another_schema_is_refused(run_script: Script, tmp_path: Path, text: str) -> None:
+def test_a_file_of_another_schema_is_refused(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.setenv(name, "")  # put back in the end
+    monkeypatch.setenv("WORKSHOP_RUNS", str(tmp_path))
     file = tmp_path / "gpu_rehearsal" / "rehearsal.json"
     file.parent.mkdir()
     file.write_text(text)
-    before = signal.getsignal(signal.SIGTERM)
-    assert str(file) in mistake(run_script(SCRIPT, "gpu", "--rehearse", "true", WORKSHOP_RUNS=str(tmp_path)))
-    signal.signal(signal.SIGTERM, before)
+    with pytest.raises(UserError, match=str(file)):
+        gpu_day.main(["--rehearse", "true"], time.monotonic())
     assert file.read_text() == text
 
 
-def test_every_row_starts_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On a GPU, and in a rehearsal, each of the rows names scripts and files that exist."""
+@pytest.mark.parametrize("rehearsal", [True, False])
+def test_every_configuration_starts_what_is_there(
+    rehearsal: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a GPU, and in a rehearsal, each of them names scripts and files that exist, and flags that train.py has."""
     started = []
+    rates = {kind: {"mean": 1.0} for kind in ("IO", "SYNTHETIC", "FULL")}
 
-    def note(command: list, folder: Path, **_: object) -> dict:
+    def note(command: list, folder: Path, **_: object) -> Iterator[dict]:
         started.append((folder, [str(word) for word in command]))
         epoch = {"seconds": 1.0, "samples_per_second": 1.0, "val_accuracy": 0.99}
-        return {"epochs": [epoch], "first_step_seconds": 0.5, "config": {}}
+        yield rates | {"epochs": [epoch], "first_step_seconds": 0.5, "config": {}}
 
-    monkeypatch.setattr(lesson_runs, "read_record", note)
-    monkeypatch.setattr(gpu_day.subprocess, "run", lambda command, cwd, check: note(command, cwd))
+    monkeypatch.setattr(lesson_runs, "run_parts", note)
+    monkeypatch.setattr(lesson_runs, "this_machine", lambda: {"emulates_bf16": False})
     monkeypatch.setattr(gpu_day, "trace_table", lambda _: {})
-    monkeypatch.setattr(gpu_day, "line_profile", lambda *flags: note(["train.py", *flags], gpu_day.LESSON_01))
-    for rehearsal in (True, False):
-        for measured in gpu_day.ROWS:
-            count = len(started)
-            assert list(measured.measure(Place(tmp_path / "a.json", rehearsal)))
-            assert len(started) > count
+    monkeypatch.setattr(gpu_day, "ask", lambda *_: 1e12)
+    monkeypatch.setattr(gpu_day, "line_profile", lambda *flags: next(note(["train.py", *flags], gpu_day.LESSON_01)))
+    monkeypatch.setattr(Session, "cells", lambda _: 128)
+    session = Session(tmp_path / "a.json", rehearsal, cpus=16, gpus=4, boxes=tmp_path)
+    for measured in gpu_day.CONFIGURATIONS:
+        if measured.script:
+            continue
+        count = len(started)
+        *_, figures = measured.measure(session)
+        assert "failed" not in figures
+        assert len(started) > count
+        if measured.measure in (gpu_day.unet3d_throughput, gpu_day.unet3d_scaling):
+            assert {row["tflops"]["FULL"] for row in figures["rows"].values()} == {1.0}
+            assert {row["ranks"] for row in figures["rows"].values()} <= {1, 4}
+        if "nbody" in measured.data:
+            assert figures["cells"] == 128
     for folder, words in started:
         files = [word for word in words if word.endswith((".py", ".yaml"))]
         assert files and all((folder / file).exists() for file in files)
+        if "train.py" in words:
+            flags = words[words.index("train.py") + 1 :]
+            monkeypatch.chdir(folder)
+            config = load_config(load_script(folder).Config, flags)
+            if getattr(config, "cuda_graph", False) and config.dataset == "mnist":
+                assert config.limit_train % config.batch_size == 0, "the graph cannot run a shorter last batch"
+
+
+def test_the_fast_configuration_has_whole_batches_for_a_cuda_graph() -> None:
+    configs = [
+        yaml.safe_load((REPOSITORY / "configs" / name).read_text()) for name in ("mnist.yaml", "mnist_fast.yaml")
+    ]
+    merged = configs[0] | configs[1]
+    assert merged["limit_train"] % merged["batch_size"] == 0
+
+
+def test_the_flops_of_a_sample_are_counted() -> None:
+    flags = ["--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml"]
+    assert machine_facts.ask("flops", *flags) == pytest.approx(0.065e9, rel=0.05)
+
+
+def test_a_question_without_an_answer_says_why() -> None:
+    with pytest.raises(UserError, match="KeyError: 'weather'"):
+        machine_facts.ask("weather")
 
 
 def test_training_seconds_are_kept_with_those_of_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     epoch = {"seconds": 2.0, "samples_per_second": 1.0, "val_accuracy": 0.99}
-    monkeypatch.setattr(lesson_runs, "train", lambda *_, **__: {"epochs": [epoch], "first_step_seconds": 0.5})
-    (found,) = lesson_runs.time_to_target(1, names=("baseline",))
+    summary = {"epochs": [epoch], "first_step_seconds": 0.5}
+    monkeypatch.setattr(lesson_runs, "train", lambda *_, **__: summary)
+    runs = {"baseline": lesson_runs.TO_TARGET["baseline"]}
+    (found,) = lesson_runs.time_to_target(1, runs=runs)
     assert found["runs"] == {"baseline": [epoch | {"first_step_seconds": 0.5}]}
+    summary["epochs"] = [epoch | {"val_accuracy": 0.9}, epoch, epoch]  # those after it reached the target do not count
+    (found,) = lesson_runs.time_to_target(1, runs=runs)
+    assert found["runs"]["baseline"][0]["seconds"] == 4.0
+    summary["epochs"] = [epoch | {"val_accuracy": 0.9}]
+    with pytest.raises(UserError, match=r"baseline reached 90.00% in 1 epoch\(s\), not 98%"):
+        list(lesson_runs.time_to_target(1, runs=runs))
+
+
+def test_first_and_later_epochs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs = [{"epoch": n, "seconds": 4.0 / n, "samples_per_second": n, "val_accuracy": 0.9} for n in (1, 2)]
+    monkeypatch.setattr(lesson_runs, "train", lambda *_, **__: {"epochs": epochs, "first_step_seconds": 0.5})
+    found = lesson_runs.epoch_seconds(gpu_day.LESSON_01, "--epochs", 2)
+    assert [epoch["seconds"] for epoch in found["epochs"]] == [4.0, 2.0]
+    assert (found["flags"], found["first_step_seconds"]) == (["--epochs", 2], 0.5)
 
 
 @pytest.mark.parametrize(("gpus", "ranks", "hidden"), [(0, 2, False), (1, 2, True), (4, 4, False)])
@@ -239,9 +561,9 @@ def test_what_cannot_be_measured_does_not_cost_the_rest(
         file.unlink()
 
 
-def test_hardware_that_another_process_measured_with_is_told(place: Place) -> None:
-    record_file.put_record(place.file, "one", {"hardware": {"device": "cuda"}}, "a command")
-    (record,) = record_file.read_records(place.file).values()
+def test_hardware_that_another_process_measured_with_is_told(session: Session) -> None:
+    record_file.put_record(session.file, "one", {"hardware": {"device": "cuda"}}, "a command")
+    (record,) = record_file.read_records(session.file).values()
     assert (record["hardware"], record["command"]) == ({"device": "cuda"}, "a command")
 
 

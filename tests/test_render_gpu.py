@@ -80,23 +80,69 @@ def test_training_seconds_name_those_of_the_first_step(results: Path) -> None:
 
 
 def test_the_full_unet_and_its_kernels_are_shown(results: Path) -> None:
-    assert "full U-Net" not in render_compute.precision_ladder()
+    """In the form of older records, which hold neither TFLOP/s nor the cells of the boxes."""
+    assert render_compute.full_unet() == "*Not measured yet: `python results/measure.py gpu`.*"
     write(results, 1)
-    shown = render_compute.precision_ladder()
+    shown = render_compute.full_unet()
     assert "| options | 100 ± 1 | 100 ± 1 | 100 ± 1 | 100% |" in shown
     assert "| `gemm` | 3.0 | 1.50 | 75.0% |" in shown
+    assert "TFLOP/s" not in shown
+    add(results, 1, unet3d_throughput={"rows": {}, "unfinished": True}, trace={"rows": [], "unfinished": True})
+    assert "Not measured" in render_compute.full_unet()
 
 
-@pytest.mark.parametrize(
-    ("experiment", "missing"), [("unet3d_throughput", "full U-Net, samples/s"), ("trace", "A traced step takes")]
-)
-def test_what_was_cut_off_about_the_full_unet_is_not_shown(results: Path, experiment: str, missing: str) -> None:
+def add(folder: Path, gpus: int, **records: dict) -> None:
+    """Add records to the file that `write` wrote."""
+    file = folder / f"made_up_{gpus}gpu.json"
+    found = json.loads(file.read_text())
+    about = {key: found["ladder"][key] for key in ("hardware", "versions", "date", "command")}
+    file.write_text(json.dumps(found | {name: about | record for name, record in records.items()}))
+
+
+KINDS = {kind: {"mean": 2000.0, "std": 1.0} for kind in ("IO", "SYNTHETIC", "FULL")}
+
+
+def test_tflops_and_their_share_of_the_peak_are_shown(results: Path) -> None:
+    row = KINDS | {"tflops": {"SYNTHETIC": 170.0, "FULL": 160.0}, "ranks": 1}
+    facts = {"flops_per_sample": 80.5e9, "peak_tflops": 640.0, "cells": 128, "batch_size": 64}
+    for gpus in (1, 8):
+        write(results, gpus)
+    add(results, 1, unet3d_throughput=facts | {"rows": {"options": row}})
+    of_eight = {"8 rank(s)": row | {"ranks": 8, "tflops": {"SYNTHETIC": 1300.0, "FULL": 1280.0}}}
+    add(results, 8, unet3d_scaling=facts | {"rows": of_eight})
+    shown = render_compute.full_unet()
+    assert "| options | 2,000 ± 1 | 2,000 ± 1 | 2,000 ± 1 | 100% | 160 | 25% |" in shown
+    assert "80.5 GFLOP per sample" in shown and "640 TFLOP/s" in shown and "128 cells" in shown
+    assert "| 8 rank(s) | 2,000 ± 1 | 2,000 ± 1 | 2,000 ± 1 | 100% | 1,280 | 25% |" in shown
+
+
+def test_epochs_and_loaders_of_mnist_are_shown(results: Path) -> None:
+    assert "Not measured" in render.mnist_on_gpu() and "Not measured" in render.line_profiles()
     write(results, 1)
-    file = results / "made_up_1gpu.json"
-    records = json.loads(file.read_text())
-    assert missing in render_compute.precision_ladder()
-    records[experiment]["unfinished"] = True
-    file.write_text(json.dumps(records))
-    shown = render_compute.precision_ladder()
-    assert missing not in shown
-    assert "Made-up GPU x1" in shown
+    assert "of them" not in render.ladder()  # older records do not say how many workers there were
+    epochs = [{"seconds": s, "samples_per_second": 60000 / s, "val_accuracy": 0.99} for s in (4.0, 2.0, 2.5)]
+    line = {"text": "    loss.backward()", "percent": 44.25}
+    cifar = json.loads((results / "made_up_1gpu.json").read_text())["ladder"]
+    add(
+        results,
+        1,
+        mnist_epochs={"rows": {"lesson 01": {"epochs": epochs, "first_step_seconds": 0.5, "flags": []}}},
+        mnist_ladder={"rungs": {"map": KINDS}, "num_workers": 14, "not_installed": ["dali"]},
+        line_profiles={"rows": {"0 worker(s)": {"lines": [line]}, "14 worker(s)": {"lines": [line]}}},
+        ladder={"rungs": cifar["rungs"], "num_workers": 14},
+    )
+    shown = render.mnist_on_gpu()
+    assert "| lesson 01 | 4.00 | 2.00, 2.50 | 24,000 | 99.00% |" in shown
+    assert "| `map` | 2,000 ± 1 | 2,000 ± 1 | 2,000 ± 1 |" in shown and "have 14 of them" in shown
+    assert "have 14 of them" in render.ladder()
+    assert "| 14 worker(s) | `loss.backward()` | 44.2 |" in render.line_profiles()
+
+
+def test_a_loader_that_failed_is_not_shown(results: Path) -> None:
+    """Its figures are missing, and those of the others are there."""
+    write(results, 1)
+    rungs = json.loads((results / "made_up_1gpu.json").read_text())["ladder"]["rungs"]
+    del rungs["dali"]
+    add(results, 1, ladder={"rungs": rungs, "num_workers": 14, "failed": {"dali": "RuntimeError: no engine"}})
+    (line,) = (line for line in render.ladder().splitlines() if line.startswith("| `dali`"))
+    assert line.endswith("|  |  |  |")
