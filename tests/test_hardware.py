@@ -52,7 +52,7 @@ def test_a_record_tells_gpus_driver_and_libraries(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.159.03")
     told = hardware.describe_hardware(GPU)
     assert (told["device_name"], told["gpus"], told["driver"]) == ("NVIDIA H200", 8, "580.159.03")
-    monkeypatch.setattr(record_file, "pick_device", lambda: GPU)
+    monkeypatch.setattr(record_file, "this_machine", lambda: {"hardware": hardware.describe_hardware(GPU)})
     assert record_file.machine_name() == "nvidia_h200_8gpu"
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: 1 / 0)
     assert hardware.describe_hardware(GPU)["driver"] is None
