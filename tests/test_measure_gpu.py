@@ -401,6 +401,7 @@ def test_loaders_whose_package_is_missing_are_named(session: Session, monkeypatc
 
 def test_lessons_train_without_line_profiler(run_script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "line_profiler", None)
+    monkeypatch.setattr(workshop, "profiling", workshop.profiling)  # restored after the lesson has imported it anew
     monkeypatch.delitem(sys.modules, workshop.profiling.__name__)
     result = run_script("01_single_gpu/train.py", "--limit_train", 64, "--limit_val", 64, "--loader", "memory")
     assert result.status == 0, result.stderr
