@@ -1,4 +1,4 @@
-"""Every command of the READMEs runs as it stands, every link leads somewhere, every figure is that of the results file."""
+"""Every command of the READMEs runs as it stands, every link works, every figure is that of the results file."""
 
 import os
 import re
