@@ -26,7 +26,7 @@ export PYTHONUNBUFFERED=1 # the log shows each line when it is printed, and the 
 # A run that stops at SIGUSR1, shortly before the time limit, makes this file: then the job goes back into the queue.
 if [[ -n ${SLURM_JOB_ID-} ]]; then
     export WORKSHOP_REQUEUE_FILE=$PWD/$SLURM_JOB_ID.requeue
-    # 138 is the end by USR1 itself, in the first seconds, when Python does not heed it yet.
+    # 138 is the status of a process that USR1 ended: in the first seconds, Python has not installed its handler yet.
     trap 'status=$?; if rm "$WORKSHOP_REQUEUE_FILE" 2>/dev/null || ((status == 138)); then scontrol requeue "$SLURM_JOB_ID"; fi' EXIT
 fi
 

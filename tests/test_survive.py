@@ -63,7 +63,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 
 def send(number: int) -> Callable[[], object]:
-    """Sends a signal to all processes of the run, with its loader workers, as Slurm does; returns once recorded."""
+    """Sends a signal to all processes of the run, with its loader workers, as Slurm does; returns once it arrived."""
 
     def kill() -> None:
         workers = [process.pid for process in multiprocessing.active_children()]
