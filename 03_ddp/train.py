@@ -76,7 +76,7 @@ def ranks_from_env() -> tuple[int, int, int]:
     """
     if "RANK" in os.environ:  # torchrun
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    elif started_by_srun():  # one process per task
+    elif started_by_srun():  # one process per task (a batch script has SLURM_PROCID too, but no task of its own)
         names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
     else:
         return 0, 0, 1  # python train.py: this process is the only one
@@ -106,9 +106,11 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
-    # Every rank shuffles in the same way, and takes every world_size-th sample of each global batch. In your own script
-    # sampler=torch.utils.data.DistributedSampler(dataset, world_size, rank, seed=...) with batch_size does much the
-    # same; it gives single samples instead of batches, and repeats some if the ranks cannot share them evenly.
+    # Every rank shuffles in the same way, and takes every world_size-th sample of each global batch. In training, a last
+    # one with fewer samples than ranks is left out. For its training data, a script of your own can use
+    # DataLoader(dataset, batch_size, sampler=torch.utils.data.DistributedSampler(dataset, world_size, rank)), and call
+    # set_epoch(epoch) of that sampler. Not for validation: it repeats samples until all ranks have equally many, and
+    # these would count twice.
     sampler = DistributedBatchSampler(
         len(dataset), config.batch_size, rank=rank, num_replicas=world_size, shuffle=training, seed=config.seed
     )
@@ -125,7 +127,8 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
         prefetch_factor=config.prefetch_factor if config.num_workers > 0 else None,
         # Ctrl-C and Slurm send their signals to all processes: workers ignore them until the checkpoint is written.
         worker_init_fn=init_worker,
-        # A generator for the seeds of the workers: from the default one, they would change the numbers of dropout.
+        # A generator for the seeds of the workers: from the default one, they would change the numbers of dropout. (All
+        # ranks get the same seeds here. That is no problem, because the data set seeds each sample by itself.)
         generator=torch.Generator(),
     )
 
@@ -177,7 +180,9 @@ def train_one_epoch(
         with record_function("forward"):  # the name of this part of the step in profilers
             outputs = ddp_model(inputs)
             loss = F.cross_entropy(outputs, targets)
-        with record_function("backward"):  # also averages the gradients over all ranks
+        with record_function("backward"):
+            # Averages the gradients over the ranks. As each loss is a mean over the samples of its rank, the result is
+            # the gradient of the whole batch if all have equally many; in the last step of an epoch some have one less.
             loss.backward()
         with record_function("optimizer"):
             optimizer.step()
@@ -185,14 +190,18 @@ def train_one_epoch(
         loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
         run.end_step(loss)  # every --log_interval steps it prints the loss: only there the CPU waits for the device
         if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
-            run.save(state_of(ddp_model, optimizer, scheduler), loss_sum)  # all ranks, see below; may end the run
+            run.save(state_of(ddp_model, optimizer, scheduler), loss_sum)  # called by all ranks; may end the run
     dist.all_reduce(loss_sum)  # the sum over all ranks
     return loss_sum.item() / len(loader.dataset)
 
 
 @torch.inference_mode()
 def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> tuple[float, float]:
-    """Return the mean loss and the share of correct answers over the validation samples."""
+    """Return the mean loss and the share of correct answers over the validation samples.
+
+    It is given the model itself, not the DDP model, whose forward pass can communicate: ranks with a batch more than
+    others would wait forever.
+    """
     model.eval()
     loss_sum = torch.zeros((), device=device)
     correct = torch.zeros((), device=device)
@@ -217,15 +226,17 @@ def main(config: Config) -> None:
     else:
         device = cpu_or_error()
     # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 listens; exit with one line if not.
+    # torchrun sets these two variables; for srun, job.slurm exports them. A single rank needs none.
     store = rendezvous(rank, world_size, device)
     with failure_detector(store, rank, world_size):  # ends all ranks within a minute if one dies or stops, and names it
-        dist.init_process_group(  # in a script of your own, without `store`, this does the rendezvous itself
+        dist.init_process_group(  # without `store` it does the rendezvous itself, and needs the two variables always
             backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
             store=store,
             rank=rank,
             world_size=world_size,
-            device_id=device if device.type == "cuda" else None,
+            device_id=device if device.type == "cuda" else None,  # lets NCCL connect now, not in the first step
         )
+        # From here on, --batch_size is the number of samples per rank, also if --global_batch_size was given.
         train(replace(config, batch_size=batch_size_per_rank(config, world_size)), rank, world_size, device)
         dist.destroy_process_group()
 
@@ -249,7 +260,7 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
     optimizer = make_optimizer(config, model)
     total_steps = config.epochs * len(train_loader)
     global_batch_size = config.batch_size * world_size
-    scheduler = LambdaLR(optimizer, lambda step: lr_factor(config, global_batch_size, step, total_steps))
+    scheduler = LambdaLR(optimizer, lambda number: lr_factor(config, global_batch_size, number, total_steps))
 
     with Run(config, device, rank, world_size) as run, maybe_no_sync:
         if config.benchmark:
