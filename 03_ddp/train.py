@@ -106,7 +106,7 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
-    # Every rank shuffles in the same way, and takes every world_size-th sample of each global batch. In training, a last
+    # Every rank shuffles in the same way and takes every world_size-th sample of each global batch. In training, a last
     # one with fewer samples than ranks is left out. For its training data, a script of your own can use
     # DataLoader(dataset, batch_size, sampler=torch.utils.data.DistributedSampler(dataset, world_size, rank)), and call
     # set_epoch(epoch) of that sampler. Not for validation: it repeats samples until all ranks have equally many, and
