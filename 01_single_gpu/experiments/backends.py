@@ -74,7 +74,7 @@ def compiled_torch_backend(device: torch.device) -> Backend:
     """Return torch with torch.compile.
 
     Raises:
-        NotImplementedError: it does not work here; mostly for want of a C++ compiler.
+        NotImplementedError: it does not work here; mostly because there is no C++ compiler.
     """
     backend = torch_backend(device)
     compile_ = functools.cache(functools.partial(torch.compile, dynamic=True))  # one program for all sizes
