@@ -28,8 +28,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
-from checks import check_one_shape, check_options, check_volumes, warn_if_emulated
+from checks import check_one_shape, check_options
 from optimizer_state import load_optimizer
+from workshop.checks import check_volumes, warn_if_emulated
 from workshop.commandline import run_with_config
 from workshop.config import TrainConfig, require_positive
 from workshop.distributed import AllReduceCounter, failure_detector, int_from_env, rendezvous, started_by_srun
@@ -39,6 +40,7 @@ from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, buil
 from workshop.loaders.volumes import VolumeDataset, build_volume_loader
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
+from workshop.models.vit import build_vit
 from workshop.profiling import profile
 from workshop.run import Run
 
@@ -90,11 +92,18 @@ class Config(TrainConfig):
     """with unet3d: channels after the first layer; deeper layers have more"""
     unet_depth: int = 6
     """with unet3d: how many times it halves the edge of the volume"""
+    vit_patch: int = 7
+    """with vit: edge of its patches in pixels or cells; it must divide the edge of a sample"""
+    vit_width: int = 64
+    """with vit: numbers that describe a patch, a multiple of 4; the number of weights grows with its square"""
+    vit_depth: int = 4
+    """with vit: number of transformer blocks"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "global_batch_size", "base_batch_size", "bucket_cap_mb")
         require_positive(self, "crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
+        require_positive(self, "vit_patch", "vit_width", "vit_depth")
         if self.bucket_cap_mb is not None and self.bucket_cap_mb > 1e6:
             raise UserError(f"--bucket_cap_mb is in MiB, at most a million, got {self.bucket_cap_mb}")
         if self.static_graph and not self.sync_gradients:
@@ -178,8 +187,10 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
 
 def make_model(config: Config) -> nn.Module:
     """Return the model with fresh weights."""
-    if config.dataset == "nbody":
+    if config.model == "unet3d":
         return UNet3D(config.unet_width, config.unet_depth)
+    if config.model == "vit":
+        return build_vit(config.dataset, config.crop_size, config.vit_patch, config.vit_width, config.vit_depth)
     return build_model(config.model, config.dataset, dropout=config.dropout)
 
 
@@ -396,7 +407,7 @@ def main(config: Config) -> None:
 def train(config: Config, rank: int, world_size: int, device: torch.device) -> None:
     """Build what is needed, then train for ``config.epochs`` epochs; validate and save a checkpoint after each."""
     check_options(config, device)  # ends the run with one line if the device lacks an option
-    warn_if_emulated(config, device)
+    warn_if_emulated(config.precision, device)
     set_precision(config.precision, config.cudnn_benchmark)
     torch.manual_seed(config.seed + rank)  # a different seed on each rank: otherwise dropout would be the same on all
     train_loader = make_loader(config, "train", device, rank, world_size)

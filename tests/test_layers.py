@@ -20,6 +20,7 @@ LAYERS = [
     "signals",
     "hardware",
     "config",
+    "checks",
     "commandline",
     "datasets",
     "models",

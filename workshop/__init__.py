@@ -6,6 +6,7 @@ paths         where data sets and runs are
 signals       signals that ask a run to stop
 hardware      the device, the CPUs, the memory, what machine and software this is
 config        the flags that all lessons share
+checks        what a device does not have, or flags that do not fit together
 commandline   YAML files and flags -> one configuration
 datasets      one file per data set: its files, how to check and open them
 models        one file per model

@@ -50,6 +50,18 @@ def int_from_env(name: str) -> int:
     return int(value)
 
 
+def let_threads_finish_before_forks() -> None:
+    """On Python 3.11, keep the workers of a DataLoader from a deadlock if they are forked just after a collective.
+
+    When a thread of gloo frees the tensors of a finished collective, it registers with Python, and takes a lock of the
+    interpreter for a moment. A worker that is forked in this moment waits for that lock forever, because only
+    Python 3.12 and newer make it afresh in the new process (`PyOS_AfterFork_Child` in CPython's posixmodule.c). Here
+    the thread that forks lets all others run first.
+    """
+    if sys.version_info < (3, 12):
+        os.register_at_fork(before=lambda: time.sleep(0.001))
+
+
 def rendezvous(rank: int, world_size: int, device: torch.device) -> dist.Store:
     """Return the store through which the ranks find each other, once all of them have joined.
 
@@ -66,6 +78,7 @@ def rendezvous(rank: int, world_size: int, device: torch.device) -> dist.Store:
     """
     if device.type == "cuda":
         set_nccl_defaults()
+    let_threads_finish_before_forks()
     address, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
     if not 0 <= rank < world_size:
         raise UserError(f"rank {rank} of {world_size}: ranks count from 0; torchrun and srun set them")
