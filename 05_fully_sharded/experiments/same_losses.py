@@ -26,7 +26,18 @@ from workshop.errors import UserError
 from workshop.paths import REPOSITORY, default_data_dir
 
 LESSONS = {"DDP": "04_mixed_precision", "FSDP2": "05_fully_sharded"}
-FLAGS = ("--model", "vit", "--global_batch_size", "64", "--num_workers", "0", "--limit_val", "320", "--log_interval", "1000")
+FLAGS = (
+    "--model",
+    "vit",
+    "--global_batch_size",
+    "64",
+    "--num_workers",
+    "0",
+    "--limit_val",
+    "320",
+    "--log_interval",
+    "1000",
+)
 MAX_RANKS = 64
 
 
@@ -72,7 +83,9 @@ def main() -> None:
     parser.add_switch("--quick", "train on 640 samples in place of 2,560")
     parser.add_out("same_losses.json")
     flags = parser.parse_args()
-    if not re.fullmatch(r"\d+(,\d+)*", flags.ranks) or not all(1 <= int(n) <= MAX_RANKS for n in flags.ranks.split(",")):
+    if not re.fullmatch(r"\d+(,\d+)*", flags.ranks) or not all(
+        1 <= int(n) <= MAX_RANKS for n in flags.ranks.split(",")
+    ):
         raise UserError(f"--ranks takes numbers from 1 to {MAX_RANKS} with commas between them, got {flags.ranks}")
     make_output_folder(flags.out)
     figures = compare([int(n) for n in flags.ranks.split(",")], flags.data_dir, 640 if flags.quick else 2560)
