@@ -81,6 +81,8 @@ def state_of(checkpoint: Path, scratch: Path) -> dict:
         del state["structure"]
     for rank in state["run"]["ranks"]:
         del rank["random"]["python"], rank["random"]["numpy"]
+    for group in state["optimizer"]["param_groups"]:
+        group |= {name: list(value) for name, value in group.items() if isinstance(value, tuple)}  # as torch does, too
     return state
 
 
@@ -122,7 +124,7 @@ def test_a_stopped_run_continues_bit_for_bit(start: Start, two_epochs: Callable,
 def test_any_number_of_ranks_continues(
     start: Start, two_epochs: Callable, alone: Script, tmp_path: Path, form: str
 ) -> None:
-    flags = [*FORMS[form], "--epochs", 4]
+    flags = [*FORMS[form], "--epochs", 3]
     losses = {}
     for ranks in (1, 2, 4):
         run_dir = shutil.copytree(two_epochs(form), tmp_path / str(ranks))
@@ -131,14 +133,13 @@ def test_any_number_of_ranks_continues(
         wrote = "" if ranks == 2 else ", written by 2 rank(s)"
         assert f"resumed from {run_dir}/{CHECKPOINTS[form][0]} after epoch 2{wrote}\n" in result.stdout
         losses[ranks] = results_of(run_dir)
-        assert len(losses[ranks]) == 4
+        assert len(losses[ranks]) == 3
     for ranks in (1, 4):
         torch.testing.assert_close(torch.tensor(losses[ranks]), torch.tensor(losses[2]), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("form", ["whole", "sharded"])
 def test_a_changed_learning_rate_is_honoured(alone: Script, two_epochs: Callable, tmp_path: Path, form: str) -> None:
-    """The schedule goes on from the same step, scaled. No step is left to take here, so it is as it was saved."""
     run_dir = back_to_step_8(two_epochs(form), form, tmp_path / "run")
     line = one_line(alone(*FORMS[form], "--lr", 1e-4, "--run_dir", run_dir))
     assert "world_size is 2 there and 1 here, and it was saved in the middle of epoch 2" in line
@@ -198,7 +199,11 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "zeroed random states": ("run.pt", zero_bytes, "wrong checksum of run.pt"),
     "missing checksums": ("checksums.json", Path.unlink, "checksums.json is missing"),
     "truncated checksums": ("checksums.json", cut_short, "checksums.json cannot be understood"),
-    "empty checksums": ("checksums.json", lambda file: file.write_text('{"": {}}'), "does not name all files"),
+    "empty checksums": (
+        "checksums.json",
+        lambda file: file.write_text('{"": {}}'),
+        "checksums.json does not name all files",
+    ),
 }
 
 
@@ -250,6 +255,6 @@ def test_killed_before_every_operation_on_a_file(tmp_path: Path, form: str) -> N
     output = subprocess.run([sys.executable, script, form, tmp_path], capture_output=True, text=True, timeout=300)
     assert output.returncode == 0, output.stderr
     found = json.loads(output.stdout)
-    assert found["killed"] >= 10
+    assert found["killed"] >= (8 if form == "whole" else 20)
     assert found["statuses"] == [-signal.SIGKILL] * found["killed"] + [0]
     assert max(found["lost"]) <= 1

@@ -351,7 +351,7 @@ class Position:
         }
 
     def _shards(self) -> "ShardedCheckpoints":
-        """Return what reads and writes sharded checkpoints; at the first call all ranks connect to each other for it."""
+        """Return what reads and writes sharded checkpoints; at the first call all ranks connect to each other."""
         from workshop.run.sharded import ShardedCheckpoints  # imported only by runs that have sharded checkpoints
 
         if self._sharded is None:
