@@ -69,7 +69,7 @@ class Config(TrainConfig):
     warmup: float = 0.1
     """share of all steps in which the learning rate rises from almost zero, from 0 to below 1"""
     shard: Literal["blocks", "keep", "root"] = "blocks"
-    """blocks: gather the weights of one block at a time; keep: until backward; root: those of the whole model at once"""
+    """blocks: gather the weights of one block at a time; keep: the same, until backward; root: all weights at once"""
     activation_checkpointing: bool = False
     """store only the input of each block for backward, and compute the rest of the block again there"""
     accumulate: int = 1

@@ -74,9 +74,10 @@ def warn_if_emulated(precision: str, device: torch.device) -> None:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise `UserError` unless something small can be compiled, because a trial is better than any list of what torch.compile needs.
+    """Raise `UserError` unless something small can be compiled.
 
-    It starts the processes that compile from now on. They inherit that stop signals, which reach them too, are blocked.
+    A trial is better than any list of what torch.compile needs. It starts the processes that compile from now on. They
+    inherit that stop signals, which reach them too, are blocked.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
