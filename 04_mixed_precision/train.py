@@ -82,6 +82,8 @@ class Config(TrainConfig):
     """on an NVIDIA GPU: let cuDNN try its algorithms for each shape of convolution and keep the fastest"""
     fused: bool = False
     """let the optimizer update all weights in one kernel; adadelta cannot"""
+    mfu: bool = False
+    """measure the peak of this device first, and log what share of it the operations of the model are"""
     crop_size: int = 64
     """with nbody: edge, in cells, of the cubes that are cut from the boxes at random places"""
     train_crops: int = 512
@@ -447,6 +449,8 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
         if config.benchmark:
             benchmark(config, compiled, train_loader, step, scheduler, device, run, state)
             return
+        if config.mfu:
+            run.measure_mfu(partial(make_model, config))
         checkpoint = run.load_checkpoint(matching=state())
         if checkpoint is not None:  # --resume true, and this run was stopped before
             model.load_state_dict(checkpoint["model"])  # on every rank: DDP has already copied the weights of rank 0

@@ -36,7 +36,7 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.data import DataLoader
 
-from checks import check_options, check_parts
+from checks import check_options, check_parts, check_validation
 from workshop.checks import check_volumes, warn_if_emulated
 from workshop.commandline import run_with_config
 from workshop.config import TrainConfig, require_positive
@@ -85,10 +85,9 @@ class Config(TrainConfig):
     """on an NVIDIA GPU: let cuDNN try its algorithms for each shape of convolution and keep the fastest"""
     fused: bool = False
     """let the optimizer update all weights in one kernel; adadelta cannot"""
-    checkpoint_form: Literal["whole", "sharded"] = "whole"
-    """whole: rank 0 gathers the model and writes one file; sharded: each rank writes its part into a folder"""
-    async_save: bool = False
-    """with sharded: copy the parts into CPU memory, and let a thread write them while training goes on"""
+        if config.mfu:
+            run.measure_mfu(partial(make_model, config))
+        load_checkpoint(config, model, optimizer, scheduler, scaler, run)
     crop_size: int = 64
     """with nbody: edge, in cells, of the cubes that are cut from the boxes at random places"""
     train_crops: int = 512
@@ -465,6 +464,7 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
     train_loader = make_loader(config, "train", device, rank, world_size)
     val_loader = make_loader(config, "val", device, rank, world_size)
     check_parts(config.accumulate, len(train_loader.dataset), config.batch_size * world_size, world_size)
+    check_validation(len(val_loader.dataset), world_size)
     model = shard_model(config, rank, device, world_size)
     if config.compile != "off":
         model.compile(dynamic=False)  # for this shape of batches; gathering weights stays outside of what is compiled
@@ -478,6 +478,8 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
         if config.benchmark:
             benchmark(config, model, train_loader, optimizer, scheduler, scaler, device, run)
             return
+        if config.mfu:
+            run.measure_mfu(partial(make_model, config))
         load_checkpoint(config, model, optimizer, scheduler, scaler, run)
         for epoch in range(run.next_epoch, config.epochs + 1):
             train_loader.batch_sampler.set_epoch(epoch)  # a new order of the samples, the same on all ranks

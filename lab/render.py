@@ -346,7 +346,12 @@ def package_map() -> str:
     return "\n".join(f"- `{module}`: {contents}" for module, contents in lines)
 
 
-BUILDS_ON = {"02_dataparallel": "01_single_gpu", "03_ddp": "01_single_gpu", "04_mixed_precision": "03_ddp"}
+BUILDS_ON = {
+    "02_dataparallel": "01_single_gpu",
+    "03_ddp": "01_single_gpu",
+    "04_mixed_precision": "03_ddp",
+    "05_fully_sharded": "04_mixed_precision",
+}
 """for each lesson, the lesson whose script it changes"""
 RENAMED = {("03_ddp", "train"): "main", ("03_ddp", "main"): ""}
 """definitions that have another name in the script that a lesson builds on, or are new in spite of their name"""

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from workshop.config import TrainConfig
@@ -17,6 +18,7 @@ from workshop.run.position import Position
 
 if TYPE_CHECKING:
     from workshop.run.sharded import Loading, Saving
+    from workshop.profiling.mfu import Utilization
 
 
 class Run:
@@ -56,6 +58,7 @@ class Run:
 
             add = self.logger.add_scalars
             self.monitor = Monitor(device, lambda name, value, at: add("monitor", {name: value}, round(at)))
+        self.utilization: Utilization | None = None
         self._instruments = ExitStack()
 
     def __enter__(self) -> "Run":
@@ -207,6 +210,9 @@ class Run:
             "seconds": seconds,
             "samples_per_second": len(self.position.loader.dataset) / seconds,
         }
+        if self.utilization:
+            finished["mfu"] = self._mfu(finished["samples_per_second"])
+            self.logger.facts["mfu"] = finished["mfu"]
         self.position.results.append(finished)
         self.logger.log_epoch(finished, lr)
         self.logger.facts["first_step_seconds"] = self.position.first_step_seconds
@@ -215,6 +221,26 @@ class Run:
     def log_summary(self, line: str, **facts: object) -> None:
         """Add ``facts`` to summary.json, and print ``line``, which contains them, if they are new."""
         self.logger.log_summary(line, **facts)
+
+    def measure_mfu(self, make_model: Callable[[], nn.Module]) -> None:
+        """Measure the peak of the device; from here on, log lines and summary.json have the model FLOPs utilization.
+
+        All ranks call this, because those that share a machine must measure at the same time. Rank 0 shows its own
+        peak, and the mean of the utilization over all ranks relative to it.
+
+        Args:
+            make_model: returns the model, without activation checkpointing and not sharded.
+        """
+        from workshop.profiling.mfu import utilization
+
+        options: Any = self.config  # has the flags of the lessons that measure this
+        found = self.utilization = utilization(options, make_model, self.device)
+        self.log_summary(
+            f"peak of matrix products in {options.precision}: {found.peak_flops_per_second / 1e12:.3g} TFLOP/s; "
+            f"a step of the model: {found.model_flops_per_step / 1e12:.3g} TFLOP",
+            model_flops_per_step=found.model_flops_per_step,
+            peak_flops_per_second=found.peak_flops_per_second,
+        )
 
     def benchmark(
         self,
@@ -243,12 +269,18 @@ class Run:
         assert loader is not None
         samples_per_second = loader.batch_sampler.global_batch_size / (load + compute)
         step, steps = position.step, len(loader)
+        mfu = self._mfu(samples_per_second)
         self.logger.log(
             f"epoch {position.epoch}  step {step:{len(str(steps))}}/{steps}  loss {loss:.4f}  "
             f"{samples_per_second:,.0f} samples/s  load {1000 * load:.2f} ms  compute {1000 * compute:.2f} ms"
+            f"{'' if mfu is None else f'  mfu {mfu:.1%}'}"
         )
-        values = {"loss": loss, "samples_per_second": samples_per_second, "load_seconds": load}
+        values = {"loss": loss, "samples_per_second": samples_per_second, "load_seconds": load, "mfu": mfu}
         self.logger.add_scalars("train", values | {"compute_seconds": compute}, position.finished_steps + step)
+
+    def _mfu(self, samples_per_second: float) -> float | None:
+        """Return the utilization at a throughput of all ranks together; None if `measure_mfu` was not called."""
+        return self.utilization and self.utilization.mfu(samples_per_second / self.logger.world_size)
 
     def _write_summary(self) -> None:
         position = self.position

@@ -141,11 +141,12 @@ class RunLogger:
 
     def log_epoch(self, epoch: dict[str, Any], lr: float) -> None:
         """Print the results that `Run.log_epoch` got, and add them to the curves."""
-        accuracy = epoch["val_accuracy"]
+        accuracy, mfu = epoch["val_accuracy"], epoch.get("mfu")
         self.log(
             f"epoch {epoch['epoch']}  train loss {epoch['train_loss']:.4f}  val loss {epoch['val_loss']:.4f}"
             f"{'' if accuracy is None else f'  accuracy {accuracy:.2%}'}"
             f"  {epoch['seconds']:.1f} s  {epoch['samples_per_second']:,.0f} samples/s"
+            f"{'' if mfu is None else f'  mfu {mfu:.1%}'}"
         )
         curves = {name: epoch[name] for name in ("train_loss", "val_loss", "val_accuracy")}
         self.add_scalars("epoch", curves | {"lr": lr}, epoch["epoch"])
