@@ -85,9 +85,12 @@ class Config(TrainConfig):
     """on an NVIDIA GPU: let cuDNN try its algorithms for each shape of convolution and keep the fastest"""
     fused: bool = False
     """let the optimizer update all weights in one kernel; adadelta cannot"""
-        if config.mfu:
-            run.measure_mfu(partial(make_model, config))
-        load_checkpoint(config, model, optimizer, scheduler, scaler, run)
+    checkpoint_form: Literal["whole", "sharded"] = "whole"
+    """whole: rank 0 gathers the model and writes one file; sharded: each rank writes its part into a folder"""
+    async_save: bool = False
+    """with sharded: copy the parts into CPU memory, and let a thread write them while training goes on"""
+    mfu: bool = False
+    """measure the peak of this device first, and log what share of it the operations of the model are"""
     crop_size: int = 64
     """with nbody: edge, in cells, of the cubes that are cut from the boxes at random places"""
     train_crops: int = 512

@@ -17,8 +17,8 @@ from workshop.run.logger import RunLogger
 from workshop.run.position import Position
 
 if TYPE_CHECKING:
-    from workshop.run.sharded import Loading, Saving
     from workshop.profiling.mfu import Utilization
+    from workshop.run.sharded import Loading, Saving
 
 
 class Run:
