@@ -466,14 +466,14 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
     torch.manual_seed(config.seed + rank)  # a different seed on each rank: otherwise dropout would be the same on all
     train_loader = make_loader(config, "train", device, rank, world_size)
     val_loader = make_loader(config, "val", device, rank, world_size)
-    check_parts(config.accumulate, len(train_loader.dataset), config.batch_size * world_size, world_size)
+    global_batch_size = config.batch_size * world_size
+    check_parts(config.accumulate, len(train_loader.dataset), global_batch_size, world_size)
     check_validation(len(val_loader.dataset), world_size)
     model = shard_model(config, rank, device, world_size)
     if config.compile != "off":
         model.compile(dynamic=False)  # for this shape of batches; gathering weights stays outside of what is compiled
     optimizer = make_optimizer(config, model)  # after sharding: an earlier one would update weights that are gone
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-    global_batch_size = config.batch_size * world_size
     total_steps = config.epochs * len(train_loader)
     scheduler = LambdaLR(optimizer, lambda number: lr_factor(config, global_batch_size, number, total_steps))
 
