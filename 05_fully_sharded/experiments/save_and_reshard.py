@@ -142,6 +142,7 @@ def without_last_save(run_dir: Path, form: str, copy: Path) -> Path:
     latest = copy / LATEST[form]
     shutil.rmtree(latest) if latest.is_dir() else latest.unlink()
     (copy / BEFORE[form]).rename(latest)
+    (copy / "summary.json").unlink()  # so that what is read from there is what the next run has written
     return copy
 
 

@@ -369,11 +369,8 @@ def strikes_on_lesson_05(folder: Path) -> dict[str, Callable[[Tally, random.Rand
             name + "disk full": lambda t, c: no_space(t, plan(form, "full"), times[4], c),
         }
 
-    return (
-        works_of("whole", (2, 4, 2, 3, 2))
-        | works_of("sharded", (2, 4, 2, 4, 2))
-        | works_of("sharded, async", (3,) * 4 + (1,))
-    )
+    times = {"whole": (2, 4, 2, 3, 2), "sharded": (2, 4, 2, 4, 2), "sharded, async": (3, 3, 3, 3, 1)}
+    return {name: work for form in times for name, work in works_of(form, times[form]).items()}
 
 
 def campaign(seed: int, folder: Path, only: str) -> list[Tally]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ STATE_FILE = "run.pt"
 """what is not sharded: the position of the run, the random states of all ranks, the state of the schedule"""
 CHECKSUMS = "checksums.json"
 """size and CRC-32 of every other file in the folder; it is written last"""
-CHUNK = 1 << 24
+CHUNK = 1 << 20
 """bytes that are read at a time"""
 
 
@@ -170,17 +171,17 @@ class ShardedCheckpoints:
         """
         damage = ""
         for folder in (self.path, previous(self.path)):
-            manifest = self.control.on_rank0(lambda folder=folder: _read_manifest(folder))
+            manifest = self.control.on_rank0(partial(_read_manifest, folder))
             if manifest is None:
                 continue
             if not manifest.damage:
-                mine = self.control.on_each(lambda manifest=manifest: self._verify(manifest))
-                of_all = self.control.gather(mine)
-                manifest.damage = self.control.on_rank0(lambda of_all=of_all: next(filter(None, of_all), ""))
+                mine = self.control.on_each(partial(self._verify, manifest))
+                of_all = iter(self.control.gather(mine))
+                manifest.damage = self.control.on_rank0(partial(next, filter(None, of_all), ""))
             if manifest.damage:
                 damage = damage or f"{folder} is damaged ({manifest.damage})"
                 continue
-            state = self.control.on_each(lambda manifest=manifest: _read_state(manifest))
+            state = self.control.on_each(partial(_read_state, manifest))
             if not damage:
                 return folder, str(folder), state
             self.control.on_rank0(self._set_aside)
