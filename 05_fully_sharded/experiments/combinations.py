@@ -1,0 +1,813 @@
+"""The combinations that composition.py tries: FSDP2 with everything else that a training uses, in different orders.
+
+Each function divides the model, trains it, and returns losses, weights and what is worth knowing about it. Where the
+order matters, there is a function for each order.
+"""
+
+import contextlib
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint as recompute
+
+from small_training import (
+    LESSON,
+    batches,
+    make_model,
+    make_optimizer,
+    mean_over_ranks,
+    part_of,
+    whole_weights,
+)
+from tensor_parallel import SplitBlock, collectives, fused_names, split_over_ranks
+from workshop.commandline import load_config
+from workshop.models.vit import Block, VisionTransformer
+
+DEPTH = 2
+MAX_NORM = 0.5
+"""of the gradients, where they are clipped; they are larger than this in each step"""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process and the others."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    compiler: str
+    """backend of torch.compile"""
+
+
+@dataclass
+class Outcome:
+    """What came of a combination."""
+
+    losses: list[float] | None = None
+    """of each step, the mean over all ranks; None: nothing was trained that one process could be compared with"""
+    weights: dict[str, torch.Tensor] | None = None
+    """after the last step, whole, by the names of the lesson's model"""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Something to try."""
+
+    group: str
+    name: str
+    run: Callable[[Ranks], Outcome]
+    sixteen_bits: bool = False
+    """whether it computes in 16 bits, so that losses are close at best"""
+    clipped: bool = False
+    """whether the gradients are clipped"""
+
+
+COMBINATIONS: list[Combination] = []
+Decorated = Callable[[Ranks], Outcome]
+
+
+def combination(
+    group: str, name: str, *, sixteen_bits: bool = False, clipped: bool = False
+) -> Callable[[Decorated], Decorated]:
+    """Add a function to the combinations."""
+
+    def add(run: Decorated) -> Decorated:
+        COMBINATIONS.append(Combination(group, name, run, sixteen_bits, clipped))
+        return run
+
+    return add
+
+
+# --- what they share --------------------------------------------------------------------------------------------------
+
+
+def model_for() -> VisionTransformer:
+    """Return the lesson's vision transformer with two blocks."""
+    return make_model(DEPTH)
+
+
+def shard(model: nn.Module, **options: Any) -> nn.Module:  # noqa: ANN401
+    """Shard each block and then the rest, as the lesson does; return the model."""
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def train(
+    model: nn.Module,
+    ranks: Ranks,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    autocast: torch.dtype | None = None,
+    accumulate: int = 1,
+    before_part: Callable[[bool], None] | None = None,
+    max_norm: float | None = None,
+    same_batch: bool = False,
+    count: bool = True,
+) -> Outcome:
+    """Train for the steps of small_training.py and return the outcome.
+
+    Args:
+        model: divided over the ranks.
+        ranks: this process and the others.
+        optimizer: over the model's weights (default: AdamW).
+        scaler: for gradients in fp16.
+        autocast: format to compute in with `torch.autocast`.
+        accumulate: parts that the samples of a rank are divided into; the gradients of all parts are added up.
+        before_part: called before each of these parts, with whether it is the last one.
+        max_norm: of the gradients; larger ones are clipped.
+        same_batch: all ranks have the same samples, as ranks of one tensor-parallel group must.
+        count: count the collectives of the last step. (A model that is compiled must not be compiled while counting.)
+    """
+    optimizer = optimizer or make_optimizer(model)
+    scaler = scaler or torch.amp.GradScaler(ranks.device.type, enabled=False)
+    losses, facts = [], {}
+    every_batch = list(batches())
+    for step, batch in enumerate(every_batch, start=1):
+        images, classes = part_of(batch, 0, 1) if same_batch else part_of(batch, ranks.rank, ranks.world_size)
+        total = torch.zeros(())
+        comm = CommDebugMode() if count and step == len(every_batch) else None
+        with comm or contextlib.nullcontext():
+            for number, (part, part_classes) in enumerate(
+                zip(images.chunk(accumulate), classes.chunk(accumulate), strict=True), start=1
+            ):
+                if before_part is not None:
+                    before_part(number == accumulate)
+                with torch.autocast(ranks.device.type, autocast, enabled=autocast is not None):
+                    outputs = model(part)
+                loss = LESSON.loss_function(outputs.float(), part_classes) / accumulate
+                scaler.scale(loss).backward()
+                total += loss.detach()
+        if comm is not None:
+            facts |= collectives(comm)
+        if max_norm is not None:
+            scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            facts |= {"norm": round(float(norm), 4), "norm is a": type(norm).__name__}
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(mean_over_ranks(total))
+    weights = whole_weights(model)
+    return Outcome(losses, fused_names(weights) if any(".attention.q." in name for name in weights) else weights, facts)
+
+
+def is_block(module: nn.Module) -> bool:
+    """Return whether a module is a block of the vision transformer."""
+    return isinstance(module, Block | SplitBlock)
+
+
+def recompute_block(block: nn.Module) -> None:
+    """Have a block computed again in backward, in the way of the lesson's script."""
+    block.forward = partial(recompute, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+
+
+def kept_bytes(model: nn.Module, ranks: Ranks) -> int:
+    """Return the bytes that forward keeps for backward, weights left out."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        parameters = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+        if tensor.untyped_storage().data_ptr() not in {p.untyped_storage().data_ptr() for p in parameters}:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    images, classes = part_of(next(batches()), ranks.rank, ranks.world_size)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = LESSON.loss_function(model(images), classes)
+    loss.backward()
+    model.zero_grad()
+    return sum(kept.values())
+
+
+@contextlib.contextmanager
+def shared_folder() -> Iterator[str]:
+    """Give a temporary folder that all ranks of this machine use."""
+    with tempfile.TemporaryDirectory() as own:
+        names = [own]
+        dist.broadcast_object_list(names, src=0)
+        yield names[0]
+        dist.barrier()
+
+
+def compiled_graphs() -> dict[str, int]:
+    """Return how many graphs torch.compile has made since the last call, and where it has divided them."""
+    from torch._dynamo.utils import counters
+
+    facts = {"graphs": counters["stats"]["unique_graphs"], "graph breaks": sum(counters["graph_break"].values())}
+    counters.clear()
+    return facts
+
+
+# --- FSDP2 alone ------------------------------------------------------------------------------------------------------
+
+ALONE = "fully_shard"
+
+
+@combination(ALONE, "each block, then the model")
+def blocks_first(ranks: Ranks) -> Outcome:
+    return train(shard(model_for()), ranks)
+
+
+@combination(ALONE, "only the model")
+def only_root(ranks: Ranks) -> Outcome:
+    return train(fully_shard(model_for()), ranks)
+
+
+@combination(ALONE, "the model, then each block")
+def root_first(ranks: Ranks) -> Outcome:
+    model = fully_shard(model_for())
+    for block in model.blocks:
+        fully_shard(block)
+    return train(model, ranks)
+
+
+@combination(ALONE, "then DistributedDataParallel around it")
+def ddp_around(ranks: Ranks) -> Outcome:
+    return train(DistributedDataParallel(shard(model_for())), ranks)
+
+
+@combination(ALONE, "CPUOffloadPolicy(), without a GPU")
+def offload(ranks: Ranks) -> Outcome:
+    return train(shard(model_for(), offload_policy=CPUOffloadPolicy()), ranks)
+
+
+@combination(ALONE, "CPUOffloadPolicy(pin_memory=False), without a GPU")
+def offload_not_pinned(ranks: Ranks) -> Outcome:
+    return train(shard(model_for(), offload_policy=CPUOffloadPolicy(pin_memory=False)), ranks)
+
+
+@combination(ALONE, "validate under torch.inference_mode() first")
+def inference_first(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    with torch.inference_mode():
+        model(next(batches())[0])
+    return train(model, ranks)
+
+
+@combination(ALONE, "validate under torch.no_grad() first")
+def no_grad_first(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    with torch.no_grad():
+        model(next(batches())[0])
+    return train(model, ranks)
+
+
+@combination(ALONE, "copy.deepcopy of the sharded model, as for an average of the weights")
+def copied(ranks: Ranks) -> Outcome:
+    return train(copy.deepcopy(shard(model_for())), ranks)
+
+
+# --- activation checkpointing -----------------------------------------------------------------------------------------
+
+CHECKPOINTING = "activation checkpointing"
+
+
+def with_kept_bytes(model: nn.Module, ranks: Ranks) -> Outcome:
+    """Train, and add how many bytes are kept for backward."""
+    outcome = train(model, ranks)
+    outcome.facts["kept MB"] = round(kept_bytes(model, ranks) / 1e6, 2)
+    return outcome
+
+
+@combination(CHECKPOINTING, "none, for comparison")
+def no_checkpointing(ranks: Ranks) -> Outcome:
+    return with_kept_bytes(shard(model_for()), ranks)
+
+
+@combination(CHECKPOINTING, "checkpoint_wrapper, then fully_shard of the wrapper")
+def wrapper_sharded(ranks: Ranks) -> Outcome:
+    model = model_for()
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = checkpoint_wrapper(block)
+    return with_kept_bytes(shard(model), ranks)
+
+
+@combination(CHECKPOINTING, "checkpoint_wrapper, then fully_shard of the block inside")
+def block_inside_sharded(ranks: Ranks) -> Outcome:
+    model = model_for()
+    blocks = list(model.blocks)
+    for number, block in enumerate(blocks):
+        model.blocks[number] = checkpoint_wrapper(block)
+    for block in blocks:
+        fully_shard(block)
+    return with_kept_bytes(fully_shard(model), ranks)
+
+
+@combination(CHECKPOINTING, "fully_shard, then checkpoint_wrapper")
+def wrapped_after_sharding(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    apply_activation_checkpointing(model, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=is_block)
+    return with_kept_bytes(model, ranks)
+
+
+@combination(CHECKPOINTING, "block.forward replaced, then fully_shard (lesson 05)")
+def lesson_checkpointing(ranks: Ranks) -> Outcome:
+    model = model_for()
+    for block in model.blocks:
+        recompute_block(block)
+    return with_kept_bytes(shard(model), ranks)
+
+
+@combination(CHECKPOINTING, "fully_shard, then block.forward replaced")
+def forward_replaced_after(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    for block in model.blocks:
+        recompute_block(block)
+    return with_kept_bytes(model, ranks)
+
+
+# --- torch.compile ----------------------------------------------------------------------------------------------------
+
+COMPILE = "torch.compile"
+
+
+def train_compiled(model: nn.Module, ranks: Ranks, **options: Any) -> Outcome:  # noqa: ANN401
+    """Train, and add how many graphs were compiled."""
+    compiled_graphs()
+    outcome = train(model, ranks, count=False, **options)
+    outcome.facts |= compiled_graphs()
+    return outcome
+
+
+@combination(COMPILE, "fully_shard, then model.compile() (lesson 05)")
+def lesson_compile(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    model.compile(dynamic=False, backend=ranks.compiler)
+    return train_compiled(model, ranks)
+
+
+@combination(COMPILE, "model.compile(), then fully_shard")
+def compile_first(ranks: Ranks) -> Outcome:
+    model = model_for()
+    model.compile(dynamic=False, backend=ranks.compiler)
+    return train_compiled(shard(model), ranks)
+
+
+@combination(COMPILE, "fully_shard, then torch.compile(model)")
+def optimized_module(ranks: Ranks) -> Outcome:
+    return train_compiled(torch.compile(shard(model_for()), dynamic=False, backend=ranks.compiler), ranks)
+
+
+@combination(COMPILE, "torch.compile(model), then fully_shard of what it returns")
+def optimized_module_first(ranks: Ranks) -> Outcome:
+    return train_compiled(shard(torch.compile(model_for(), dynamic=False, backend=ranks.compiler)), ranks)
+
+
+@combination(COMPILE, "block.compile() of each block, then fully_shard")
+def blocks_compiled_first(ranks: Ranks) -> Outcome:
+    model = model_for()
+    for block in model.blocks:
+        block.compile(dynamic=False, backend=ranks.compiler)
+    return train_compiled(shard(model), ranks)
+
+
+@combination(COMPILE, "fully_shard, then block.compile() of each block")
+def blocks_compiled_after(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    for block in model.blocks:
+        block.compile(dynamic=False, backend=ranks.compiler)
+    return train_compiled(model, ranks)
+
+
+@combination(COMPILE, "checkpoint_wrapper, block.compile(), fully_shard")
+def checkpointing_compiled(ranks: Ranks) -> Outcome:
+    model = model_for()
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = checkpoint_wrapper(block)
+        model.blocks[number].compile(dynamic=False, backend=ranks.compiler)
+    return train_compiled(shard(model), ranks)
+
+
+@combination(COMPILE, "block.forward replaced to checkpoint, fully_shard, model.compile() (lesson 05)")
+def lesson_checkpointing_compiled(ranks: Ranks) -> Outcome:
+    model = model_for()
+    for block in model.blocks:
+        recompute_block(block)
+    shard(model).compile(dynamic=False, backend=ranks.compiler)
+    return train_compiled(model, ranks)
+
+
+@combination(COMPILE, "tensor parallel, block.compile(), fully_shard")
+def tensor_parallel_compiled(ranks: Ranks) -> Outcome:
+    model, mesh = split_model(ranks)
+    split_over_ranks(model, mesh["tp"])
+    for block in model.blocks:
+        block.compile(dynamic=False, backend=ranks.compiler)
+    shard(model, mesh=mesh["dp"])
+    return train_compiled(model, ranks, optimizer=make_optimizer(model, foreach=False), same_batch=True)
+
+
+# --- gradient accumulation --------------------------------------------------------------------------------------------
+
+ACCUMULATION = "gradient accumulation, 4 parts"
+
+
+@combination(ACCUMULATION, "no further call")
+def reduce_each(ranks: Ranks) -> Outcome:
+    return train(shard(model_for()), ranks, accumulate=4)
+
+
+@combination(ACCUMULATION, "set_requires_gradient_sync(last) (lesson 05)")
+def reduce_last(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    return train(model, ranks, accumulate=4, before_part=model.set_requires_gradient_sync)
+
+
+@combination(ACCUMULATION, "set_requires_gradient_sync(last) and set_reshard_after_backward(last)")
+def gather_less(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+
+    def before_part(last: bool) -> None:
+        model.set_requires_gradient_sync(last)
+        model.set_reshard_after_backward(last)
+
+    return train(model, ranks, accumulate=4, before_part=before_part)
+
+
+@combination(ACCUMULATION, "DDP's model.no_sync()")
+def no_sync(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    with model.no_sync():
+        return train(model, ranks)
+
+
+# --- number formats ---------------------------------------------------------------------------------------------------
+
+FORMATS = "16 bits"
+
+
+def policy(dtype: torch.dtype) -> dict[str, Any]:
+    """Return the option for `fully_shard`: send and compute in this format, add up and store in 32 bits."""
+    return {"mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)}
+
+
+def with_formats(model: nn.Module, outcome: Outcome) -> Outcome:
+    """Add the format in which the weights are stored."""
+    outcome.facts["stored"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return outcome
+
+
+@combination(FORMATS, "MixedPrecisionPolicy, bf16 (lesson 05)", sixteen_bits=True)
+def bf16_policy(ranks: Ranks) -> Outcome:
+    model = shard(model_for(), **policy(torch.bfloat16))
+    return with_formats(model, train(model, ranks))
+
+
+@combination(FORMATS, "torch.autocast, bf16, no policy", sixteen_bits=True)
+def bf16_autocast(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    return with_formats(model, train(model, ranks, autocast=torch.bfloat16))
+
+
+@combination(FORMATS, "policy and autocast, bf16", sixteen_bits=True)
+def bf16_both(ranks: Ranks) -> Outcome:
+    model = shard(model_for(), **policy(torch.bfloat16))
+    return with_formats(model, train(model, ranks, autocast=torch.bfloat16))
+
+
+@combination(FORMATS, "model.to(bf16), then fully_shard", sixteen_bits=True)
+def bf16_weights(ranks: Ranks) -> Outcome:
+    model = shard(model_for().to(torch.bfloat16), **policy(torch.bfloat16))
+    return with_formats(model, train(model, ranks))
+
+
+@combination(FORMATS, "policy, fp16, and GradScaler (lesson 05)", sixteen_bits=True)
+def fp16_scaler(ranks: Ranks) -> Outcome:
+    model = shard(model_for(), **policy(torch.float16))
+    scaler = torch.amp.GradScaler(ranks.device.type)
+    outcome = with_formats(model, train(model, ranks, scaler=scaler))
+    return Outcome(outcome.losses, outcome.weights, outcome.facts | {"scale": scaler.get_scale()})
+
+
+@combination(FORMATS, "GradScaler, a gradient of rank 1 overflows: both ranks must skip the step")
+def overflow_on_one(ranks: Ranks) -> Outcome:
+    return overflow(shard(model_for()), ranks)
+
+
+def overflow(model: nn.Module, ranks: Ranks) -> Outcome:
+    """Make a gradient of one rank infinite; return what the scaler of each rank does."""
+    optimizer, scaler = make_optimizer(model, foreach=False), torch.amp.GradScaler(ranks.device.type, init_scale=2.0)
+    images, classes = part_of(next(batches()), ranks.rank, ranks.world_size)
+    scaler.scale(LESSON.loss_function(model(images), classes)).backward()
+    weight = next(weight for weight in model.parameters() if isinstance(weight, DTensor))
+    if ranks.rank == 1:
+        weight.grad.to_local().fill_(torch.inf)
+    before = weight.detach().to_local().clone()
+    scaler.step(optimizer)
+    scaler.update()
+    found = torch.tensor([scaler.get_scale(), float((weight.detach().to_local() != before).any())])
+    every = [torch.empty(2) for _ in range(ranks.world_size)]
+    dist.all_gather(every, found)
+    skipped = [moved == 0 for _, moved in every]
+    facts = {
+        "scale on ranks 0, 1": ", ".join(f"{scale:g}" for scale, _ in every),
+        "step skipped on ranks 0, 1": ", ".join("yes" if skip else "no" for skip in skipped),
+    }
+    if not all(skipped) or len({float(scale) for scale, _ in every}) > 1:
+        raise AssertionError("; ".join(f"{name}: {value}" for name, value in facts.items()))
+    return Outcome(facts=facts)
+
+
+# --- clipping ---------------------------------------------------------------------------------------------------------
+
+CLIPPING = "clip_grad_norm_"
+
+
+@combination(CLIPPING, "FSDP2 (lesson 05)", clipped=True)
+def clip(ranks: Ranks) -> Outcome:
+    return train(shard(model_for()), ranks, max_norm=MAX_NORM)
+
+
+@combination(CLIPPING, "FSDP2, fp16 and GradScaler, after unscale_ (lesson 05)", clipped=True, sixteen_bits=True)
+def clip_fp16(ranks: Ranks) -> Outcome:
+    scaler = torch.amp.GradScaler(ranks.device.type)
+    return train(shard(model_for(), **policy(torch.float16)), ranks, scaler=scaler, max_norm=MAX_NORM)
+
+
+@combination(CLIPPING, "tensor parallel, some weights are plain tensors", clipped=True)
+def clip_tensor_parallel(ranks: Ranks) -> Outcome:
+    model, mesh = split_model(ranks)
+    split_over_ranks(model, mesh["tp"])
+    optimizer = make_optimizer(model, foreach=False)
+    return train(model, ranks, optimizer, max_norm=MAX_NORM, same_batch=True)
+
+
+@combination(CLIPPING, "tensor parallel and FSDP2, two meshes", clipped=True)
+def clip_two_meshes(ranks: Ranks) -> Outcome:
+    model, mesh = split_model(ranks)
+    split_over_ranks(model, mesh["tp"])
+    shard(model, mesh=mesh["dp"])
+    optimizer = make_optimizer(model, foreach=False)
+    return train(model, ranks, optimizer, max_norm=MAX_NORM, same_batch=True)
+
+
+# --- the optimizer ----------------------------------------------------------------------------------------------------
+
+OPTIMIZER = "AdamW"
+
+
+@combination(OPTIMIZER, "fully_shard, then the optimizer (lesson 05)")
+def optimizer_after(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    return train(model, ranks, make_optimizer(model))
+
+
+@combination(OPTIMIZER, "the optimizer, then fully_shard")
+def optimizer_before(ranks: Ranks) -> Outcome:
+    model = model_for()
+    optimizer = make_optimizer(model)
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    outcome = train(shard(model), ranks, optimizer)
+    assert outcome.weights is not None
+    moved = sum(int((outcome.weights[name] != tensor).sum()) for name, tensor in start.items())
+    outcome.facts["weights that moved"] = f"{moved} of {sum(tensor.numel() for tensor in start.values())}"
+    return outcome
+
+
+@combination(OPTIMIZER, "fused=True")
+def fused(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    return train(model, ranks, make_optimizer(model, fused=True))
+
+
+@combination(OPTIMIZER, "foreach=True")
+def foreach(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    return train(model, ranks, make_optimizer(model, foreach=True))
+
+
+def train_split(ranks: Ranks, *, sharded: bool, **options: bool) -> Outcome:
+    """Train with tensor parallel, perhaps with FSDP2, and with these options of AdamW."""
+    model, mesh = split_model(ranks)
+    split_over_ranks(model, mesh["tp"])
+    if sharded:
+        shard(model, mesh=mesh["dp"])
+    return train(model, ranks, make_optimizer(model, **options), same_batch=True)
+
+
+@combination(OPTIMIZER, "tensor parallel, foreach=True")
+def foreach_tensor_parallel(ranks: Ranks) -> Outcome:
+    return train_split(ranks, sharded=False, foreach=True)
+
+
+@combination(OPTIMIZER, "tensor parallel, fused=True")
+def fused_tensor_parallel(ranks: Ranks) -> Outcome:
+    return train_split(ranks, sharded=False, fused=True)
+
+
+@combination(OPTIMIZER, "tensor parallel and FSDP2, foreach=True")
+def foreach_two_meshes(ranks: Ranks) -> Outcome:
+    return train_split(ranks, sharded=True, foreach=True)
+
+
+@combination(OPTIMIZER, "tensor parallel and FSDP2, fused=True")
+def fused_two_meshes(ranks: Ranks) -> Outcome:
+    return train_split(ranks, sharded=True, fused=True)
+
+
+@combination(OPTIMIZER, "tensor parallel and FSDP2, foreach=False")
+def loop_two_meshes(ranks: Ranks) -> Outcome:
+    return train_split(ranks, sharded=True, foreach=False)
+
+
+# --- tensor parallel --------------------------------------------------------------------------------------------------
+
+TENSOR_PARALLEL = "tensor parallel"
+
+
+def split_model(ranks: Ranks) -> tuple[VisionTransformer, DeviceMesh]:
+    """Return the model with blocks whose layers can be divided, and a mesh of 1 x all ranks: dp and tp."""
+    model = model_for()
+    model.blocks = nn.ModuleList(SplitBlock(block) for block in model.blocks)
+    return model, init_device_mesh(ranks.device.type, (1, ranks.world_size), mesh_dim_names=("dp", "tp"))
+
+
+@combination(TENSOR_PARALLEL, "parallelize_module, then fully_shard")
+def split_then_shard(ranks: Ranks) -> Outcome:
+    return train_split(ranks, sharded=True, foreach=False)
+
+
+@combination(TENSOR_PARALLEL, "fully_shard, then parallelize_module")
+def shard_then_split(ranks: Ranks) -> Outcome:
+    model, mesh = split_model(ranks)
+    shard(model, mesh=mesh["dp"])
+    split_over_ranks(model, mesh["tp"])
+    return train(model, ranks, make_optimizer(model, foreach=False), same_batch=True)
+
+
+@combination(TENSOR_PARALLEL, "parallelize_module, checkpoint_wrapper, fully_shard")
+def split_checkpoint_shard(ranks: Ranks) -> Outcome:
+    model, mesh = split_model(ranks)
+    split_over_ranks(model, mesh["tp"])
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = checkpoint_wrapper(block)
+    shard(model, mesh=mesh["dp"])
+    return train(model, ranks, make_optimizer(model, foreach=False), same_batch=True)
+
+
+@combination(TENSOR_PARALLEL, "with FSDP2 and the bf16 policy", sixteen_bits=True)
+def split_bf16(ranks: Ranks) -> Outcome:
+    model, mesh = split_model(ranks)
+    split_over_ranks(model, mesh["tp"])
+    shard(model, mesh=mesh["dp"], **policy(torch.bfloat16))
+    return train(model, ranks, make_optimizer(model, foreach=False), same_batch=True)
+
+
+FUSED_PLAN = {"qkv": ColwiseParallel, "out": RowwiseParallel, "up": ColwiseParallel, "down": RowwiseParallel}
+
+
+@combination(TENSOR_PARALLEL, "the lesson's block as it is: one layer for q, k and v")
+def fused_qkv(ranks: Ranks) -> Outcome:
+    return train_fused_qkv(model_for(), ranks)
+
+
+class LocalHeads(Block):
+    """The lesson's block, but it counts the heads that its rank has: no error, and still wrong."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, patches, width) to the same shape."""
+        n, patches, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(n, patches, 3, -1, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        x = x + self.out(attended.transpose(1, 2).reshape(n, patches, -1))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+@combination(TENSOR_PARALLEL, "one layer for q, k and v, heads counted on each rank")
+def fused_qkv_local_heads(ranks: Ranks) -> Outcome:
+    model = model_for()
+    for block in model.blocks:
+        block.__class__ = LocalHeads
+    return train_fused_qkv(model, ranks)
+
+
+def train_fused_qkv(model: nn.Module, ranks: Ranks) -> Outcome:
+    """Divide the rows of the layer that computes q, k and v, as if they were all of one kind; train."""
+    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+    for block in model.blocks:
+        parallelize_module(block, mesh, {name: style() for name, style in FUSED_PLAN.items()})
+    return train(model, ranks, make_optimizer(model, foreach=False), same_batch=True)
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+SAVING = "torch.distributed.checkpoint"
+
+
+def saved_and_loaded(model: nn.Module, outcome: Outcome, *, own_names: bool = False) -> Outcome:
+    """Save the model, and put what one process loads from these files into the outcome.
+
+    Args:
+        model: that was trained.
+        outcome: of its training.
+        own_names: save what ``model.state_dict()`` returns, and not what `get_model_state_dict` does.
+    """
+    with shared_folder() as folder:
+        state = model.state_dict() if own_names else get_model_state_dict(model)
+        dcp.save({"model": state}, checkpoint_id=folder)
+        loaded = model_for().state_dict()
+        try:
+            dcp.load({"model": loaded}, checkpoint_id=folder)
+        except dcp.api.CheckpointException as errors:  # no Exception; has the error of each rank
+            raise next(error for error, _ in errors.failures.values()) from None
+    return Outcome(outcome.losses, loaded, outcome.facts)
+
+
+@combination(SAVING, "FSDP2: saved by two ranks, loaded into one whole model")
+def save(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    return saved_and_loaded(model, train(model, ranks))
+
+
+@combination(SAVING, "with checkpoint_wrapper, model.state_dict()")
+def save_wrapped(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    apply_activation_checkpointing(model, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=is_block)
+    return saved_and_loaded(model, train(model, ranks), own_names=True)
+
+
+@combination(SAVING, "with model.compile(), model.state_dict()")
+def save_compiled(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    model.compile(dynamic=False, backend=ranks.compiler)
+    return saved_and_loaded(model, train(model, ranks, count=False), own_names=True)
+
+
+@combination(SAVING, "with torch.compile(model), model.state_dict()")
+def save_optimized_module(ranks: Ranks) -> Outcome:
+    model = torch.compile(shard(model_for()), dynamic=False, backend=ranks.compiler)
+    return saved_and_loaded(model, train(model, ranks, count=False), own_names=True)
+
+
+@combination(SAVING, "with torch.compile(model), get_model_state_dict(model)")
+def save_optimized_module_clean(ranks: Ranks) -> Outcome:
+    model = torch.compile(shard(model_for()), dynamic=False, backend=ranks.compiler)
+    return saved_and_loaded(model, train(model, ranks, count=False))
+
+
+# --- all together, and what the lesson refuses ------------------------------------------------------------------------
+
+TOGETHER = "lesson 05"
+
+
+@combination(
+    TOGETHER,
+    "checkpointing, bf16 policy, compile, 2 parts, clipping and a fused optimizer at once",
+    sixteen_bits=True,
+    clipped=True,
+)
+def all_at_once(ranks: Ranks) -> Outcome:
+    model = model_for()
+    for block in model.blocks:
+        recompute_block(block)
+    shard(model, **policy(torch.bfloat16)).compile(dynamic=False, backend=ranks.compiler)
+    return train_compiled(
+        model,
+        ranks,
+        optimizer=make_optimizer(model, fused=True),
+        accumulate=2,
+        before_part=model.set_requires_gradient_sync,
+        max_norm=MAX_NORM,
+    )
+
+
+def check_flags(flags: str, ranks: Ranks) -> Outcome:
+    """Have lesson 05 check these flags, for an epoch of 60,000 samples; `UserError` if it refuses them."""
+    config = load_config(LESSON.Config, flags.split())
+    LESSON.check_options(config, LESSON.make_model, ranks.device)
+    LESSON.check_parts(config.accumulate, 60_000, config.batch_size * ranks.world_size, ranks.world_size)
+    return Outcome()
+
+
+for flags in (
+    "--fused true --optimizer adadelta",
+    "--model mnist_cnn --shard blocks",
+    "--model mnist_cnn --shard root --activation_checkpointing true",
+    "--accumulate 128",
+    "--precision tf32",
+    "--cuda_graph true",
+):
+    COMBINATIONS.append(Combination(TOGETHER, f"`{flags}`", partial(check_flags, flags)))
