@@ -173,14 +173,32 @@ def train(
     return Outcome(losses, fused_names(weights) if any(".attention.q." in name for name in weights) else weights, facts)
 
 
+def with_moved(start: dict[str, torch.Tensor], outcome: Outcome) -> Outcome:
+    """Add the share of the weights that training has changed."""
+    assert outcome.weights is not None
+    moved = sum(int((outcome.weights[name] != tensor).sum()) for name, tensor in start.items())
+    outcome.facts["weights that moved"] = f"{moved / sum(tensor.numel() for tensor in start.values()):.0%}"
+    return outcome
+
+
 def is_block(module: nn.Module) -> bool:
     """Return whether a module is a block of the vision transformer."""
     return isinstance(module, Block | SplitBlock)
 
 
 def recompute_block(block: nn.Module) -> None:
-    """Have a block computed again in backward, in the way of the lesson's script."""
+    """Have a block computed again in backward; torch.compile does not look into such a block."""
     block.forward = partial(recompute, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+
+
+def recompute_in_function(block: nn.Module) -> None:
+    """Have a block computed again in backward; torch.compile compiles the function, and the block in it."""
+    forward = block.forward
+
+    def recomputed(x: torch.Tensor) -> torch.Tensor:
+        return recompute(forward, x, use_reentrant=False)  # type: ignore[return-value]
+
+    block.forward = recomputed  # type: ignore[method-assign]
 
 
 def kept_bytes(model: nn.Module, ranks: Ranks) -> int:
@@ -266,12 +284,33 @@ def inference_first(ranks: Ranks) -> Outcome:
     return train(model, ranks)
 
 
-@combination(ALONE, "validate under torch.no_grad() first")
-def no_grad_first(ranks: Ranks) -> Outcome:
-    model = shard(model_for())
+def validate(model: nn.Module) -> None:
+    """Compute the outputs for a batch, and no gradients."""
     with torch.no_grad():
         model(next(batches())[0])
-    return train(model, ranks)
+
+
+@combination(ALONE, "the optimizer, then a validation under torch.no_grad(), then training (lesson 05)")
+def no_grad_first(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    optimizer = make_optimizer(model)
+    validate(model)
+    return train(model, ranks, optimizer)
+
+
+@combination(ALONE, "a validation under torch.no_grad(), then the optimizer, then training")
+def optimizer_after_validation(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    validate(model)
+    return with_moved(model_for().state_dict(), train(model, ranks))
+
+
+@combination(ALONE, "a validation, model.reshard(), then the optimizer, then training")
+def optimizer_after_reshard(ranks: Ranks) -> Outcome:
+    model = shard(model_for())
+    validate(model)
+    model.reshard()
+    return with_moved(model_for().state_dict(), train(model, ranks))
 
 
 @combination(ALONE, "copy.deepcopy of the sharded model, as for an average of the weights")
@@ -322,7 +361,7 @@ def wrapped_after_sharding(ranks: Ranks) -> Outcome:
     return with_kept_bytes(model, ranks)
 
 
-@combination(CHECKPOINTING, "block.forward replaced, then fully_shard (lesson 05)")
+@combination(CHECKPOINTING, "block.forward = partial(checkpoint, block.forward), then fully_shard")
 def lesson_checkpointing(ranks: Ranks) -> Outcome:
     model = model_for()
     for block in model.blocks:
@@ -330,7 +369,7 @@ def lesson_checkpointing(ranks: Ranks) -> Outcome:
     return with_kept_bytes(shard(model), ranks)
 
 
-@combination(CHECKPOINTING, "fully_shard, then block.forward replaced")
+@combination(CHECKPOINTING, "fully_shard, then block.forward = partial(checkpoint, block.forward)")
 def forward_replaced_after(ranks: Ranks) -> Outcome:
     model = shard(model_for())
     for block in model.blocks:
@@ -400,11 +439,20 @@ def checkpointing_compiled(ranks: Ranks) -> Outcome:
     return train_compiled(shard(model), ranks)
 
 
-@combination(COMPILE, "block.forward replaced to checkpoint, fully_shard, model.compile() (lesson 05)")
-def lesson_checkpointing_compiled(ranks: Ranks) -> Outcome:
+@combination(COMPILE, "block.forward = partial(checkpoint, block.forward), fully_shard, model.compile()")
+def partial_checkpointing_compiled(ranks: Ranks) -> Outcome:
     model = model_for()
     for block in model.blocks:
         recompute_block(block)
+    shard(model).compile(dynamic=False, backend=ranks.compiler)
+    return train_compiled(model, ranks)
+
+
+@combination(COMPILE, "block.forward = a function that calls checkpoint, fully_shard, model.compile()")
+def function_checkpointing_compiled(ranks: Ranks) -> Outcome:
+    model = model_for()
+    for block in model.blocks:
+        recompute_in_function(block)
     shard(model).compile(dynamic=False, backend=ranks.compiler)
     return train_compiled(model, ranks)
 
@@ -511,7 +559,7 @@ def overflow(model: nn.Module, ranks: Ranks) -> Outcome:
     optimizer, scaler = make_optimizer(model, foreach=False), torch.amp.GradScaler(ranks.device.type, init_scale=2.0)
     images, classes = part_of(next(batches()), ranks.rank, ranks.world_size)
     scaler.scale(LESSON.loss_function(model(images), classes)).backward()
-    weight = next(weight for weight in model.parameters() if isinstance(weight, DTensor))
+    weight = model.blocks[0].up.weight  # each rank has a part of it; of a very small weight, some ranks have none
     if ranks.rank == 1:
         weight.grad.to_local().fill_(torch.inf)
     before = weight.detach().to_local().clone()
@@ -578,12 +626,7 @@ def optimizer_after(ranks: Ranks) -> Outcome:
 def optimizer_before(ranks: Ranks) -> Outcome:
     model = model_for()
     optimizer = make_optimizer(model)
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    outcome = train(shard(model), ranks, optimizer)
-    assert outcome.weights is not None
-    moved = sum(int((outcome.weights[name] != tensor).sum()) for name, tensor in start.items())
-    outcome.facts["weights that moved"] = f"{moved} of {sum(tensor.numel() for tensor in start.values())}"
-    return outcome
+    return with_moved(model_for().state_dict(), train(shard(model), ranks, optimizer))
 
 
 @combination(OPTIMIZER, "fused=True")
@@ -782,7 +825,7 @@ TOGETHER = "lesson 05"
 def all_at_once(ranks: Ranks) -> Outcome:
     model = model_for()
     for block in model.blocks:
-        recompute_block(block)
+        recompute_in_function(block)
     shard(model, **policy(torch.bfloat16)).compile(dynamic=False, backend=ranks.compiler)
     return train_compiled(
         model,

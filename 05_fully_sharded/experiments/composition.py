@@ -1,7 +1,8 @@
 """What can be combined with FSDP2, and in which order? Each combination trains, and is compared with one process.
 
-    torchrun --standalone --nproc-per-node 2 experiments/composition.py --quick true    # compiles without fusing: seconds
-    torchrun --standalone --nproc-per-node 2 experiments/composition.py                 # with torch.compile's default
+    torchrun --standalone --nproc-per-node 2 experiments/composition.py                           # minutes
+    torchrun --standalone --nproc-per-node 2 experiments/composition.py --quick true              # no code is compiled
+    torchrun --standalone --nproc-per-node 2 experiments/composition.py --only clip_grad_norm_    # one group
 
 You should see "equal" for most combinations, and "close" for those that compute in 16 bits. Some fail with an error,
 and some train something else without any error. The combinations are in combinations.py, in PyTorch's own calls.
@@ -22,10 +23,9 @@ from lab.flags import default_folder, make_output_folder
 from lab.process_group import process_group
 from lab.results import write_results
 from lab.tables import format_table
-from small_training import largest_difference, make_model, train_one_process
+from small_training import about_run, largest_difference, make_model, train_one_process
 from workshop.commandline import run_with_config
 from workshop.errors import UserError
-from workshop.hardware import describe_versions
 
 EQUAL, CLOSE = 1e-5, 1e-2
 """largest differences of the losses from one process that are called equal in 32 bits, and close in 16"""
@@ -38,7 +38,7 @@ class Config:
     quick: bool = False
     """let torch.compile trace the model, but not generate code: it then needs no C++ compiler, and less time"""
     only: str = ""
-    """try only the combinations whose name contains this text"""
+    """try only the combinations whose group or name contains this text"""
     out: Path = field(default_factory=default_folder)
     """folder for the results, composition_torch_<version>.json"""
 
@@ -93,14 +93,18 @@ def main(config: Config) -> None:
                 "this experiment is for two ranks: torchrun --standalone --nproc-per-node 2 experiments/composition.py",
                 already_reported=rank > 0,
             )
-        chosen = [combination for combination in COMBINATIONS if config.only in combination.name]
+        chosen = [
+            combination for combination in COMBINATIONS if config.only in f"{combination.group}, {combination.name}"
+        ]
         if not chosen:
-            raise UserError(f"--only {config.only}: no combination has this in its name", already_reported=rank > 0)
+            raise UserError(
+                f"--only {config.only}: no combination has this in its group or name", already_reported=rank > 0
+            )
         if rank == 0:
             make_output_folder(config.out)
         torch.set_num_threads(1)
         logging.getLogger("torch").setLevel(logging.CRITICAL)  # PyTorch's messages about what fails here on purpose
-        ranks = Ranks(rank, world_size, device, "aot_eager" if config.quick else "inductor")
+        ranks = Ranks(rank, world_size, device, "eager" if config.quick else "inductor")
         alone = {False: train_alone(None), True: train_alone(MAX_NORM)}
         rows = []
         for combination in chosen:
@@ -112,8 +116,9 @@ def main(config: Config) -> None:
             dist.barrier()
         if rank == 0:
             file = config.out / f"composition_torch_{torch.__version__.partition('+')[0]}.json"
-            about = {"ranks": world_size, "compiler": ranks.compiler, "equal": EQUAL, "close": CLOSE}
-            write_results(file, device, about | {"rows": rows, "versions": describe_versions()})
+            about = about_run("composition.py", world_size)
+            about |= {"ranks": world_size, "compiler": ranks.compiler, "equal": EQUAL, "close": CLOSE}
+            write_results(file, device, about | {"rows": rows})
             counts = {status: sum(row["status"] == status for row in rows) for status in {r["status"] for r in rows}}
             print("\n" + format_table(["result", "combinations"], [(k, str(n)) for k, n in sorted(counts.items())]))
             print(f"\nwritten: {file}")

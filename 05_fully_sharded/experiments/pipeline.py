@@ -31,7 +31,7 @@ from small_training import (
     BATCH_SIZE,
     LESSON,
     STEPS,
-    WIDTH,
+    about_run,
     batches,
     make_model,
     make_optimizer,
@@ -256,7 +256,9 @@ def main(config: Config) -> None:
     """Train with each schedule together with the other ranks; rank 0 prints, plots and writes the results."""
     with process_group() as (rank, world_size, device):
         if device.type != "cpu":
-            raise UserError("this experiment emulates computation on CPUs; hide the GPUs: CUDA_VISIBLE_DEVICES= torchrun")
+            raise UserError(
+                "this experiment emulates computation on CPUs; hide the GPUs: CUDA_VISIBLE_DEVICES= torchrun"
+            )
         if world_size not in (2, 4):
             raise UserError(
                 f"{DEPTH} blocks are given to 2 or to 4 ranks: "
@@ -296,7 +298,8 @@ def report(rows: list[dict[str, Any]], world_size: int, config: Config, device: 
     print(format_table(header, cells))
     print("\nloss: largest difference from one process over four steps; stored: activations of so many micro-batches")
     file = config.out / f"pipeline_{world_size}_ranks.json"
-    write_results(file, device, {"ranks": world_size, "milliseconds": config.milliseconds, "rows": rows})
+    figures = about_run("pipeline.py", world_size) | {"ranks": world_size, "milliseconds": config.milliseconds}
+    write_results(file, device, figures | {"rows": rows})
     plot(rows, file.with_suffix(".png"))
     print(f"\nwritten: {file}, {file.with_suffix('.png')}")
 

@@ -3,7 +3,10 @@
 Model, batches and optimizer are the same for one process and for ranks, so that losses and weights can be compared.
 """
 
+import shlex
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,9 +35,7 @@ softmax does not change if all of its inputs grow by the same number.)
 def make_model(depth: int = 4, seed: int = 0) -> VisionTransformer:
     """Return the vision transformer of the lesson for images of 28 x 28 pixels, with the same weights everywhere."""
     torch.manual_seed(seed)
-    return VisionTransformer(
-        size=28, patch=7, channels=1, outputs=10, width=WIDTH, depth=depth, heads=4, volumes=False
-    )
+    return VisionTransformer(size=28, patch=7, channels=1, outputs=10, width=WIDTH, depth=depth, heads=4, volumes=False)
 
 
 def batches(steps: int = STEPS, batch_size: int = BATCH_SIZE) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -92,3 +93,15 @@ def largest_difference(found: dict[str, torch.Tensor], expected: dict[str, torch
     if found.keys() != expected.keys():
         raise AssertionError(f"other weights: {sorted(found.keys() ^ expected.keys())[:4]}")
     return max((found[name].float() - expected[name].float()).abs().max().item() for name in expected)
+
+
+def about_run(script: str, world_size: int) -> dict[str, Any]:
+    """Return the command that repeats this run, for its results; the folder of the results is left out."""
+    words, given = [], iter(sys.argv[1:])
+    for word in given:
+        if word == "--out":
+            next(given, None)
+        elif not word.startswith("--out="):
+            words.append(word)
+    start = f"torchrun --standalone --nproc-per-node {world_size} experiments/{script}"
+    return {"command": shlex.join([*start.split(), *words])}

@@ -39,6 +39,7 @@ from lab.tables import format_table
 from small_training import (
     LESSON,
     STEPS,
+    about_run,
     batches,
     largest_difference,
     make_model,
@@ -246,9 +247,7 @@ def collectives(comm: CommDebugMode) -> dict[str, int]:
     return dict(found)
 
 
-def train(
-    layout: Layout, batch_size: int, rank: int, device: torch.device, expected: dict[str, Any]
-) -> dict[str, Any]:
+def train(layout: Layout, batch_size: int, rank: int, device: torch.device, expected: dict[str, Any]) -> dict[str, Any]:
     """Train in this layout and return its figures; ``expected`` has the losses and the weights of one process."""
     mesh = init_device_mesh(device.type, tuple(layout.mesh.values()), mesh_dim_names=tuple(layout.mesh))
     model = make_split_model()
@@ -314,9 +313,7 @@ def main(config: Config) -> None:
             report(rows, world_size, parameters, config, device)
 
 
-def report(
-    rows: list[dict[str, Any]], world_size: int, parameters: int, config: Config, device: torch.device
-) -> None:
+def report(rows: list[dict[str, Any]], world_size: int, parameters: int, config: Config, device: torch.device) -> None:
     """Print the table and write the results."""
     cells = [
         (
@@ -330,14 +327,17 @@ def report(
         for row in rows
     ]
     header = ("", "all-gathers", "reduce-scatters", "all-reduces", "MB", "weights on rank 0")
-    print(f"{world_size} ranks, {parameters:,} weights, {config.batch_size} samples per step; collectives and MB of one step\n")
+    print(
+        f"{world_size} ranks, {parameters:,} weights, {config.batch_size} samples per step; collectives and MB of one step\n"
+    )
     print(format_table([*header, "loss differs by", "weights differ by"], cells))
     print("\nlosses and weights: largest difference from one process, over four steps and after them")
     for row in rows:
         weight = row["up_weight"]
         print(f"{row['name']}: blocks.0.up.weight {weight['placements']}, {weight['local_shape']} of {weight['shape']}")
     file = config.out / f"tensor_parallel_{world_size}_ranks.json"
-    write_results(file, device, {"ranks": world_size, "parameters": parameters, "batch_size": config.batch_size, "rows": rows})
+    figures = about_run("tensor_parallel.py", world_size) | {"ranks": world_size, "parameters": parameters}
+    write_results(file, device, figures | {"batch_size": config.batch_size, "rows": rows})
     print(f"\nwritten: {file}")
 
 
