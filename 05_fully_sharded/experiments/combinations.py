@@ -4,6 +4,8 @@ Each function divides the model, trains it, and returns losses, weights and what
 order matters, there is a function for each order.
 """
 
+# ruff: noqa: D103, what a function does is said by the name of its combination
+
 import contextlib
 import copy
 import tempfile
@@ -83,15 +85,13 @@ class Combination:
 
 
 COMBINATIONS: list[Combination] = []
-Decorated = Callable[[Ranks], Outcome]
+Runs = Callable[[Ranks], Outcome]
 
 
-def combination(
-    group: str, name: str, *, sixteen_bits: bool = False, clipped: bool = False
-) -> Callable[[Decorated], Decorated]:
+def combination(group: str, name: str, *, sixteen_bits: bool = False, clipped: bool = False) -> Callable[[Runs], Runs]:
     """Add a function to the combinations."""
 
-    def add(run: Decorated) -> Decorated:
+    def add(run: Runs) -> Runs:
         COMBINATIONS.append(Combination(group, name, run, sixteen_bits, clipped))
         return run
 

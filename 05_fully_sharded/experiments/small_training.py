@@ -26,9 +26,9 @@ LEARNING_RATE = 1e-3
 ADAMW_EPS = 1e-6
 """AdamW divides a gradient by its own size plus this number.
 
-A gradient that is zero in theory is about 1e-9 in practice, because sums are rounded. With AdamW's default of 1e-8, this
-rounding error would move a weight nearly as far as a real gradient does. (The biases of the keys are such weights: the
-softmax does not change if all of its inputs grow by the same number.)
+A gradient that is zero in theory is about 1e-9 in practice, because sums are rounded. With AdamW's default of 1e-8,
+this rounding error could move a weight nearly as far as a real gradient does. (The biases of the keys are such weights:
+the softmax does not change if all of its inputs grow by the same number.)
 """
 
 

@@ -327,9 +327,8 @@ def report(rows: list[dict[str, Any]], world_size: int, parameters: int, config:
         for row in rows
     ]
     header = ("", "all-gathers", "reduce-scatters", "all-reduces", "MB", "weights on rank 0")
-    print(
-        f"{world_size} ranks, {parameters:,} weights, {config.batch_size} samples per step; collectives and MB of one step\n"
-    )
+    print(f"{world_size} ranks, {parameters:,} weights, {config.batch_size} samples per step")
+    print("collectives and MB: of one step, forward and backward\n")
     print(format_table([*header, "loss differs by", "weights differ by"], cells))
     print("\nlosses and weights: largest difference from one process, over four steps and after them")
     for row in rows:
