@@ -97,7 +97,7 @@ def pipeline(ranks: int) -> str:
     header = ["schedule", "micro-batches", "ms per step", "idle", "predicted", "stored on rank 0, 1, ...", "loss"]
     about = (
         f"Emulated computation ({results['milliseconds']:g} ms for a forward pass, twice as long for backward), real "
-        "communication; the fastest of four steps. *Stored*: micro-batches whose activations a rank keeps at the most. "
+        "communication; the fastest of three steps, after a first one. *Stored*: micro-batches whose activations a rank keeps at the most. "
         "*Loss*: largest difference from one process."
     )
     return "\n".join([table(header, rows), "", about, source(results)])
