@@ -20,13 +20,13 @@ FACTS = {
     "reduce_scatter": "reduce-scatters",
     "all_reduce": "all-reduces",
     "kept MB": "MB kept for backward",
-    "graphs": "compiled graphs",
+    "graphs": "graphs compiled",
     "stored": "stored as",
-    "weights that moved": "of the weights moved",
+    "weights that moved": "weights that moved",
     "norm": "norm",
-    "step skipped on ranks 0, 1": "step skipped on ranks 0, 1:",
+    "step skipped on ranks 0, 1": "step skipped on ranks 0, 1",
 }
-"""facts of a combination that the page shows; a number stands before the name, other facts after it"""
+"""facts of a combination that the page shows, and their names there"""
 
 
 def read(name: str) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def pipeline(ranks: int) -> str:
     header = ["schedule", "micro-batches", "ms per step", "idle", "predicted", "stored on rank 0, 1, ...", "loss"]
     about = (
         f"Emulated computation ({results['milliseconds']:g} ms for a forward pass, twice as long for backward), real "
-        "communication; the fastest of three steps, after a first one. *Stored*: micro-batches whose activations a rank keeps at the most. "
-        "*Loss*: largest difference from one process."
+        "communication; the fastest of three steps, after a first one. *Stored*: micro-batches whose activations a "
+        "rank keeps at the most. *Loss*: largest difference from one process."
     )
     return "\n".join([table(header, rows), "", about, source(results)])
 
@@ -182,12 +182,8 @@ def detail(row: dict[str, Any]) -> str:
         message = row["error"].replace("|", "/")
         short = message if len(message) <= 160 else f"{message[:157]}..."
         return short if row["status"] == "refused" else f"`{short.replace('`', '')}`"
-    parts = []
-    for key, name in FACTS.items():
-        if (value := row.get("facts", {}).get(key)) is not None:
-            after = key in ("stored", "norm", "step skipped on ranks 0, 1")
-            parts.append(f"{name} {value}" if after else f"{value} {name}")
-    return ", ".join(parts)
+    facts = row.get("facts", {})
+    return ", ".join(f"{name}: {facts[key]}" for key, name in FACTS.items() if key in facts)
 
 
 CODE = "|".join(
