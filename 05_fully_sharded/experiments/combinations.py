@@ -142,7 +142,8 @@ def train(
     """
     optimizer = optimizer or make_optimizer(model)
     scaler = scaler or torch.amp.GradScaler(ranks.device.type, enabled=False)
-    losses, facts = [], {}
+    losses: list[float] = []
+    facts: dict[str, Any] = {}
     every_batch = list(batches())
     for step, batch in enumerate(every_batch, start=1):
         images, classes = part_of(batch, 0, 1) if same_batch else part_of(batch, ranks.rank, ranks.world_size)
@@ -188,7 +189,7 @@ def is_block(module: nn.Module) -> bool:
 
 def recompute_block(block: nn.Module) -> None:
     """Have a block computed again in backward; torch.compile does not look into such a block."""
-    block.forward = partial(recompute, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+    block.forward = partial(recompute, block.forward, use_reentrant=False)
 
 
 def recompute_in_function(block: nn.Module) -> None:
@@ -196,9 +197,9 @@ def recompute_in_function(block: nn.Module) -> None:
     forward = block.forward
 
     def recomputed(x: torch.Tensor) -> torch.Tensor:
-        return recompute(forward, x, use_reentrant=False)  # type: ignore[return-value]
+        return recompute(forward, x, use_reentrant=False)
 
-    block.forward = recomputed  # type: ignore[method-assign]
+    block.forward = recomputed
 
 
 def kept_bytes(model: nn.Module, ranks: Ranks) -> int:

@@ -120,7 +120,8 @@ class Stage(nn.Module):
         self.blocks = model.blocks[rank * count : (rank + 1) * count]
         self.embed = model.embed if rank == 0 else None
         self.positions = model.positions if rank == 0 else None
-        self.norm, self.head = (model.norm, model.head) if rank == world_size - 1 else (None, None)
+        self.norm = model.norm if rank == world_size - 1 else None
+        self.head = model.head if rank == world_size - 1 else None
         self.clock = clock
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ def part_of(batch: tuple[torch.Tensor, torch.Tensor], index: int, count: int) ->
 
 def make_optimizer(model: nn.Module, **options: object) -> torch.optim.AdamW:
     """Return AdamW over the weights of ``model``; ``options`` such as fused and foreach are passed on to it."""
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAMW_EPS, **options)  # type: ignore[arg-type]
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAMW_EPS, **options)
 
 
 def train_one_process(
@@ -85,7 +85,7 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
     All ranks must call this.
     """
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))  # type: ignore[return-value]
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 
 
 def largest_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:

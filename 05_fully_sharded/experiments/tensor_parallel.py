@@ -252,7 +252,7 @@ def train(layout: Layout, batch_size: int, rank: int, device: torch.device, expe
     mesh = init_device_mesh(device.type, tuple(layout.mesh.values()), mesh_dim_names=tuple(layout.mesh))
     model = make_split_model()
     layout.divide(model, mesh)
-    # foreach=False: with tensor parallel alone, the weights outside of the divided layers are plain tensors, and one call
+    # foreach=False: with tensor parallel alone, the weights outside of the divided layers are plain tensors. One call
     # for all weights cannot mix these with DTensors.
     optimizer = make_optimizer(model, foreach=False)
     # Ranks of one tensor-parallel group must have the same samples, all others different ones.
