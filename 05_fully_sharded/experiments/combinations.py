@@ -50,8 +50,8 @@ MAX_NORM = 0.5
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """This process and the others."""
+class Process:
+    """This process among the others."""
 
     rank: int
     world_size: int
@@ -77,7 +77,7 @@ class Combination:
 
     group: str
     name: str
-    run: Callable[[Ranks], Outcome]
+    run: Callable[[Process], Outcome]
     sixteen_bits: bool = False
     """whether it computes in 16 bits, so that losses are close at best"""
     clipped: bool = False
@@ -85,7 +85,7 @@ class Combination:
 
 
 COMBINATIONS: list[Combination] = []
-Runs = Callable[[Ranks], Outcome]
+Runs = Callable[[Process], Outcome]
 
 
 def combination(group: str, name: str, *, sixteen_bits: bool = False, clipped: bool = False) -> Callable[[Runs], Runs]:
@@ -115,7 +115,7 @@ def shard(model: nn.Module, **options: Any) -> nn.Module:  # noqa: ANN401
 
 def train(
     model: nn.Module,
-    ranks: Ranks,
+    process: Process,
     optimizer: torch.optim.Optimizer | None = None,
     *,
     scaler: torch.amp.GradScaler | None = None,
@@ -130,7 +130,7 @@ def train(
 
     Args:
         model: divided over the ranks.
-        ranks: this process and the others.
+        process: this one, among the others.
         optimizer: over the model's weights (default: AdamW).
         scaler: for gradients in fp16.
         autocast: format to compute in with `torch.autocast`.
@@ -141,12 +141,12 @@ def train(
         count: count the collectives of the last step. (A model that is compiled must not be compiled while counting.)
     """
     optimizer = optimizer or make_optimizer(model)
-    scaler = scaler or torch.amp.GradScaler(ranks.device.type, enabled=False)
+    scaler = scaler or torch.amp.GradScaler(process.device.type, enabled=False)
     losses: list[float] = []
     facts: dict[str, Any] = {}
     every_batch = list(batches())
     for step, batch in enumerate(every_batch, start=1):
-        images, classes = part_of(batch, 0, 1) if same_batch else part_of(batch, ranks.rank, ranks.world_size)
+        images, classes = part_of(batch, 0, 1) if same_batch else part_of(batch, process.rank, process.world_size)
         total = torch.zeros(())
         comm = CommDebugMode() if count and step == len(every_batch) else None
         with comm or contextlib.nullcontext():
@@ -155,7 +155,7 @@ def train(
             ):
                 if before_part is not None:
                     before_part(number == accumulate)
-                with torch.autocast(ranks.device.type, autocast, enabled=autocast is not None):
+                with torch.autocast(process.device.type, autocast, enabled=autocast is not None):
                     outputs = model(part)
                 loss = LESSON.loss_function(outputs.float(), part_classes) / accumulate
                 scaler.scale(loss).backward()
@@ -202,7 +202,7 @@ def recompute_in_function(block: nn.Module) -> None:
     block.forward = recomputed
 
 
-def kept_bytes(model: nn.Module, ranks: Ranks) -> int:
+def kept_bytes(model: nn.Module, process: Process) -> int:
     """Return the bytes that forward keeps for backward, weights left out."""
     kept: dict[int, int] = {}
 
@@ -212,7 +212,7 @@ def kept_bytes(model: nn.Module, ranks: Ranks) -> int:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    images, classes = part_of(next(batches()), ranks.rank, ranks.world_size)
+    images, classes = part_of(next(batches()), process.rank, process.world_size)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = LESSON.loss_function(model(images), classes)
     loss.backward()
@@ -245,44 +245,44 @@ ALONE = "fully_shard"
 
 
 @combination(ALONE, "each block, then the model")
-def blocks_first(ranks: Ranks) -> Outcome:
-    return train(shard(model_for()), ranks)
+def blocks_first(process: Process) -> Outcome:
+    return train(shard(model_for()), process)
 
 
 @combination(ALONE, "only the model")
-def only_root(ranks: Ranks) -> Outcome:
-    return train(fully_shard(model_for()), ranks)
+def only_root(process: Process) -> Outcome:
+    return train(fully_shard(model_for()), process)
 
 
 @combination(ALONE, "the model, then each block")
-def root_first(ranks: Ranks) -> Outcome:
+def root_first(process: Process) -> Outcome:
     model = fully_shard(model_for())
     for block in model.blocks:
         fully_shard(block)
-    return train(model, ranks)
+    return train(model, process)
 
 
 @combination(ALONE, "then DistributedDataParallel around it")
-def ddp_around(ranks: Ranks) -> Outcome:
-    return train(DistributedDataParallel(shard(model_for())), ranks)
+def ddp_around(process: Process) -> Outcome:
+    return train(DistributedDataParallel(shard(model_for())), process)
 
 
 @combination(ALONE, "CPUOffloadPolicy(), without a GPU")
-def offload(ranks: Ranks) -> Outcome:
-    return train(shard(model_for(), offload_policy=CPUOffloadPolicy()), ranks)
+def offload(process: Process) -> Outcome:
+    return train(shard(model_for(), offload_policy=CPUOffloadPolicy()), process)
 
 
 @combination(ALONE, "CPUOffloadPolicy(pin_memory=False), without a GPU")
-def offload_not_pinned(ranks: Ranks) -> Outcome:
-    return train(shard(model_for(), offload_policy=CPUOffloadPolicy(pin_memory=False)), ranks)
+def offload_not_pinned(process: Process) -> Outcome:
+    return train(shard(model_for(), offload_policy=CPUOffloadPolicy(pin_memory=False)), process)
 
 
 @combination(ALONE, "validate under torch.inference_mode() first")
-def inference_first(ranks: Ranks) -> Outcome:
+def inference_first(process: Process) -> Outcome:
     model = shard(model_for())
     with torch.inference_mode():
         model(next(batches())[0])
-    return train(model, ranks)
+    return train(model, process)
 
 
 def validate(model: nn.Module) -> None:
@@ -292,31 +292,31 @@ def validate(model: nn.Module) -> None:
 
 
 @combination(ALONE, "the optimizer, then a validation under torch.no_grad(), then training (lesson 05)")
-def no_grad_first(ranks: Ranks) -> Outcome:
+def no_grad_first(process: Process) -> Outcome:
     model = shard(model_for())
     optimizer = make_optimizer(model)
     validate(model)
-    return train(model, ranks, optimizer)
+    return train(model, process, optimizer)
 
 
 @combination(ALONE, "a validation under torch.no_grad(), then the optimizer, then training")
-def optimizer_after_validation(ranks: Ranks) -> Outcome:
+def optimizer_after_validation(process: Process) -> Outcome:
     model = shard(model_for())
     validate(model)
-    return with_moved(model_for().state_dict(), train(model, ranks))
+    return with_moved(model_for().state_dict(), train(model, process))
 
 
 @combination(ALONE, "a validation, model.reshard(), then the optimizer, then training")
-def optimizer_after_reshard(ranks: Ranks) -> Outcome:
+def optimizer_after_reshard(process: Process) -> Outcome:
     model = shard(model_for())
     validate(model)
     model.reshard()
-    return with_moved(model_for().state_dict(), train(model, ranks))
+    return with_moved(model_for().state_dict(), train(model, process))
 
 
 @combination(ALONE, "copy.deepcopy of the sharded model, as for an average of the weights")
-def copied(ranks: Ranks) -> Outcome:
-    return train(copy.deepcopy(shard(model_for())), ranks)
+def copied(process: Process) -> Outcome:
+    return train(copy.deepcopy(shard(model_for())), process)
 
 
 # --- activation checkpointing -----------------------------------------------------------------------------------------
@@ -324,58 +324,58 @@ def copied(ranks: Ranks) -> Outcome:
 CHECKPOINTING = "activation checkpointing"
 
 
-def with_kept_bytes(model: nn.Module, ranks: Ranks) -> Outcome:
+def with_kept_bytes(model: nn.Module, process: Process) -> Outcome:
     """Train, and add how many bytes are kept for backward."""
-    outcome = train(model, ranks)
-    outcome.facts["kept MB"] = round(kept_bytes(model, ranks) / 1e6, 2)
+    outcome = train(model, process)
+    outcome.facts["kept MB"] = round(kept_bytes(model, process) / 1e6, 2)
     return outcome
 
 
 @combination(CHECKPOINTING, "none, for comparison")
-def no_checkpointing(ranks: Ranks) -> Outcome:
-    return with_kept_bytes(shard(model_for()), ranks)
+def no_checkpointing(process: Process) -> Outcome:
+    return with_kept_bytes(shard(model_for()), process)
 
 
 @combination(CHECKPOINTING, "checkpoint_wrapper, then fully_shard of the wrapper")
-def wrapper_sharded(ranks: Ranks) -> Outcome:
+def wrapper_sharded(process: Process) -> Outcome:
     model = model_for()
     for number, block in enumerate(model.blocks):
         model.blocks[number] = checkpoint_wrapper(block)
-    return with_kept_bytes(shard(model), ranks)
+    return with_kept_bytes(shard(model), process)
 
 
 @combination(CHECKPOINTING, "checkpoint_wrapper, then fully_shard of the block inside")
-def block_inside_sharded(ranks: Ranks) -> Outcome:
+def block_inside_sharded(process: Process) -> Outcome:
     model = model_for()
     blocks = list(model.blocks)
     for number, block in enumerate(blocks):
         model.blocks[number] = checkpoint_wrapper(block)
     for block in blocks:
         fully_shard(block)
-    return with_kept_bytes(fully_shard(model), ranks)
+    return with_kept_bytes(fully_shard(model), process)
 
 
 @combination(CHECKPOINTING, "fully_shard, then checkpoint_wrapper")
-def wrapped_after_sharding(ranks: Ranks) -> Outcome:
+def wrapped_after_sharding(process: Process) -> Outcome:
     model = shard(model_for())
     apply_activation_checkpointing(model, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=is_block)
-    return with_kept_bytes(model, ranks)
+    return with_kept_bytes(model, process)
 
 
 @combination(CHECKPOINTING, "block.forward = partial(checkpoint, block.forward), then fully_shard")
-def lesson_checkpointing(ranks: Ranks) -> Outcome:
+def lesson_checkpointing(process: Process) -> Outcome:
     model = model_for()
     for block in model.blocks:
         recompute_block(block)
-    return with_kept_bytes(shard(model), ranks)
+    return with_kept_bytes(shard(model), process)
 
 
 @combination(CHECKPOINTING, "fully_shard, then block.forward = partial(checkpoint, block.forward)")
-def forward_replaced_after(ranks: Ranks) -> Outcome:
+def forward_replaced_after(process: Process) -> Outcome:
     model = shard(model_for())
     for block in model.blocks:
         recompute_block(block)
-    return with_kept_bytes(model, ranks)
+    return with_kept_bytes(model, process)
 
 
 # --- torch.compile ----------------------------------------------------------------------------------------------------
@@ -383,89 +383,89 @@ def forward_replaced_after(ranks: Ranks) -> Outcome:
 COMPILE = "torch.compile"
 
 
-def train_compiled(model: nn.Module, ranks: Ranks, **options: Any) -> Outcome:  # noqa: ANN401
+def train_compiled(model: nn.Module, process: Process, **options: Any) -> Outcome:  # noqa: ANN401
     """Train, and add how many graphs were compiled."""
     compiled_graphs()
-    outcome = train(model, ranks, count=False, **options)
+    outcome = train(model, process, count=False, **options)
     outcome.facts |= compiled_graphs()
     return outcome
 
 
 @combination(COMPILE, "fully_shard, then model.compile() (lesson 05)")
-def lesson_compile(ranks: Ranks) -> Outcome:
+def lesson_compile(process: Process) -> Outcome:
     model = shard(model_for())
-    model.compile(dynamic=False, backend=ranks.compiler)
-    return train_compiled(model, ranks)
+    model.compile(dynamic=False, backend=process.compiler)
+    return train_compiled(model, process)
 
 
 @combination(COMPILE, "model.compile(), then fully_shard")
-def compile_first(ranks: Ranks) -> Outcome:
+def compile_first(process: Process) -> Outcome:
     model = model_for()
-    model.compile(dynamic=False, backend=ranks.compiler)
-    return train_compiled(shard(model), ranks)
+    model.compile(dynamic=False, backend=process.compiler)
+    return train_compiled(shard(model), process)
 
 
 @combination(COMPILE, "fully_shard, then torch.compile(model)")
-def optimized_module(ranks: Ranks) -> Outcome:
-    return train_compiled(torch.compile(shard(model_for()), dynamic=False, backend=ranks.compiler), ranks)
+def optimized_module(process: Process) -> Outcome:
+    return train_compiled(torch.compile(shard(model_for()), dynamic=False, backend=process.compiler), process)
 
 
 @combination(COMPILE, "torch.compile(model), then fully_shard of what it returns")
-def optimized_module_first(ranks: Ranks) -> Outcome:
-    return train_compiled(shard(torch.compile(model_for(), dynamic=False, backend=ranks.compiler)), ranks)
+def optimized_module_first(process: Process) -> Outcome:
+    return train_compiled(shard(torch.compile(model_for(), dynamic=False, backend=process.compiler)), process)
 
 
 @combination(COMPILE, "block.compile() of each block, then fully_shard")
-def blocks_compiled_first(ranks: Ranks) -> Outcome:
+def blocks_compiled_first(process: Process) -> Outcome:
     model = model_for()
     for block in model.blocks:
-        block.compile(dynamic=False, backend=ranks.compiler)
-    return train_compiled(shard(model), ranks)
+        block.compile(dynamic=False, backend=process.compiler)
+    return train_compiled(shard(model), process)
 
 
 @combination(COMPILE, "fully_shard, then block.compile() of each block")
-def blocks_compiled_after(ranks: Ranks) -> Outcome:
+def blocks_compiled_after(process: Process) -> Outcome:
     model = shard(model_for())
     for block in model.blocks:
-        block.compile(dynamic=False, backend=ranks.compiler)
-    return train_compiled(model, ranks)
+        block.compile(dynamic=False, backend=process.compiler)
+    return train_compiled(model, process)
 
 
 @combination(COMPILE, "checkpoint_wrapper, block.compile(), fully_shard")
-def checkpointing_compiled(ranks: Ranks) -> Outcome:
+def checkpointing_compiled(process: Process) -> Outcome:
     model = model_for()
     for number, block in enumerate(model.blocks):
         model.blocks[number] = checkpoint_wrapper(block)
-        model.blocks[number].compile(dynamic=False, backend=ranks.compiler)
-    return train_compiled(shard(model), ranks)
+        model.blocks[number].compile(dynamic=False, backend=process.compiler)
+    return train_compiled(shard(model), process)
 
 
 @combination(COMPILE, "block.forward = partial(checkpoint, block.forward), fully_shard, model.compile()")
-def partial_checkpointing_compiled(ranks: Ranks) -> Outcome:
+def partial_checkpointing_compiled(process: Process) -> Outcome:
     model = model_for()
     for block in model.blocks:
         recompute_block(block)
-    shard(model).compile(dynamic=False, backend=ranks.compiler)
-    return train_compiled(model, ranks)
+    shard(model).compile(dynamic=False, backend=process.compiler)
+    return train_compiled(model, process)
 
 
 @combination(COMPILE, "block.forward = a function that calls checkpoint, fully_shard, model.compile()")
-def function_checkpointing_compiled(ranks: Ranks) -> Outcome:
+def function_checkpointing_compiled(process: Process) -> Outcome:
     model = model_for()
     for block in model.blocks:
         recompute_in_function(block)
-    shard(model).compile(dynamic=False, backend=ranks.compiler)
-    return train_compiled(model, ranks)
+    shard(model).compile(dynamic=False, backend=process.compiler)
+    return train_compiled(model, process)
 
 
 @combination(COMPILE, "tensor parallel, block.compile(), fully_shard")
-def tensor_parallel_compiled(ranks: Ranks) -> Outcome:
-    model, mesh = split_model(ranks)
+def tensor_parallel_compiled(process: Process) -> Outcome:
+    model, mesh = split_model(process)
     split_over_ranks(model, mesh["tp"])
     for block in model.blocks:
-        block.compile(dynamic=False, backend=ranks.compiler)
+        block.compile(dynamic=False, backend=process.compiler)
     shard(model, mesh=mesh["dp"])
-    return train_compiled(model, ranks, optimizer=make_optimizer(model, foreach=False), same_batch=True)
+    return train_compiled(model, process, optimizer=make_optimizer(model, foreach=False), same_batch=True)
 
 
 # --- gradient accumulation --------------------------------------------------------------------------------------------
@@ -474,32 +474,32 @@ ACCUMULATION = "gradient accumulation, 4 parts"
 
 
 @combination(ACCUMULATION, "no further call")
-def reduce_each(ranks: Ranks) -> Outcome:
-    return train(shard(model_for()), ranks, accumulate=4)
+def reduce_each(process: Process) -> Outcome:
+    return train(shard(model_for()), process, accumulate=4)
 
 
 @combination(ACCUMULATION, "set_requires_gradient_sync(last) (lesson 05)")
-def reduce_last(ranks: Ranks) -> Outcome:
+def reduce_last(process: Process) -> Outcome:
     model = shard(model_for())
-    return train(model, ranks, accumulate=4, before_part=model.set_requires_gradient_sync)
+    return train(model, process, accumulate=4, before_part=model.set_requires_gradient_sync)
 
 
 @combination(ACCUMULATION, "set_requires_gradient_sync(last) and set_reshard_after_backward(last)")
-def gather_less(ranks: Ranks) -> Outcome:
+def gather_less(process: Process) -> Outcome:
     model = shard(model_for())
 
     def before_part(last: bool) -> None:
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)
 
-    return train(model, ranks, accumulate=4, before_part=before_part)
+    return train(model, process, accumulate=4, before_part=before_part)
 
 
 @combination(ACCUMULATION, "DDP's model.no_sync()")
-def no_sync(ranks: Ranks) -> Outcome:
+def no_sync(process: Process) -> Outcome:
     model = shard(model_for())
     with model.no_sync():
-        return train(model, ranks)
+        return train(model, process)
 
 
 # --- number formats ---------------------------------------------------------------------------------------------------
@@ -519,55 +519,55 @@ def with_formats(model: nn.Module, outcome: Outcome) -> Outcome:
 
 
 @combination(FORMATS, "MixedPrecisionPolicy, bf16 (lesson 05)", sixteen_bits=True)
-def bf16_policy(ranks: Ranks) -> Outcome:
+def bf16_policy(process: Process) -> Outcome:
     model = shard(model_for(), **policy(torch.bfloat16))
-    return with_formats(model, train(model, ranks))
+    return with_formats(model, train(model, process))
 
 
 @combination(FORMATS, "torch.autocast, bf16, no policy", sixteen_bits=True)
-def bf16_autocast(ranks: Ranks) -> Outcome:
+def bf16_autocast(process: Process) -> Outcome:
     model = shard(model_for())
-    return with_formats(model, train(model, ranks, autocast=torch.bfloat16))
+    return with_formats(model, train(model, process, autocast=torch.bfloat16))
 
 
 @combination(FORMATS, "policy and autocast, bf16", sixteen_bits=True)
-def bf16_both(ranks: Ranks) -> Outcome:
+def bf16_both(process: Process) -> Outcome:
     model = shard(model_for(), **policy(torch.bfloat16))
-    return with_formats(model, train(model, ranks, autocast=torch.bfloat16))
+    return with_formats(model, train(model, process, autocast=torch.bfloat16))
 
 
 @combination(FORMATS, "model.to(bf16), then fully_shard", sixteen_bits=True)
-def bf16_weights(ranks: Ranks) -> Outcome:
+def bf16_weights(process: Process) -> Outcome:
     model = shard(model_for().to(torch.bfloat16), **policy(torch.bfloat16))
-    return with_formats(model, train(model, ranks))
+    return with_formats(model, train(model, process))
 
 
 @combination(FORMATS, "policy, fp16, and GradScaler (lesson 05)", sixteen_bits=True)
-def fp16_scaler(ranks: Ranks) -> Outcome:
+def fp16_scaler(process: Process) -> Outcome:
     model = shard(model_for(), **policy(torch.float16))
-    scaler = torch.amp.GradScaler(ranks.device.type)
-    outcome = with_formats(model, train(model, ranks, scaler=scaler))
+    scaler = torch.amp.GradScaler(process.device.type)
+    outcome = with_formats(model, train(model, process, scaler=scaler))
     return Outcome(outcome.losses, outcome.weights, outcome.facts | {"scale": scaler.get_scale()})
 
 
 @combination(FORMATS, "GradScaler, a gradient of rank 1 overflows: both ranks must skip the step")
-def overflow_on_one(ranks: Ranks) -> Outcome:
-    return overflow(shard(model_for()), ranks)
+def overflow_on_one(process: Process) -> Outcome:
+    return overflow(shard(model_for()), process)
 
 
-def overflow(model: nn.Module, ranks: Ranks) -> Outcome:
+def overflow(model: nn.Module, process: Process) -> Outcome:
     """Make a gradient of one rank infinite; return what the scaler of each rank does."""
-    optimizer, scaler = make_optimizer(model, foreach=False), torch.amp.GradScaler(ranks.device.type, init_scale=2.0)
-    images, classes = part_of(next(batches()), ranks.rank, ranks.world_size)
+    optimizer, scaler = make_optimizer(model, foreach=False), torch.amp.GradScaler(process.device.type, init_scale=2.0)
+    images, classes = part_of(next(batches()), process.rank, process.world_size)
     scaler.scale(LESSON.loss_function(model(images), classes)).backward()
     weight = model.blocks[0].up.weight  # each rank has a part of it; of a very small weight, some ranks have none
-    if ranks.rank == 1:
+    if process.rank == 1:
         weight.grad.to_local().fill_(torch.inf)
     before = weight.detach().to_local().clone()
     scaler.step(optimizer)
     scaler.update()
     found = torch.tensor([scaler.get_scale(), float((weight.detach().to_local() != before).any())])
-    every = [torch.empty(2) for _ in range(ranks.world_size)]
+    every = [torch.empty(2) for _ in range(process.world_size)]
     dist.all_gather(every, found)
     skipped = [moved == 0 for _, moved in every]
     facts = {
@@ -585,31 +585,31 @@ CLIPPING = "clip_grad_norm_"
 
 
 @combination(CLIPPING, "FSDP2 (lesson 05)", clipped=True)
-def clip(ranks: Ranks) -> Outcome:
-    return train(shard(model_for()), ranks, max_norm=MAX_NORM)
+def clip(process: Process) -> Outcome:
+    return train(shard(model_for()), process, max_norm=MAX_NORM)
 
 
 @combination(CLIPPING, "FSDP2, fp16 and GradScaler, after unscale_ (lesson 05)", clipped=True, sixteen_bits=True)
-def clip_fp16(ranks: Ranks) -> Outcome:
-    scaler = torch.amp.GradScaler(ranks.device.type)
-    return train(shard(model_for(), **policy(torch.float16)), ranks, scaler=scaler, max_norm=MAX_NORM)
+def clip_fp16(process: Process) -> Outcome:
+    scaler = torch.amp.GradScaler(process.device.type)
+    return train(shard(model_for(), **policy(torch.float16)), process, scaler=scaler, max_norm=MAX_NORM)
 
 
 @combination(CLIPPING, "tensor parallel, some weights are plain tensors", clipped=True)
-def clip_tensor_parallel(ranks: Ranks) -> Outcome:
-    model, mesh = split_model(ranks)
+def clip_tensor_parallel(process: Process) -> Outcome:
+    model, mesh = split_model(process)
     split_over_ranks(model, mesh["tp"])
     optimizer = make_optimizer(model, foreach=False)
-    return train(model, ranks, optimizer, max_norm=MAX_NORM, same_batch=True)
+    return train(model, process, optimizer, max_norm=MAX_NORM, same_batch=True)
 
 
 @combination(CLIPPING, "tensor parallel and FSDP2, two meshes", clipped=True)
-def clip_two_meshes(ranks: Ranks) -> Outcome:
-    model, mesh = split_model(ranks)
+def clip_two_meshes(process: Process) -> Outcome:
+    model, mesh = split_model(process)
     split_over_ranks(model, mesh["tp"])
     shard(model, mesh=mesh["dp"])
     optimizer = make_optimizer(model, foreach=False)
-    return train(model, ranks, optimizer, max_norm=MAX_NORM, same_batch=True)
+    return train(model, process, optimizer, max_norm=MAX_NORM, same_batch=True)
 
 
 # --- the optimizer ----------------------------------------------------------------------------------------------------
@@ -618,61 +618,61 @@ OPTIMIZER = "AdamW"
 
 
 @combination(OPTIMIZER, "fully_shard, then the optimizer (lesson 05)")
-def optimizer_after(ranks: Ranks) -> Outcome:
+def optimizer_after(process: Process) -> Outcome:
     model = shard(model_for())
-    return train(model, ranks, make_optimizer(model))
+    return train(model, process, make_optimizer(model))
 
 
 @combination(OPTIMIZER, "the optimizer, then fully_shard")
-def optimizer_before(ranks: Ranks) -> Outcome:
+def optimizer_before(process: Process) -> Outcome:
     model = model_for()
     optimizer = make_optimizer(model)
-    return with_moved(model_for().state_dict(), train(shard(model), ranks, optimizer))
+    return with_moved(model_for().state_dict(), train(shard(model), process, optimizer))
 
 
 @combination(OPTIMIZER, "fused=True")
-def fused(ranks: Ranks) -> Outcome:
+def fused(process: Process) -> Outcome:
     model = shard(model_for())
-    return train(model, ranks, make_optimizer(model, fused=True))
+    return train(model, process, make_optimizer(model, fused=True))
 
 
 @combination(OPTIMIZER, "foreach=True")
-def foreach(ranks: Ranks) -> Outcome:
+def foreach(process: Process) -> Outcome:
     model = shard(model_for())
-    return train(model, ranks, make_optimizer(model, foreach=True))
+    return train(model, process, make_optimizer(model, foreach=True))
 
 
-def train_split(ranks: Ranks, *, sharded: bool, **options: bool) -> Outcome:
+def train_split(process: Process, *, sharded: bool, **options: bool) -> Outcome:
     """Train with tensor parallel, perhaps with FSDP2, and with these options of AdamW."""
-    model, mesh = split_model(ranks)
+    model, mesh = split_model(process)
     split_over_ranks(model, mesh["tp"])
     if sharded:
         shard(model, mesh=mesh["dp"])
-    return train(model, ranks, make_optimizer(model, **options), same_batch=True)
+    return train(model, process, make_optimizer(model, **options), same_batch=True)
 
 
 @combination(OPTIMIZER, "tensor parallel, foreach=True")
-def foreach_tensor_parallel(ranks: Ranks) -> Outcome:
+def foreach_tensor_parallel(process: Process) -> Outcome:
     return train_split(ranks, sharded=False, foreach=True)
 
 
 @combination(OPTIMIZER, "tensor parallel, fused=True")
-def fused_tensor_parallel(ranks: Ranks) -> Outcome:
+def fused_tensor_parallel(process: Process) -> Outcome:
     return train_split(ranks, sharded=False, fused=True)
 
 
 @combination(OPTIMIZER, "tensor parallel and FSDP2, foreach=True")
-def foreach_two_meshes(ranks: Ranks) -> Outcome:
+def foreach_two_meshes(process: Process) -> Outcome:
     return train_split(ranks, sharded=True, foreach=True)
 
 
 @combination(OPTIMIZER, "tensor parallel and FSDP2, fused=True")
-def fused_two_meshes(ranks: Ranks) -> Outcome:
+def fused_two_meshes(process: Process) -> Outcome:
     return train_split(ranks, sharded=True, fused=True)
 
 
 @combination(OPTIMIZER, "tensor parallel and FSDP2, foreach=False")
-def loop_two_meshes(ranks: Ranks) -> Outcome:
+def loop_two_meshes(process: Process) -> Outcome:
     return train_split(ranks, sharded=True, foreach=False)
 
 
@@ -681,50 +681,50 @@ def loop_two_meshes(ranks: Ranks) -> Outcome:
 TENSOR_PARALLEL = "tensor parallel"
 
 
-def split_model(ranks: Ranks) -> tuple[VisionTransformer, DeviceMesh]:
+def split_model(process: Process) -> tuple[VisionTransformer, DeviceMesh]:
     """Return the model with blocks whose layers can be divided, and a mesh of 1 x all ranks: dp and tp."""
     model = model_for()
     model.blocks = nn.ModuleList(SplitBlock(block) for block in model.blocks)
-    return model, init_device_mesh(ranks.device.type, (1, ranks.world_size), mesh_dim_names=("dp", "tp"))
+    return model, init_device_mesh(process.device.type, (1, process.world_size), mesh_dim_names=("dp", "tp"))
 
 
 @combination(TENSOR_PARALLEL, "parallelize_module, then fully_shard")
-def split_then_shard(ranks: Ranks) -> Outcome:
+def split_then_shard(process: Process) -> Outcome:
     return train_split(ranks, sharded=True, foreach=False)
 
 
 @combination(TENSOR_PARALLEL, "fully_shard, then parallelize_module")
-def shard_then_split(ranks: Ranks) -> Outcome:
-    model, mesh = split_model(ranks)
+def shard_then_split(process: Process) -> Outcome:
+    model, mesh = split_model(process)
     shard(model, mesh=mesh["dp"])
     split_over_ranks(model, mesh["tp"])
-    return train(model, ranks, make_optimizer(model, foreach=False), same_batch=True)
+    return train(model, process, make_optimizer(model, foreach=False), same_batch=True)
 
 
 @combination(TENSOR_PARALLEL, "parallelize_module, checkpoint_wrapper, fully_shard")
-def split_checkpoint_shard(ranks: Ranks) -> Outcome:
-    model, mesh = split_model(ranks)
+def split_checkpoint_shard(process: Process) -> Outcome:
+    model, mesh = split_model(process)
     split_over_ranks(model, mesh["tp"])
     for number, block in enumerate(model.blocks):
         model.blocks[number] = checkpoint_wrapper(block)
     shard(model, mesh=mesh["dp"])
-    return train(model, ranks, make_optimizer(model, foreach=False), same_batch=True)
+    return train(model, process, make_optimizer(model, foreach=False), same_batch=True)
 
 
 @combination(TENSOR_PARALLEL, "with FSDP2 and the bf16 policy", sixteen_bits=True)
-def split_bf16(ranks: Ranks) -> Outcome:
-    model, mesh = split_model(ranks)
+def split_bf16(process: Process) -> Outcome:
+    model, mesh = split_model(process)
     split_over_ranks(model, mesh["tp"])
     shard(model, mesh=mesh["dp"], **policy(torch.bfloat16))
-    return train(model, ranks, make_optimizer(model, foreach=False), same_batch=True)
+    return train(model, process, make_optimizer(model, foreach=False), same_batch=True)
 
 
 FUSED_PLAN = {"qkv": ColwiseParallel, "out": RowwiseParallel, "up": ColwiseParallel, "down": RowwiseParallel}
 
 
 @combination(TENSOR_PARALLEL, "the lesson's block as it is: one layer for q, k and v")
-def fused_qkv(ranks: Ranks) -> Outcome:
-    return train_fused_qkv(model_for(), ranks)
+def fused_qkv(process: Process) -> Outcome:
+    return train_fused_qkv(model_for(), process)
 
 
 class LocalHeads(Block):
@@ -741,19 +741,19 @@ class LocalHeads(Block):
 
 
 @combination(TENSOR_PARALLEL, "one layer for q, k and v, heads counted on each rank")
-def fused_qkv_local_heads(ranks: Ranks) -> Outcome:
+def fused_qkv_local_heads(process: Process) -> Outcome:
     model = model_for()
     for block in model.blocks:
         block.__class__ = LocalHeads
-    return train_fused_qkv(model, ranks)
+    return train_fused_qkv(model, process)
 
 
-def train_fused_qkv(model: nn.Module, ranks: Ranks) -> Outcome:
+def train_fused_qkv(model: nn.Module, process: Process) -> Outcome:
     """Divide the rows of the layer that computes q, k and v, as if they were all of one kind; train."""
-    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+    mesh = init_device_mesh(process.device.type, (process.world_size,))
     for block in model.blocks:
         parallelize_module(block, mesh, {name: style() for name, style in FUSED_PLAN.items()})
-    return train(model, ranks, make_optimizer(model, foreach=False), same_batch=True)
+    return train(model, process, make_optimizer(model, foreach=False), same_batch=True)
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------
@@ -781,35 +781,35 @@ def saved_and_loaded(model: nn.Module, outcome: Outcome, *, own_names: bool = Fa
 
 
 @combination(SAVING, "FSDP2: saved by two ranks, loaded into one whole model")
-def save(ranks: Ranks) -> Outcome:
+def save(process: Process) -> Outcome:
     model = shard(model_for())
-    return saved_and_loaded(model, train(model, ranks))
+    return saved_and_loaded(model, train(model, process))
 
 
 @combination(SAVING, "with checkpoint_wrapper, model.state_dict()")
-def save_wrapped(ranks: Ranks) -> Outcome:
+def save_wrapped(process: Process) -> Outcome:
     model = shard(model_for())
     apply_activation_checkpointing(model, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=is_block)
-    return saved_and_loaded(model, train(model, ranks), own_names=True)
+    return saved_and_loaded(model, train(model, process), own_names=True)
 
 
 @combination(SAVING, "with model.compile(), model.state_dict()")
-def save_compiled(ranks: Ranks) -> Outcome:
+def save_compiled(process: Process) -> Outcome:
     model = shard(model_for())
-    model.compile(dynamic=False, backend=ranks.compiler)
-    return saved_and_loaded(model, train(model, ranks, count=False), own_names=True)
+    model.compile(dynamic=False, backend=process.compiler)
+    return saved_and_loaded(model, train(model, process, count=False), own_names=True)
 
 
 @combination(SAVING, "with torch.compile(model), model.state_dict()")
-def save_optimized_module(ranks: Ranks) -> Outcome:
-    model = torch.compile(shard(model_for()), dynamic=False, backend=ranks.compiler)
-    return saved_and_loaded(model, train(model, ranks, count=False), own_names=True)
+def save_optimized_module(process: Process) -> Outcome:
+    model = torch.compile(shard(model_for()), dynamic=False, backend=process.compiler)
+    return saved_and_loaded(model, train(model, process, count=False), own_names=True)
 
 
 @combination(SAVING, "with torch.compile(model), get_model_state_dict(model)")
-def save_optimized_module_clean(ranks: Ranks) -> Outcome:
-    model = torch.compile(shard(model_for()), dynamic=False, backend=ranks.compiler)
-    return saved_and_loaded(model, train(model, ranks, count=False))
+def save_optimized_module_clean(process: Process) -> Outcome:
+    model = torch.compile(shard(model_for()), dynamic=False, backend=process.compiler)
+    return saved_and_loaded(model, train(model, process, count=False))
 
 
 # --- all together, and what the lesson refuses ------------------------------------------------------------------------
@@ -823,11 +823,11 @@ TOGETHER = "lesson 05"
     sixteen_bits=True,
     clipped=True,
 )
-def all_at_once(ranks: Ranks) -> Outcome:
+def all_at_once(process: Process) -> Outcome:
     model = model_for()
     for block in model.blocks:
         recompute_in_function(block)
-    shard(model, **policy(torch.bfloat16)).compile(dynamic=False, backend=ranks.compiler)
+    shard(model, **policy(torch.bfloat16)).compile(dynamic=False, backend=process.compiler)
     return train_compiled(
         model,
         ranks,
@@ -838,11 +838,11 @@ def all_at_once(ranks: Ranks) -> Outcome:
     )
 
 
-def check_flags(flags: str, ranks: Ranks) -> Outcome:
+def check_flags(flags: str, process: Process) -> Outcome:
     """Have lesson 05 check these flags, for an epoch of 60,000 samples; `UserError` if it refuses them."""
     config = load_config(LESSON.Config, flags.split())
-    LESSON.check_options(config, LESSON.make_model, ranks.device)
-    LESSON.check_parts(config.accumulate, 60_000, config.batch_size * ranks.world_size, ranks.world_size)
+    LESSON.check_options(config, LESSON.make_model, process.device)
+    LESSON.check_parts(config.accumulate, 60_000, config.batch_size * process.world_size, process.world_size)
     return Outcome()
 
 

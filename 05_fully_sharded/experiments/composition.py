@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from combinations import COMBINATIONS, DEPTH, MAX_NORM, Combination, Ranks
+from combinations import COMBINATIONS, DEPTH, MAX_NORM, Combination, Process
 from lab.flags import default_folder, make_output_folder
 from lab.process_group import process_group
 from lab.results import write_results
@@ -50,19 +50,19 @@ def train_alone(max_norm: float | None) -> dict[str, Any]:
     return {"losses": losses, "weights": model.state_dict()}
 
 
-def try_combination(combination: Combination, ranks: Ranks, alone: dict[bool, dict[str, Any]]) -> dict[str, Any]:
+def try_combination(combination: Combination, process: Process, alone: dict[bool, dict[str, Any]]) -> dict[str, Any]:
     """Train with a combination and return what came of it.
 
     Args:
         combination: to try.
-        ranks: this process and the others.
+        process: this one, among the others.
         alone: losses and weights of one process, with and without clipped gradients.
     """
     row: dict[str, Any] = {"group": combination.group, "name": combination.name}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            outcome = combination.run(ranks)
+            outcome = combination.run(process)
     except UserError as error:
         return row | {"status": "refused", "error": str(error)}
     except Exception as error:  # whatever a combination fails with is its result
@@ -104,11 +104,11 @@ def main(config: Config) -> None:
             make_output_folder(config.out)
         torch.set_num_threads(1)
         logging.getLogger("torch").setLevel(logging.CRITICAL)  # PyTorch's messages about what fails here on purpose
-        ranks = Ranks(rank, world_size, device, "eager" if config.quick else "inductor")
+        process = Process(rank, world_size, device, "eager" if config.quick else "inductor")
         alone = {False: train_alone(None), True: train_alone(MAX_NORM)}
         rows = []
         for combination in chosen:
-            rows.append(try_combination(combination, ranks, alone))
+            rows.append(try_combination(combination, process, alone))
             if rank == 0:
                 print(describe(rows[-1]), flush=True)
             torch._dynamo.reset()
@@ -117,7 +117,7 @@ def main(config: Config) -> None:
         if rank == 0:
             file = config.out / f"composition_torch_{torch.__version__.partition('+')[0]}.json"
             about = about_run("composition.py", world_size)
-            about |= {"ranks": world_size, "compiler": ranks.compiler, "equal": EQUAL, "close": CLOSE}
+            about |= {"ranks": world_size, "compiler": process.compiler, "equal": EQUAL, "close": CLOSE}
             write_results(file, device, about | {"rows": rows})
             counts = {status: sum(row["status"] == status for row in rows) for status in {r["status"] for r in rows}}
             print("\n" + format_table(["result", "combinations"], [(k, str(n)) for k, n in sorted(counts.items())]))

@@ -53,7 +53,7 @@ Spans = Sequence[list[tuple[str, float, float]]]
 class Config:
     """The flags."""
 
-    milliseconds: float = 40
+    milliseconds: float = 25
     """how long a forward pass of one micro-batch takes on each rank; backward takes twice as long"""
     out: Path = field(default_factory=default_folder)
     """folder for pipeline_2_ranks.json and .png, or pipeline_4_ranks.json and .png"""
