@@ -653,27 +653,27 @@ def train_split(process: Process, *, sharded: bool, **options: bool) -> Outcome:
 
 @combination(OPTIMIZER, "tensor parallel, foreach=True")
 def foreach_tensor_parallel(process: Process) -> Outcome:
-    return train_split(ranks, sharded=False, foreach=True)
+    return train_split(process, sharded=False, foreach=True)
 
 
 @combination(OPTIMIZER, "tensor parallel, fused=True")
 def fused_tensor_parallel(process: Process) -> Outcome:
-    return train_split(ranks, sharded=False, fused=True)
+    return train_split(process, sharded=False, fused=True)
 
 
 @combination(OPTIMIZER, "tensor parallel and FSDP2, foreach=True")
 def foreach_two_meshes(process: Process) -> Outcome:
-    return train_split(ranks, sharded=True, foreach=True)
+    return train_split(process, sharded=True, foreach=True)
 
 
 @combination(OPTIMIZER, "tensor parallel and FSDP2, fused=True")
 def fused_two_meshes(process: Process) -> Outcome:
-    return train_split(ranks, sharded=True, fused=True)
+    return train_split(process, sharded=True, fused=True)
 
 
 @combination(OPTIMIZER, "tensor parallel and FSDP2, foreach=False")
 def loop_two_meshes(process: Process) -> Outcome:
-    return train_split(ranks, sharded=True, foreach=False)
+    return train_split(process, sharded=True, foreach=False)
 
 
 # --- tensor parallel --------------------------------------------------------------------------------------------------
@@ -690,7 +690,7 @@ def split_model(process: Process) -> tuple[VisionTransformer, DeviceMesh]:
 
 @combination(TENSOR_PARALLEL, "parallelize_module, then fully_shard")
 def split_then_shard(process: Process) -> Outcome:
-    return train_split(ranks, sharded=True, foreach=False)
+    return train_split(process, sharded=True, foreach=False)
 
 
 @combination(TENSOR_PARALLEL, "fully_shard, then parallelize_module")
@@ -830,7 +830,7 @@ def all_at_once(process: Process) -> Outcome:
     shard(model, **policy(torch.bfloat16)).compile(dynamic=False, backend=process.compiler)
     return train_compiled(
         model,
-        ranks,
+        process,
         optimizer=make_optimizer(model, fused=True),
         accumulate=2,
         before_part=model.set_requires_gradient_sync,
