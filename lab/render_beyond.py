@@ -130,16 +130,16 @@ def composition(group: str) -> str:
     measured = compositions()
     if not measured:
         return missing("torchrun --standalone --nproc-per-node 2 experiments/composition.py")
-    by_version = [{row["name"]: row for row in results["rows"] if row["group"] == group} for results in measured]
-    rows = [
-        (
-            code(name),
-            *(outcome(found[name]) if name in found else "not measured" for found in by_version),
-            details([found[name] for found in by_version if name in found], measured),
-        )
-        for name in by_version[0]
-    ]
-    return table(["combination", *map(torch_name, measured), "seen"], rows)
+    by_version = {
+        torch_name(results): {row["name"]: row for row in results["rows"] if row["group"] == group}
+        for results in measured
+    }
+    rows = []
+    for name in next(iter(by_version.values())):
+        found = {torch: of_group[name] for torch, of_group in by_version.items() if name in of_group}
+        outcomes = [outcome(found[torch]) if torch in found else "not measured" for torch in by_version]
+        rows.append((code(name), *outcomes, details(found)))
+    return table(["combination", *by_version, "seen"], rows)
 
 
 def composition_source() -> str:
@@ -167,13 +167,15 @@ def outcome(row: dict[str, Any]) -> str:
     return f"{found}, {row['loss_difference']:.0e}" if "loss_difference" in row else found
 
 
-def details(rows: list[dict[str, Any]], measured: list[dict[str, Any]]) -> str:
-    """Return what was seen: facts or the error; of each version of PyTorch, if they are not the same."""
-    seen = [detail(row) for row in rows]
-    if len(set(seen)) == 1:
-        return seen[0]
-    named = zip(measured, seen, strict=False)
-    return "; ".join(f"{torch_name(results)}: {text or '-'}" for results, text in named)
+def details(rows: dict[str, dict[str, Any]]) -> str:
+    """Return what was seen, facts or the error; ``rows`` has them by version of PyTorch, if they are not alike.
+
+    Errors of one type are alike, because their messages change from version to version.
+    """
+    alike = {row["error"].partition(":")[0] if row["status"] == "fails" else detail(row) for row in rows.values()}
+    if len(alike) == 1:
+        return detail(next(iter(rows.values())))
+    return "; ".join(f"{name}: {detail(row) or '-'}" for name, row in rows.items())
 
 
 def detail(row: dict[str, Any]) -> str:
