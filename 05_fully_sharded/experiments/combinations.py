@@ -26,7 +26,6 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as recompute
@@ -40,7 +39,7 @@ from small_training import (
     part_of,
     whole_weights,
 )
-from tensor_parallel import SplitBlock, collectives, fused_names, split_over_ranks
+from tensor_parallel import Collectives, SplitBlock, fused_names, split_over_ranks
 from workshop.commandline import load_config
 from workshop.models.vit import Block, VisionTransformer
 
@@ -148,8 +147,8 @@ def train(
     for step, batch in enumerate(every_batch, start=1):
         images, classes = part_of(batch, 0, 1) if same_batch else part_of(batch, process.rank, process.world_size)
         total = torch.zeros(())
-        comm = CommDebugMode() if count and step == len(every_batch) else None
-        with comm or contextlib.nullcontext():
+        counted = Collectives() if count and step == len(every_batch) else None
+        with counted or contextlib.nullcontext():
             for number, (part, part_classes) in enumerate(
                 zip(images.chunk(accumulate), classes.chunk(accumulate), strict=True), start=1
             ):
@@ -160,8 +159,8 @@ def train(
                 loss = LESSON.loss_function(outputs.float(), part_classes) / accumulate
                 scaler.scale(loss).backward()
                 total += loss.detach()
-        if comm is not None:
-            facts |= collectives(comm)
+        if counted is not None:
+            facts |= counted.counts
         if max_norm is not None:
             scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)

@@ -211,22 +211,24 @@ def layouts(world_size: int) -> list[Layout]:
     return found
 
 
-class CollectiveBytes(TorchDispatchMode):
-    """Adds up the bytes of the whole tensor of each collective: what is gathered, reduced, or summed, not the parts."""
+class Collectives(TorchDispatchMode):
+    """Counts collectives, and adds up the bytes of the whole tensor of each: what is gathered, reduced, or summed."""
 
     KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
     def __init__(self) -> None:
         super().__init__()
+        self.counts: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        """Count one operation and execute it."""
+        """Execute one operation, and count it if it is a collective."""
         result = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional"):
             name = func._schema.name.replace("allgather", "all_gather").replace("allreduce", "all_reduce")
             kind = next((kind for kind in self.KINDS if kind in name), None)
             if kind:
+                self.counts[kind] += 1
                 self.bytes[kind] += max(map(tensor_bytes, (args, result)))
         return result
 
@@ -243,7 +245,7 @@ def collectives(comm: CommDebugMode) -> dict[str, int]:
     found: Counter[str] = Counter()
     for operation, count in comm.get_comm_counts().items():
         name = str(operation).replace("allgather", "all_gather").replace("allreduce", "all_reduce")
-        found[next((kind for kind in CollectiveBytes.KINDS if kind in name), name)] += count
+        found[next((kind for kind in Collectives.KINDS if kind in name), name)] += count
     return dict(found)
 
 
@@ -261,7 +263,7 @@ def train(layout: Layout, batch_size: int, rank: int, device: torch.device, expe
     for step, batch in enumerate(batches(STEPS, batch_size)):
         images, classes = part_of(batch, part, layout.batch_parts)
         if step == STEPS - 1:
-            with CommDebugMode() as comm, CollectiveBytes() as sent:
+            with CommDebugMode() as comm, Collectives() as sent:
                 loss = LESSON.loss_function(model(images), classes)
                 forward = collectives(comm)
                 loss.backward()
@@ -318,7 +320,7 @@ def report(rows: list[dict[str, Any]], world_size: int, parameters: int, config:
     cells = [
         (
             row["name"],
-            *(str(row["step"].get(kind, 0)) for kind in CollectiveBytes.KINDS),
+            *(str(row["step"].get(kind, 0)) for kind in Collectives.KINDS),
             f"{sum(row['bytes'].values()) / 1e6:.2f}",
             f"{row['weights_on_rank0']:,}",
             f"{row['loss_difference']:.0e}",
