@@ -55,7 +55,7 @@ lint: .lint/installed
 	touch $@
 
 docs: setup
-	python -m cogapp -r -I . -I 03_ddp/experiments *.md */*.md */experiments/README.md
+	python -m cogapp -r -I . -I 03_ddp/experiments *.md */*.md */experiments/*.md
 
 # what setup and demo made, and nothing else
 clean:

@@ -25,7 +25,7 @@ from sources import generate
 READMES = [
     *sorted(REPOSITORY.glob("*.md")),
     *sorted(REPOSITORY.glob("[!.]*/*.md")),
-    *sorted(REPOSITORY.glob("*/experiments/README.md")),
+    *sorted(REPOSITORY.glob("*/experiments/*.md")),
     *sorted(REPOSITORY.glob("*/exercises/*/README.md")),
 ]
 HANGING = "torchrun --standalone --nproc-per-node 2 exercise_collective_per_batch.py"

@@ -69,7 +69,7 @@ class GPT(nn.Module):
         x = self.tokens(tokens) + self.positions
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x)).flatten(0, 1)
+        return self.head(self.norm(x).flatten(0, 1))
 
 
 Batch = tuple[torch.Tensor, torch.Tensor]

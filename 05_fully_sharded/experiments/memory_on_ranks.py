@@ -6,7 +6,6 @@ You should see five peaks; will_it_fit.py --check true starts this script and co
 """
 
 import time
-from collections.abc import Iterable
 from functools import partial, wraps
 from typing import Any
 
@@ -26,9 +25,15 @@ from workshop.entry import run_reporting_user_errors
 MODEL, BATCH_SIZE = "gpt_small", 4
 CONFIGURATIONS = (("ddp", False), ("blocks", False), ("keep", False), ("root", False), ("blocks", True))
 """way and activation checkpointing of each measurement"""
-COLLECTIVES = ("all_gather_single", "reduce_scatter_single", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
+COLLECTIVES = (
+    "all_gather_single",
+    "reduce_scatter_single",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_reduce",
+)
 """that FSDP2 calls; the first two are names since torch 2.15 of the next two"""
-MEASURED = "measured step"
+MEASURED, COLLECTIVE = "measured step", "collective"
 
 
 def setups(ranks: int, update: str) -> list[Setup]:
@@ -37,31 +42,50 @@ def setups(ranks: int, update: str) -> list[Setup]:
     return [Setup(**same, way=way, checkpointing=checkpointing) for way, checkpointing in CONFIGURATIONS]
 
 
-def references(tensors: Iterable[object]) -> list[tuple[int, int]]:
-    """Return by how many the tensors are held, and their memory: threads of C++ code count as well."""
-    found = (tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
-    return [(tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) for tensor in found]
-
-
-def let_gloo_finish(name: str) -> None:
-    """Make a collective of `torch.distributed` wait until gloo's thread has let go of its tensors.
-
-    Otherwise that thread may be the last one that holds a tensor, and the profiler does not see what it frees.
-    """
+def name_calls(name: str) -> None:
+    """Make a collective of `torch.distributed` wait for its end, and give its calls a name in the profiler's trace."""
     collective = getattr(dist, name)
 
     @wraps(collective)
-    def wait(*args: Any, **keywords: Any) -> Any:  # noqa: ANN401
-        before = references([*args, *keywords.values()])
-        work = collective(*args, **keywords)
-        if work is not None:
-            work.wait()
-            del work
-        latest = time.monotonic() + 10
-        while references([*args, *keywords.values()]) > before and time.monotonic() < latest:
-            time.sleep(0.001)
+    def call(*args: Any, **keywords: Any) -> None:  # noqa: ANN401
+        with record_function(COLLECTIVE):
+            work = collective(*args, **keywords)
+            if work is not None:
+                work.wait()
 
-    setattr(dist, name, wait)
+    setattr(dist, name, call)
+
+
+def end_copies_with_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of a trace with the end of each collective as the time when its own copies are freed.
+
+    Gloo copies what it sends and receives. A thread of its own may free the copies, which the profiler does not see.
+    """
+    found: list[dict[str, Any]] = []
+    copies: dict[int, int] = {}  # bytes by address
+    freed_here: set[int] = set()
+    end = 0.0  # of the latest collective
+    for event in events:
+        if event["ts"] > end:
+            for address, count in copies.items():
+                found.append({"name": "[memory]", "ts": end, "args": {"Bytes": -count, "Addr": address}})
+            freed_here |= copies.keys()
+            copies = {}
+        if event["name"] == COLLECTIVE and "dur" in event:
+            end = event["ts"] + event["dur"]
+        if event["name"] == "[memory]":
+            count, address = event["args"]["Bytes"], event["args"]["Addr"]
+            if count > 0:
+                freed_here.discard(address)  # another tensor has its place now
+                if event["ts"] <= end:
+                    copies[address] = count
+            elif address in freed_here:
+                freed_here.discard(address)
+                continue
+            else:
+                copies.pop(address, None)
+        found.append(event)
+    return found
 
 
 def train(setup: Setup, device: torch.device) -> None:
@@ -87,6 +111,7 @@ def train(setup: Setup, device: torch.device) -> None:
             LESSON.loss_function(outputs.float(), targets).backward()
             optimizer.step()
             del outputs
+        time.sleep(0.05)  # until gloo's threads have let go of everything
 
 
 def measure(setup: Setup, device: torch.device) -> int:
@@ -97,7 +122,7 @@ def measure(setup: Setup, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with recorder() as recorded:  # from before the model is built, so that every byte that is held was seen to be taken
         train(setup, device)
-    events = trace_events(recorded)
+    events = end_copies_with_collectives(trace_events(recorded))
     (start,) = (event["ts"] for event in events if event["name"] == MEASURED)
     return peak_of(events, since=start)
 
@@ -111,7 +136,7 @@ def main() -> None:
     with process_group() as (rank, world_size, device):
         if device.type == "cpu":
             for name in filter(partial(hasattr, dist), COLLECTIVES):
-                let_gloo_finish(name)
+                name_calls(name)
         rows = []
         for setup in setups(world_size, "loop" if device.type == "cpu" else "foreach"):
             peak = torch.tensor(measure(setup, device), device=device)

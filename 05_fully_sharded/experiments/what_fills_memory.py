@@ -58,7 +58,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = Parser(__doc__)
     known = (*WORKLOADS, *CLASSIFIERS)
     parser.add_argument("--model", type=words(known), metavar="MODEL,...", help=f"some of {', '.join(known)}")
-    parser.add_argument("--batch_size", type=numbers(int), default=[1, 16, 64], metavar="N,...", help="default: 1,16,64")
+    parser.add_argument(
+        "--batch_size", type=numbers(int), default=[1, 16, 64], metavar="N,...", help="default: 1,16,64"
+    )
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="default: %(default)s")
     parser.add_argument("--update", choices=UPDATES, default="foreach", help="the optimizer's (default: %(default)s)")
     parser.add_switch("--activation_checkpointing", "as the lesson's flag")
@@ -132,21 +134,26 @@ def measure_on_gpu(setup: Setup, device: torch.device, snapshot: Path) -> int | 
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
+def in_gb(count: float) -> str:
+    """Return a number of bytes in GB, to a thousandth of one."""
+    return f"{count / GB:.3f}"
+
+
 def print_rows(rows: list[dict[str, Any]]) -> None:
     """Print the table."""
     measured = any("measured" in row for row in rows)
     shown = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "batch")
     cells = []
     for row in rows:
-        on_gpu = [f"{row['measured'] / GB:.3g}" if row.get("measured") else "out of memory"] if measured else []
+        on_gpu = [in_gb(row["measured"]) if row.get("measured") else "out of memory"] if measured else []
         cells.append(
             [
                 row["model"],
                 f"{row['parameters'] / 1e6:,.1f} M",
                 str(row["batch_size"]),
                 row["precision"],
-                *(f"{row['parts'][part] / GB:.3g}" for part in shown),
-                f"{row['peak'] / GB:.3g}",
+                *(in_gb(row["parts"][part]) for part in shown),
+                in_gb(row["peak"]),
                 *on_gpu,
                 f"{row['state_share']:.0%}",
                 row["cure"],
