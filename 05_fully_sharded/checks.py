@@ -72,6 +72,6 @@ def check_validation(num_samples: int, world_size: int) -> None:
     """Raise `UserError` unless every rank has at least one sample to validate on."""
     if num_samples < world_size:
         raise UserError(
-            f"{num_samples} validation sample(s) for {world_size} ranks: every rank must call the model as often as all "
-            f"others, so it needs at least one; use at least {world_size}, or fewer ranks"
+            f"{num_samples} validation sample(s) for {world_size} ranks: every rank must call the model as often as "
+            f"all others, so it needs at least one; use at least {world_size}, or fewer ranks"
         )

@@ -39,7 +39,9 @@ def test_lesson_05_has_the_flags_of_lesson_04_but_for_those_of_ddp_and_graphs() 
     assert {name for name in before.keys() & after.keys() if before[name] != after[name]} == {"model"}
 
 
-@pytest.mark.parametrize(("lesson", "builds_on"), [("02_dataparallel", "01_single_gpu"), ("04_mixed_precision", "03_ddp")])
+@pytest.mark.parametrize(
+    ("lesson", "builds_on"), [("02_dataparallel", "01_single_gpu"), ("04_mixed_precision", "03_ddp")]
+)
 def test_a_lesson_has_the_flags_and_defaults_of_the_one_it_builds_on(lesson: str, builds_on: str) -> None:
     assert defaults(CONFIGS[lesson]).items() >= defaults(CONFIGS[builds_on]).items()
 

@@ -232,7 +232,7 @@ NOT_SHOWN = {
     ("05_fully_sharded", "benchmark"): "the same calls with other arguments",
 }
 """definitions in the lessons' scripts that differ from the script before, but not on the page; with the reason"""
-REMOVED = {"05_fully_sharded": {"autocast", "GraphedStep", "Step"}}
+REMOVED = {"05_fully_sharded": {"autocast", "GraphedStep", "Step", "state_of"}}
 """definitions that are only in the script before; the page names each of them and says why it is gone"""
 
 

@@ -69,7 +69,10 @@ def test_a_lesson_differs_from_the_one_before_by_what_it_teaches(
         ("batch_size_per_rank", ("04_mixed_precision", "05_fully_sharded")),
         ("main", ("03_ddp", "04_mixed_precision")),
         ("main", ("04_mixed_precision", "05_fully_sharded")),
-        *((name, ("04_mixed_precision", "05_fully_sharded")) for name in ("make_loader", "make_model", "loss_function")),
+        *(
+            (name, ("04_mixed_precision", "05_fully_sharded"))
+            for name in ("make_loader", "make_model", "loss_function")
+        ),
         ("set_precision", ("04_mixed_precision", "05_fully_sharded")),
         ("make_loader", ("01_single_gpu", "02_dataparallel")),
         ("make_optimizer", ("01_single_gpu", "02_dataparallel")),

@@ -1,7 +1,7 @@
 """What a train script sees of a run: its position, which survives a stop, and the files that it leaves."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from workshop.run.position import Position
 
 if TYPE_CHECKING:
     from workshop.profiling.mfu import Utilization
+    from workshop.run.sharded import Loading, Saving
 
 
 class Run:
@@ -67,7 +68,13 @@ class Run:
                 self._instruments.enter_context(instrument)
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            self.position.wait_for_save(error)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         self._instruments.close()  # first, because the monitor writes to the logger
         if self.monitor:
             self.logger.log(self.monitor.table())
@@ -98,6 +105,20 @@ class Run:
             UserError: the checkpoints are damaged, or of a run that this one cannot continue.
         """
         return self.position.load(matching) if self.config.resume else None
+
+    def load_sharded(self, matching: dict[str, Any]) -> "AbstractContextManager[Loading | None]":
+        """Give the latest good sharded checkpoint, if ``--resume true`` asks for it and there is one; otherwise None.
+
+        A context manager, within which the caller reads the tensors with ``dcp.load``. Every file has been compared
+        with its checksum by then. All ranks call this; the position within the run and the random states are set.
+
+        Args:
+            matching: what this run would save; the checkpoint must have the same keys and (whole) shapes.
+
+        Raises:
+            UserError: the checkpoints are damaged, or of a run that this one cannot continue.
+        """
+        return self.position.load_sharded(matching) if self.config.resume else nullcontext()
 
     def batches(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the training batches (inputs, targets) of one epoch; measure how long each is waited for.
@@ -146,6 +167,25 @@ class Run:
             UserError: the file cannot be written, or the weights are not finite.
         """
         self.position.save(state, loss_sum)
+
+    def save_sharded(
+        self, sharded: dict[str, Any], state: dict[str, Any], loss_sum: torch.Tensor | None = None
+    ) -> "AbstractContextManager[Saving]":
+        """Save a checkpoint to which every rank writes its part; like `save`, it may end the run.
+
+        A context manager, within which the caller writes ``sharded`` with ``dcp.save`` or ``dcp.async_save``, into a
+        folder with a temporary name. This adds the rest, and checksums; when all is on disk, the folder gets its name.
+        After ``dcp.async_save`` a thread does so. The next save and the end of the run wait for it.
+
+        Args:
+            sharded: what the caller writes; its "model" is checked for values that are not finite.
+            state: the rest of what is to be saved, equal on all ranks.
+            loss_sum: within an epoch, the sum () of this rank's losses so far.
+
+        Raises:
+            UserError: the folder cannot be written, or the weights are not finite.
+        """
+        return self.position.save_sharded(sharded, state, loss_sum)
 
     def log_epoch(
         self, epoch: int, seconds: float, lr: float, train_loss: float, val_loss: float, val_accuracy: float | None

@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import os
 import shlex
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ LOCK = "workshop_run.lock"
 WRITTEN = (
     *("summary.json", "summary.tmp", "throughput.json", "events.out.tfevents.*", "rank*.pt.trace.json.gz"),
     *("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp", "trace.png"),
+    *("checkpoint.sharded", "checkpoint.*.sharded"),  # folders
 )
 
 
@@ -61,7 +63,10 @@ def claim(config: TrainConfig, folder: Path) -> TextIO:
         raise UserError(f"no run is known to have written {found[0]}; move it away, or choose another --run_dir")
     elif not (config.resume or config.benchmark):
         for file in found:
-            file.unlink()
+            if file.is_dir():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
     return lock
 
 
