@@ -446,11 +446,11 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
 
     # The graph must be closed also if the run is stopped: NCCL cannot destroy its communicator while a graph holds it.
     with closing(graph) if graph else nullcontext(), Run(config, device, rank, world_size) as run, maybe_no_sync:
+        if config.mfu:  # the operations of the model, and the fastest product of matrices on this device
+            run.measure_mfu(partial(make_model, config))
         if config.benchmark:
             benchmark(config, compiled, train_loader, step, scheduler, device, run, state)
             return
-        if config.mfu:
-            run.measure_mfu(partial(make_model, config))
         checkpoint = run.load_checkpoint(matching=state())
         if checkpoint is not None:  # --resume true, and this run was stopped before
             model.load_state_dict(checkpoint["model"])  # on every rank: DDP has already copied the weights of rank 0

@@ -478,11 +478,11 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
     scheduler = LambdaLR(optimizer, lambda number: lr_factor(config, global_batch_size, number, total_steps))
 
     with Run(config, device, rank, world_size) as run:
+        if config.mfu:  # the operations of the model, and the fastest product of matrices on this device
+            run.measure_mfu(partial(make_model, config))
         if config.benchmark:
             benchmark(config, model, train_loader, optimizer, scheduler, scaler, device, run)
             return
-        if config.mfu:
-            run.measure_mfu(partial(make_model, config))
         load_checkpoint(config, model, optimizer, scheduler, scaler, run)
         for epoch in range(run.next_epoch, config.epochs + 1):
             train_loader.batch_sampler.set_epoch(epoch)  # a new order of the samples, the same on all ranks

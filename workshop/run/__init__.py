@@ -256,7 +256,8 @@ class Run:
 
         config = self.config
         seconds = config.benchmark_seconds
-        benchmark(loader, train, self.device, config.loader, self.logger.directory, seconds, no_sync)
+        mfu = self._mfu if self.utilization else None
+        benchmark(loader, train, self.device, config.loader, self.logger.directory, seconds, no_sync, mfu)
 
     @property
     def _logs_steps(self) -> bool:
