@@ -12,6 +12,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
+from workshop.errors import UserError
+
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a sharded tensor that this rank stores; another tensor as it is."""
@@ -43,6 +45,32 @@ def peak_bytes(step: Callable[[], object], stored: Iterable[torch.Tensor]) -> in
         level += event["args"]["Bytes"]
         peak = max(peak, level)
     return peak
+
+
+def sharded_peak_bytes(
+    step: Callable[[Callable[[], None]], object], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> int:
+    """Return the most bytes in tensors of this rank during ``step``, for a model that FSDP2 has sharded.
+
+    Buffers that a communication library allocates for itself are not counted. With gloo, which sends on threads of its
+    own, `peak_bytes` would count some of them, more or fewer of them in each run.
+
+    Args:
+        step: does forward and backward; calls the function that it is given after each backward pass but the last.
+        model: sharded.
+        optimizer: of the model.
+
+    Raises:
+        UserError: this torch lacks its memory tracker, which is not a public part of it.
+    """
+    try:
+        from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    except ImportError:
+        raise UserError(f"torch {torch.__version__} has no FSDPMemTracker, which counts the bytes here") from None
+    tracker = FSDPMemTracker(model, optimizer)
+    with tracker:
+        step(tracker.reset_mod_stats)
+    return sum(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
 
 
 def bytes_kept_for_backward(model: nn.Module, forward: Callable[[], Any]) -> int:
