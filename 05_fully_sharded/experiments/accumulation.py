@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from lab.flags import Parser, make_output_folder, require_positive
+from lab.flags import Parser, require_positive
 from lab.process_group import process_group
 from lab.results import write_results
 from lab.tables import format_table
@@ -25,12 +25,13 @@ from sharded_models import (
     count_collectives,
     flags_of,
     own_batches,
+    read_arguments,
     sharded,
     whole,
 )
 from tensor_bytes import sharded_peak_bytes
 from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError, first_on_node
+from workshop.errors import UserError
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -112,9 +113,7 @@ def measure(arguments: argparse.Namespace, rank: int, world_size: int, device: t
 
 def main() -> None:
     """Measure on all ranks; rank 0 prints and saves what was found."""
-    arguments = parse_arguments()
-    if first_on_node():
-        make_output_folder(arguments.out)
+    arguments = read_arguments(parse_arguments)
     torch.set_num_threads(1)
     with process_group() as (rank, world_size, device):
         figures = measure(arguments, rank, world_size, device)

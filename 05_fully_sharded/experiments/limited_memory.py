@@ -3,9 +3,9 @@
     python experiments/limited_memory.py --quick true     # the limited runs alone, a minute
     python experiments/limited_memory.py                  # also how much lesson 04 needs, and lesson 05 on four ranks
 
-Each rank may allocate as much for the training as --budget_mb says, as if it had a GPU with so little memory. You should
-see that lesson 04 fails, and in which line of its script, and that lesson 05 trains the same model within this limit.
-How the limit is set is explained by: python experiments/limited_train.py --help
+Each rank may allocate as much for the training as --budget_mb says, as if it had a GPU with so little memory. You
+should see that lesson 04 fails, and in which line of its script, and that lesson 05 trains the same model within this
+limit. How the limit is set is explained by: python experiments/limited_train.py --help
 """
 
 import argparse
@@ -38,9 +38,11 @@ OUT_OF_MEMORY = r"DefaultCPUAllocator: can't allocate memory: you tried to alloc
 
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
-    """Read the command line; flags that are not of this script are those of the model and of its training."""
+    """Return the command line, and the flags of train.py that follow from it."""
     parser = Parser(__doc__)
-    parser.add_argument("--budget_mb", type=int, default=450, help="limit per rank, in 10^6 bytes (default: %(default)s)")
+    parser.add_argument(
+        "--budget_mb", type=int, default=450, help="limit per rank, in 10^6 bytes (default: %(default)s)"
+    )
     parser.add_argument("--vit_width", type=int, default=512, help="as in train.py (default: %(default)s)")
     parser.add_argument("--vit_depth", type=int, default=8, help="as in train.py (default: %(default)s)")
     parser.add_argument("--data_dir", help="as in train.py")

@@ -17,13 +17,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from lab.flags import Parser, make_output_folder, require_positive
+from lab.flags import Parser, require_positive
 from lab.process_group import process_group
 from lab.results import write_results
 from lab.tables import format_table
-from sharded_models import LESSON_05, config_of, flags_of, sharded
+from sharded_models import LESSON_05, config_of, flags_of, read_arguments, sharded
 from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError, first_on_node
 from workshop.models.vit import build_vit
 
 SCALE = 2.0
@@ -48,8 +47,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_out("meta_device.json")
     arguments = parser.parse_args()
     require_positive(arguments, "vit_width")
-    if arguments.vit_width % 4:
-        raise UserError(f"--vit_width {arguments.vit_width} is not a multiple of 4, the number of attention heads")
     return arguments
 
 
@@ -85,31 +82,33 @@ def buffer_after_meta(device: torch.device, ranks: int) -> float:
     return model.scale.item()
 
 
-def main() -> None:
-    """Fill the weights in three ways; rank 0 prints and saves what was found."""
-    arguments = parse_arguments()
+def measure(arguments: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> dict[str, Any]:
+    """Return the different rows of a weight by who has filled it, and what is in a buffer outside the state dict."""
     warnings.filterwarnings("ignore", "DTensor random operators")  # what that means is what this script shows
-    if first_on_node():
-        make_output_folder(arguments.out)
-    torch.set_num_threads(1)
     width = arguments.vit_width
+    train_py, _, _ = sharded(flags_of(width, 1), rank, device, world_size)
+    models: dict[str, Any] = {
+        "every rank fills its part, same seed": filled_by_each_rank(width, 0, device, world_size),
+        "every rank fills its part, seed + rank": filled_by_each_rank(width, rank, device, world_size),
+        "train.py: rank 0 draws, and sends each rank its part": train_py,
+    }
+    rows = [{"way": way} | distinct_rows(model) for way, model in models.items()]
+    buffer = {"set_by_init": SCALE, "after_meta": buffer_after_meta(device, world_size)}
+    return {"ranks": world_size, "rows": rows, "buffer": buffer}
+
+
+def main() -> None:
+    """Measure on all ranks; rank 0 prints and saves what was found."""
+    arguments = read_arguments(parse_arguments)
+    torch.set_num_threads(1)
     with process_group() as (rank, world_size, device):
-        train_py, _, _ = sharded(flags_of(width, 1), rank, device, world_size)
-        models: dict[str, Any] = {
-            "every rank fills its part, same seed": filled_by_each_rank(width, 0, device, world_size),
-            "every rank fills its part, seed + rank": filled_by_each_rank(width, rank, device, world_size),
-            "train.py: rank 0 draws, and sends each rank its part": train_py,
-        }
-        rows = [{"way": way} | distinct_rows(model) for way, model in models.items()]
-        buffer = buffer_after_meta(device, world_size)
+        figures = measure(arguments, rank, world_size, device)
         if rank == 0:
-            cells = [[row["way"], str(row["rows"]), str(row["distinct"])] for row in rows]
+            cells = [[row["way"], str(row["rows"]), str(row["distinct"])] for row in figures["rows"]]
             print(format_table(["weights", "rows", "different ones"], cells))
-            found = "its value" if buffer == SCALE else "another value"
-            print(f"the buffer of {SCALE} outside the state dict has {found}: {buffer:g}")
-            figures = {"config": config_of(arguments), "ranks": world_size, "rows": rows}
-            figures["buffer"] = {"set_by_init": SCALE, "after_meta": buffer}
-            write_results(arguments.out / "meta_device.json", device, figures)
+            after = figures["buffer"]["after_meta"]
+            print(f"the buffer outside the state dict, which __init__ sets to {SCALE:g}, is now {after:g}")
+            write_results(arguments.out / "meta_device.json", device, {"config": config_of(arguments)} | figures)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from lab.flags import Parser, make_output_folder, require_positive
+from lab.flags import Parser, require_positive
 from lab.process_group import process_group
 from lab.results import write_results
 from lab.tables import format_table
@@ -31,12 +31,12 @@ from sharded_models import (
     flags_of,
     mean_over_ranks,
     own_batches,
+    read_arguments,
     replicated,
     sharded,
 )
 from tensor_bytes import local, peak_bytes, sharded_peak_bytes, stored_tensors
 from workshop.entry import run_reporting_user_errors
-from workshop.errors import first_on_node
 
 SHARDS = ("blocks", "keep", "root")
 
@@ -145,9 +145,7 @@ def report(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure on all ranks; rank 0 prints and saves what was found."""
-    arguments = parse_arguments()
-    if first_on_node():
-        make_output_folder(arguments.out)
+    arguments = read_arguments(parse_arguments)
     torch.set_num_threads(1)
     with process_group() as (rank, world_size, device):
         figures = measure(arguments, rank, world_size, device)

@@ -1,5 +1,6 @@
 """What the experiments on two ranks share: models that the lessons' own scripts build, and counted collectives."""
 
+import argparse
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -11,9 +12,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
+from lab.flags import make_output_folder
 from lab.launching import load_script
 from workshop.commandline import load_config
 from workshop.distributed import AllReduceCounter
+from workshop.errors import UserError, first_on_node
+from workshop.models.vit import build_vit
 from workshop.paths import REPOSITORY
 
 LESSON_04 = load_script(REPOSITORY / "04_mixed_precision")
@@ -21,6 +25,24 @@ LESSON_05 = load_script(REPOSITORY / "05_fully_sharded")
 KINDS = {"allgather": "all-gathers", "reducescatter": "reduce-scatters", "allreduce": "all-reduces"}
 """what torch calls the collectives, without its underscores, and what the tables call them"""
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def read_arguments(parse: Callable[[], argparse.Namespace]) -> argparse.Namespace:
+    """Return the command line as ``parse`` reads it, if train.py can build its model and its folder can be written.
+
+    Raises:
+        UserError: it cannot; only the first rank of this node reports that.
+    """
+    try:
+        arguments = parse()
+        with torch.device("meta"):
+            build_vit("mnist", 64, getattr(arguments, "vit_patch", 7), arguments.vit_width, depth=1)
+        if first_on_node():
+            make_output_folder(arguments.out)
+    except UserError as error:
+        error.already_reported = not first_on_node()  # all ranks have the same command line
+        raise
+    return arguments
 
 
 def flags_of(width: int, depth: int, *more: object) -> list[str]:
@@ -88,10 +110,10 @@ def count_collectives(step: Callable[[], object]) -> dict[str, int]:
 
 
 def whole(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return all numbers of these tensors as one vector (n,); sharded ones are gathered, so all ranks must call this."""
+    """Return all numbers of these tensors as one vector (n,). Sharded ones are gathered: all ranks must call this."""
     return torch.cat([(t.full_tensor() if isinstance(t, DTensor) else t).detach().float().flatten() for t in tensors])
 
 
-def config_of(arguments: Any) -> dict[str, Any]:  # noqa: ANN401
+def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the flags of an experiment, for its results file."""
     return {name: value for name, value in vars(arguments).items() if name != "out"}

@@ -14,13 +14,12 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from lab.flags import Parser, make_output_folder, require_positive
+from lab.flags import Parser, require_positive
 from lab.process_group import process_group
 from lab.results import write_results
 from lab.tables import format_table
-from sharded_models import LESSON_05, config_of, mean_over_ranks, own_batches, whole
+from sharded_models import LESSON_05, config_of, own_batches, read_arguments, whole
 from workshop.entry import run_reporting_user_errors
-from workshop.errors import first_on_node
 from workshop.models.vit import build_vit
 
 LEARNING_RATES = (1e-3, 1e-4, 1e-5)
@@ -52,9 +51,7 @@ def sharded_in(arguments: argparse.Namespace, stored: torch.dtype, device: torch
     return fully_shard(model, **options)
 
 
-def share_changed(
-    model: FSDPModule, lr: float, batch: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[float, torch.dtype]:
+def share_changed(model: FSDPModule, lr: float, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, torch.dtype]:
     """Make one step of AdamW; return the share of the weights that it changes, and the format of its state."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     inputs, targets = batch
@@ -66,29 +63,32 @@ def share_changed(
     return changed, optimizer.state[weight]["exp_avg"].dtype
 
 
-def main() -> None:
-    """Train with each format and learning rate; rank 0 prints and saves what was found."""
-    arguments = parse_arguments()
-    if first_on_node():
-        make_output_folder(arguments.out)
-    torch.set_num_threads(1)
+def measure(arguments: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> dict[str, Any]:
+    """Return the share of the weights that a step changes, for each format and learning rate."""
+    (batch,) = own_batches(rank, arguments.batch_size, device, count=1)
     rows = []
+    for lr in LEARNING_RATES:
+        for name, stored in FORMATS.items():
+            changed, state = share_changed(sharded_in(arguments, stored, device, world_size), lr, batch)
+            state_name = str(state).removeprefix("torch.")
+            rows.append({"stored": name, "optimizer_state": state_name, "lr": lr, "changed": changed})
+    return {"ranks": world_size, "rows": rows}
+
+
+def main() -> None:
+    """Measure on all ranks; rank 0 prints and saves what was found."""
+    arguments = read_arguments(parse_arguments)
+    torch.set_num_threads(1)
     with process_group() as (rank, world_size, device):
-        (batch,) = own_batches(rank, arguments.batch_size, device, count=1)
-        for lr in LEARNING_RATES:
-            for name, stored in FORMATS.items():
-                model = sharded_in(arguments, stored, device, world_size)
-                changed, state = share_changed(model, lr, batch)
-                state_name = str(state).removeprefix("torch.")
-                rows.append({"stored": name, "optimizer_state": state_name, "lr": lr, "changed": changed})
+        figures = measure(arguments, rank, world_size, device)
         if rank == 0:
             cells = [
-                [row["stored"], row["optimizer_state"], f"{row['lr']:g}", f"{row['changed']:.1%}"] for row in rows
+                [row["stored"], row["optimizer_state"], f"{row['lr']:g}", f"{row['changed']:.1%}"]
+                for row in figures["rows"]
             ]
             header = ["weights in", "optimizer state in", "lr", "weights that the step changes"]
             print(format_table(header, cells, left=(0, 1)))
-            figures = {"config": config_of(arguments), "ranks": world_size, "rows": rows}
-            write_results(arguments.out / "small_updates.json", device, figures)
+            write_results(arguments.out / "small_updates.json", device, {"config": config_of(arguments)} | figures)
 
 
 if __name__ == "__main__":
