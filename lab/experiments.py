@@ -52,6 +52,14 @@ from workshop.errors import UserError
 from workshop.hardware import available_cpus
 from workshop.paths import REPOSITORY, default_data_dir
 
+LESSON_05 = REPOSITORY / "05_fully_sharded"
+SHARDED_STEPS = {
+    "one_step": "what two ranks store and send in one step of lesson 05, by --shard",
+    "accumulation": "collectives and memory of gradient accumulation with sharded weights",
+    "small_updates": "how many weights a step changes, stored in float32 and in bf16",
+    "meta_device": "fresh weights after the meta device",
+}
+"""experiments of lesson 05 that are started as two ranks: what each of them shows, by the name of its script"""
 UNET = ("--config", "../configs/unet3d.yaml")
 OPTIONS = (*UNET, "--config", "../configs/unet3d_opt.yaml")
 TINY_UNET = (*UNET, "--config", "../configs/unet3d_tiny.yaml")
@@ -663,6 +671,30 @@ EXPERIMENTS = (
         measure=small_study(unet3d),
         cpu=(),
         data=("nbody",),
+    ),
+    Experiment(
+        name="limited_memory",
+        title="a model that DDP cannot train in a limited memory, and FSDP2 can",
+        measure=study(LESSON_05, "limited_memory.py"),
+        cpu=(),
+        data=("mnist",),
+    ),
+    *(
+        Experiment(name=name, title=title, measure=study(LESSON_05, f"{name}.py", ranks=2), cpu=())
+        for name, title in SHARDED_STEPS.items()
+    ),
+    Experiment(
+        name="recompute",
+        title="what activation checkpointing saves and costs",
+        measure=study(LESSON_05, "recompute.py"),
+        cpu=(),
+    ),
+    Experiment(
+        name="step_timeline",
+        title="a training step of lesson 05 on a time line of two ranks",
+        measure=study(LESSON_05, "step_timeline.py"),
+        cpu=(),
+        data=("mnist",),
     ),
     *(
         Experiment(name=one.__name__, title=one.__doc__ or "", measure=small_study(one), cpu=(), data=data)
