@@ -177,7 +177,9 @@ class Observer(TorchDispatchMode):
         self.step.lrs.append(float(optimizer.param_groups[0]["lr"]))
         if len(self.step.lrs) == 1 and len(self.notes.steps) <= NOTED:
             named = dict(self.model.named_parameters())
-            self.step.gradients = {name: _copy(weight.grad) for name, weight in named.items() if weight.grad is not None}
+            self.step.gradients = {
+                name: _copy(weight.grad) for name, weight in named.items() if weight.grad is not None
+            }
 
     def after_update(self, optimizer: Optimizer, *_: object) -> None:
         """Note the weights."""

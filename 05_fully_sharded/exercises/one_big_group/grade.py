@@ -1,4 +1,4 @@
-"""The weights of one block are gathered at a time, by one all-gather, and `--shard` still decides when they are freed."""
+"""The weights of one block are gathered at a time, by one all-gather; `--shard` still decides when they are freed."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ def grade(script: Script) -> Iterator[str]:
         elif (kept := step.gathered_at_once / notes.weights) > 0.5 and shard == "blocks":
             yield f"with --shard blocks, {kept:.0%} of all weights are still gathered when the forward pass has ended"
         elif kept < 0.9 and shard == "keep":
-            yield f"with --shard keep, {1 - kept:.0%} of the weights were freed between the forward and the backward pass"
+            yield f"with --shard keep, {1 - kept:.0%} of the weights were freed between forward and backward"
     step = seen["root"].steps[0]
     if len(step.gathers) != 1:
         yield f"with --shard root, a step needs {len(step.gathers)} all-gathers; one must collect all weights"
