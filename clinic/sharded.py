@@ -50,6 +50,8 @@ class Step:
     """numbers of gathered weights that were in memory when the first backward pass began"""
     kept: int = 0
     """bytes computed in the first forward pass that are still in memory when its backward pass begins"""
+    peak: int = 0
+    """most bytes that forward and backward passes had computed and not yet freed, but for those of gathered weights"""
     flops: int = 0
     matrix_dtypes: set[torch.dtype] = field(default_factory=set)
     """formats in which matrix products were computed"""
@@ -108,6 +110,9 @@ class Observer(TorchDispatchMode):
         """forward, backward, or none of them"""
         self.computed: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         """memory of what the first forward pass of a step computes"""
+        self.in_memory: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        """what this step has computed and not yet freed, with its bytes"""
+        self.bytes_in_memory = 0
 
     @property
     def step(self) -> Step:
@@ -134,11 +139,26 @@ class Observer(TorchDispatchMode):
         elif operation in flop_registry:
             step.flops += flop_registry[operation](*args, **kwargs, out_val=result)
             step.matrix_dtypes |= {tensor.dtype for tensor in _tensors(result)[:1]}
-        if self.phase == "forward" and not step.losses:
-            for tensor in _tensors(result):
-                if not tensor.is_meta:
-                    storage = tensor.untyped_storage()
+        for tensor in _tensors(result):
+            if not tensor.is_meta and tensor.untyped_storage().nbytes():
+                storage = tensor.untyped_storage()
+                self._note_memory(storage)
+                if self.phase == "forward" and not step.losses:
                     self.computed[storage.data_ptr()] = weakref.ref(storage)
+
+    def _note_memory(self, storage: torch.UntypedStorage) -> None:
+        """Add this memory to what the step has computed, until it is freed."""
+        place, size = storage._cdata, storage.nbytes()
+        if place in self.in_memory:
+            return
+
+        def freed(_: object) -> None:
+            if place in self.in_memory:
+                self.bytes_in_memory -= self.in_memory.pop(place)[1]
+
+        self.in_memory[place] = weakref.ref(storage, freed), size
+        self.bytes_in_memory += size
+        self.step.peak = max(self.step.peak, self.bytes_in_memory)
 
     def before_forward(self, module: nn.Module, arguments: tuple) -> None:
         """Begin a step when the model itself is called in training."""
@@ -150,7 +170,9 @@ class Observer(TorchDispatchMode):
         self.phase = ""
         if module.training and torch.is_grad_enabled():
             if not self.notes.steps or self.step.lrs:
-                self.computed.clear()
+                for memory in (self.computed, self.in_memory):
+                    memory.clear()
+                self.bytes_in_memory = 0
                 self.notes.steps.append(Step(random_state=torch.get_rng_state(), weights=self._parts()))
             self.step.samples += len(arguments[0])
             self.phase = "forward"
@@ -176,7 +198,7 @@ class Observer(TorchDispatchMode):
             return
         self.step.lrs.append(float(optimizer.param_groups[0]["lr"]))
         if len(self.step.lrs) == 1 and len(self.notes.steps) <= NOTED:
-            named = dict(self.model.named_parameters())
+            named = _named(self.model)
             self.step.gradients = {
                 name: _copy(weight.grad) for name, weight in named.items() if weight.grad is not None
             }
@@ -192,10 +214,10 @@ class Observer(TorchDispatchMode):
     def _parts(self) -> dict[str, torch.Tensor]:
         if len(self.notes.steps) > NOTED:
             return {}
-        return {name: _copy(weight) for name, weight in self.model.named_parameters()}
+        return {name: _copy(weight) for name, weight in _named(self.model).items()}
 
     def _describe(self, model: nn.Module) -> None:
-        self.notes.numbers = {name: weight.numel() for name, weight in model.named_parameters()}
+        self.notes.numbers = {name: weight.numel() for name, weight in _named(model).items()}
         for list_name, layers in model.named_modules():
             if isinstance(layers, nn.ModuleList):
                 for name, block in layers.named_children():
@@ -229,6 +251,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor, which is all of it unless it is sharded; without its gradient."""
     with torch.no_grad():
         return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _named(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights by the names that they have without PyTorch's wrapper for activation checkpointing."""
+    return {name.replace("_checkpoint_wrapped_module.", ""): weight for name, weight in model.named_parameters()}
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

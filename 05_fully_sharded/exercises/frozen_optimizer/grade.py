@@ -23,7 +23,7 @@ def grade(script: Script) -> Iterator[str]:
             yield f"rank {number} made {len(steps)} updates, not {STEPS}"
             return
         if without := [name for name in rank.extra.numbers if name not in steps[0].gradients]:
-            yield f"on rank {number}, {len(without)} weights got no gradient in the first step: {without[0]} is one of them"
+            yield f"on rank {number}, {len(without)} weights got no gradient in the first step: {without[0]} is one"
             return
         if wrong := first_wrong(steps):
             yield f"on rank {number}, {wrong}"
