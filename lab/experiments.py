@@ -52,7 +52,6 @@ from workshop.errors import UserError
 from workshop.hardware import available_cpus
 from workshop.paths import REPOSITORY, default_data_dir
 
-LESSON_05 = REPOSITORY / "05_fully_sharded"
 SHARDED_STEPS = {
     "one_step": "what two ranks store and send in one step of lesson 05, by --shard",
     "accumulation": "collectives and memory of gradient accumulation with sharded weights",
@@ -676,6 +675,20 @@ EXPERIMENTS = (
         name="limited_memory",
         title="a model that DDP cannot train in a limited memory, and FSDP2 can",
         measure=study(LESSON_05, "limited_memory.py"),
+        cpu=(),
+        data=("mnist",),
+    ),
+    Experiment(
+        name="same_losses",
+        title="the losses of DDP and of FSDP2 on 1, 2 and 4 ranks",
+        measure=study(LESSON_05, "same_losses.py"),
+        cpu=(),
+        data=("mnist",),
+    ),
+    Experiment(
+        name="save_and_reshard",
+        title="both forms of checkpoint: resumed on other numbers of ranks, what they cost, and damaged",
+        measure=study(LESSON_05, "save_and_reshard.py"),
         cpu=(),
         data=("mnist",),
     ),

@@ -22,6 +22,76 @@ def megabytes(size: float) -> str:
     return f"{size / 1e6:,.1f}"
 
 
+def same_losses() -> str:
+    """Render the losses of lessons 04 and 05 by the number of ranks, and how much they differ."""
+    results = load("same_losses")
+    if not results:
+        return not_measured("same_losses")
+    rows = [
+        (
+            {"DDP": "04, DDP", "FSDP2": "05, FSDP2"}[row["method"]],
+            str(row["ranks"]),
+            f"{row['train_loss']:.7f}",
+            f"{row['val_loss']:.7f}",
+            f"{row['val_accuracy']:.2%}",
+        )
+        for row in results["rows"]
+    ]
+    about = (
+        f"One epoch of {results['samples']:,} samples in steps of 64, however many ranks share them. The largest "
+        f"relative difference of a loss from that of the first row is {results['largest_difference']:.0e}."
+    )
+    return "\n".join(
+        [table(["lesson", "ranks", "train loss", "validation loss", "accuracy"], rows), "", about, source(results)]
+    )
+
+
+def save_and_reshard() -> str:
+    """Render which ranks resumed both forms of checkpoint, what saving costs, and what damage does."""
+    results = load("save_and_reshard")
+    if not results:
+        return not_measured("save_and_reshard")
+    resumed = [
+        (
+            row["form"],
+            "not stopped" if row["resumed_by"] is None else str(row["resumed_by"]),
+            *(f"{loss:.6f}" for loss in row["losses"]),
+            f"{row['difference']:.0e}" if row["difference"] else "0",
+        )
+        for row in results["resumed"]
+    ]
+    header = ["form", "resumed on ranks", "train loss", "validation loss", "differs by"]
+    costs = results["costs"]
+    cost_rows = [
+        (way, megabytes(values["memory_bytes"]), f"{values['returned_share']:.2f}")
+        for way, values in costs["medians"].items()
+    ]
+    damaged = results["damaged"]
+    wrong = damaged["wrong_weights"]
+    of_dcp = (
+        f"`dcp.load` reports `{damaged['dcp_error']}`"
+        if damaged["dcp_error"]
+        else f"`dcp.load` reports nothing, and {wrong:,} weights are wrong"
+    )
+    return "\n".join(
+        [
+            f"Saved by {results['saved_by']} ranks after the first epoch; the losses of the second one:",
+            "",
+            table(header, resumed),
+            "",
+            f"What saving costs, for {costs['parameters']:,} weights, whose state is "
+            f"{megabytes(costs['state_bytes'])} MB ({megabytes(costs['part_bytes'])} MB of it on rank 0):",
+            "",
+            table(["saved as", "more memory on rank 0, MB", "share of the time in which training waits"], cost_rows),
+            "",
+            f"Then {damaged['zeroed_bytes']:,} bytes of one file of the sharded checkpoint were set to zero: {of_dcp}. "
+            f"The lesson stops with `{damaged['lesson_error']}`",
+            "",
+            source(results),
+        ]
+    )
+
+
 def limited_memory() -> str:
     """Render which lessons train in the limited memory, and how much each of them needed."""
     results = load("limited_memory")
@@ -170,8 +240,8 @@ def step_timeline() -> str:
         return not_measured("step_timeline")
     what = (
         "Two time lines, one for each rank. In forward, weights are gathered for the blocks 0, 1, 2 and 3 before each "
-        "of them computes; in backward for 3, 2, 1 and 0, one block ahead; gradients are reduced after each block. While "
-        "weights or gradients are sent, the training thread is in FSDP2"
+        "of them computes; in backward for 3, 2, 1 and 0, one block ahead; gradients are reduced after each block. "
+        "While weights or gradients are sent, the training thread is in FSDP2"
     )
     first = results["rows"][0]
     times = first["milliseconds"]
@@ -187,8 +257,8 @@ def schematic() -> str:
     """Render the plot of what each rank stores, for a page in the folder of experiments or of the lesson."""
     what = (
         "Four panels. With DDP each of two ranks stores all weights, gradients and optimizer state of four blocks. "
-        "With FSDP2 each stores one half of those of every block; while block 1 computes, each rank also has the other half "
-        "of the weights of block 1; while block 1 is in backward, also its whole gradients"
+        "With FSDP2 each stores one half of those of every block; while block 1 computes, each rank also has the other "
+        "half of the weights of block 1; while block 1 is in backward, also its whole gradients"
     )
     return f"![{what}](../results/{SCHEMATIC.name})"
 

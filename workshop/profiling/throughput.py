@@ -113,8 +113,8 @@ def benchmark(
 ) -> None:
     """Measure IO, SYNTHETIC and FULL, print them with a diagnosis, and write them to ``folder/throughput.json``.
 
-    The file also says how much memory was used at most. With ``no_sync`` also COMPUTE and BARRIER. Trials of all are taken in turn, so that the first of one and the first
-    of another may be compared as a pair.
+    The file also says how much memory was used at most. With ``no_sync`` also COMPUTE and BARRIER. Trials of all are
+    taken in turn, so that the first of one and the first of another may be compared as a pair.
 
     Args:
         loader: the training loader.
