@@ -117,7 +117,7 @@ def test_old_and_single_gpu(monkeypatch: Patch) -> None:
     fake_gpu(monkeypatch, 7, 5)
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(shape))
-    assert says(checks.device(), "warning", "compute capability 7.5", "use fp16", ("04",))
+    assert says(checks.device(), "warning", "compute capability 7.5", "use fp16", ("04", "05"))
     (result,) = checks.gpus_for_lesson_02()
     assert says(result, "warning", "one GPU", "--gres=gpu:2", ("02",))
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
@@ -205,7 +205,7 @@ def test_names_that_do_not_resolve(monkeypatch: Patch) -> None:
             raise socket.gaierror("unknown")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert says(checks.names(["node6", "node7"]), "fail", "resolve: node7", "set MASTER_ADDR", ("03", "04"))
+    assert says(checks.names(["node6", "node7"]), "fail", "resolve: node7", "set MASTER_ADDR", ("03", "04", "05"))
 
 
 def fake_slurm(monkeypatch: Patch, sinfo: str, test_only: str = "", refused: str = "") -> list[CheckResult]:
@@ -243,8 +243,8 @@ def test_partition_that_lacks_something(monkeypatch: Patch) -> None:
     good = "gpu*|up|1-00:00:00|4|gpu:a100:4(S:0-1)|64|512000\ncpu|up|infinite|9|(null)|64|256000"
     assert first(good).status == "ok" and "4 nodes, up to 4 GPUs, 64 CPUs and 512000 MB" in first(good).found
     no_gpus = first("cpu*|up|1-00:00:00|9|(null)|64|256000")
-    assert says(no_gpus, "fail", "up to 0 GPUs", "set SBATCH_PARTITION", ("02", "03", "04"))
-    assert says(first("gpu*|up|30:00|1|gpu:2|8|1"), "warning", "1 nodes", "leave out what asks for two", ("03", "04"))
+    assert says(no_gpus, "fail", "up to 0 GPUs", "set SBATCH_PARTITION", ("02", "03", "04", "05"))
+    assert says(first("gpu*|up|30:00|1|gpu:2|8|1"), "warning", "1 nodes", "leave out what asks for two", ("03", "04", "05"))
     assert says(first("gpu*|down|30:00|4|gpu:2|8|1"), "fail", "none is not among those that are up", "`sinfo` lists")
     monkeypatch.setenv("SBATCH_PARTITION", "gpuu")
     assert says(first(good), "fail", "gpuu is not among those that are up", "set SBATCH_PARTITION in slurm/site.sh")
@@ -254,7 +254,7 @@ def test_time_limit_below_that_of_the_jobs_and_a_job_that_slurm_refuses(monkeypa
     refusal = "sbatch: error: x\nallocation failure: Invalid account"
     results = fake_slurm(monkeypatch, "debug*|up|10:00|2|gpu:2|8|1", refusal, refused="03")
     limits = [result for result in results if result.check == "time limit"]
-    assert [result.lessons for result in limits] == [("01",), ("02",), ("03",), ("04",)]
+    assert [result.lessons for result in limits] == [("01",), ("02",), ("03",), ("04",), ("05",)]
     assert says(limits[0], "fail", "10:00, but the job asks for 20 minutes", "`sbatch --time=10:00`", ("01",))
     jobs = {result.check: result for result in results if result.check.startswith("job")}
     assert says(jobs["job of 03"], "fail", "Invalid account", "set SBATCH_ACCOUNT", ("03",))
@@ -275,14 +275,14 @@ def test_ranks_that_do_not_join(monkeypatch: Patch) -> None:
         monkeypatch.setenv(name, value)
     own, result = preflight.with_the_other_ranks(lambda: [CheckResult("own", "ok", "")])
     assert own.check == "own"
-    assert says(result, "fail", "rank 0 of 2 waited up to 1 s", "03_ddp/experiments/README.md", ("03", "04"))
+    assert says(result, "fail", "rank 0 of 2 waited up to 1 s", "03_ddp/experiments/README.md", ("03", "04", "05"))
 
 
 def test_torchrun_that_fails(monkeypatch: Patch) -> None:
     ended = subprocess.CompletedProcess("", 1, "", "Traceback\nOSError: no port")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     (result,) = preflight.ranks_on_this_machine()
-    assert says(result, "fail", "two: OSError: no port", "torchrun --standalone", ("03", "04"))
+    assert says(result, "fail", "two: OSError: no port", "torchrun --standalone", ("03", "04", "05"))
 
 
 def test_ranks_that_add_up_wrong_or_slowly(monkeypatch: Patch) -> None:
