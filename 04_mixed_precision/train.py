@@ -82,6 +82,8 @@ class Config(TrainConfig):
     """on an NVIDIA GPU: let cuDNN try its algorithms for each shape of convolution and keep the fastest"""
     fused: bool = False
     """let the optimizer update all weights in one kernel; adadelta cannot"""
+    mfu: bool = False
+    """measure the peak of this device first, and log what share of it the operations of the model are"""
     crop_size: int = 64
     """with nbody: edge, in cells, of the cubes that are cut from the boxes at random places"""
     train_crops: int = 512
@@ -444,6 +446,8 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
 
     # The graph must be closed also if the run is stopped: NCCL cannot destroy its communicator while a graph holds it.
     with closing(graph) if graph else nullcontext(), Run(config, device, rank, world_size) as run, maybe_no_sync:
+        if config.mfu:  # the operations of the model, and the fastest product of matrices on this device
+            run.measure_mfu(partial(make_model, config))
         if config.benchmark:
             benchmark(config, compiled, train_loader, step, scheduler, device, run, state)
             return

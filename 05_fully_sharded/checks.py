@@ -66,3 +66,12 @@ def check_parts(accumulate: int, num_samples: int, global_batch_size: int, world
             f"--accumulate {accumulate}: {num_samples} samples leave a last batch of {rest}, which is less than one "
             f"sample for each part on each of {world_size} rank(s); use --limit_train {num_samples - rest}"
         )
+
+
+def check_validation(num_samples: int, world_size: int) -> None:
+    """Raise `UserError` unless every rank has at least one sample to validate on."""
+    if num_samples < world_size:
+        raise UserError(
+            f"{num_samples} validation sample(s) for {world_size} ranks: every rank must call the model as often as "
+            f"all others, so it needs at least one; use at least {world_size}, or fewer ranks"
+        )

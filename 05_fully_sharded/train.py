@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -35,7 +36,7 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.data import DataLoader
 
-from checks import check_options, check_parts
+from checks import check_options, check_parts, check_validation
 from workshop.checks import check_volumes, warn_if_emulated
 from workshop.commandline import run_with_config
 from workshop.config import TrainConfig, require_positive
@@ -84,6 +85,12 @@ class Config(TrainConfig):
     """on an NVIDIA GPU: let cuDNN try its algorithms for each shape of convolution and keep the fastest"""
     fused: bool = False
     """let the optimizer update all weights in one kernel; adadelta cannot"""
+    checkpoint_form: Literal["whole", "sharded"] = "whole"
+    """whole: rank 0 gathers the model and writes one file; sharded: each rank writes its part into a folder"""
+    async_save: bool = False
+    """with sharded: copy the parts into CPU memory, and let a thread write them while training goes on"""
+    mfu: bool = False
+    """measure the peak of this device first, and log what share of it the operations of the model are"""
     crop_size: int = 64
     """with nbody: edge, in cells, of the cubes that are cut from the boxes at random places"""
     train_crops: int = 512
@@ -108,6 +115,8 @@ class Config(TrainConfig):
         require_positive(self, "vit_patch", "vit_width", "vit_depth")
         if not 0 <= self.warmup < 1:
             raise UserError(f"--warmup is a share of all steps, from 0 to below 1, got {self.warmup}")
+        if self.async_save and self.checkpoint_form != "sharded":
+            raise UserError("--async_save true needs --checkpoint_form sharded")
         check_volumes(self)
 
 
@@ -287,17 +296,78 @@ def train_step(
     return loss_sum
 
 
-def state_of(
-    model: FSDPModule, optimizer: Optimizer, scheduler: LRScheduler, scaler: torch.amp.GradScaler
-) -> dict[str, Any]:
-    """Return what a checkpoint holds, whole, in the CPU memory of rank 0. All ranks call this: each sends its parts."""
+def whole_state(model: FSDPModule, optimizer: Optimizer) -> dict[str, Any]:
+    """Return whole weights and optimizer state, in CPU memory of rank 0. All ranks call this: each sends its parts."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return {
         "model": get_model_state_dict(model, options=options),
         "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
-        "scheduler": scheduler.state_dict(),
-        "scaler": scaler.state_dict(),
     }
+
+
+def sharded_state(model: FSDPModule, optimizer: Optimizer) -> dict[str, Any]:
+    """Return the parts of weights and optimizer state that this rank has: the same memory, not a copy.
+
+    Before the first step an optimizer has no state: then this call takes a step without gradients, to make one.
+    """
+    return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+
+
+def save_checkpoint(
+    config: Config,
+    model: FSDPModule,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    scaler: torch.amp.GradScaler,
+    run: Run,
+    loss_sum: torch.Tensor | None = None,
+) -> None:
+    """Save all that the training consists of. All ranks call this, and it ends the run if a signal asks for that."""
+    rest = {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict()}  # equal on all ranks
+    if config.checkpoint_form == "whole":
+        run.save(whole_state(model, optimizer) | rest, loss_sum)  # every rank adds its random state; rank 0 writes
+        return
+    parts = sharded_state(model, optimizer)
+    with run.save_sharded(parts, rest, loss_sum) as saving:  # the folder gets its name when all of it is on disk
+        if config.async_save:  # returns once this rank's parts are copied; the next step may change the weights
+            saving.future = dcp.async_save(parts, checkpoint_id=saving.folder, process_group=saving.group)
+        else:
+            dcp.save(parts, checkpoint_id=saving.folder, process_group=saving.group)
+
+
+def load_checkpoint(
+    config: Config,
+    model: FSDPModule,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    scaler: torch.amp.GradScaler,
+    run: Run,
+) -> None:
+    """With ``--resume true``, continue from the last checkpoint, if there is one, perhaps one of other ranks."""
+    # These are only compared with the checkpoint, so they need not be gathered: the shape of a sharded weight is that
+    # of the whole one. `sharded_state` would not do: in a run that starts afresh, it would take the optimizer's step.
+    matching = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    matching |= {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict()}
+    if config.checkpoint_form == "whole":
+        checkpoint = run.load_checkpoint(matching)
+        if checkpoint is None:
+            return
+        options = StateDictOptions(full_state_dict=True)  # the file has whole weights; each rank takes its part
+        set_model_state_dict(model, checkpoint["model"], options=options)
+        set_optimizer_state_dict(model, optimizer, checkpoint["optimizer"], options=options)
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        scaler.load_state_dict(checkpoint["scaler"])
+        return
+    with run.load_sharded(matching) as saved:  # all its files have been compared with their checksums
+        if saved is None:
+            return
+        parts = sharded_state(model, optimizer)  # says which parts this rank needs; dcp.load fills them
+        dcp.load(parts, checkpoint_id=saved.folder, process_group=saved.group)
+        saved.scale_lr(parts["optimizer"])  # if --lr is another one than before
+        set_model_state_dict(model, parts["model"])
+        set_optimizer_state_dict(model, optimizer, parts["optimizer"])
+        scheduler.load_state_dict(saved.state["scheduler"])
+        scaler.load_state_dict(saved.state["scaler"])
 
 
 @profile
@@ -322,7 +392,7 @@ def train_one_epoch(
         loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
         run.end_step(loss)  # every --log_interval steps it prints the loss: only there the CPU waits for the device
         if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
-            run.save(state_of(model, optimizer, scheduler, scaler), loss_sum)  # called by all ranks; may end the run
+            save_checkpoint(config, model, optimizer, scheduler, scaler, run, loss_sum)
     dist.all_reduce(loss_sum)  # the sum over all ranks
     return loss_sum.item() / len(loader.dataset)
 
@@ -396,30 +466,24 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
     torch.manual_seed(config.seed + rank)  # a different seed on each rank: otherwise dropout would be the same on all
     train_loader = make_loader(config, "train", device, rank, world_size)
     val_loader = make_loader(config, "val", device, rank, world_size)
-    check_parts(config.accumulate, len(train_loader.dataset), config.batch_size * world_size, world_size)
+    global_batch_size = config.batch_size * world_size
+    check_parts(config.accumulate, len(train_loader.dataset), global_batch_size, world_size)
+    check_validation(len(val_loader.dataset), world_size)
     model = shard_model(config, rank, device, world_size)
     if config.compile != "off":
         model.compile(dynamic=False)  # for this shape of batches; gathering weights stays outside of what is compiled
     optimizer = make_optimizer(config, model)  # after sharding: an earlier one would update weights that are gone
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-    global_batch_size = config.batch_size * world_size
     total_steps = config.epochs * len(train_loader)
     scheduler = LambdaLR(optimizer, lambda number: lr_factor(config, global_batch_size, number, total_steps))
 
     with Run(config, device, rank, world_size) as run:
+        if config.mfu:  # the operations of the model, and the fastest product of matrices on this device
+            run.measure_mfu(partial(make_model, config))
         if config.benchmark:
             benchmark(config, model, train_loader, optimizer, scheduler, scaler, device, run)
             return
-        # To be compared with the file, these need not be gathered: a sharded weight has the shape of the whole one.
-        matching = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        matching |= {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict()}
-        checkpoint = run.load_checkpoint(matching)
-        if checkpoint is not None:  # --resume true, and this run was stopped before, perhaps with other ranks
-            options = StateDictOptions(full_state_dict=True)  # the file has whole weights; each rank takes its part
-            set_model_state_dict(model, checkpoint["model"], options=options)
-            set_optimizer_state_dict(model, optimizer, checkpoint["optimizer"], options=options)
-            scheduler.load_state_dict(checkpoint["scheduler"])
-            scaler.load_state_dict(checkpoint["scaler"])
+        load_checkpoint(config, model, optimizer, scheduler, scaler, run)
         for epoch in range(run.next_epoch, config.epochs + 1):
             train_loader.batch_sampler.set_epoch(epoch)  # a new order of the samples, the same on all ranks
             started = time.perf_counter()
@@ -428,7 +492,7 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
             val_loss, val_accuracy = evaluate(config, model, val_loader, device)
             if rank == 0:  # all ranks have the same results, so one of them prints
                 run.log_epoch(epoch, seconds, scheduler.get_last_lr()[0], train_loss, val_loss, val_accuracy)
-            run.save(state_of(model, optimizer, scheduler, scaler))  # every rank adds its random state; rank 0 writes
+            save_checkpoint(config, model, optimizer, scheduler, scaler, run)
 
 
 def benchmark(

@@ -31,6 +31,7 @@ from lab.lesson_runs import (
     LESSON_02,
     LESSON_03,
     LESSON_04,
+    LESSON_05,
     ON_GPU_TO_TARGET,
     RESULTS,
     TO_TARGET,
@@ -51,12 +52,28 @@ from workshop.errors import UserError
 from workshop.hardware import available_cpus
 from workshop.paths import REPOSITORY, default_data_dir
 
+SHARDED_STEPS = {
+    "one_step": "what two ranks store and send in one step of lesson 05, by --shard",
+    "accumulation": "collectives and memory of gradient accumulation with sharded weights",
+    "small_updates": "how many weights a step changes, stored in float32 and in bf16",
+    "meta_device": "fresh weights after the meta device",
+}
+"""experiments of lesson 05 that are started as two ranks: what each of them shows, by the name of its script"""
 UNET = ("--config", "../configs/unet3d.yaml")
 OPTIONS = (*UNET, "--config", "../configs/unet3d_opt.yaml")
 TINY_UNET = (*UNET, "--config", "../configs/unet3d_tiny.yaml")
 TINIEST_UNET = (*TINY_UNET, "--crop_size", 8, "--unet_width", 4, "--limit_val", 16)
 UNET_BATCH = 64
 """samples per step in unet3d.yaml, of one GPU"""
+VIT = ("--config", "../configs/vit3d.yaml")
+TINY_VIT = (*VIT, "--config", "../configs/vit3d_tiny.yaml", "--limit_train", 32, "--global_batch_size", 4)
+SHARDED = {
+    "DDP": (LESSON_04, ()),
+    "FSDP2": (LESSON_05, ()),
+    "FSDP2, --shard keep": (LESSON_05, ("--shard", "keep")),
+    "FSDP2, --activation_checkpointing true": (LESSON_05, ("--activation_checkpointing", "true")),
+}
+"""lesson and flags of the runs of a large model that are compared"""
 RESNET = ("--config", "../configs/cifar10.yaml", "--model", "resnet50")
 RESNET_BATCH = 512
 """samples per GPU: a step of this model takes tens of milliseconds, so launching its kernels is a small part of it"""
@@ -295,6 +312,17 @@ def _unet_throughputs(session: Session, runs: dict[str, tuple[Flags, int]], benc
         yield figures | facts
 
 
+def fully_sharded(session: Session, *benchmark: object) -> Figures:
+    """Measure throughput, MFU and memory of a large vision transformer: DDP, and FSDP2 with and without recomputation.
+
+    On one GPU nothing is sent, and each weight is whole: this compares what FSDP2 itself costs.
+    """
+    model = TINY_VIT if session.rehearsal else VIT
+    flags = (*model, "--data_dir", session.boxes, "--benchmark", "true", "--mfu", "true", *benchmark)
+    parts = {name: partial(train, *flags, *own, lesson=lesson) for name, (lesson, own) in SHARDED.items()}
+    yield from measured_in_turn(parts, about={"cells": session.cells(), "flags": list(map(str, model))})
+
+
 def mnist_epochs(session: Session, *flags: object) -> Figures:
     """Train lesson 01 and the fast configuration of lesson 04 on MNIST."""
     workers = ("--num_workers", session.num_workers)
@@ -405,6 +433,15 @@ EXPERIMENTS = (
         rehearsal=SHORT_TRIALS,
         data=("nbody",),
         seconds=90,
+    ),
+    Experiment(
+        name="fully_sharded",
+        title="throughput, MFU and memory of a vision transformer of 1.6 billion weights: DDP, and FSDP2 on one GPU",
+        measure=fully_sharded,
+        gpu=("--benchmark_seconds", 1),
+        rehearsal=SHORT_TRIALS,
+        data=("nbody",),
+        seconds=120,
     ),
     Experiment(
         name="mnist_epochs",
@@ -633,6 +670,44 @@ EXPERIMENTS = (
         measure=small_study(unet3d),
         cpu=(),
         data=("nbody",),
+    ),
+    Experiment(
+        name="limited_memory",
+        title="a model that DDP cannot train in a limited memory, and FSDP2 can",
+        measure=study(LESSON_05, "limited_memory.py"),
+        cpu=(),
+        data=("mnist",),
+    ),
+    Experiment(
+        name="same_losses",
+        title="the losses of DDP and of FSDP2 on 1, 2 and 4 ranks",
+        measure=study(LESSON_05, "same_losses.py"),
+        cpu=(),
+        data=("mnist",),
+    ),
+    Experiment(
+        name="save_and_reshard",
+        title="both forms of checkpoint: resumed on other numbers of ranks, what they cost, and damaged",
+        measure=study(LESSON_05, "save_and_reshard.py"),
+        cpu=(),
+        data=("mnist",),
+    ),
+    *(
+        Experiment(name=name, title=title, measure=study(LESSON_05, f"{name}.py", ranks=2), cpu=())
+        for name, title in SHARDED_STEPS.items()
+    ),
+    Experiment(
+        name="recompute",
+        title="what activation checkpointing saves and costs",
+        measure=study(LESSON_05, "recompute.py"),
+        cpu=(),
+    ),
+    Experiment(
+        name="step_timeline",
+        title="a training step of lesson 05 on a time line of two ranks",
+        measure=study(LESSON_05, "step_timeline.py"),
+        cpu=(),
+        data=("mnist",),
     ),
     *(
         Experiment(name=one.__name__, title=one.__doc__ or "", measure=small_study(one), cpu=(), data=data)

@@ -28,6 +28,7 @@ LESSON_01 = REPOSITORY / "01_single_gpu"
 LESSON_02 = REPOSITORY / "02_dataparallel"
 LESSON_03 = REPOSITORY / "03_ddp"
 LESSON_04 = REPOSITORY / "04_mixed_precision"
+LESSON_05 = REPOSITORY / "05_fully_sharded"
 BASELINE = ("--config", "../configs/mnist.yaml")
 FAST = (*BASELINE, "--config", "../configs/mnist_fast.yaml")
 TO_TARGET = {

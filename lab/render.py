@@ -16,7 +16,9 @@ MACHINE = "amd_epyc_avx512_2cpu"
 """the machine whose figures the pages show, a CPU with bf16 instructions"""
 WITHOUT_BF16 = "amd_epyc_avx2_2cpu"
 """another machine, without them"""
-ELSEWHERE = dict.fromkeys(("fast", "scaling", "allreduce"), WITHOUT_BF16)
+SHARDING = ("limited_memory", "one_step", "accumulation", "recompute", "small_updates", "meta_device", "step_timeline")
+"""the experiments of lesson 05 on two CPU ranks"""
+ELSEWHERE = dict.fromkeys(("fast", "scaling", "allreduce", *SHARDING), WITHOUT_BF16)
 """the machine of these experiments, where it is not the first"""
 BY_MANY = ("compare", "scaling", "allreduce", "unet3d_scaling")
 """what is best shown of a machine with many GPUs; all else of one GPU"""
@@ -346,7 +348,12 @@ def package_map() -> str:
     return "\n".join(f"- `{module}`: {contents}" for module, contents in lines)
 
 
-BUILDS_ON = {"02_dataparallel": "01_single_gpu", "03_ddp": "01_single_gpu", "04_mixed_precision": "03_ddp"}
+BUILDS_ON = {
+    "02_dataparallel": "01_single_gpu",
+    "03_ddp": "01_single_gpu",
+    "04_mixed_precision": "03_ddp",
+    "05_fully_sharded": "04_mixed_precision",
+}
 """for each lesson, the lesson whose script it changes"""
 RENAMED = {("03_ddp", "train"): "main", ("03_ddp", "main"): ""}
 """definitions that have another name in the script that a lesson builds on, or are new in spite of their name"""

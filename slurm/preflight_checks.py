@@ -21,9 +21,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-LESSONS = {number: next(REPOSITORY.glob(f"{number}_*")) for number in ("01", "02", "03", "04")}
+LESSONS = {number: next(REPOSITORY.glob(f"{number}_*")) for number in ("01", "02", "03", "04", "05")}
 ALL = tuple(LESSONS)
-SEVERAL_RANKS = ("03", "04")
+SEVERAL_RANKS = ("03", "04", "05")
 OLDEST_DRIVER = {"13": 580, "12": 525, "11": 450}
 """the oldest NVIDIA driver for each major version of CUDA, says NVIDIA's table of compatibility"""
 WRITTEN_MB = 100
@@ -147,7 +147,8 @@ def device(local_rank: int = 0) -> CheckResult:
         remedy = f"this torch has kernels for {', '.join(torch.cuda.get_arch_list())}; install one built for this GPU"
         return CheckResult("device", "fail", f"{found}, does not compute: {str(error).splitlines()[0]}", remedy)
     if major < 8:
-        return CheckResult("device", "warning", found, "no bf16 and no TF32 before 8.0: use fp16 in lesson 04", ("04",))
+        remedy = "no bf16 and no TF32 before 8.0: use fp16 in lessons 04 and 05"
+        return CheckResult("device", "warning", found, remedy, ("04", "05"))
     return CheckResult("device", "ok", found)
 
 

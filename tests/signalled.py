@@ -46,4 +46,5 @@ if name == "SIGSTOP" or step == "0":
     detector = importlib.import_module("workshop.distributed.failure_detector")  # the package has a function so named
     detector.TIMEOUT, detector.TIMEOUT_AFTER_FAILURE = 6.0, 3.0
 sys.argv = [script, *sys.argv[5:]]
+sys.path.insert(0, os.path.dirname(os.path.abspath(script)))  # as Python does; the script imports modules beside it
 runpy.run_path(script, run_name="__main__")

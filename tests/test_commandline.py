@@ -136,9 +136,18 @@ def test_help_shows_every_flag_once_under_the_title_of_its_group(capsys: pytest.
     assert "--dataset {mnist,cifar10,nbody}" in sections[0]
 
 
+def test_an_unknown_flag_of_another_lesson_is_named_as_such(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^unknown flag --cuda_graph; it is a flag of 04_mixed_precision, not of this"):
+        load_config(Config, ["--cuda_graph", "true"])
+    file = write(tmp_path / "run.yaml", "accumulate: 3\n")
+    with pytest.raises(UserError, match=r"unknown key 'accumulate'; it is a flag of 05_fully_sharded, not of this"):
+        load_config(Config, ["--config", file])
+
+
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda file: file.name)
 def test_every_key_of_a_shipped_config_arrives(file: Path) -> None:
-    base = ["--config", str(file.with_name("unet3d.yaml"))] if file.name.startswith("unet3d_") else []
+    model = file.name.partition("_")[0]
+    base = ["--config", str(file.with_name(f"{model}.yaml"))] if model in ("unet3d", "vit3d") else []
     config = load_config(LESSON_04.Config, [*base, "--config", str(file)])
     for key, value in yaml.safe_load(file.read_text()).items():
         assert getattr(config, key) == value

@@ -12,7 +12,11 @@ from workshop.errors import UserError
 
 LESSONS = sorted(folder.name for folder in REPOSITORY.glob("0*") if (folder / "train.py").exists())
 CONFIGS = {lesson: load_script(REPOSITORY / lesson).Config for lesson in LESSONS}
-DDP, VOLUMES = ("03_ddp", "04_mixed_precision"), ("04_mixed_precision",)
+DDP = ("03_ddp", "04_mixed_precision")
+RANKS = (*DDP, "05_fully_sharded")
+VOLUMES = RANKS[1:]
+CHANGED = {"05_fully_sharded": {"model"}}
+"""shared flags whose default is another one in a lesson"""
 OF_VOLUMES = {"dataset": "nbody", "model": "unet3d"}
 
 
@@ -24,10 +28,20 @@ def defaults(config_class: type) -> dict[str, object]:
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_a_lesson_has_the_shared_flags_and_their_defaults(lesson: str) -> None:
     assert issubclass(CONFIGS[lesson], TrainConfig)
-    assert defaults(CONFIGS[lesson]).items() >= defaults(TrainConfig).items()
+    shared = {name: value for name, value in defaults(TrainConfig).items() if name not in CHANGED.get(lesson, set())}
+    assert defaults(CONFIGS[lesson]).items() >= shared.items()
 
 
-@pytest.mark.parametrize(("lesson", "builds_on"), [("02_dataparallel", "01_single_gpu"), (VOLUMES[0], DDP[0])])
+def test_lesson_05_has_the_flags_of_lesson_04_but_for_those_of_ddp_and_graphs() -> None:
+    before, after = defaults(CONFIGS["04_mixed_precision"]), defaults(CONFIGS["05_fully_sharded"])
+    of_ddp = {"bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "forward_sync_buffers", "sync_gradients"}
+    assert before.keys() - after.keys() == of_ddp | {"channels_last", "cuda_graph"}
+    assert {name for name in before.keys() & after.keys() if before[name] != after[name]} == {"model"}
+
+
+@pytest.mark.parametrize(
+    ("lesson", "builds_on"), [("02_dataparallel", "01_single_gpu"), ("04_mixed_precision", "03_ddp")]
+)
 def test_a_lesson_has_the_flags_and_defaults_of_the_one_it_builds_on(lesson: str, builds_on: str) -> None:
     assert defaults(CONFIGS[lesson]).items() >= defaults(CONFIGS[builds_on]).items()
 
@@ -35,10 +49,17 @@ def test_a_lesson_has_the_flags_and_defaults_of_the_one_it_builds_on(lesson: str
 COUNTS = {
     **dict.fromkeys(("batch_size", "epochs", "log_interval", "save_interval", "prefetch_factor"), LESSONS),
     **dict.fromkeys(("limit_train", "limit_val"), LESSONS),
-    **dict.fromkeys(("global_batch_size", "base_batch_size"), DDP),
+    **dict.fromkeys(("global_batch_size", "base_batch_size"), RANKS),
+    "accumulate": ("05_fully_sharded",),
     **dict.fromkeys(("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth"), VOLUMES),
+    **dict.fromkeys(("vit_patch", "vit_width", "vit_depth"), VOLUMES),
 }
-AMOUNTS = {"lr": LESSONS, "benchmark_seconds": LESSONS, "bucket_cap_mb": DDP}
+AMOUNTS = {
+    "lr": LESSONS,
+    "benchmark_seconds": LESSONS,
+    "bucket_cap_mb": DDP,
+    "max_grad_norm": ("05_fully_sharded",),
+}
 
 
 def cases(flags: dict) -> list[tuple[str, str]]:
@@ -74,10 +95,10 @@ def test_what_is_measured_is_above_zero(lesson: str, flag: str) -> None:
         (LESSONS, {"num_workers": -1}, r"--num_workers must be 0 .* or more, got -1"),
         (LESSONS, {"seed": -1}, r"^--seed must be 0 or more, got -1$"),
         (LESSONS, {"seed": 2**63}, r"^--seed must be a number of at most 9\.2e\+18, got 9223372036854775808$"),
-        (DDP, {"warmup": math.nan}, r"^--warmup must be a number of at most 3\.4e\+38, got nan$"),
+        (RANKS, {"warmup": math.nan}, r"^--warmup must be a number of at most 3\.4e\+38, got nan$"),
         (DDP, {"bucket_cap_mb": 1e30}, r"^--bucket_cap_mb is in MiB, at most a million, got 1e\+30$"),
-        (DDP, {"warmup": 1.0}, r"--warmup is a share of all steps, from 0 to below 1, got 1\.0"),
-        (DDP, {"warmup": -0.1}, r"--warmup is a share of all steps, from 0 to below 1, got -0\.1"),
+        (RANKS, {"warmup": 1.0}, r"--warmup is a share of all steps, from 0 to below 1, got 1\.0"),
+        (RANKS, {"warmup": -0.1}, r"--warmup is a share of all steps, from 0 to below 1, got -0\.1"),
         (DDP, {"static_graph": True, "sync_gradients": False}, r"--static_graph true .*: it needs --sync_gradients"),
     ],
 )

@@ -1,6 +1,7 @@
 """A value in a configuration of the U-Net, or behind a flag of lesson 04, reaches the code it names."""
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def files_of(overlay: Path | None) -> list[Path]:
 
 
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
+CHECKS = sys.modules["checks"]
 Config, lr_factor = LESSON.Config, LESSON.lr_factor
 
 
@@ -126,7 +128,8 @@ def arguments_of(run_script: Script, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def test_flags_reach_the_calls_they_name(arguments_of: Callable[..., dict], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checks._check_compiler", lambda _: None)
+    monkeypatch.setitem(sys.modules, "checks", CHECKS)  # another lesson has a module of this name
+    monkeypatch.setattr(CHECKS, "check_compiler", lambda _: None)
     compiled = arguments_of(torch, "compile", "--compile", "max-autotune")
     assert (compiled["mode"], compiled["dynamic"]) == ("max-autotune", False)
     for precision, dtype in {"bf16": torch.bfloat16, "fp16": torch.float16}.items():
@@ -146,7 +149,8 @@ def test_flags_reach_the_calls_they_name(arguments_of: Callable[..., dict], monk
 def test_flags_for_a_gpu_reach_the_calls_they_name(
     arguments_of: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("checks.check_options", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "checks", CHECKS)  # another lesson has a module of this name
+    monkeypatch.setattr(CHECKS, "check_options", lambda *_: None)
     assert arguments_of(torch, "set_float32_matmul_precision", "--precision", "tf32")["positional"] == ("high",)
     fake_graphs(monkeypatch, lambda: None)
     assert arguments_of(torch.optim, "Adam", "--cuda_graph", "true")["capturable"] is True

@@ -112,7 +112,7 @@ def run_main(lesson: str) -> None:
 
 
 @pytest.mark.parametrize("environment", GRANTED, ids=str)
-@pytest.mark.parametrize("lesson", ["01_single_gpu", "02_dataparallel", "03_ddp", "04_mixed_precision"])
+@pytest.mark.parametrize("lesson", sorted(folder.name for folder in REPOSITORY.glob("0*_*")))
 def test_a_gpu_that_was_granted_must_be_found(
     no_gpu_is_found: pytest.MonkeyPatch, environment: dict[str, str], lesson: str
 ) -> None:

@@ -40,7 +40,7 @@ def test_torchrun_starts_a_rank_per_gpu_with_a_thread_at_least(tmp_path: Path) -
         assert threads == workers == max(cpus // ranks, 1)
 
 
-@pytest.mark.parametrize("job", ["03_ddp/job.slurm", "04_mixed_precision/job.slurm"])
+@pytest.mark.parametrize("job", ["03_ddp/job.slurm", "04_mixed_precision/job.slurm", "05_fully_sharded/job.slurm"])
 def test_each_task_of_srun_has_the_cpus_of_a_task(tmp_path: Path, job: str) -> None:
     for _, cpus, _, threads, workers in granted_and_given(job, tmp_path):
         assert threads == workers == cpus
@@ -74,7 +74,9 @@ def test_a_torchrun_that_usr1_ends_is_one_that_setup_requeues(tmp_path: Path, nu
     assert result.returncode == status
 
 
-JOBS = ["01_single_gpu/job", "02_dataparallel/job", "03_ddp/job", "03_ddp/torchrun", "04_mixed_precision/job"]
+OF_SRUN = ["03_ddp/job", "04_mixed_precision/job", "05_fully_sharded/job"]
+"""job files whose ranks srun starts"""
+JOBS = ["01_single_gpu/job", "02_dataparallel/job", "03_ddp/torchrun", *OF_SRUN]
 EVERY_TASK = """
 SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=2 SLURM_GPUS_ON_NODE=2 SLURM_NNODES=1 SLURM_NODEID=0
 export ${!SLURM_*}
@@ -112,7 +114,7 @@ def started(tmp_path: Path) -> Callable[..., list[str]]:
         (tmp_path / "programs" / name).chmod(0o755)
 
     def start(job: str, **variables: str) -> list[str]:
-        tasks = "0 1" if job in ("03_ddp/job", "04_mixed_precision/job") else "0"
+        tasks = "0 1" if job in OF_SRUN else "0"
         environment = {name: value for name, value in os.environ.items() if name not in ("NSYS", "SCRIPT", "RANK")}
         environment |= {"PATH": f"{tmp_path}/programs:{os.environ['PATH']}", "TASKS": tasks} | variables
         command = ["bash", "-c", EVERY_TASK, "-", REPOSITORY / f"{job}.slurm"]
@@ -130,7 +132,7 @@ def test_nsys_writes_a_file_for_each_rank(started: Callable, job: str, script: s
     lines = started(job, NSYS="1", **variables)
     recorders = [line for line in lines if " nsys profile " in line]
     assert [line for line in lines if " python " in line and line not in recorders]
-    several = job.startswith(("03", "04"))
+    several = job.startswith(("03", "04", "05"))
     assert len(recorders) == (2 if several else 1)
     for rank, line in enumerate(recorders):
         assert line.startswith(f"{rank} ")
@@ -148,7 +150,7 @@ def test_without_nsys_each_rank_has_a_line_profile(started: Callable, job: str, 
     variables = {} if script == "train.py" else {"SCRIPT": script}
     lines = started(job, **variables)
     program = "python" if job.endswith("torchrun") else "kernprof"
-    assert len(lines) == (2 if job.startswith(("03", "04")) else 1)
+    assert len(lines) == (2 if job.startswith(("03", "04", "05")) else 1)
     for rank, line in enumerate(lines):
         assert line.startswith(f"{rank} {program} ")
         assert f"{script} --num_workers " in line and line.endswith(" --resume true --epochs 3")

@@ -292,7 +292,7 @@ def test_ranks_that_add_up_wrong_or_slowly(monkeypatch: Patch) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda _: None)
     with pytest.raises(RuntimeError, match=r"an all-reduce over 2 ranks gave 1.0, not the sum"):
         preflight.all_reduce_gb_per_second(torch.device("cpu"))
-    assert says(preflight.bandwidth(0.12, "nccl"), "warning", "0.12 GB/s", "NCCL_SOCKET_IFNAME", ("03", "04"))
+    assert says(preflight.bandwidth(0.12, "nccl"), "warning", "0.12 GB/s", "NCCL_SOCKET_IFNAME", ("03", "04", "05"))
     assert preflight.bandwidth(0.12, "gloo").status == "ok"
 
 
@@ -342,7 +342,7 @@ def test_this_machine_can_run_every_lesson(run_script: Script) -> None:
     result = run_script("slurm/preflight.py")
     assert "ok       ranks          2 on 1 node(s) joined over gloo" in result.stdout, result.stdout
     answers = [line.partition(": ")[2] for line in result.stdout.splitlines() if line.startswith("lesson 0")]
-    assert [answer[:7] for answer in answers] == ["can run"] * 4
+    assert [answer[:7] for answer in answers] == ["can run"] * 5
     assert result.status == 0
 
 
@@ -357,5 +357,5 @@ def test_preflight_as_a_job_on_two_nodes(slurm: SlurmCluster, user_environment: 
     assert "on 127.0.0.1, 127.0.0.2:" in log
     assert "ok       ranks          4 on 2 node(s) joined over gloo" in log
     assert "ok       partition      workshop: 2 nodes, up to 2 GPUs" in log
-    assert log.count("ok       job of 0") == 4
-    assert log.count(": can run") == 4
+    assert log.count("ok       job of 0") == 5
+    assert log.count(": can run") == 5

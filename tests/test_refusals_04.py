@@ -38,7 +38,10 @@ def train(run_script: Script) -> Script:
         (["--fused", "true", "--optimizer", "adadelta"], "PyTorch has no fused adadelta"),
         ([*TINY, "--crop_size", 18], "--crop_size 18 cannot be halved 2 times; take --crop_size 16, or --unet_depth 1"),
         ([*TINY, "--crop_size", 64], "--crop_size 64 is larger than the box"),
-        (TINY[2:], "--crop_size 16 needs --dataset nbody, not mnist; configs/unet3d.yaml says so"),
+        (
+            TINY[2:],
+            "--crop_size 16 needs --dataset nbody, not mnist; configs/unet3d.yaml and configs/vit3d.yaml say so",
+        ),
         ([*TINY, "--model", "resnet18"], "--dataset nbody holds volumes, and only --model unet3d"),
     ],
 )
@@ -137,9 +140,12 @@ VOLUMES = {"dataset": "nbody", "model": "unet3d"}
             {**VOLUMES, "crop_size": 15, "unet_depth": 2},
             r"--crop_size 15 cannot be halved 2 times; take --crop_size 16$",
         ),
-        ({"dataset": "nbody", "model": "resnet18"}, r"--dataset nbody holds volumes, and only --model unet3d maps"),
-        ({**VOLUMES, "model": "unet3"}, r"--dataset nbody holds volumes, and only --model unet3d maps"),
-        ({"dataset": "nbody"}, r"--dataset nbody holds volumes, and only --model unet3d maps"),
+        (
+            {"dataset": "nbody", "model": "resnet18"},
+            r"--dataset nbody holds volumes, and only --model unet3d and --model vit map",
+        ),
+        ({**VOLUMES, "model": "unet3"}, r"--dataset nbody holds volumes, and only --model unet3d and --model vit map"),
+        ({"dataset": "nbody"}, r"--dataset nbody holds volumes, and only --model unet3d and --model vit map"),
         ({"model": "unet3d"}, r"--model unet3d maps volumes to volumes: it needs --dataset nbody, not mnist"),
     ],
 )

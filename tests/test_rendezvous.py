@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import runpy
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from conftest import REPOSITORY
+from lab.launching import load_script
 from workshop.distributed import failure_detector
 from workshop.errors import UserError
 from workshop.run.control_group import ControlGroup, backend_in_use
@@ -71,7 +71,7 @@ class Seen(Exception):
     """What was to be seen has been seen."""
 
 
-@pytest.mark.parametrize("lesson", ["03_ddp", "04_mixed_precision"])
+@pytest.mark.parametrize("lesson", ["03_ddp", "04_mixed_precision", "05_fully_sharded"])
 @pytest.mark.parametrize(("gpus", "index"), [(1, 0), (2, 1)], ids=["srun shows each task its own", "two are visible"])
 def test_the_gpu_of_a_local_rank(monkeypatch: pytest.MonkeyPatch, lesson: str, gpus: int, index: int) -> None:
     """If each task of srun sees only one GPU, it is number 0 for all; `rendezvous` finds out whether it is shared."""
@@ -79,8 +79,7 @@ def test_the_gpu_of_a_local_rank(monkeypatch: pytest.MonkeyPatch, lesson: str, g
     def see(rank: int, world_size: int, device: torch.device) -> dist.Store:
         raise Seen(rank, world_size, device)
 
-    monkeypatch.syspath_prepend(REPOSITORY / lesson)
-    script = runpy.run_path(str(REPOSITORY / lesson / "train.py"), run_name="lesson")
+    script = vars(load_script(REPOSITORY / lesson))
     monkeypatch.setitem(script["main"].__globals__, "rendezvous", see)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -152,7 +151,7 @@ NCCL_VARIABLES = ("TORCH_DIST_USE_NCCL2", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
     ],
     ids=["srun", "torchrun", "the user's"],
 )
-@pytest.mark.parametrize("lesson", ["03_ddp", "04_mixed_precision"])
+@pytest.mark.parametrize("lesson", ["03_ddp", "04_mixed_precision", "05_fully_sharded"])
 def test_the_nccl_settings_when_the_group_is_made(
     monkeypatch: pytest.MonkeyPatch, lesson: str, own: dict[str, str], seen: tuple[str | None, ...]
 ) -> None:
@@ -168,8 +167,7 @@ def test_the_nccl_settings_when_the_group_is_made(
         found.append((backend, *map(os.environ.get, NCCL_VARIABLES)))
         raise RuntimeError("enough was seen")
 
-    monkeypatch.syspath_prepend(REPOSITORY / lesson)
-    script = runpy.run_path(str(REPOSITORY / lesson / "train.py"), run_name="lesson")
+    script = vars(load_script(REPOSITORY / lesson))
     fake_gpus(monkeypatch, "GPU-a")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

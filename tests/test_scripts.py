@@ -48,6 +48,8 @@ RANKS = (
     "dist.all_reduce()",
     "dist.destroy_process_group()",
 )
+NOT_SHARDED = ("DistributedDataParallel()", ".no_sync()", "torch.inference_mode()")
+"""what other calls take the place of where the model is sharded"""
 CALLS = {
     "01_single_gpu": (*TRAINING_LOOP, *ONE_OPTIMIZER),
     "02_dataparallel": (*TRAINING_LOOP, *ONE_OPTIMIZER, "nn.DataParallel()", ".module"),
@@ -74,6 +76,31 @@ CALLS = {
         ".replay()",
     ),
 }
+CALLS["05_fully_sharded"] = (
+    *(call for call in (*TRAINING_LOOP, *RANKS) if call not in NOT_SHARDED),
+    *(call for call in CALLS["04_mixed_precision"] if call.startswith(("scaler.", "torch.backends.", "torch.optim."))),
+    "LambdaLR()",
+    "torch.set_float32_matmul_precision()",
+    "torch.amp.GradScaler()",
+    ".compile()",
+    "init_device_mesh()",
+    "torch.device()",
+    '"meta"',
+    "fully_shard(mesh, mp_policy, reshard_after_forward)",
+    "MixedPrecisionPolicy(param_dtype, reduce_dtype)",
+    ".to_empty(device)",
+    ".set_requires_gradient_sync()",
+    "nn.utils.clip_grad_norm_()",
+    "scaler.unscale_()",
+    "recompute",
+    "partial(use_reentrant)",
+    "torch.no_grad()",
+    "StateDictOptions(full_state_dict, broadcast_from_rank0)",
+    "get_model_state_dict(options)",
+    "set_model_state_dict(options)",
+    "get_optimizer_state_dict(options)",
+    "set_optimizer_state_dict(options)",
+)
 SCRIPTS = {lesson: (REPOSITORY / lesson / "train.py").read_text() for lesson in CALLS}
 
 

@@ -42,7 +42,8 @@ def script_of(lesson: str) -> str:
     [
         ("01_single_gpu", "02_dataparallel", 24),
         ("01_single_gpu", "03_ddp", 200),
-        ("03_ddp", "04_mixed_precision", 280),
+        ("03_ddp", "04_mixed_precision", 290),
+        ("04_mixed_precision", "05_fully_sharded", 320),
     ],
 )
 def test_a_lesson_differs_from_the_one_before_by_what_it_teaches(
@@ -61,9 +62,18 @@ def test_a_lesson_differs_from_the_one_before_by_what_it_teaches(
     ("function", "lessons"),
     [
         ("lr_factor", ("03_ddp", "04_mixed_precision")),
+        ("lr_factor", ("04_mixed_precision", "05_fully_sharded")),
         ("ranks_from_env", ("03_ddp", "04_mixed_precision")),
+        ("ranks_from_env", ("04_mixed_precision", "05_fully_sharded")),
         ("batch_size_per_rank", ("03_ddp", "04_mixed_precision")),
+        ("batch_size_per_rank", ("04_mixed_precision", "05_fully_sharded")),
         ("main", ("03_ddp", "04_mixed_precision")),
+        ("main", ("04_mixed_precision", "05_fully_sharded")),
+        *(
+            (name, ("04_mixed_precision", "05_fully_sharded"))
+            for name in ("make_loader", "make_model", "loss_function")
+        ),
+        ("set_precision", ("04_mixed_precision", "05_fully_sharded")),
         ("make_loader", ("01_single_gpu", "02_dataparallel")),
         ("make_optimizer", ("01_single_gpu", "02_dataparallel")),
         ("make_optimizer", ("01_single_gpu", "03_ddp")),

@@ -38,8 +38,8 @@ def check_volumes(flags: VolumeFlags) -> None:
             value = getattr(flags, name)
             if value != getattr(type(flags), name):
                 raise UserError(
-                    f"--{name} {value} needs --dataset nbody, not {flags.dataset}; configs/unet3d.yaml says so, and "
-                    "is given before the other unet3d_*.yaml"
+                    f"--{name} {value} needs --dataset nbody, not {flags.dataset}; configs/unet3d.yaml and "
+                    "configs/vit3d.yaml say so, and are given before the files with longer names"
                 )
         return
     if flags.model not in ("unet3d", "vit"):

@@ -16,6 +16,7 @@ import yaml
 
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError, first_on_node, nearest
+from workshop.paths import REPOSITORY
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -64,13 +65,14 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     for file, keys in keys_of.items():
         for key, value in keys.items():
             if key not in known:
-                raise UserError(f"{file}: unknown key '{key}'; {nearest(key, known)}")
+                raise UserError(f"{file}: unknown key '{key}'; {_lessons_with(key) or nearest(key, known)}")
             if value == "" or (value is None and known[key].default is not None):
                 raise UserError(f"{file}: '{key}' has an empty value: give it one, or take the line out")
     for flag in flags:
         name = flag.removeprefix("--").partition("=")[0]
         if flag.startswith("--") and name not in {*known, "help", "print_config"}:
-            raise UserError(f"unknown flag --{name}; {nearest(f'--{name}', (f'--{key}' for key in known))}")
+            hint = _lessons_with(name) or nearest(f"--{name}", (f"--{key}" for key in known))
+            raise UserError(f"unknown flag --{name}; {hint}")
     for flag, value in [*pairwise(flags), *(flag.split("=", 1) for flag in flags if "=" in flag)]:
         if flag.startswith("--") and not value:
             raise UserError(f"{flag} has an empty value: name one, or leave the flag out")
@@ -123,6 +125,14 @@ def _with_true_after(switches: set[str], flags: list[str]) -> Iterator[str]:
         yield flag
         if flag in switches and following.startswith("--"):
             yield "true"
+
+
+def _lessons_with(flag: str) -> str:
+    """Name the lessons whose scripts define ``flag``; an empty text if none does."""
+    field = re.compile(rf"^    {re.escape(flag)}: ", re.MULTILINE)
+    scripts = sorted(REPOSITORY.glob("0*_*/train.py"))
+    lessons = [script.parent.name for script in scripts if field.search(script.read_text().partition("\ndef ")[0])]
+    return f"it is a flag of {', '.join(lessons)}, not of this script" if lessons else ""
 
 
 def _keys(file: str) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """A campaign of faults: whatever happens to a run, it must end as the pages say, and nothing may be lost.
 
-    python tests/faults/campaign.py --seed 1          # make test-faults SEED=1
+    python tests/faults/campaign.py --seed 1                        # make test-faults SEED=1
+    python tests/faults/campaign.py --seed 1 --only "lesson 05"     # 40 faults of lesson 05's checkpoints
 
 A run is killed, stopped by signals, short of disk, or has a rank that is stopped for good, at moments that follow from
 the seed. It is resumed after each fault, and in the end its weights must be, bit for bit, those of a run without
@@ -36,6 +37,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / folder) for folder in (".", "tests", "data")]
 
+import fully_sharded  # noqa: E402
 from lives import TIMEOUT, Life, Tally, by_hand, by_torchrun, equal, name_of, rank_processes, weights_of  # noqa: E402
 from torchvision.datasets import MNIST  # noqa: E402
 
@@ -52,6 +54,7 @@ TRAIN = REPOSITORY / "03_ddp" / "train.py"
 SHORT = ["--limit_train", 240, "--limit_val", 64, "--global_batch_size", 8, "--epochs", 3, "--save_interval", 5]
 SHORT += ["--resume", "true"]  # 30 steps an epoch, of a model with dropout
 MEMORY, MAP = ["--loader", "memory"], ["--loader", "map", "--num_workers", 1]
+UNDER_SLURM = ("USR1, requeue, kill -9 under Slurm", "rank 0 stopped for good, srun")
 STOP_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
 
 
@@ -64,10 +67,11 @@ class Plan:
     flags: list
     folder: Path
     seconds: float = 0.0
+    script: Path = TRAIN
 
     def live(self, run_dir: Path) -> Life:
         """Begin the next life of the run in this folder."""
-        return self.start(TRAIN, [*self.flags, "--run_dir", run_dir], run_dir.parent, self.ranks)
+        return self.start(self.script, [*self.flags, "--run_dir", run_dir], run_dir.parent, self.ranks)
 
     def is_whole(self, run_dir: Path) -> bool:
         """Whether the run in this folder ended with the weights of one without faults."""
@@ -165,22 +169,25 @@ def no_space(tally: Tally, plan: Plan, times: int, chance: random.Random) -> Tal
         return tally
     subprocess.run(["umount", str(disk)], check=True)
     plan.is_whole(plan.folder / "whole" / "run")
-    size = (plan.folder / "whole" / "run" / "checkpoint.pt").stat().st_size
+    files = [plan.folder / "whole" / "run" / name for name in ("checkpoint.pt", "checkpoint.sharded")]
+    size = sum(part.stat().st_size for file in files for part in (file, *file.glob("*")) if part.is_file())
     for _ in range(times):
         small = int(chance.uniform(0.001, 3.2) * size)
         subprocess.run([*mount[:4], f"size={small}", *mount[5:]], check=True)
         try:
             run_dir = disk / "run"
             flags = [*plan.flags, "--run_dir", run_dir]
-            life = plan.start(TRAIN, flags, plan.folder / "logs", plan.ranks)
+            life = plan.start(plan.script, flags, plan.folder / "logs", plan.ranks)
             statuses = life.wait()
             lines = [line for line in life.printed().splitlines() if line.startswith("error: ")]
-            one_line = statuses == [2] and len(lines) == 1 and "No space left" in lines[0]
+            one_line = statuses == [2] * plan.ranks and len(lines) == 1 and "No space left" in lines[0]
             quiet = "Traceback" not in life.printed()
-            tally.count(quiet and (one_line or statuses == [0]), f"{small} bytes: {statuses}\n{life.printed()}")
+            tally.count(
+                quiet and (one_line or statuses == [0] * plan.ranks), f"{small} bytes: {statuses}\n{life.printed()}"
+            )
             subprocess.run(["mount", "-o", f"remount,size={8 * size}", str(disk)], check=True)
-            life = plan.start(TRAIN, flags, plan.folder / "logs", plan.ranks)
-            if life.wait() != [0] or not plan.is_whole(run_dir):
+            life = plan.start(plan.script, flags, plan.folder / "logs", plan.ranks)
+            if life.wait() != [0] * plan.ranks or not plan.is_whole(run_dir):
                 tally.lost += 1
                 tally.strange.append(f"{small} bytes, then enough\n{life.printed()}")
         finally:
@@ -331,13 +338,49 @@ def stopped_rank(tally: Tally, start: Callable[[], Callable[[], str]], folder: P
     return tally
 
 
+def strikes_on_lesson_05(folder: Path) -> dict[str, Callable[[Tally, random.Random], Tally]]:
+    """Return the faults of each form of lesson 05's checkpoints: 40 in all."""
+
+    def plan(form: str, name: str) -> Plan:
+        flags = [*fully_sharded.SHORT, *fully_sharded.FORMS[form]]
+        here = folder / f"05 {form}"
+        return Plan(by_hand, 2, flags, here / name, script=REPOSITORY / "05_fully_sharded" / "train.py")
+
+    def killed(tally: Tally, form: str, times: int, chance: random.Random) -> Tally:
+        def strike(life: Life, chance: random.Random) -> tuple[str, bool]:
+            return fully_sharded.kill_some(life, chance, kill)
+
+        return fault_after_fault(tally, plan(form, "killed"), times, chance, strike)
+
+    def killed_while_saving(tally: Tally, form: str, times: int, chance: random.Random) -> Tally:
+        def strike(life: Life, chance: random.Random) -> tuple[str, bool]:
+            struck = fully_sharded.kill_while_saving(life, life.folder / "run", chance, kill)
+            return struck or ("ended before it saved again", life.wait() == [0] * len(life.processes))
+
+        return fault_after_fault(tally, plan(form, "saving"), times, chance, strike)
+
+    def works_of(form: str, times: tuple[int, int, int, int, int]) -> dict:
+        name = f"lesson 05, {form}: "
+        return {
+            name + "kill -9": lambda t, c: killed(t, form, times[0], c),
+            name + "kill -9 while saving": lambda t, c: killed_while_saving(t, form, times[1], c),
+            name + "signals": lambda t, c: fault_after_fault(t, plan(form, "signalled"), times[2], c, send_signal),
+            name + "damage": lambda t, c: fully_sharded.damaged_between(t, plan(form, "damaged"), times[3], c, kill),
+            name + "disk full": lambda t, c: no_space(t, plan(form, "full"), times[4], c),
+        }
+
+    times = {"whole": (2, 4, 2, 3, 2), "sharded": (2, 4, 2, 4, 2), "sharded, async": (3, 3, 3, 3, 1)}
+    return {name: work for form in times for name, work in works_of(form, times[form]).items()}
+
+
 def campaign(seed: int, folder: Path, only: str) -> list[Tally]:
     """Run all of it; several kinds at once, because most of them mostly wait."""
     data = folder / "data"
     generate("mnist", data, train_samples=400, val_samples=100, seed=7)
     os.environ["WORKSHOP_DATA"] = str(data)
     state = folder / "slurm"
-    slurm = SlurmCluster(state) if local_cluster(state, "up").returncode == 0 else None
+    wanted = any(only in name for name in UNDER_SLURM)
+    slurm = SlurmCluster(state) if wanted and local_cluster(state, "up").returncode == 0 else None
 
     def plan(name: str, start: Callable[..., Life], ranks: int, loader: Sequence[object]) -> Plan:
         return Plan(start, ranks, [*SHORT, *loader], folder / name)
@@ -367,12 +410,13 @@ def campaign(seed: int, folder: Path, only: str) -> list[Tally]:
         "disk full": lambda t, c: no_space(t, plan("full", by_hand, 1, MEMORY), 5, c),
         "bad servers": lambda t, c: bad_servers(t, folder / "servers", data, 12, c),
     }
+    works |= strikes_on_lesson_05(folder)
     one_signalled, two_signalled = plan("one_signalled", by_hand, 1, MEMORY), plan("two_signalled", by_hand, 2, MEMORY)
     if slurm:
         jobs = plan("jobs", by_hand, 2, [*MEMORY, "--epochs", 6])
         works = {
-            "USR1, requeue, kill -9 under Slurm": lambda t, c: under_slurm(t, jobs, slurm, data, 3, c),
-            "rank 0 stopped for good, srun": lambda t, _: stopped_rank(t, lambda: job_in("srun"), folder / "srun"),
+            UNDER_SLURM[0]: lambda t, c: under_slurm(t, jobs, slurm, data, 3, c),
+            UNDER_SLURM[1]: lambda t, _: stopped_rank(t, lambda: job_in("srun"), folder / "srun"),
         } | works
     works = {name: work for name, work in works.items() if only in name}
     try:

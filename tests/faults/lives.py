@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import quick_python
 from ranks import free_port
@@ -143,6 +145,10 @@ def stacks(folder: Path) -> str:
 
 def weights_of(folder: Path) -> dict:
     """Return the weights and the optimizer's state of the checkpoint in a run's folder."""
+    if (folder / "checkpoint.sharded").exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            dcp_to_torch_save(folder / "checkpoint.sharded", Path(scratch) / "state.pt")
+            return torch.load(Path(scratch) / "state.pt", weights_only=True)
     state = torch.load(folder / "checkpoint.pt", weights_only=True)
     return {name: state[name] for name in ("model", "optimizer")}
 

@@ -291,3 +291,72 @@ def test_settings_can_be_read_and_the_longest_compilation_works(
     assert torch.get_float32_matmul_precision() == ("high" if rounds else "highest")
     assert (torch.backends.cuda.matmul.fp32_precision == "tf32") == rounds
     assert (torch.backends.cudnn.conv.fp32_precision == "tf32") == rounds
+
+
+# Lesson 05 on one GPU. None of these has run on a GPU yet.
+
+VIT = ["--config", CONFIGS / "vit3d.yaml", "--config", CONFIGS / "vit3d_tiny.yaml", "--train_crops", 128]
+SHARDED = [*VIT, "--val_crops", 32, "--loader", "device", "--epochs", 2]
+WIDE = [*VIT, "--val_crops", 16, "--vit_width", 256, "--vit_depth", 8, "--epochs", 1, "--loader", "device"]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shard", ["blocks", "root"])
+def test_a_sharded_model_learns_what_a_cpu_learns(
+    shard: str, precision: str, train: Train, on_cpu: Train, device: torch.device
+) -> None:
+    if precision == "tf32" and device.type == "cpu":
+        pytest.skip("a CPU has no TF32")
+    fused = str(device.type == "cuda").lower()
+    done = train("05_fully_sharded", *SHARDED, "--shard", shard, "--precision", precision, "--fused", fused)
+    assert done.status == 0, done.stderr
+    expected = on_cpu("04_mixed_precision", *SHARDED, "--fused", "false")
+    assert done.losses == pytest.approx(expected.losses, rel=PRECISIONS[precision])
+
+
+@pytest.mark.parametrize("form", ["whole", "sharded"])
+@pytest.mark.parametrize("stop", [3, 8], ids="stopped in step {}".format)
+def test_a_sharded_run_goes_on_after_a_stop(stop: int, form: str, train: Train) -> None:
+    flags = [*SHARDED, "--checkpoint_form", form]
+    whole = train("05_fully_sharded", *flags, run="whole")
+    stopped = train("05_fully_sharded", *flags, stop=stop)
+    assert stopped.status == 0, stopped.stderr
+    assert "stopped by SIGTERM" in stopped.stdout
+    resumed = train("05_fully_sharded", *flags, "--resume", "true")
+    assert resumed.status == 0, resumed.stderr
+    assert resumed.losses == pytest.approx(whole.losses, rel=5e-3)
+
+
+def peak_bytes(train: Train, device: torch.device, *flags: object, run: str) -> int:
+    """The most GPU memory that was allocated in a run of lesson 05; on the CPU nothing is asked."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    done = train("05_fully_sharded", *WIDE, *flags, run=run)
+    assert done.status == 0, done.stderr
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+
+
+def test_the_training_state_is_the_least_of_the_memory_and_recomputing_needs_less(
+    train: Train, device: torch.device
+) -> None:
+    """16 bytes for each weight are stored in any case; the activations of the blocks only without checkpointing."""
+    plain = peak_bytes(train, device, run="plain")
+    recomputed = peak_bytes(train, device, "--activation_checkpointing", "true", run="recomputed")
+    if device.type == "cpu":
+        pytest.skip("the memory of a CPU is not counted tensor by tensor")
+    script = load_script(REPOSITORY / "05_fully_sharded")
+    config = load_config(script.Config, [str(word) for word in WIDE])
+    with torch.device("meta"):
+        weights = sum(weight.numel() for weight in script.make_model(config).parameters())
+    assert 16 * weights < recomputed < plain
+    activations = config.vit_depth * (config.global_batch_size * 64 * config.vit_width * 4)  # a tensor of each block
+    assert plain - recomputed > 4 * activations
+
+
+def test_mfu_is_a_share_of_what_the_gpu_can_do(train: Train) -> None:
+    for lesson in ("04_mixed_precision", "05_fully_sharded"):
+        done = train(lesson, *WIDE, "--mfu", "true", "--precision", "bf16", run=lesson)
+        assert done.status == 0, done.stderr
+        assert 0 < done.summary["mfu"] < 1
+        assert done.summary["peak_flops_per_second"] > 0

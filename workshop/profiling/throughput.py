@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from workshop.errors import UserError
+from workshop.hardware import peak_memory_bytes
 from workshop.loaders.sampler import BatchLoader, Loader
 from workshop.profiling.calibration import repeats_for
 
@@ -108,11 +109,12 @@ def benchmark(
     folder: Path,
     seconds: float,
     no_sync: Callable[[], AbstractContextManager] | None = None,
+    mfu: Callable[[float], float | None] | None = None,
 ) -> None:
     """Measure IO, SYNTHETIC and FULL, print them with a diagnosis, and write them to ``folder/throughput.json``.
 
-    With ``no_sync`` also COMPUTE and BARRIER. Trials of all are taken in turn, so that the first of one and the first
-    of another may be compared as a pair.
+    The file also says how much memory was used at most. With ``no_sync`` also COMPUTE and BARRIER. Trials of all are
+    taken in turn, so that the first of one and the first of another may be compared as a pair.
 
     Args:
         loader: the training loader.
@@ -122,6 +124,7 @@ def benchmark(
         folder: the run's folder.
         seconds: length of a trial.
         no_sync: makes a context in which ``train`` does not communicate.
+        mfu: returns the model FLOPs utilization at a throughput; if given, that of SYNTHETIC and FULL is shown too.
     """
 
     synthetic = SyntheticLoader(loader)
@@ -152,8 +155,12 @@ def benchmark(
     print(f"\n{'':10} {'samples/s':>20}")
     for name, throughput in measured.items():
         print(f"{name:10} {throughput!s:>20}")
+    figures: dict[str, Any] = {name: throughput.to_dict() for name, throughput in measured.items()}
+    if mfu is not None:
+        figures["mfu"] = {name: mfu(measured[name].mean) for name in ("SYNTHETIC", "FULL")}
+        print("mfu: " + ", ".join(f"{name} {share:.1%}" for name, share in figures["mfu"].items()))
     print(f"\n{found}")
-    figures = {name: throughput.to_dict() for name, throughput in measured.items()} | {"diagnosis": found}
+    figures |= {"diagnosis": found, "peak_memory_bytes": peak_memory_bytes(device)}
     try:
         (folder / "throughput.json").write_text(json.dumps(figures, indent=2) + "\n")
     except OSError as error:

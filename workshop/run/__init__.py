@@ -1,10 +1,11 @@
 """What a train script sees of a run: its position, which survives a stop, and the files that it leaves."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from workshop.config import TrainConfig
@@ -14,6 +15,10 @@ from workshop.loaders.sampler import Loader
 from workshop.profiling.timed_loader import TimedLoader
 from workshop.run.logger import RunLogger
 from workshop.run.position import Position
+
+if TYPE_CHECKING:
+    from workshop.profiling.mfu import Utilization
+    from workshop.run.sharded import Loading, Saving
 
 
 class Run:
@@ -53,6 +58,7 @@ class Run:
 
             add = self.logger.add_scalars
             self.monitor = Monitor(device, lambda name, value, at: add("monitor", {name: value}, round(at)))
+        self.utilization: Utilization | None = None
         self._instruments = ExitStack()
 
     def __enter__(self) -> "Run":
@@ -62,7 +68,13 @@ class Run:
                 self._instruments.enter_context(instrument)
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            self.position.wait_for_save(error)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         self._instruments.close()  # first, because the monitor writes to the logger
         if self.monitor:
             self.logger.log(self.monitor.table())
@@ -93,6 +105,20 @@ class Run:
             UserError: the checkpoints are damaged, or of a run that this one cannot continue.
         """
         return self.position.load(matching) if self.config.resume else None
+
+    def load_sharded(self, matching: dict[str, Any]) -> "AbstractContextManager[Loading | None]":
+        """Give the latest good sharded checkpoint, if ``--resume true`` asks for it and there is one; otherwise None.
+
+        A context manager, within which the caller reads the tensors with ``dcp.load``. Every file has been compared
+        with its checksum by then. All ranks call this; the position within the run and the random states are set.
+
+        Args:
+            matching: what this run would save; the checkpoint must have the same keys and (whole) shapes.
+
+        Raises:
+            UserError: the checkpoints are damaged, or of a run that this one cannot continue.
+        """
+        return self.position.load_sharded(matching) if self.config.resume else nullcontext()
 
     def batches(self, loader: Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the training batches (inputs, targets) of one epoch; measure how long each is waited for.
@@ -142,6 +168,25 @@ class Run:
         """
         self.position.save(state, loss_sum)
 
+    def save_sharded(
+        self, sharded: dict[str, Any], state: dict[str, Any], loss_sum: torch.Tensor | None = None
+    ) -> "AbstractContextManager[Saving]":
+        """Save a checkpoint to which every rank writes its part; like `save`, it may end the run.
+
+        A context manager, within which the caller writes ``sharded`` with ``dcp.save`` or ``dcp.async_save``, into a
+        folder with a temporary name. This adds the rest, and checksums; when all is on disk, the folder gets its name.
+        After ``dcp.async_save`` a thread does so. The next save and the end of the run wait for it.
+
+        Args:
+            sharded: what the caller writes; its "model" is checked for values that are not finite.
+            state: the rest of what is to be saved, equal on all ranks.
+            loss_sum: within an epoch, the sum () of this rank's losses so far.
+
+        Raises:
+            UserError: the folder cannot be written, or the weights are not finite.
+        """
+        return self.position.save_sharded(sharded, state, loss_sum)
+
     def log_epoch(
         self, epoch: int, seconds: float, lr: float, train_loss: float, val_loss: float, val_accuracy: float | None
     ) -> None:
@@ -165,6 +210,9 @@ class Run:
             "seconds": seconds,
             "samples_per_second": len(self.position.loader.dataset) / seconds,
         }
+        if self.utilization:
+            finished["mfu"] = self._mfu(finished["samples_per_second"])
+            self.logger.facts["mfu"] = finished["mfu"]
         self.position.results.append(finished)
         self.logger.log_epoch(finished, lr)
         self.logger.facts["first_step_seconds"] = self.position.first_step_seconds
@@ -173,6 +221,26 @@ class Run:
     def log_summary(self, line: str, **facts: object) -> None:
         """Add ``facts`` to summary.json, and print ``line``, which contains them, if they are new."""
         self.logger.log_summary(line, **facts)
+
+    def measure_mfu(self, make_model: Callable[[], nn.Module]) -> None:
+        """Measure the peak of the device; from here on, log lines and summary.json have the model FLOPs utilization.
+
+        All ranks call this, because those that share a machine must measure at the same time. Rank 0 shows its own
+        peak, and the mean of the utilization over all ranks relative to it.
+
+        Args:
+            make_model: returns the model, without activation checkpointing and not sharded.
+        """
+        from workshop.profiling.mfu import utilization
+
+        options: Any = self.config  # has the flags of the lessons that measure this
+        found = self.utilization = utilization(options, make_model, self.device)
+        self.log_summary(
+            f"peak of matrix products in {options.precision}: {found.peak_flops_per_second / 1e12:.3g} TFLOP/s; "
+            f"a step of the model: {found.model_flops_per_step / 1e12:.3g} TFLOP",
+            model_flops_per_step=found.model_flops_per_step,
+            peak_flops_per_second=found.peak_flops_per_second,
+        )
 
     def benchmark(
         self,
@@ -188,7 +256,8 @@ class Run:
 
         config = self.config
         seconds = config.benchmark_seconds
-        benchmark(loader, train, self.device, config.loader, self.logger.directory, seconds, no_sync)
+        mfu = self._mfu if self.utilization else None
+        benchmark(loader, train, self.device, config.loader, self.logger.directory, seconds, no_sync, mfu)
 
     @property
     def _logs_steps(self) -> bool:
@@ -201,12 +270,18 @@ class Run:
         assert loader is not None
         samples_per_second = loader.batch_sampler.global_batch_size / (load + compute)
         step, steps = position.step, len(loader)
+        mfu = self._mfu(samples_per_second)
         self.logger.log(
             f"epoch {position.epoch}  step {step:{len(str(steps))}}/{steps}  loss {loss:.4f}  "
             f"{samples_per_second:,.0f} samples/s  load {1000 * load:.2f} ms  compute {1000 * compute:.2f} ms"
+            f"{'' if mfu is None else f'  mfu {mfu:.1%}'}"
         )
-        values = {"loss": loss, "samples_per_second": samples_per_second, "load_seconds": load}
+        values = {"loss": loss, "samples_per_second": samples_per_second, "load_seconds": load, "mfu": mfu}
         self.logger.add_scalars("train", values | {"compute_seconds": compute}, position.finished_steps + step)
+
+    def _mfu(self, samples_per_second: float) -> float | None:
+        """Return the utilization at a throughput of all ranks together; None if `measure_mfu` was not called."""
+        return self.utilization and self.utilization.mfu(samples_per_second / self.logger.world_size)
 
     def _write_summary(self) -> None:
         position = self.position

@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import os
 import shlex
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ LOCK = "workshop_run.lock"
 WRITTEN = (
     *("summary.json", "summary.tmp", "throughput.json", "events.out.tfevents.*", "rank*.pt.trace.json.gz"),
     *("checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged", "checkpoint.tmp", "trace.png"),
+    *("checkpoint.sharded", "checkpoint.*.sharded"),  # folders
 )
 
 
@@ -61,7 +63,10 @@ def claim(config: TrainConfig, folder: Path) -> TextIO:
         raise UserError(f"no run is known to have written {found[0]}; move it away, or choose another --run_dir")
     elif not (config.resume or config.benchmark):
         for file in found:
-            file.unlink()
+            if file.is_dir():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
     return lock
 
 
@@ -136,11 +141,12 @@ class RunLogger:
 
     def log_epoch(self, epoch: dict[str, Any], lr: float) -> None:
         """Print the results that `Run.log_epoch` got, and add them to the curves."""
-        accuracy = epoch["val_accuracy"]
+        accuracy, mfu = epoch["val_accuracy"], epoch.get("mfu")
         self.log(
             f"epoch {epoch['epoch']}  train loss {epoch['train_loss']:.4f}  val loss {epoch['val_loss']:.4f}"
             f"{'' if accuracy is None else f'  accuracy {accuracy:.2%}'}"
             f"  {epoch['seconds']:.1f} s  {epoch['samples_per_second']:,.0f} samples/s"
+            f"{'' if mfu is None else f'  mfu {mfu:.1%}'}"
         )
         curves = {name: epoch[name] for name in ("train_loss", "val_loss", "val_accuracy")}
         self.add_scalars("epoch", curves | {"lr": lr}, epoch["epoch"])

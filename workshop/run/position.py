@@ -4,9 +4,10 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -20,6 +21,7 @@ from workshop.run.checkpoint import (
     find_checkpoint,
     fingerprint,
     position,
+    previous,
     random_state,
     read_checkpoint,
     save_checkpoint,
@@ -27,6 +29,11 @@ from workshop.run.checkpoint import (
 )
 from workshop.run.control_group import ControlGroup
 from workshop.signals import StopSignals
+
+if TYPE_CHECKING:
+    from workshop.run.sharded import Loading, Saving, ShardedCheckpoints
+
+T = TypeVar("T")
 
 MAX_CHECK_INTERVAL = 1024
 """at most this number of steps between two checks of all ranks; the losses stay on the device until then"""
@@ -43,7 +50,7 @@ class Position:
         device: that trains.
         rank: of this process.
         world_size: number of ranks.
-        checkpoint: file to save to and to continue from.
+        checkpoint: file to save to and to continue from; sharded checkpoints are in a folder beside it.
         log: prints a line for the user.
     """
 
@@ -59,7 +66,10 @@ class Position:
         self.config = config
         self.device = device
         self.rank, self.world_size = rank, world_size
-        self.checkpoint = checkpoint
+        sharded = getattr(config, "checkpoint_form", "whole") == "sharded"  # only lesson 05 has this flag
+        forms = checkpoint, checkpoint.with_suffix(".sharded")
+        self.checkpoint, self._other_form = forms[::-1] if sharded else forms
+        self._sharded: ShardedCheckpoints | None = None
         self.log = log
         self.stop = StopSignals()
         self.control = ControlGroup(rank, world_size)
@@ -105,33 +115,46 @@ class Position:
         Raises:
             UserError: the checkpoints are damaged, or this run cannot continue from them, or a rank cannot read them.
         """
-        good = self.control.on_rank0(lambda: find_checkpoint(self.checkpoint))
+        good = self.control.on_rank0(lambda: self._or_other_form(find_checkpoint(self.checkpoint)))
         if good is None:
             return None
         saved = self.control.on_each(lambda: read_checkpoint(good))
-        try:
+        with self._refusing_unknown_content():
             run = saved.pop("run")
-            step = run["step"]
-            self.finished_epochs = run["finished_epochs"]
-            check_compatible(self.checkpoint, run["is"], self._fingerprint(matching), self.epoch if step else None)
-            if problem := difference(saved, matching):
-                raise UserError(f"{self.checkpoint} does not fit this run: {problem}; choose another --run_dir")
-            self._restore(run)
+            self._accept(run, saved, matching)
             if self.config.lr != run["lr"]:  # the user asks for another learning rate, on the same schedule
                 optimizer = saved.get("optimizer", {"param_groups": []})
                 self._scale_lr(optimizer, saved.get("scheduler", {}), self.config.lr / run["lr"])
             on_gpu = self.device.type != "cpu"
             saved |= {name: copied(part, numbers_only=on_gpu) for name, part in saved.items() if name != "model"}
-        except UserError:
-            raise
-        except Exception as error:  # a content that no run of the workshop has written can raise any type of error
-            what = f"does not fit this run: {type(error).__name__}: {error}; choose another --run_dir"
-            raise UserError(f"{self.checkpoint} {what}") from None
-        wrote = len(run["ranks"])
-        others = "" if wrote == self.world_size else f", written by {wrote} rank(s)"
-        lr = "" if run["lr"] == self.config.lr else f", with --lr {self.config.lr} in place of {run['lr']}"
-        self.log(f"resumed from {good.source} {position(self.epoch, step)}{others}{lr}")
+        self._log_resumed(run, good.source)
         return saved
+
+    @contextmanager
+    def load_sharded(self, matching: dict[str, Any]) -> "Iterator[Loading | None]":
+        """Do the same as `load` for a sharded checkpoint, whose tensors the caller reads within this context.
+
+        Raises:
+            UserError: as `load`.
+        """
+        from workshop.run.sharded import Loading
+
+        shards = self._shards()
+        found = shards.find()
+        self.control.on_rank0(lambda: self._or_other_form(found and True))
+        if found is None:
+            yield None
+            return
+        folder, source, saved = found
+        with self._refusing_unknown_content():
+            run = saved.pop("run")
+            self._accept(run, saved.pop("structure") | saved, matching)
+            factor = self.config.lr / run["lr"]
+            if factor != 1:
+                self._scale_lr({"param_groups": []}, saved.get("scheduler", {}), factor)
+        with shards.reading(folder):
+            yield Loading(folder, shards.group, saved, factor, self.config.lr)
+        self._log_resumed(run, source)
 
     def begin_epoch(self, loader: Loader) -> None:
         """Start counting the steps of an epoch; ``loader`` leaves out those that were taken before the run was stopped.
@@ -195,13 +218,60 @@ class Position:
             UserError: the file cannot be written, or the weights are not finite; on all ranks.
             SystemExit: stopped, with status 0.
         """
-        if not self.in_epoch:
-            self.check_losses()
-        mine = {"loss_sum": 0.0 if loss_sum is None else loss_sum.item(), "random": random_state(self.device)}
-        per_rank = self.control.gather(mine)
+        per_rank = self._states_of_ranks(loss_sum)
         self.control.on_rank0(lambda: self._write(state, per_rank))
-        if self._stop_signal and (self.in_epoch or self.finished_epochs < self.config.epochs):
+        if self._stops:
             self._exit()
+
+    @contextmanager
+    def save_sharded(
+        self, sharded: dict[str, Any], state: dict[str, Any], loss_sum: torch.Tensor | None
+    ) -> "Iterator[Saving]":
+        """Make a folder for a checkpoint, to which the caller writes within this context; then the same as `save`.
+
+        Raises:
+            UserError: the folder cannot be written, also if this happened while the last one was saved in a thread, or
+                the weights are not finite; on all ranks.
+            SystemExit: stopped, with status 0.
+        """
+        from workshop.run.sharded import first_not_finite, structure
+
+        shards = self._shards()
+        shards.wait()
+        per_rank = self._states_of_ranks(loss_sum)
+
+        def check_weights() -> None:
+            if (name := first_not_finite(sharded.get("model", {}))) is not None:
+                raise UserError(self._not_finite(name))
+
+        self.control.on_each(check_weights)
+        run = self._run_state(sharded | state, per_rank)
+        shards.begin(state | {"run": run, "structure": structure(sharded)})
+        with shards.writing() as saving:
+            yield saving
+        if saving.future is None:
+            shards.complete()
+        else:
+            shards.complete_later(saving.future)
+        if self._stops:
+            shards.wait()
+            self._exit()
+
+    def wait_for_save(self, error: BaseException | None) -> None:
+        """Wait until a checkpoint that is saved in a thread is complete; called at the end of the run.
+
+        Args:
+            error: what ends the run; None if nothing does. After a crash other ranks may be gone, so it does not wait.
+
+        Raises:
+            UserError: the checkpoint cannot be written; not if the run ends with an error anyway.
+        """
+        if self._sharded is not None:
+            if error is None:
+                self._sharded.wait()
+            elif isinstance(error, UserError | SystemExit):
+                with suppress(UserError):
+                    self._sharded.wait()
 
     def check_losses(self) -> None:
         """Find out on all ranks together whether a loss was not finite, and whether a signal has asked to stop.
@@ -244,16 +314,32 @@ class Position:
             Path(requeue).touch()
         raise SystemExit(0)
 
+    @property
+    def _stops(self) -> bool:
+        """Whether a signal has asked to stop, and something is left to do."""
+        return self._stop_signal > 0 and (self.in_epoch or self.finished_epochs < self.config.epochs)
+
+    def _states_of_ranks(self, loss_sum: torch.Tensor | None) -> list[dict[str, Any]]:
+        """Return, on rank 0, the random state and the sum of the losses of each rank."""
+        if not self.in_epoch:
+            self.check_losses()
+        mine = {"loss_sum": 0.0 if loss_sum is None else loss_sum.item(), "random": random_state(self.device)}
+        return self.control.gather(mine)
+
+    def _not_finite(self, name: str) -> str:
+        where = f"{self._where()} on rank {self.rank}"
+        return f"{name} of the model is not finite {where}; {self._last_good()} Try a lower --lr"
+
     def _write(self, state: dict[str, Any], per_rank: list[dict[str, Any]]) -> None:
-        assert self.loader is not None
         for name, tensor in state.get("model", {}).items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
-                raise UserError(
-                    f"{name} of the model is not finite {self._where()} on rank {self.rank}; "
-                    f"{self._last_good()} Try a lower --lr"
-                )
-        run = {
-            "is": self._fingerprint(state),
+                raise UserError(self._not_finite(name))
+        save_checkpoint(self.checkpoint, state | {"run": self._run_state(state, per_rank)})
+
+    def _run_state(self, parts: dict[str, Any], per_rank: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return what `_accept` and `_log_resumed` need; ``parts`` are all that the checkpoint holds."""
+        return {
+            "is": self._fingerprint(parts),
             "size": self._size(),
             "lr": self.config.lr,
             "epochs": self.results,
@@ -263,7 +349,48 @@ class Position:
             "seconds": time.perf_counter() - self._epoch_started,
             "ranks": per_rank,
         }
-        save_checkpoint(self.checkpoint, state | {"run": run})
+
+    def _shards(self) -> "ShardedCheckpoints":
+        """Return what reads and writes sharded checkpoints; at the first call all ranks connect to each other."""
+        from workshop.run.sharded import ShardedCheckpoints  # imported only by runs that have sharded checkpoints
+
+        if self._sharded is None:
+            self._sharded = ShardedCheckpoints(self.checkpoint, self.rank, self.world_size)
+        return self._sharded
+
+    def _or_other_form(self, found: T) -> T:
+        """Return ``found``; raise `UserError` if it is None, but there is a checkpoint of the other form."""
+        other = self._other_form if self._other_form.exists() else previous(self._other_form)
+        if found is None and other.exists():
+            form = other.suffix.removeprefix(".").replace("pt", "whole")
+            flag = f"lesson 05 continues from it with --checkpoint_form {form}"
+            raise UserError(f"{other} is a checkpoint of another form: {flag}; or give another --run_dir")
+        return found
+
+    @contextmanager
+    def _refusing_unknown_content(self) -> Iterator[None]:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # a content that no run of the workshop has written can raise any type of error
+            what = f"does not fit this run: {type(error).__name__}: {error}; choose another --run_dir"
+            raise UserError(f"{self.checkpoint} {what}") from None
+
+    def _accept(self, run: dict[str, Any], saved: dict[str, Any], matching: dict[str, Any]) -> None:
+        """Continue from the position ``run`` of a checkpoint; raise `UserError` if it does not fit this run."""
+        self.finished_epochs = run["finished_epochs"]
+        in_epoch = self.epoch if run["step"] else None
+        check_compatible(self.checkpoint, run["is"], self._fingerprint(matching), in_epoch)
+        if problem := difference(saved, matching):
+            raise UserError(f"{self.checkpoint} does not fit this run: {problem}; choose another --run_dir")
+        self._restore(run)
+
+    def _log_resumed(self, run: dict[str, Any], source: str) -> None:
+        wrote = len(run["ranks"])
+        others = "" if wrote == self.world_size else f", written by {wrote} rank(s)"
+        lr = "" if run["lr"] == self.config.lr else f", with --lr {self.config.lr} in place of {run['lr']}"
+        self.log(f"resumed from {source} {position(self.epoch, run['step'])}{others}{lr}")
 
     def _fingerprint(self, parts: dict[str, Any]) -> dict[str, Any]:
         return fingerprint(self.config, self.world_size, self.config.batch_size * self.world_size, parts)

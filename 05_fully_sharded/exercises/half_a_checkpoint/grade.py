@@ -1,0 +1,82 @@
+"""The file for others has all weights, as plain tensors, as they are after the last epoch."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook
+
+from clinic.observe import Script
+from clinic.sharded import local
+from workshop.models.vit import build_vit
+
+WIDTH, DEPTH = 32, 2
+FLAGS = (
+    "--optimizer",
+    "sgd",
+    "--lr",
+    0.1,
+    "--batch_size",
+    8,
+    "--vit_width",
+    WIDTH,
+    "--vit_depth",
+    DEPTH,
+    "--epochs",
+    2,
+)
+
+
+def grade(script: Script) -> Iterator[str]:
+    """Yield a line for each thing that is still wrong."""
+    run = script.run(*FLAGS, ranks=2, train=32, val=16, notes=False, watch=note_validation, timeout=20)
+    file = run.run_dir / "model.pt"
+    if not file.exists():
+        yield f"there is no model.pt in the run folder, but {names(run.run_dir.glob('*.pt'))}"
+        return
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # it warns about DTensors in a file
+    try:
+        weights = torch.load(file)
+        sharded = sum(isinstance(weight, DTensor) for weight in weights.values())
+        held = sum(local(weight).numel() for weight in weights.values())
+    except Exception as error:
+        yield f"torch.load cannot read model.pt: {' '.join(str(error).split())[:150]}"
+        return
+    model = build_vit("mnist", crop_size=64, patch=7, width=WIDTH, depth=DEPTH)
+    needed = sum(weight.numel() for weight in model.parameters())
+    if held < needed:
+        yield f"model.pt has {held:,} numbers, but all weights together have {needed:,}"
+        return
+    if sharded:
+        yield f"{sharded} of {len(weights)} weights in model.pt are still DTensors, which belong to a group of ranks"
+        return
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        yield f"the model in one process does not take what is in model.pt: {' '.join(str(error).split())[:150]}"
+        return
+    inputs, outputs = run[0].extra
+    with torch.inference_mode():
+        off = (model.eval()(inputs) - outputs).abs().max().item()
+    if not off < 1e-4:
+        yield f"the scores of the model in model.pt differ by up to {off:.2g} from those in the last validation"
+
+
+def note_validation(_: Path) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """Note what the model is given, and what it returns, in the last call of a validation."""
+    last: list[torch.Tensor] = []
+
+    def after_forward(module: nn.Module, arguments: tuple, outputs: torch.Tensor) -> None:
+        if not module.training and hasattr(module, "blocks") and arguments[0].dim() == 4:
+            last[:] = arguments[0].clone(), outputs.clone()
+
+    register_module_forward_hook(after_forward)
+    return lambda: (last[0], last[1])
+
+
+def names(files: Iterator[Path]) -> str:
+    """Return the names of files."""
+    return ", ".join(sorted(file.name for file in files))

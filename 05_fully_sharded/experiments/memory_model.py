@@ -1,0 +1,405 @@
+"""How many bytes of tensors a rank needs at most in a training step, found without a GPU and without that memory.
+
+The step is run on *fake tensors*, which have a shape and a number format but no content, by one process of a *fake
+process group*, whose collectives return at once. PyTorch's memory trackers add up the bytes that would be allocated.
+Both are private parts of PyTorch, so each is imported where it is used; the tests compare what they predict with what
+two real ranks allocate.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint as recompute
+
+from lab.launching import load_script
+from workshop.errors import UserError, nearest
+from workshop.models import build_model
+from workshop.models.unet3d import IN_CHANNELS, OUT_CHANNELS, UNet3D
+from workshop.models.vit import Block, build_vit
+from workshop.paths import REPOSITORY
+
+LESSON: Any = load_script(REPOSITORY / "05_fully_sharded")
+"""the lesson's script: which modules are its blocks, and its loss"""
+CELLS = 64
+"""edge of the volumes of the U-Net and of the large vision transformer"""
+STATE_BYTES = 16
+"""per parameter: weight, gradient and the two moments of AdamW, 4 bytes each"""
+NOT_COUNTED = (
+    "Counted are tensors only. Not counted are the CUDA context (0.5 to 2 GiB), NCCL's buffers (1 to 2 GiB), memory that "
+    "PyTorch's allocator holds in pieces too small to be used (fragmentation), and the workspaces of cuDNN and of "
+    "compiled code."
+)
+
+
+class GPT(nn.Module):
+    """A network of the shape of a language model: token numbers (N, T) -> scores of the next token (N * T, vocabulary).
+
+    Its blocks are those of the lesson's vision transformer, so its attention is not causal: that changes what the model
+    computes, but no shape and no byte.
+
+    Args:
+        vocabulary: number of tokens that there are.
+        length: T, tokens of a sample.
+        width: numbers that describe a token.
+        depth: number of blocks.
+        heads: attention heads in each block.
+    """
+
+    def __init__(self, vocabulary: int, length: int, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(length, width))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        x = self.tokens(tokens) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x).flatten(0, 1))
+
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model and the batches that it is trained on."""
+
+    what: str
+    """in words: shape of the model and of a sample"""
+    build: Callable[[int], nn.Module]
+    """makes the model with so many blocks"""
+    batch: Callable[[int], Batch]
+    """makes inputs and targets of so many samples; all numbers are zero, because only the shapes matter"""
+    depth: int
+    """blocks of the model; 0 if that cannot be changed"""
+
+
+def gpt(what: str, vocabulary: int, length: int, width: int, depth: int, heads: int) -> Workload:
+    """Return a language-model shape as a workload; arguments as for `GPT`, ``what`` names it."""
+
+    def batch(samples: int) -> Batch:
+        return torch.zeros(samples, length, dtype=torch.long), torch.zeros(samples * length, dtype=torch.long)
+
+    shape = f"{depth} blocks of width {width:,}, vocabulary of {vocabulary:,}, {length:,} tokens per sample"
+    return Workload(f"{what}: {shape}", lambda blocks: GPT(vocabulary, length, width, blocks, heads), batch, depth)
+
+
+def images(samples: int, channels: int, edge: int) -> Batch:
+    """Return images (samples, channels, edge, edge) and their classes (samples,)."""
+    return torch.zeros(samples, channels, edge, edge), torch.zeros(samples, dtype=torch.long)
+
+
+def volumes(samples: int) -> Batch:
+    """Return volumes of dark matter (samples, 4, 64, 64, 64) and of gas (samples, 5, 64, 64, 64)."""
+    return tuple(torch.zeros(samples, channels, *3 * [CELLS]) for channels in (IN_CHANNELS, OUT_CHANNELS))
+
+
+WORKLOADS = {
+    "vit": Workload(
+        "the lesson's vision transformer: 4 blocks of width 64, MNIST images, patches of 7 x 7",
+        lambda blocks: build_vit("mnist", 0, 7, 64, blocks),
+        lambda samples: images(samples, 1, 28),
+        4,
+    ),
+    "unet3d": Workload(
+        f"lesson 04's U-Net: width 64, halved 6 times, volumes of {CELLS}^3 cells",
+        lambda _: UNet3D(),
+        volumes,
+        0,
+    ),
+    "vit3d": Workload(
+        f"a large vision transformer: 32 blocks of width 2,048, volumes of {CELLS}^3 cells, patches of 8^3",
+        lambda blocks: build_vit("nbody", CELLS, 8, 2048, blocks),
+        volumes,
+        32,
+    ),
+    "gpt_small": gpt("a language model for two CPU ranks", 256, 64, 256, 8, 4),
+    "gpt_7b": gpt("the shape of a language model of 7 billion weights", 32_000, 2048, 4096, 32, 32),
+    "gpt_70b": gpt("the shape of a language model of 70 billion weights", 128_256, 4096, 8192, 80, 64),
+}
+"""the models that can be asked for, by the name that ``--model`` takes"""
+CLASSIFIERS = {"mnist_cnn": ("mnist", 1, 28), "cifar_cnn": ("cifar10", 3, 32), "resnet18": ("cifar10", 3, 32)}
+"""classifiers of lesson 01 that can be asked for as well: their data set, its channels, the edge of its images"""
+
+
+def workload(name: str) -> Workload:
+    """Return the workload of that name; `UserError` if there is none."""
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    if name not in CLASSIFIERS:
+        raise UserError(f"no model '{name}'; {nearest(name, [*WORKLOADS, *CLASSIFIERS])}")
+    dataset, channels, edge = CLASSIFIERS[name]
+    return Workload(
+        f"{name} of lesson 01, images of {dataset}",
+        lambda _: build_model(name, dataset),
+        lambda samples: images(samples, channels, edge),
+        0,
+    )
+
+
+WAYS = ("ddp", "blocks", "keep", "root")
+"""how the ranks share the model: not at all (DDP), or as the lesson's --shard says"""
+UPDATES = {"foreach": {"foreach": True}, "loop": {"foreach": False}, "fused": {"fused": True}}
+"""how the optimizer updates the weights: all tensors together (PyTorch's default on a GPU), one after the other (its
+default on a CPU), or in one kernel (the lesson's --fused true)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the bytes are asked of."""
+
+    model: str
+    """name of a workload"""
+    depth: int = 0
+    """number of blocks; 0: that of the workload"""
+    batch_size: int = 1
+    """samples per rank"""
+    ranks: int = 1
+    way: str = "alone"
+    """one of `WAYS`, or "alone": one process without a wrapper"""
+    checkpointing: bool = False
+    """whether each block computes its activations again in backward"""
+    replicas: int = 1
+    """groups of ranks that each hold the whole model (HSDP); 1: all ranks share one model"""
+    precision: str = "fp32"
+    """fp32 or bf16; bf16 is autocast with DDP, as in lesson 04, and FSDP2's policy otherwise, as in lesson 05"""
+    update: str = "foreach"
+    """one of `UPDATES`"""
+
+    def __post_init__(self) -> None:
+        most = workload(self.model).depth
+        if self.depth and not most:
+            raise UserError(f"the number of blocks of --model {self.model} cannot be changed")
+        if self.ranks % self.replicas:
+            raise UserError(f"{self.ranks} ranks cannot form {self.replicas} groups of equal size")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most bytes of tensors on one rank at any moment of a training step, and what they are."""
+
+    peak: int
+    """bytes"""
+    parts: dict[str, int]
+    """bytes at that moment by what they are; their sum is the peak"""
+    parameters: int
+    """of the whole model"""
+    seconds: float
+    """of one CPU that it took to find out"""
+
+
+@cache
+def private_tools() -> SimpleNamespace:
+    """Return the private parts of PyTorch that are used here.
+
+    Raises:
+        UserError: this torch has them no more, or not yet.
+    """
+    try:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+        from torch.distributed._tools.mem_tracker import MemTracker
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError as error:
+        raise UserError(
+            f"torch {torch.__version__} lacks a private part that this experiment needs ({error}); it was tested with "
+            "torch 2.11 and 2.15"
+        ) from None
+
+    class PlainTracker(MemTracker):
+        """Does not keep the peak of each module, which takes most of the time where there are many."""
+
+        def _update_peak_stats(self, peak_state: Any) -> None:  # noqa: ANN401, a private type
+            modules, self.memory_tracking = self.memory_tracking, {}
+            super()._update_peak_stats(peak_state)
+            self.memory_tracking = modules
+
+    class ShardedTracker(FSDPMemTracker):
+        """As `PlainTracker`, for a sharded model."""
+
+        def _update_peak_stats(self, peak_state: Any) -> None:  # noqa: ANN401, a private type
+            modules, self.memory_tracking = self.memory_tracking, {}
+            super()._update_peak_stats(peak_state)
+            self.memory_tracking = modules
+
+    return SimpleNamespace(
+        FakeTensorMode=FakeTensorMode, PlainTracker=PlainTracker, ShardedTracker=ShardedTracker, FakeStore=FakeStore
+    )
+
+
+@contextmanager
+def fake_ranks(ranks: int) -> Iterator[None]:
+    """Make this process rank 0 of so many, of which the others do not exist: collectives return at once."""
+    dist.init_process_group("fake", store=private_tools().FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def blocks_of(model: nn.Module, name: str) -> list[nn.Module]:
+    """Return the blocks of the model, as the lesson finds them; `UserError` if there are none."""
+    blocks = LESSON.blocks_of(model)
+    if not blocks:
+        raise UserError(
+            f"--model {name} has no blocks, which the lesson looks for in an nn.ModuleList: it can be neither sharded "
+            "nor computed again block by block; use --ways ddp,root --checkpointing false, or another --model"
+        )
+    return blocks
+
+
+def build(setup: Setup) -> nn.Module:
+    """Return the model of a setup, without any sharding."""
+    made = workload(setup.model)
+    model = made.build(setup.depth or made.depth)
+    if setup.checkpointing:
+        for block in blocks_of(model, setup.model):
+            block.forward = partial(recompute, block.forward, use_reentrant=False)
+    return model
+
+
+def mesh_of(setup: Setup, device: str = "cpu") -> DeviceMesh:
+    """Return how the ranks are arranged: in a row, or with HSDP in groups that each hold the whole model."""
+    if setup.replicas == 1:
+        return init_device_mesh(device, (setup.ranks,))
+    shape = (setup.replicas, setup.ranks // setup.replicas)
+    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def shard(setup: Setup, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Shard the model over a mesh as the lesson does; return it."""
+    dtype = torch.bfloat16 if setup.precision == "bf16" else None
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    if setup.way != "root":
+        for block in blocks_of(model, setup.model):
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=setup.way == "blocks")
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a sharded tensor that this rank stores, or the tensor itself; no copy is made."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+
+
+def make_optimizer(model: nn.Module, update: str) -> torch.optim.Optimizer:
+    """Return AdamW, with the state that it makes in its first step, over the parts of the weights of this rank.
+
+    They are plain tensors here, because the shapes of sharded ones would be computed anew for each, which takes longer
+    than the step and would be counted as memory.
+    """
+    optimizer = torch.optim.AdamW([local(weight) for weight in model.parameters()], **UPDATES[update])
+    for weight in optimizer.param_groups[0]["params"]:
+        moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[weight] = {"step": torch.tensor(1.0), **moments}
+    return optimizer
+
+
+def train_step(setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    """Make a training step as the lesson does, without its learning-rate schedule."""
+    inputs, targets = batch
+    policy = isinstance(model, FSDPModule)
+    with torch.autocast("cpu", torch.bfloat16) if setup.precision == "bf16" and not policy else nullcontext():
+        outputs = model(inputs)
+    LESSON.loss_function(outputs.float(), targets).backward()
+    for part, weight in zip(optimizer.param_groups[0]["params"], model.parameters(), strict=True):
+        part.grad = local(weight.grad)
+    optimizer.step()
+
+
+NAMES = {
+    "parameters": ("Parameter", "Sharded Param"),
+    "gradients": ("Gradient", "Sharded Grad"),
+    "optimizer state": ("Optstate", "OptState"),
+    "gathered weights": ("Unsharded Param", "All Gather"),
+    "gradients to send": ("Unsharded Grad", "Reduce Scatter"),
+    "activations": ("Activation",),
+    "temporaries": ("Temp",),
+    "batch": ("Inputs", "Buffer", "Other"),
+}
+"""what the bytes are, by the names that PyTorch's two trackers give them"""
+
+
+def predict(setup: Setup) -> Prediction:
+    """Return the most bytes of tensors that rank 0 would need in a training step after the first one."""
+    started = time.process_time()
+    if setup.way in ("alone", "ddp"):
+        peak, parameters = peak_of_plain_model(setup)
+    else:
+        with fake_ranks(setup.ranks):
+            peak, parameters = peak_of_sharded_model(setup, mesh_of(setup))
+    by_name = {getattr(name, "value", name): count for name, count in peak.items()}
+    parts = {what: sum(by_name.get(name, 0) for name in names) for what, names in NAMES.items()}
+    state = 2 * parts["parameters"]  # the two moments; what else the optimizer's step has made, it frees at once
+    parts["temporaries"] += max(parts["optimizer state"] - state, 0)
+    parts["optimizer state"] = min(parts["optimizer state"], state)
+    if setup.way == "ddp":  # its buckets hold all gradients a second time, from the first step on
+        parts["gradients to send"] = 4 * parameters
+    return Prediction(sum(parts.values()), parts, parameters, time.process_time() - started)
+
+
+def peak_of_plain_model(setup: Setup) -> tuple[dict[Any, int], int]:
+    """Return the bytes at the peak by PyTorch's names, without a wrapper; and the number of parameters."""
+    tools = private_tools()
+    with tools.FakeTensorMode():
+        model = build(setup)
+        optimizer = make_optimizer(model, setup.update)
+        batch = workload(setup.model).batch(setup.batch_size)
+        tracker = tools.PlainTracker()
+        tracker.track_external(model, optimizer, *batch)
+        with tracker:
+            train_step(setup, model, optimizer, batch)
+        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    return peak, sum(weight.numel() for weight in model.parameters())
+
+
+def peak_of_sharded_model(setup: Setup, mesh: DeviceMesh) -> tuple[dict[Any, int], int]:
+    """Return the bytes at the peak by PyTorch's names, on one rank; and the number of parameters of the whole model."""
+    tools = private_tools()
+    with tools.FakeTensorMode():
+        with torch.device("meta"):
+            model = build(setup)
+        parameters = sum(weight.numel() for weight in model.parameters())
+        model = shard(setup, model, mesh)
+        model.to_empty(device="cpu")
+        optimizer = make_optimizer(model, setup.update)
+        batch = workload(setup.model).batch(setup.batch_size)
+        tracker = tools.ShardedTracker(model, optimizer)
+        tracker.track_inputs(batch)
+        with tracker:
+            train_step(setup, model, optimizer, batch)
+        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    return peak, parameters
+
+
+SHALLOW = (4, 8)
+"""numbers of blocks from which `estimate` extrapolates"""
+
+
+@cache
+def cached(setup: Setup) -> Prediction:
+    """Return `predict`, which is asked only once for each setup."""
+    return predict(setup)
+
+
+def estimate(setup: Setup) -> float:
+    """Return about the peak in bytes of a deep model, on a straight line through those of two shallow ones."""
+    depth = setup.depth or workload(setup.model).depth
+    if depth <= SHALLOW[1]:
+        return cached(setup).peak
+    first, second = (cached(replace(setup, depth=blocks)).peak for blocks in SHALLOW)
+    return first + (second - first) * (depth - SHALLOW[0]) / (SHALLOW[1] - SHALLOW[0])

@@ -1,0 +1,155 @@
+"""How many bytes of tensors two ranks really allocate at most in a training step, each way of sharing the model.
+
+    torchrun --standalone --nproc-per-node 2 experiments/memory_on_ranks.py
+
+You should see five peaks; will_it_fit.py --check true starts this script and compares them with its forecast.
+"""
+
+import time
+from functools import partial, wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
+
+from lab.allocations import peak_of, recorder, trace_events
+from lab.flags import Parser, make_output_folder
+from lab.process_group import process_group
+from lab.results import write_results
+from lab.tables import format_table
+from memory_model import LESSON, UPDATES, Setup, build, local, mesh_of, shard, workload
+from workshop.entry import run_reporting_user_errors
+
+MODEL, BATCH_SIZE = "gpt_small", 4
+CONFIGURATIONS = (("ddp", False), ("blocks", False), ("keep", False), ("root", False), ("blocks", True))
+"""way and activation checkpointing of each measurement"""
+COLLECTIVES = (
+    "all_gather_single",
+    "reduce_scatter_single",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_reduce",
+)
+"""that FSDP2 calls; the first two are names since torch 2.15 of the next two"""
+MEASURED, COLLECTIVE = "measured step", "collective"
+
+
+def setups(ranks: int, update: str) -> list[Setup]:
+    """Return what is measured, in this order."""
+    same = {"model": MODEL, "batch_size": BATCH_SIZE, "ranks": ranks, "update": update}
+    return [Setup(**same, way=way, checkpointing=checkpointing) for way, checkpointing in CONFIGURATIONS]
+
+
+def name_calls(name: str) -> None:
+    """Make a collective of `torch.distributed` wait for its end, and give its calls a name in the profiler's trace."""
+    collective = getattr(dist, name)
+
+    @wraps(collective)
+    def call(*args: Any, **keywords: Any) -> None:  # noqa: ANN401
+        with record_function(COLLECTIVE):
+            work = collective(*args, **keywords)
+            if work is not None:
+                work.wait()
+
+    setattr(dist, name, call)
+
+
+def end_copies_with_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of a trace with the end of each collective as the time when its own copies are freed.
+
+    Gloo copies what it sends and receives. A thread of its own may free the copies, which the profiler does not see.
+    """
+    found: list[dict[str, Any]] = []
+    copies: dict[int, int] = {}  # bytes by address
+    freed_here: set[int] = set()
+    end = 0.0  # of the latest collective
+    for event in events:
+        if event["ts"] > end:
+            for address, count in copies.items():
+                found.append({"name": "[memory]", "ts": end, "args": {"Bytes": -count, "Addr": address}})
+            freed_here |= copies.keys()
+            copies = {}
+        if event["name"] == COLLECTIVE and "dur" in event:
+            end = event["ts"] + event["dur"]
+        if event["name"] == "[memory]":
+            count, address = event["args"]["Bytes"], event["args"]["Addr"]
+            if count > 0:
+                freed_here.discard(address)  # another tensor has its place now
+                if event["ts"] <= end:
+                    copies[address] = count
+            elif address in freed_here:
+                freed_here.discard(address)
+                continue
+            else:
+                copies.pop(address, None)
+        found.append(event)
+    return found
+
+
+def train(setup: Setup, device: torch.device) -> None:
+    """Build the model and train for three steps; the last one, after which nothing new is kept, has a name."""
+    torch.manual_seed(0)
+    with torch.device("meta"):  # as in the lesson: no rank ever holds the whole model, unless it is DDP's
+        model = build(setup)
+    if setup.way != "ddp":
+        model = shard(setup, model, mesh_of(setup, device.type))
+    model.to_empty(device=device)
+    for weight in model.parameters():
+        torch.nn.init.normal_(local(weight), std=0.02)  # only the bytes matter
+    if setup.way == "ddp":
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), **UPDATES[setup.update])
+    inputs, targets = (tensor.to(device) for tensor in workload(setup.model).batch(setup.batch_size))
+    for name in ("first step", "second step", MEASURED):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        with record_function(name):
+            optimizer.zero_grad()
+            outputs = model(inputs)
+            LESSON.loss_function(outputs.float(), targets).backward()
+            optimizer.step()
+            del outputs
+        time.sleep(0.05)  # until gloo's threads have let go of everything
+
+
+def measure(setup: Setup, device: torch.device) -> int:
+    """Return the most bytes of tensors on this rank in the last step."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        train(setup, device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with recorder() as recorded:  # from before the model is built, so that every byte that is held was seen to be taken
+        train(setup, device)
+    events = end_copies_with_collectives(trace_events(recorded))
+    (start,) = (event["ts"] for event in events if event["name"] == MEASURED)
+    return peak_of(events, since=start)
+
+
+def main() -> None:
+    """Measure, print, save."""
+    parser = Parser(__doc__)
+    parser.add_out("memory_on_ranks.json")
+    arguments = parser.parse_args()
+    make_output_folder(arguments.out)
+    with process_group() as (rank, world_size, device):
+        if device.type == "cpu":
+            for name in filter(partial(hasattr, dist), COLLECTIVES):
+                name_calls(name)
+        rows = []
+        for setup in setups(world_size, "loop" if device.type == "cpu" else "foreach"):
+            peak = torch.tensor(measure(setup, device), device=device)
+            dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+            row = {"way": setup.way, "checkpointing": setup.checkpointing, "update": setup.update}
+            rows.append(row | {"measured": int(peak)})
+        if rank == 0:
+            cells = [[row["way"], str(row["checkpointing"]), f"{row['measured'] / 1e6:.2f}"] for row in rows]
+            print(format_table(["way", "checkpointing", "peak MB"], cells, left=(0, 1)))
+            file = arguments.out / "memory_on_ranks.json"
+            write_results(file, device, {"ranks": world_size, "rows": rows})
+            print(f"\nwritten: {file}")
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)

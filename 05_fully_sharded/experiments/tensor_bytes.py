@@ -1,0 +1,94 @@
+"""How many bytes the tensors of a training step take on a rank, and how many of them are kept for backward."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+from workshop.errors import UserError
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a sharded tensor that this rank stores; another tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def stored_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the weights, buffers and optimizer state that this rank stores between two steps."""
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    kept = [*model.parameters(), *model.buffers(), *(value for value in states if isinstance(value, torch.Tensor))]
+    return [local(tensor.detach()) for tensor in kept]
+
+
+def peak_bytes(step: Callable[[], object], stored: Iterable[torch.Tensor]) -> int:
+    """Return the most bytes in CPU tensors during ``step``: those that are ``stored`` before it, and all it makes.
+
+    The profiler reports when memory is allocated and when it is freed. What libraries allocate for themselves, past
+    PyTorch, is not seen. Gradients of an earlier step must have been deleted.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # all the profiler's log has to say here is that there is no GPU
+    level = peak = sum(tensor.nbytes for tensor in stored)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(file))
+        events = json.loads(file.read_text())["traceEvents"]
+    for event in sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]):
+        level += event["args"]["Bytes"]
+        peak = max(peak, level)
+    return peak
+
+
+def sharded_peak_bytes(
+    step: Callable[[Callable[[], None]], object], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> int:
+    """Return the most bytes in tensors of this rank during ``step``, for a model that FSDP2 has sharded.
+
+    Buffers that a communication library allocates for itself are not counted. With gloo, which sends on threads of its
+    own, `peak_bytes` would count some of them, more or fewer of them in each run.
+
+    Args:
+        step: does forward and backward; calls the function that it is given after each backward pass but the last.
+        model: sharded.
+        optimizer: of the model.
+
+    Raises:
+        UserError: this torch lacks its memory tracker, which is not a public part of it.
+    """
+    try:
+        from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    except ImportError:
+        raise UserError(f"torch {torch.__version__} has no FSDPMemTracker, which counts the bytes here") from None
+    tracker = FSDPMemTracker(model, optimizer)
+    with tracker:
+        step(tracker.reset_mod_stats)
+    return sum(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
+
+
+def bytes_kept_for_backward(model: nn.Module, forward: Callable[[], Any]) -> int:
+    """Return the bytes of all tensors that autograd keeps when ``forward`` is called, without the model's weights.
+
+    A tensor that several operations keep counts once.
+    """
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+    tensors = []  # so that none is freed before the end, when another one could take its place in memory
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        tensors.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = forward()
+    del result
+    return sum(size for where, size in kept.items() if where not in weights)

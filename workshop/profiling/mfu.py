@@ -1,0 +1,151 @@
+"""Model FLOPs utilization (MFU): the share of a device's peak that the operations of the model make up.
+
+    MFU = model FLOPs of a step / (seconds of a step x FLOP/s at the peak)
+
+The definition is that of Appendix B of the PaLM paper (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311). The
+model FLOPs are the floating-point operations that forward and backward need, whoever computes them: what activation
+checkpointing computes a second time does not count, nor does the optimizer. So a run cannot raise its MFU by computing
+more than it must, and runs with different options can be compared.
+
+The paper divides by the peak that the vendor states, which few devices reach in practice. Here it is the fastest
+product of large square matrices that this process measures on its device, in the number format of the run, and on a CPU
+with the threads of the run. So 100% is what the device can do, and no table of devices is needed.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from workshop.datasets import image_dataset, nbody
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""of the matrices, by precision; with fp32 and tf32 they are float32, and PyTorch's switch decides about TF32"""
+SIZES = {"cuda": (4096, 8192), "cpu": (512, 1024, 2048)}
+"""rows and columns of the matrices, by type of device; of other devices the sizes are those of a CPU"""
+SECONDS_PER_SIZE = 0.2
+"""how long products of one size are repeated"""
+LONGEST_PRODUCT = 0.25
+"""seconds: a product that would take longer is not tried, as on CPUs that only emulate a number format"""
+
+
+class Options(Protocol):
+    """The flags of a lesson that decide what a step computes."""
+
+    @property
+    def dataset(self) -> str: ...  # noqa: D102
+    @property
+    def crop_size(self) -> int: ...  # noqa: D102
+    @property
+    def precision(self) -> str: ...  # noqa: D102
+    @property
+    def batch_size(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """What one rank computes in a step, and what its device could compute."""
+
+    flops_per_sample: int
+    """floating-point operations of a forward and a backward pass for one sample"""
+    batch_size: int
+    """samples per step and rank"""
+    peak_flops_per_second: float
+    """of the device of this rank"""
+
+    @property
+    def model_flops_per_step(self) -> int:
+        """Floating-point operations of a training step of this rank."""
+        return self.flops_per_sample * self.batch_size
+
+    def mfu(self, samples_per_second: float) -> float:
+        """Return the utilization, from 0 to 1, of a rank that trains on this many samples per second."""
+        return self.flops_per_sample * samples_per_second / self.peak_flops_per_second
+
+
+def utilization(options: Options, make_model: Callable[[], nn.Module], device: torch.device) -> Utilization:
+    """Count the operations of a step, and measure the peak of ``device``.
+
+    Args:
+        options: the flags of the run; ``batch_size`` is that of a rank.
+        make_model: returns the model, without activation checkpointing and not sharded.
+        device: that trains. The switch for TF32 must be that of the run already.
+    """
+    if options.dataset == "nbody":
+        shape = (nbody.SAMPLE_SHAPE[0], *3 * [options.crop_size])
+    else:
+        shape = image_dataset(options.dataset).SAMPLE_SHAPE
+    peak = peak_flops_per_second(options.precision, device)
+    return Utilization(model_flops(make_model, shape), options.batch_size, peak)
+
+
+def model_flops(make_model: Callable[[], nn.Module], sample_shape: tuple[int, ...]) -> int:
+    """Return the floating-point operations of a forward and a backward pass for one sample.
+
+    Matrix products, convolutions and attention count: a multiplication and an addition are two operations. What is
+    computed element by element does not count. The gradients of the inputs are not needed, and not counted.
+
+    The operations are counted on the meta device, whose tensors have shapes but no numbers, so nothing is computed and
+    no memory is needed. There the attention consists of its two products: the kernels of other devices compute one of
+    them a second time in backward, which would count too.
+
+    Args:
+        make_model: returns the model.
+        sample_shape: of the inputs, without the batch.
+    """
+    samples = 2  # batch norm needs more than one value per channel in training
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        make_model()(torch.empty(samples, *sample_shape)).sum().backward()
+    return counter.get_total_flops() // samples
+
+
+def peak_flops_per_second(precision: str, device: torch.device) -> float:
+    """Return the floating-point operations per second of the fastest product of large square matrices.
+
+    It takes about a second, and on a GPU up to 0.8 GB of its memory, which are free again afterwards.
+
+    Args:
+        precision: as ``--precision``. For fp32 and tf32 PyTorch's switch must have been set before.
+        device: where to compute.
+    """
+    best = 0.0
+    numbers = torch.Generator(device)  # the numbers of the default one are those of the run
+    for size in SIZES.get(device.type, SIZES["cpu"]):
+        operations = 2 * size**3
+        if best and operations / best > LONGEST_PRODUCT:
+            break
+        dtype = DTYPES.get(precision, torch.float32)
+        left, right = (torch.randn(size, size, device=device, generator=numbers).to(dtype) for _ in range(2))
+        out = torch.empty_like(left)
+        best = max(best, operations / _seconds_per_product(left, right, out))
+    if device.type == "cuda":
+        del left, right, out
+        torch.cuda.empty_cache()  # the run may need all of the memory
+    return best
+
+
+def _seconds_per_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> float:
+    """Return the seconds of the fastest of several blocks of products, per product."""
+    torch.mm(left, right, out=out)  # loads libraries, and chooses an algorithm
+    _wait(out.device)
+    calls, fastest = 1, float("inf")
+    until = time.perf_counter() + SECONDS_PER_SIZE
+    while time.perf_counter() < until:
+        started = time.perf_counter()
+        for _ in range(calls):
+            torch.mm(left, right, out=out)
+        _wait(out.device)
+        seconds = time.perf_counter() - started
+        fastest = min(fastest, seconds / calls)
+        if seconds < SECONDS_PER_SIZE / 20:  # with few products the time to start them and to wait would count too
+            calls *= 2
+    return fastest
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
