@@ -58,13 +58,22 @@ def submit_and_wait(
 SHORT = ["--limit_train", "640", "--limit_val", "101", "--loader", "memory"]
 
 
-@pytest.mark.parametrize("script", ["job.slurm", "torchrun.slurm"])
-def test_lesson_03_job_on_two_nodes(
-    slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path, script: str
+RANKS = [("03_ddp", "job.slurm"), ("03_ddp", "torchrun.slurm"), ("05_fully_sharded", "job.slurm")]
+"""lessons and job files of several ranks; that of lesson 04 is the same as that of lesson 05"""
+
+
+def test_the_job_files_of_lessons_04_and_05_differ_in_their_names() -> None:
+    fourth, fifth = ((REPOSITORY / lesson / "job.slurm") for lesson in ("04_mixed_precision", "05_fully_sharded"))
+    assert fourth.read_text().replace("04_mixed_precision", "05_fully_sharded") == fifth.read_text()
+
+
+@pytest.mark.parametrize(("lesson", "script"), RANKS)
+def test_a_job_of_ranks_on_two_nodes(
+    slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path, lesson: str, script: str
 ) -> None:
-    status, job, log = submit_and_wait(slurm, user_environment, REPOSITORY / "03_ddp", "-N", "2", script, *SHORT)
+    status, job, log = submit_and_wait(slurm, user_environment, REPOSITORY / lesson, "-N", "2", script, *SHORT)
     assert status == 0, log
-    (summary,) = (tmp_path / "runs" / "03_ddp").glob("*/summary.json")
+    (summary,) = (tmp_path / "runs" / lesson).glob("*/summary.json")
     found = json.loads(summary.read_text())
     assert summary.parent.name == str(job)
     assert (found["world_size"], found["global_batch_size"]) == (4, 256)
@@ -84,15 +93,15 @@ exec "${@:3}"
 """
 
 
-@pytest.mark.parametrize("script", ["job.slurm", "torchrun.slurm"])
+@pytest.mark.parametrize(("folder", "script"), RANKS)
 def test_nsys_writes_a_report_for_each_rank(
-    slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path, script: str
+    slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path, folder: str, script: str
 ) -> None:
     nsys = tmp_path / "bin" / "nsys"
     nsys.parent.mkdir()
     nsys.write_text(NSYS)
     nsys.chmod(0o755)
-    lesson = REPOSITORY / "03_ddp"
+    lesson = REPOSITORY / folder
     environment = user_environment | {"NSYS": "1", "PATH": f"{nsys.parent}:{user_environment['PATH']}"}
     before = set(lesson.glob("*.nsys-rep"))
     status, number, log = submit_and_wait(slurm, environment, lesson, script, *SHORT)

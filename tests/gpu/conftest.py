@@ -103,6 +103,8 @@ def train(
             if stop:
                 patch.setattr(Position, "count_step", stopping(stop))
             status = 0
+            for file in (REPOSITORY / lesson).glob("*.py"):  # another lesson may have a module of the same name
+                patch.delitem(sys.modules, file.stem, raising=False)
             try:
                 patch.syspath_prepend(REPOSITORY / lesson)  # as for a script: what it imports is looked for beside it
                 runpy.run_path("train.py", run_name="__main__")

@@ -211,7 +211,7 @@ class Run:
             "samples_per_second": len(self.position.loader.dataset) / seconds,
         }
         if self.utilization:
-            finished["mfu"] = self._mfu(finished["samples_per_second"])
+            finished["mfu"] = self._mfu(len(self.position.loader.dataset) / seconds)
             self.logger.facts["mfu"] = finished["mfu"]
         self.position.results.append(finished)
         self.logger.log_epoch(finished, lr)
@@ -281,7 +281,9 @@ class Run:
 
     def _mfu(self, samples_per_second: float) -> float | None:
         """Return the utilization at a throughput of all ranks together; None if `measure_mfu` was not called."""
-        return self.utilization and self.utilization.mfu(samples_per_second / self.logger.world_size)
+        if self.utilization is None:
+            return None
+        return self.utilization.mfu(samples_per_second / self.logger.world_size)
 
     def _write_summary(self) -> None:
         position = self.position
