@@ -170,8 +170,8 @@ def step_timeline() -> str:
         return not_measured("step_timeline")
     what = (
         "Two time lines, one for each rank. In forward, weights are gathered for the blocks 0, 1, 2 and 3 before each "
-        "of them computes; in backward for 3, 2, 1 and 0, one block ahead; gradients are reduced after each block. While "
-        "weights or gradients are sent, the training thread is in FSDP2"
+        "of them computes; in backward for 3, 2, 1 and 0, one block ahead; gradients are reduced after each block. "
+        "While weights or gradients are sent, the training thread is in FSDP2"
     )
     first = results["rows"][0]
     times = first["milliseconds"]
@@ -187,8 +187,8 @@ def schematic() -> str:
     """Render the plot of what each rank stores, for a page in the folder of experiments or of the lesson."""
     what = (
         "Four panels. With DDP each of two ranks stores all weights, gradients and optimizer state of four blocks. "
-        "With FSDP2 each stores one half of those of every block; while block 1 computes, each rank also has the other half "
-        "of the weights of block 1; while block 1 is in backward, also its whole gradients"
+        "With FSDP2 each stores one half of those of every block; while block 1 computes, each rank also has the other "
+        "half of the weights of block 1; while block 1 is in backward, also its whole gradients"
     )
     return f"![{what}](../results/{SCHEMATIC.name})"
 
