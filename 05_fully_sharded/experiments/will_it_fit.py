@@ -46,7 +46,7 @@ from workshop.errors import UserError, nearest
 
 GB = 1e9
 LESSON_FOLDER = Path(__file__).resolve().parent.parent
-MOST_RANKS = 4096
+MOST_RANKS = 1024
 """the most ranks that are tried when the smallest number of ranks is looked for"""
 LARGEST = 2**20
 """the largest batch or number of blocks that is tried"""
@@ -260,7 +260,7 @@ def inverse(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         least = min(estimate(setup_of(arguments, most_ranks(arguments), "blocks", True)), LARGEST * GB) / GB
         raise UserError(
             f"--budget_gb {most:g}: no number of ranks up to {MOST_RANKS:,} is enough for --model {arguments.model}; "
-            f"they need about {least + arguments.reserve_gb:.3g} GB each, {arguments.reserve_gb:g} GB of it as a reserve"
+            f"they need about {least + arguments.reserve_gb:.3g} GB each, {arguments.reserve_gb:g} GB of it in reserve"
         )
     return rows
 
