@@ -162,6 +162,8 @@ class Observer(TorchDispatchMode):
 
     def before_forward(self, module: nn.Module, arguments: tuple) -> None:
         """Begin a step when the model itself is called in training."""
+        if not arguments or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_meta:
+            return  # such as a trial of the model's shapes
         if self.model is None and module.training and next(module.parameters(), None) is not None:
             self.model = module
             self._describe(module)

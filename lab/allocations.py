@@ -24,18 +24,16 @@ def trace_events(recorded: profile) -> list[dict[str, Any]]:
     return sorted((event for event in events if "ts" in event), key=lambda event: event["ts"])
 
 
-def peak_of(events: list[dict[str, Any]], level: int = 0, since: float = 0) -> int:
+def peak_of(events: list[dict[str, Any]], level: int) -> int:
     """Return the most bytes that were allocated at a time.
 
     Args:
         events: as from `trace_events`.
         level: bytes that were allocated before the first event.
-        since: time (``ts``) from which on the peak is looked for.
     """
-    levels = [(0.0, level)]
+    peak = level
     for event in events:
         if event["name"] == "[memory]":
             level += event["args"]["Bytes"]
-            levels.append((event["ts"], level))
-    before = [level for time, level in levels if time < since]
-    return max([*before[-1:], *(level for time, level in levels if time >= since)])
+            peak = max(peak, level)
+    return peak

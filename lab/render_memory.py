@@ -134,7 +134,7 @@ def gpus() -> str:
     if not any(parts.values()):
         return missing(" ".join(parts))
     rows = []
-    for part, results in parts.items():
+    for results in parts.values():
         for row in results.get("rows", []):
             fewest, batch, depth = (row[name] for name in ("fewest_ranks", "largest_batch", "most_blocks"))
             rows.append(

@@ -12,7 +12,7 @@ from lab.render import RESULTS, figure, load, not_measured, source, table
 
 SCHEMATIC = RESULTS / "what_each_rank_stores.png"
 WEIGHTS, GRADIENTS, STATE, GATHERED = "#56B4E9", "#E69F00", "#009E73", "#D9D9D9"
-"""colours that people who are colour-blind can tell apart (Okabe and Ito)"""
+"""colours that people who are colour-blind can distinguish (Okabe and Ito)"""
 BLOCKS = 4
 RANKS = 2
 
@@ -162,10 +162,8 @@ def slower_than_ddp() -> str:
     if not results:
         return not_measured("one_step")
     ratios = [f"`{row['way']}` {row['seconds_against_ddp']:.1f} times" for row in results["rows"][1:]]
-    return (
-        f"In the run of the tables above, a step took, against a step of DDP: {', '.join(ratios)} as long (medians of "
-        f"{results['config']['steps']} pairs that were measured alternately)."
-    )
+    how = f"medians of {results['config']['steps']} pairs that were measured alternately"
+    return f"In the run of the tables above, a step took {', '.join(ratios)} as long as a step of DDP ({how})."
 
 
 def recompute() -> str:

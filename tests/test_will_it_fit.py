@@ -96,7 +96,10 @@ def test_budgets(run_script: Script, tmp_path: Path) -> None:
         (("--ranks", "8", "--replicas", "3"), "8 ranks cannot form 3 groups of equal size"),
         (("--ways", "zero"), "does not know 'zero'; known are: blocks, ddp, keep, root"),
         (("--tflops", "fast"), "--tflops takes a positive number, or the word measure, got 'fast'"),
-        (("--budget_gb", "2.0001", "--ways", "blocks"), "no number of ranks up to 4,096 is enough for --model vit"),
+        (
+            ("--budget_gb", "2.0001", "--depth", "1", "--ways", "blocks"),
+            "no number of ranks up to 1,024 is enough for --model vit",
+        ),
     ],
 )
 def test_mistakes_are_one_line(run_script: Script, tmp_path: Path, flags: tuple[str, ...], message: str) -> None:

@@ -36,9 +36,9 @@ CELLS = 64
 STATE_BYTES = 16
 """per parameter: weight, gradient and the two moments of AdamW, 4 bytes each"""
 NOT_COUNTED = (
-    "Counted are tensors only. Not counted are the CUDA context (0.5 to 2 GiB), NCCL's buffers (1 to 2 GiB), memory that "
-    "PyTorch's allocator holds in pieces too small to be used (fragmentation), and the workspaces of cuDNN and of "
-    "compiled code."
+    "Counted are tensors only. Not counted are the CUDA context (0.5 to 2 GiB), NCCL's buffers (1 to 2 GiB), memory "
+    "that PyTorch's allocator holds in pieces too small to be used (fragmentation), and the workspaces of cuDNN and "
+    "of compiled code."
 )
 
 

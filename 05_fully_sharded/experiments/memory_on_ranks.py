@@ -5,12 +5,12 @@
 You should see five peaks; will_it_fit.py --check true starts this script and compares them with its forecast.
 """
 
-import time
 from functools import partial, wraps
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
@@ -19,7 +19,7 @@ from lab.flags import Parser, make_output_folder
 from lab.process_group import process_group
 from lab.results import write_results
 from lab.tables import format_table
-from memory_model import LESSON, UPDATES, Setup, build, local, mesh_of, shard, workload
+from memory_model import LESSON, UPDATES, Batch, Setup, build, local, mesh_of, shard, workload
 from workshop.entry import run_reporting_user_errors
 
 MODEL, BATCH_SIZE = "gpt_small", 4
@@ -33,7 +33,8 @@ COLLECTIVES = (
     "all_reduce",
 )
 """that FSDP2 calls; the first two are names since torch 2.15 of the next two"""
-MEASURED, COLLECTIVE = "measured step", "collective"
+COLLECTIVE = "collective"
+"""name of each call of these in the profiler's trace"""
 
 
 def setups(ranks: int, update: str) -> list[Setup]:
@@ -88,8 +89,8 @@ def end_copies_with_collectives(events: list[dict[str, Any]]) -> list[dict[str, 
     return found
 
 
-def train(setup: Setup, device: torch.device) -> None:
-    """Build the model and train for three steps; the last one, after which nothing new is kept, has a name."""
+def prepare(setup: Setup, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer, Batch]:
+    """Return model, optimizer and batch of this rank."""
     torch.manual_seed(0)
     with torch.device("meta"):  # as in the lesson: no rank ever holds the whole model, unless it is DDP's
         model = build(setup)
@@ -97,34 +98,41 @@ def train(setup: Setup, device: torch.device) -> None:
         model = shard(setup, model, mesh_of(setup, device.type))
     model.to_empty(device=device)
     for weight in model.parameters():
-        torch.nn.init.normal_(local(weight), std=0.02)  # only the bytes matter
+        nn.init.normal_(local(weight), std=0.02)  # only the bytes matter
     if setup.way == "ddp":
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), **UPDATES[setup.update])
-    inputs, targets = (tensor.to(device) for tensor in workload(setup.model).batch(setup.batch_size))
-    for name in ("first step", "second step", MEASURED):
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        with record_function(name):
-            optimizer.zero_grad()
-            outputs = model(inputs)
-            LESSON.loss_function(outputs.float(), targets).backward()
-            optimizer.step()
-            del outputs
-        time.sleep(0.05)  # until gloo's threads have let go of everything
+    inputs, targets = workload(setup.model).batch(setup.batch_size)
+    return model, optimizer, (inputs.to(device), targets.to(device))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    """Make a training step as the lesson does."""
+    inputs, targets = batch
+    outputs = model(inputs)
+    LESSON.loss_function(outputs.float(), targets).backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def measure(setup: Setup, device: torch.device) -> int:
-    """Return the most bytes of tensors on this rank in the last step."""
+    """Return the most bytes of tensors on this rank in the third step, after which nothing new is kept."""
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    model, optimizer, batch = prepare(setup, device)
+    for _ in range(2):
+        step(model, optimizer, batch)
     if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        train(setup, device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step(model, optimizer, batch)
         return torch.cuda.max_memory_allocated(device) - before
-    with recorder() as recorded:  # from before the model is built, so that every byte that is held was seen to be taken
-        train(setup, device)
-    events = end_copies_with_collectives(trace_events(recorded))
-    (start,) = (event["ts"] for event in events if event["name"] == MEASURED)
-    return peak_of(events, since=start)
+    kept = [*model.parameters(), *batch]
+    kept += [value for state in optimizer.state.values() for value in state.values()]
+    level = sum(local(tensor).nbytes for tensor in kept)
+    if setup.way == "ddp":  # its buckets hold all gradients, from the first step on
+        level += sum(weight.nbytes for weight in model.parameters())
+    with recorder() as recorded:
+        step(model, optimizer, batch)
+    return peak_of(end_copies_with_collectives(trace_events(recorded)), level)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from memory_model import LESSON, Setup, build, private_tools, workload
 from workshop.paths import REPOSITORY
 
 sys.path.append(str(REPOSITORY / "03_ddp" / "experiments"))
-from alpha_beta import Network  # noqa: E402, lesson 03's model of a network
+from alpha_beta import Network  # lesson 03's model of a network
 
 TFLOPS = {"bf16": 989.0, "fp32": 67.0}
 """10^12 operations per second of one H100 SXM, by precision: NVIDIA's data sheet, dense, the one for float32 without

@@ -46,7 +46,7 @@ from workshop.errors import UserError, nearest
 
 GB = 1e9
 LESSON_FOLDER = Path(__file__).resolve().parent.parent
-MOST_RANKS = 4096
+MOST_RANKS = 1024
 """the most ranks that are tried when the smallest number of ranks is looked for"""
 LARGEST = 2**20
 """the largest batch or number of blocks that is tried"""
@@ -151,7 +151,7 @@ def check_blocks(setup: Setup, ways: list[str]) -> None:
 
 
 def forecast(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the most bytes per rank and the bounds of a step's time: a row for each way, number of ranks and choice."""
+    """Return the most bytes per rank and the bounds of a step's time, for each way, choice and number of ranks."""
     network = Network(arguments.alpha_us * 1e-6, 1e-9 / arguments.gb_per_second)
     rows = []
     for way in arguments.ways:
@@ -259,8 +259,8 @@ def inverse(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         most = max(arguments.budget_gb)
         least = min(estimate(setup_of(arguments, most_ranks(arguments), "blocks", True)), LARGEST * GB) / GB
         raise UserError(
-            f"--budget_gb {most:g}: no number of ranks up to {MOST_RANKS:,} is enough for --model {arguments.model}; the "
-            f"least is about {least + arguments.reserve_gb:.3g} GB, of which {arguments.reserve_gb:g} GB are reserved"
+            f"--budget_gb {most:g}: no number of ranks up to {MOST_RANKS:,} is enough for --model {arguments.model}; "
+            f"they need about {least + arguments.reserve_gb:.3g} GB each, {arguments.reserve_gb:g} GB of it in reserve"
         )
     return rows
 
