@@ -244,7 +244,9 @@ def test_partition_that_lacks_something(monkeypatch: Patch) -> None:
     assert first(good).status == "ok" and "4 nodes, up to 4 GPUs, 64 CPUs and 512000 MB" in first(good).found
     no_gpus = first("cpu*|up|1-00:00:00|9|(null)|64|256000")
     assert says(no_gpus, "fail", "up to 0 GPUs", "set SBATCH_PARTITION", ("02", "03", "04", "05"))
-    assert says(first("gpu*|up|30:00|1|gpu:2|8|1"), "warning", "1 nodes", "leave out what asks for two", ("03", "04", "05"))
+    assert says(
+        first("gpu*|up|30:00|1|gpu:2|8|1"), "warning", "1 nodes", "leave out what asks for two", ("03", "04", "05")
+    )
     assert says(first("gpu*|down|30:00|4|gpu:2|8|1"), "fail", "none is not among those that are up", "`sinfo` lists")
     monkeypatch.setenv("SBATCH_PARTITION", "gpuu")
     assert says(first(good), "fail", "gpuu is not among those that are up", "set SBATCH_PARTITION in slurm/site.sh")
