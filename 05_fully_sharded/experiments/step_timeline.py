@@ -177,7 +177,7 @@ def plot(steps: list[Step], file: Path) -> None:
             for label, (start, end) in works:
                 bars(axes, row, [(start, end)], colour, edgecolor=colour, linewidth=0.8)
                 if label != "rest":
-                    axes.annotate(label, ((start + end) / 2 - first, row - 0.27), ha="center", va="center", fontsize=8)
+                    axes.text((start + end) / 2 - first, row - 0.27, label, ha="center", va="center", fontsize=8)
         axes.set(ylim=(2.5, -0.5), xlim=(0, last - first), yticks=range(3))
         axes.set_yticklabels(["train.py", "all-gathers", "reduce-scatters"])
         axes.set_title(f"rank {rank}", loc="left", fontsize=11)
