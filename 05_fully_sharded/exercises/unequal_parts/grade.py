@@ -25,7 +25,7 @@ def grade(script: Script) -> Iterator[str]:
     steps, wanted = found[0].extra.steps, expected[0].extra.steps
     if [step.samples for step in steps] != [step.samples for step in wanted]:
         samples, all_samples = ([step.samples for step in some] for some in (steps, wanted))
-        yield f"with --accumulate {PARTS}, the steps have {samples} samples on rank 0, but they should have {all_samples}"
+        yield f"with --accumulate {PARTS}, the steps have {samples} samples on rank 0, not {all_samples}"
         return
     if parts := [len(step.losses) for step in steps if len(step.losses) != PARTS]:
         yield f"with --accumulate {PARTS}, a batch is computed in {parts[0]} part(s)"
@@ -33,7 +33,7 @@ def grade(script: Script) -> Iterator[str]:
         off = difference(step.gradients, right.gradients)
         if not off < 1e-4:
             yield (
-                f"with --accumulate {PARTS}, the gradients of step {number}, with {right.samples} samples on each rank, "
+                f"with --accumulate {PARTS}, the gradients of step {number}, with {right.samples} samples per rank, "
                 f"differ by {off:.1e} (relative) from those of the whole batch"
             )
             break
