@@ -105,7 +105,7 @@ class Observer(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.notes = Notes()
-        self.model: nn.Module | None = None
+        self.model: nn.Module = nn.Identity()  # until the script calls its own
         self.phase = ""
         """forward, backward, or none of them"""
         self.computed: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -164,7 +164,7 @@ class Observer(TorchDispatchMode):
         """Begin a step when the model itself is called in training."""
         if not arguments or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_meta:
             return  # such as a trial of the model's shapes
-        if self.model is None and module.training and next(module.parameters(), None) is not None:
+        if isinstance(self.model, nn.Identity) and module.training and next(module.parameters(), None) is not None:
             self.model = module
             self._describe(module)
         if module is not self.model:
