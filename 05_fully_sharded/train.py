@@ -11,7 +11,7 @@ slower than lesson 04, because the ranks send the weights several times in each 
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.profiler import record_function
-from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from checks import check_options, check_parts, check_validation
@@ -218,13 +218,22 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for layers in model.children() if isinstance(layers, nn.ModuleList) for block in layers]
 
 
+def recomputed(forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a forward that stores only its input: backward calls it again when the activations are needed."""
+
+    def forward_again(inputs: torch.Tensor) -> torch.Tensor:  # a function, because torch.compile skips a partial
+        return checkpoint(forward, inputs, use_reentrant=False)
+
+    return forward_again
+
+
 def shard_model(config: Config, rank: int, device: torch.device, world_size: int) -> FSDPModule:
     """Return the model, of which each rank stores one part of every weight; rank 0 draws the initial weights."""
     with torch.device("meta"):  # shapes without memory: no device has to hold the whole model, not even once
         model = make_model(config)
     if config.activation_checkpointing:
         for block in blocks_of(model):  # the block's activations are computed again when backward needs them
-            block.forward = partial(recompute, block.forward, use_reentrant=False)
+            block.forward = recomputed(block.forward)  # type: ignore[method-assign]
     mesh = init_device_mesh(device.type, (world_size,))  # the ranks in a row: all of them share each weight
     # Compute in 16 bits, but store weights, gradients and optimizer state in 32: small updates would be lost in 16.
     # This takes the place of autocast: the weights are sent in this format too, which halves what is sent.
@@ -349,14 +358,14 @@ def load_checkpoint(
     matching = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     matching |= {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict()}
     if config.checkpoint_form == "whole":
-        checkpoint = run.load_checkpoint(matching)
-        if checkpoint is None:
+        whole = run.load_checkpoint(matching)
+        if whole is None:
             return
         options = StateDictOptions(full_state_dict=True)  # the file has whole weights; each rank takes its part
-        set_model_state_dict(model, checkpoint["model"], options=options)
-        set_optimizer_state_dict(model, optimizer, checkpoint["optimizer"], options=options)
-        scheduler.load_state_dict(checkpoint["scheduler"])
-        scaler.load_state_dict(checkpoint["scaler"])
+        set_model_state_dict(model, whole["model"], options=options)
+        set_optimizer_state_dict(model, optimizer, whole["optimizer"], options=options)
+        scheduler.load_state_dict(whole["scheduler"])
+        scaler.load_state_dict(whole["scaler"])
         return
     with run.load_sharded(matching) as saved:  # all its files have been compared with their checksums
         if saved is None:
