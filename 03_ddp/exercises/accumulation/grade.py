@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from clinic.coded import label_of
+from clinic.notes import before_each_update
 from clinic.observe import Observed, Script
 
 TRAIN = 160
@@ -102,7 +102,7 @@ def note_traffic(script: Path) -> Callable[[], dict[str, Any]]:
         if noted["model"] is None and is_model and not arguments[0].is_meta:
             noted["model"] = copy.deepcopy(getattr(module, "module", module)).eval()
 
-    def before_update(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def before_update(optimizer: torch.optim.Optimizer) -> None:
         nonlocal sent
         if len(noted["weights"]) < 5:
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -113,5 +113,5 @@ def note_traffic(script: Path) -> Callable[[], dict[str, Any]]:
     DistributedDataParallel.register_comm_hook = register
     dist.all_reduce = all_reduce
     register_module_forward_pre_hook(before_forward)
-    register_optimizer_step_pre_hook(before_update)
+    before_each_update(before_update)
     return lambda: noted
