@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from clinic import coded
 
-GRADIENTS = 8
+GRADIENTS = 10
 """number of updates whose gradients are noted: a model has a million weights"""
 
 
@@ -38,8 +39,6 @@ class Shown:
     """the mode of the model"""
     samples: list[int]
     """the numbers of the samples (see `clinic.coded`), if it was shown coded digits"""
-    ddp: bool
-    """it was called through DistributedDataParallel"""
     children: frozenset[int]
     """processes that worked for this one at the time, such as loader workers"""
     updates: int
@@ -72,6 +71,8 @@ class Rank:
     extra: Any = None
     """what a grader's own `watch` returned"""
     status: int | None = None
+    complete: bool = True
+    """it came to its end and left its notes"""
     output: str = ""
     stuck: str = ""
     """where in the script it was when it was ended for taking too long"""
@@ -116,7 +117,7 @@ def take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> 
             module.register_comm_hook(None, _all_reduce)
         children = frozenset(child.pid for child in multiprocessing.active_children() if child.pid)
         samples = coded.numbers_of(inputs).tolist() if is_digit else []
-        calls.shown = Shown(module.training, samples, ddp, children, len(rank.updates))
+        calls.shown = Shown(module.training, samples, children, len(rank.updates))
         rank.shown.append(calls.shown)
         if keep:
             calls.shown.inputs = inputs.clone()
@@ -170,6 +171,43 @@ def take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> 
             rank.weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
     return finish
+
+
+class GraphCounter:
+    """Counts the training steps whose autograd graphs are in memory, from the calls of the digits' stand-in model."""
+
+    def __init__(self) -> None:
+        self.most_kept = 0
+        """the largest number of graphs that were in memory at once, also of steps whose backward pass is over"""
+        self.most_pending = 0
+        """the largest number of those whose backward pass had not begun: they hold all activations of their step"""
+        self._kept: weakref.WeakSet = weakref.WeakSet()
+        self._pending: weakref.WeakSet = weakref.WeakSet()
+        register_module_forward_hook(self._after_forward)
+
+    def _after_forward(self, module: nn.Module, _: tuple, outputs: torch.Tensor) -> torch.Tensor:
+        if not isinstance(module, coded.SmallReader) or not outputs.requires_grad:
+            return outputs
+        outputs = _GraphNode.apply(outputs, self._kept, self._pending)
+        self.most_kept = max(self.most_kept, len(self._kept))
+        self.most_pending = max(self.most_pending, len(self._pending))
+        return outputs
+
+
+class _GraphNode(torch.autograd.Function):
+    """Changes nothing, but its context is in memory for as long as the graph that it is a node of."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: torch.Tensor, kept: weakref.WeakSet, pending: weakref.WeakSet) -> torch.Tensor:  # noqa: ANN401
+        kept.add(ctx)
+        pending.add(ctx)
+        ctx.pending = pending
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
+        ctx.pending.discard(ctx)
+        return gradient, None, None
 
 
 def before_each_update(note: Callable[[Optimizer], None]) -> None:

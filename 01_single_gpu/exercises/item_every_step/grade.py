@@ -5,7 +5,6 @@ the device, what was made there, and what was computed from such tensors. Only t
 """
 
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -15,12 +14,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 import workshop.hardware
 from clinic import coded
-from clinic.notes import Shown
+from clinic.notes import GraphCounter, Shown
 from clinic.observe import Observed, Script
 from workshop.paths import REPOSITORY
 
@@ -91,44 +90,22 @@ def watch_loop(script: Path) -> Callable[[], tuple[Counter[tuple[str, int]], int
     """
     reads: Counter[tuple[str, int]] = Counter()
     training = False
-    graphs: weakref.WeakSet = weakref.WeakSet()
-    most_graphs = 0
-
-    class Mark(torch.autograd.Function):
-        """Does nothing, but its context is in memory for as long as the graph that it is a node of."""
-
-        @staticmethod
-        def forward(ctx: Any, outputs: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-            graphs.add(ctx)
-            return outputs.view_as(outputs)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-            return gradient
+    graphs = GraphCounter()
 
     def before_forward(module: nn.Module, _: tuple) -> None:
         nonlocal training
         if isinstance(module, coded.SmallReader):  # no transform of the data set
             training = module.training
 
-    def after_forward(module: nn.Module, _: tuple, outputs: torch.Tensor) -> torch.Tensor:
-        nonlocal most_graphs
-        if not isinstance(module, coded.SmallReader) or not outputs.requires_grad:
-            return outputs
-        marked = Mark.apply(outputs)
-        most_graphs = max(most_graphs, len(graphs))
-        return marked
-
     def waits(name: str) -> None:
         if training and (line := line_of(script)):
             reads[name.strip("_"), line] += 1
 
     register_module_forward_pre_hook(before_forward)
-    register_module_forward_hook(after_forward)
     for module, name in SYNCHRONIZE:
         setattr(module, name, lambda *_, **__: waits("synchronize"))
     EmulatedDevice(waits).__enter__()
-    return lambda: (reads, most_graphs)
+    return lambda: (reads, graphs.most_kept)
 
 
 def line_of(script: Path) -> int | None:
@@ -150,7 +127,7 @@ class EmulatedDevice(TorchFunctionMode):
     """Marks the tensors that would be on a GPU if there were one, and calls ``waits`` when one of them is read.
 
     A tensor of the loader is on the host until `Tensor.to` is called with a device. The script's device and
-    ``torch.device("cpu")`` are equal here, so they are told apart by which object they are.
+    ``torch.device("cpu")`` are equal here, so the only difference is which object they are.
     """
 
     def __init__(self, waits: Callable[[str], None]) -> None:
