@@ -136,9 +136,9 @@ class Script:
         environment = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         fork = multiprocessing.get_context("fork")
         processes = []
+        local_ranks = range(ranks) if local_ranks is None else local_ranks
         for rank in range(ranks):
-            local_rank = rank if local_ranks is None else local_ranks[rank]
-            mine = environment | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)} if ranks > 1 else {}
+            mine = environment | _variables_of_torchrun(rank, local_ranks) if ranks > 1 else {}
             begin = partial(take_notes, keep=keep, stop_after=stop_after) if notes else None
             arguments = (self.path, words, mine, noted / f"{rank}", begin, watch, timeout)
             processes.append(fork.Process(target=_be_a_rank, args=arguments))
@@ -157,6 +157,21 @@ class Script:
                 raise Fault("the script ended without an update of the weights")
         summary = run_dir / "summary.json"
         return Observed(found, json.loads(summary.read_text()) if summary.exists() else {}, run_dir)
+
+
+def _variables_of_torchrun(rank: int, local_ranks: Sequence[int]) -> dict[str, str]:
+    """Return what torchrun puts into the environment of a rank, besides WORLD_SIZE and the address of rank 0."""
+    nodes = [list(local_ranks[: other + 1]).count(0) - 1 for other in range(len(local_ranks))]
+    values = {
+        "RANK": rank,
+        "LOCAL_RANK": local_ranks[rank],
+        "LOCAL_WORLD_SIZE": nodes.count(nodes[rank]),
+        "GROUP_RANK": nodes[rank],
+        "GROUP_WORLD_SIZE": nodes[-1] + 1,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": len(local_ranks),
+    }
+    return {name: str(value) for name, value in values.items()}
 
 
 def percent(share: float) -> str:
