@@ -35,6 +35,7 @@ def grade(script: Script) -> Iterator[str]:
             yield f"{where} {wrong}; in fp32 it is clipped to {MAX_NORM}"
         elif backward_from < 0.4 * scale:  # the loss is about 2.3 at first; a scale that was too large is halved
             yield f"in fp16 the backward pass begins at {backward_from:.3g}: the loss is no longer scaled"
+            break
     try:
         found, _ = norms(script, "fp16", TOO_LARGE)
     except Fault as fault:
