@@ -73,13 +73,21 @@ class Exercise:
 
         Raises:
             UserError: it is there already, and ``again`` does not say to begin anew; what it held is then kept beside.
+                Or the file cannot be written.
         """
-        if self.file.exists():
-            if not again:
-                raise UserError(f"{shown(self.file)} is there already; --again true puts it aside and begins anew")
-            kept = next(path for i in range(1, 1000) if not (path := self.file.with_suffix(f".{i}.py")).exists())
-            self.file.rename(kept)
-        self.file.write_text(self.faulty())
+        text = self.faulty()
+        try:
+            if self.file.exists():
+                if not again:
+                    raise UserError(f"{shown(self.file)} is there already; --again true puts it aside and begins anew")
+                kept = next(path for i in range(1, 1000) if not (path := self.file.with_suffix(f".{i}.py")).exists())
+                self.file.rename(kept)
+            self.file.write_text(text)
+        except OSError as error:
+            raise UserError(
+                f"cannot write {shown(self.file)}: {error.strerror}; "
+                "exercises need a copy of the workshop in which you can write"
+            ) from None
 
 
 def exercises() -> list[Exercise]:

@@ -1,12 +1,14 @@
 """A process that judges learners' files, one after the other: ``python -m clinic.grader``.
 
 It reads requests, ``{"exercise": NAME, "file": PATH}``, one a line, and answers each with ``{"seen": [...]}``, the
-lines that say what is still wrong; none if the exercise is passed. Each file is judged by a child, within
-`LIMIT` seconds; whatever processes it started are ended with it, also those that left their parents.
+lines that say what is still wrong; none if the exercise is passed. Each file is judged by a child, within `LIMIT`
+seconds, or more on a busy machine; whatever processes it started are ended with it, also those that left their parents.
 """
 
+import codecs
 import ctypes
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -14,6 +16,8 @@ import signal
 import sys
 import tempfile
 import time
+import tokenize
+import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -27,17 +31,29 @@ import torchvision.datasets  # noqa: F401
 import workshop.commandline
 import workshop.run  # noqa: F401
 from clinic import catalogue
-from clinic.observe import Fault, Script
+from clinic.observe import Fault, Script, patience
 
 LIMIT = 50.0
-"""seconds for one file"""
+"""seconds for one file, on an idle machine"""
+FOLDERS: list[Path] = []
+"""the temporary folder of the file that is being judged"""
 
 
 def mistake_in(file: Path) -> str | None:
     """Return, in a line, why the file is no Python; None if it is."""
+    content = file.read_bytes()
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "the file is not Python: it is saved as UTF-16, but Python reads UTF-8"
     try:
-        compile(file.read_bytes(), file.name, "exec", dont_inherit=True)
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        content.decode(encoding)  # compile() would accept any bytes in a comment; Python does not
+        compile(content, file.name, "exec", dont_inherit=True)
+    except UnicodeDecodeError as error:
+        line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
+        return f"line {line} is not Python (its byte 0x{byte:02x} is not {encoding}; save the file as UTF-8)"
     except SyntaxError as error:
+        if error.lineno is None:
+            return f"the file is not Python: {error.msg}"
         text = f": {error.text.strip()}" if error.text else ""
         return f"line {error.lineno} is not Python ({error.msg}){text}"
     except ValueError as error:
@@ -59,38 +75,60 @@ def judge(exercise: catalogue.Exercise, file: Path, folder: Path) -> list[str]:
         return list(grade(Script(file, folder)))
     except Fault as fault:
         return [str(fault)]
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        return [f"the check itself failed, because this script does what it does not expect ({error!r} in {where})"]
 
 
 def answer(request: dict[str, Any]) -> dict[str, list[str]]:
-    """Judge one file in a child process, and end all that it leaves behind."""
+    """Judge one file in a child process, and end all that it leaves behind.
+
+    The child writes the result into a pipe. The processes that run the script do not have it, so none of them can write
+    a result in its place.
+    """
     folder = Path(tempfile.mkdtemp(prefix="clinic_"))
-    seconds = request.get("seconds", LIMIT)
-    result = folder / "result.json"
+    FOLDERS.append(folder)
+    seconds = request.get("seconds", LIMIT * patience())
+    result, child_result = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # `leave` is for the grader itself
+            os.close(result)
+            os.register_at_fork(after_in_child=lambda: os.close(child_result))
             with open(os.devnull) as nothing:
                 os.dup2(nothing.fileno(), 0)
             os.dup2(2, 1)  # stdout carries the answers, so the script must not write there
             seen = judge(catalogue.find(request["exercise"]), Path(request["file"]), folder)
-            (folder / "result.tmp").write_text(json.dumps({"seen": seen}))
-            (folder / "result.tmp").rename(result)
+            with open(child_result, "w") as out:
+                out.write(json.dumps({"seen": seen}))
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
             sys.stderr.flush()
             os._exit(0)
+    os.close(child_result)
+    os.set_blocking(result, False)
+    written = b""
     end = time.monotonic() + seconds
-    while time.monotonic() < end and os.waitpid(child, os.WNOHANG) == (0, 0):
+    is_running = True
+    while time.monotonic() < end and is_running:
+        is_running = os.waitpid(child, os.WNOHANG) == (0, 0)
+        with suppress(BlockingIOError):
+            while piece := os.read(result, 65536):
+                written += piece
         time.sleep(0.02)
+    os.close(result)
     end_all(psutil.Process().children(recursive=True))
+    shutil.rmtree(folder, ignore_errors=True)
+    FOLDERS.remove(folder)
+    if is_running:
+        return {"seen": [f"no result within {seconds:.0f} s"]}
     try:
-        return json.loads(result.read_text())
-    except OSError:
-        late = time.monotonic() >= end
-        return {"seen": [f"no result within {seconds:.0f} s" if late else "the check itself ended early; see above"]}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return json.loads(written)
+    except ValueError:
+        return {"seen": ["the check itself ended early: was it killed by the script?"]}
 
 
 def end_all(processes: Iterable[psutil.Process]) -> None:
@@ -122,8 +160,10 @@ def serve(requests: Iterable[str], answers: TextIO) -> None:
 
 
 def leave(*_: object) -> None:
-    """End with everything that was started."""
+    """End with everything that was started or written."""
     end_all(psutil.Process().children(recursive=True))
+    for folder in FOLDERS:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -136,4 +176,7 @@ if __name__ == "__main__":
         del os.environ[name]
     signal.signal(signal.SIGTERM, leave)
     adopt_orphans()
-    serve(sys.stdin, sys.stdout)
+    try:
+        serve(sys.stdin, sys.stdout)
+    except BrokenPipeError:  # the process that asked has ended
+        os._exit(1)

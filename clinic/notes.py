@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +23,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from clinic import coded
 
-GRADIENTS = 8
+GRADIENTS = 10
 """number of updates whose gradients are noted: a model has a million weights"""
 
 
@@ -36,8 +39,6 @@ class Shown:
     """the mode of the model"""
     samples: list[int]
     """the numbers of the samples (see `clinic.coded`), if it was shown coded digits"""
-    ddp: bool
-    """it was called through DistributedDataParallel"""
     children: frozenset[int]
     """processes that worked for this one at the time, such as loader workers"""
     updates: int
@@ -70,6 +71,8 @@ class Rank:
     extra: Any = None
     """what a grader's own `watch` returned"""
     status: int | None = None
+    complete: bool = True
+    """it came to its end and left its notes"""
     output: str = ""
     stuck: str = ""
     """where in the script it was when it was ended for taking too long"""
@@ -85,17 +88,25 @@ class Rank:
         return [sample for call in self.shown if not call.training for sample in call.samples]
 
 
+class Calls(threading.local):
+    """The calls of modules that have begun in this thread: another thread may load data with modules of its own."""
+
+    depth = 0
+    """number of calls that have not ended; those within another one are not noted"""
+    shown: Shown | None = None
+    """the note of the outermost call, if it is a call of the model"""
+
+
 def take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> Callable[[], None]:
     """Have ``rank`` filled from now on; what is returned adds the weights at the end."""
-    depth = 0
+    calls = Calls()
     reductions = [0]
     model: list[nn.Module] = []
     hooked: set[int] = set()
 
     def before_forward(module: nn.Module, arguments: tuple) -> None:
-        nonlocal depth
-        depth += 1
-        if depth > 1 or not _is_model(module):
+        calls.depth += 1
+        if calls.depth > 1 or not _is_model(module):
             return
         if not arguments or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_meta:
             return
@@ -106,17 +117,20 @@ def take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> 
             module.register_comm_hook(None, _all_reduce)
         children = frozenset(child.pid for child in multiprocessing.active_children() if child.pid)
         samples = coded.numbers_of(inputs).tolist() if is_digit else []
-        rank.shown.append(Shown(module.training, samples, ddp, children, len(rank.updates)))
+        calls.shown = Shown(module.training, samples, children, len(rank.updates))
+        rank.shown.append(calls.shown)
         if keep:
-            rank.shown[-1].inputs = inputs.clone()
+            calls.shown.inputs = inputs.clone()
         if module.training:
             model[:] = [module]
 
     def after_forward(module: nn.Module, arguments: tuple, outputs: object) -> None:
-        nonlocal depth
-        depth -= 1
-        if depth == 0 and keep and _is_model(module) and isinstance(outputs, torch.Tensor) and not outputs.is_meta:
-            rank.shown[-1].outputs = outputs.detach().clone()
+        calls.depth -= 1
+        if calls.depth > 0:
+            return
+        shown, calls.shown = calls.shown, None
+        if shown and keep and isinstance(outputs, torch.Tensor):
+            shown.outputs = outputs.detach().clone()
 
     register_module_forward_pre_hook(before_forward)
     register_module_forward_hook(after_forward, always_call=True)
@@ -135,7 +149,7 @@ def take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> 
 
     DistributedDataParallel.register_comm_hook = register_comm_hook
 
-    def before_update(optimizer: Optimizer, *_: object) -> None:
+    def before_update(optimizer: Optimizer) -> None:
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         gradient = None
         if len(rank.updates) < GRADIENTS:
@@ -146,7 +160,7 @@ def take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> 
         if len(rank.updates) == stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    register_optimizer_step_pre_hook(before_update)
+    before_each_update(before_update)
 
     for name in ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "barrier", "gather"):
         _note_calls(name, rank.collectives, script)
@@ -157,6 +171,62 @@ def take_notes(rank: Rank, script: Path, keep: bool, stop_after: int | None) -> 
             rank.weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
     return finish
+
+
+class GraphCounter:
+    """Counts the training steps whose autograd graphs are in memory, from the calls of the digits' stand-in model."""
+
+    def __init__(self) -> None:
+        self.most_kept = 0
+        """the largest number of graphs that were in memory at once, also of steps whose backward pass is over"""
+        self.most_pending = 0
+        """the largest number of those whose backward pass had not begun: they hold all activations of their step"""
+        self._kept: weakref.WeakSet = weakref.WeakSet()
+        self._pending: weakref.WeakSet = weakref.WeakSet()
+        register_module_forward_hook(self._after_forward)
+
+    def _after_forward(self, module: nn.Module, _: tuple, outputs: torch.Tensor) -> torch.Tensor:
+        if not isinstance(module, coded.SmallReader) or not outputs.requires_grad:
+            return outputs
+        outputs = _GraphNode.apply(outputs, self._kept, self._pending)
+        self.most_kept = max(self.most_kept, len(self._kept))
+        self.most_pending = max(self.most_pending, len(self._pending))
+        return outputs
+
+
+class _GraphNode(torch.autograd.Function):
+    """Changes nothing, but its context is in memory for as long as the graph that it is a node of."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: torch.Tensor, kept: weakref.WeakSet, pending: weakref.WeakSet) -> torch.Tensor:  # noqa: ANN401
+        kept.add(ctx)
+        pending.add(ctx)
+        ctx.pending = pending
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
+        ctx.pending.discard(ctx)
+        return gradient, None, None
+
+
+def before_each_update(note: Callable[[Optimizer], None]) -> None:
+    """Call ``note`` with the optimizer before each of its updates, after all hooks that the script has registered.
+
+    PyTorch calls the global hooks first. A hook of the script's own may still change the gradients, for example clip
+    them. Therefore the global hook here only puts another hook at the end of those of the optimizer.
+    """
+    handles: dict[int, RemovableHandle] = {}
+
+    def before_own_hooks(optimizer: Optimizer, *_: object) -> None:
+        if id(optimizer) in handles:
+            handles[id(optimizer)].remove()
+        handles[id(optimizer)] = optimizer.register_step_pre_hook(after_own_hooks)
+
+    def after_own_hooks(optimizer: Optimizer, *_: object) -> None:
+        note(optimizer)
+
+    register_optimizer_step_pre_hook(before_own_hooks)
 
 
 def _is_model(module: nn.Module) -> bool:

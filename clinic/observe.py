@@ -31,9 +31,14 @@ from workshop import models
 models.MODELS["mnist_cnn"] = coded.SmallReader
 
 TIMEOUT = 25.0
-"""seconds that a script is given; with the little data here it needs two or three"""
+"""seconds that a script is given on an idle machine; with the little data here it needs two or three"""
 CPU_SECONDS = 20
 """of computing that a rank is given: an endless loop is found by these, however busy the machine is"""
+
+
+def patience() -> float:
+    """Return how many times longer than usual to wait: the number of processes that compete for each CPU, up to 6."""
+    return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), 6.0)
 
 
 class Fault(Exception):
@@ -54,8 +59,14 @@ class Observed:
 
     @property
     def epochs(self) -> list[dict[str, Any]]:
-        """The results of each epoch."""
-        return self.summary.get("epochs", [])
+        """The results of each epoch, at least one.
+
+        Raises:
+            Fault: there are none.
+        """
+        if not self.summary.get("epochs"):
+            raise Fault("there are no results of an epoch in the summary.json of the run")
+        return self.summary["epochs"]
 
     def validated(self) -> tuple[set[int], float, int]:
         """Return which samples were validated on, their true mean loss, and how many the model got right.
@@ -93,7 +104,7 @@ class Script:
         notes: bool = True,
         stop_after: int | None = None,
         watch: Callable[[Path], Callable[[], Any]] | None = None,
-        timeout: float = TIMEOUT,
+        timeout: float | None = None,
         fail: bool = True,
     ) -> Observed:
         """Run the script and return what it did.
@@ -111,22 +122,23 @@ class Script:
             stop_after: signal the script to stop, as Slurm does, after this number of updates.
             watch: called in each rank before the script, with its path; what it returns is called after the script,
                 and what that returns is `Rank.extra`.
-            timeout: seconds after which the ranks are ended.
+            timeout: seconds after which the ranks are ended; by default `TIMEOUT`, and more on a busy machine.
             fail: raise `Fault` if a rank does not end by itself with status 0.
         """
         if data_dir is None:
             data_dir = self.folder / f"data_{train}_{val}"
             if not data_dir.exists():
                 coded.write(data_dir, train, val)
+        timeout = timeout or TIMEOUT * patience()
         run_dir = run_dir or Path(tempfile.mkdtemp(dir=self.folder, prefix="run_"))
         noted = Path(tempfile.mkdtemp(dir=self.folder, prefix="notes_"))
         words = [str(word) for word in ("--num_workers", 0, *flags, "--data_dir", data_dir, "--run_dir", run_dir)]
         environment = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         fork = multiprocessing.get_context("fork")
         processes = []
+        local_ranks = range(ranks) if local_ranks is None else local_ranks
         for rank in range(ranks):
-            local_rank = rank if local_ranks is None else local_ranks[rank]
-            mine = environment | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)} if ranks > 1 else {}
+            mine = environment | _variables_of_torchrun(rank, local_ranks) if ranks > 1 else {}
             begin = partial(take_notes, keep=keep, stop_after=stop_after) if notes else None
             arguments = (self.path, words, mine, noted / f"{rank}", begin, watch, timeout)
             processes.append(fork.Process(target=_be_a_rank, args=arguments))
@@ -141,8 +153,32 @@ class Script:
             found.append(_read(noted / f"{rank}", self.path, process.exitcode))
         if fail:
             _raise_if_failed(found, timeout)
+            if notes and not any(rank.updates for rank in found):
+                raise Fault("the script ended without an update of the weights")
         summary = run_dir / "summary.json"
         return Observed(found, json.loads(summary.read_text()) if summary.exists() else {}, run_dir)
+
+
+def _variables_of_torchrun(rank: int, local_ranks: Sequence[int]) -> dict[str, str]:
+    """Return what torchrun puts into the environment of a rank, besides WORLD_SIZE and the address of rank 0."""
+    nodes = [list(local_ranks[: other + 1]).count(0) - 1 for other in range(len(local_ranks))]
+    values = {
+        "RANK": rank,
+        "LOCAL_RANK": local_ranks[rank],
+        "LOCAL_WORLD_SIZE": nodes.count(nodes[rank]),
+        "GROUP_RANK": nodes[rank],
+        "GROUP_WORLD_SIZE": nodes[-1] + 1,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": len(local_ranks),
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def percent(share: float) -> str:
+    """Return a share as a reader expects it: "80 %", "0.02 %", "less than 0.001 %"."""
+    if share < 1e-5:
+        return "less than 0.001 %"
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
 def without_dropout(_: Path) -> Callable[[], None]:
@@ -152,19 +188,19 @@ def without_dropout(_: Path) -> Callable[[], None]:
 
 
 def _raise_if_failed(ranks: list[Rank], timeout: float) -> None:
-    if stuck := [f"rank {number} in {rank.stuck}" for number, rank in enumerate(ranks) if rank.stuck]:
-        waiting = ", ".join(stuck) if len(ranks) > 1 else stuck[0].removeprefix("rank 0 ")
-        raise Fault(f"the script did not come to its end in {timeout:.0f} s: it was still {_at(waiting)}")
-    failed = [rank for rank in ranks if rank.status and "Traceback" in rank.output]
-    for rank in failed + [rank for rank in ranks if rank.status]:
+    if stuck := [f"rank {number} was in {rank.stuck}" for number, rank in enumerate(ranks) if rank.stuck]:
+        where = ", ".join(stuck) if len(ranks) > 1 else stuck[0].replace("rank 0", "it")
+        raise Fault(f"the script did not end within {timeout:.0f} s; by then, {where}")
+    failed = [rank for rank in ranks if rank.status]
+    failed.sort(key=lambda rank: (rank.status != -signal.SIGXCPU, "Traceback" not in rank.output, not rank.output))
+    for rank in failed:
         if rank.status == -signal.SIGXCPU:
             raise Fault(f"the script computed for {CPU_SECONDS} s without coming to its end: is there an endless loop?")
-        message = reason(rank.output) or f"status {rank.status}"
-        raise Fault(f"the script ended with: {message}")
-
-
-def _at(waiting: str) -> str:
-    return waiting if waiting.startswith("in ") else f"waiting: {waiting}"
+        if rank.status is not None and rank.status < 0:
+            raise Fault(f"the script was killed by {signal.Signals(-rank.status).name}")
+        raise Fault(f"the script ended with: {reason(rank.output) or f'exit status {rank.status}'}")
+    if not all(rank.complete for rank in ranks):
+        raise Fault("the script left Python before its end, with exit status 0; does it call os._exit?")
 
 
 def _be_a_rank(
@@ -196,6 +232,8 @@ def _be_a_rank(
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as stop:
         status = stop.code or 0
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)  # as Python does
     except BaseException:
         traceback.print_exc()
         status = 1
@@ -219,7 +257,7 @@ def _read(notes: Path, script: Path, exitcode: int | None) -> Rank:
     try:
         rank = torch.load(saved, weights_only=False)  # which this module wrote
     except (OSError, RuntimeError, EOFError):
-        rank = Rank(status=exitcode)
+        rank = Rank(status=exitcode, complete=False)
         frames = re.findall(r'File "(.*)", line (\d+) in (\S+)', stuck.read_text() if stuck.exists() else "")
         if frames:
             mine = [f"line {line} ({name})" for path, line, name in frames if Path(path).name == script.name]

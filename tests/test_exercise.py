@@ -80,6 +80,16 @@ def test_an_unknown_exercise_is_reported_with_the_nearest(run: Run, verb: str) -
     assert "did you mean same_half?" in err
 
 
+def test_a_folder_in_which_nothing_can_be_written_is_reported(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Exercise, "file", property(lambda self: tmp_path / "missing" / f"exercise_{self.name}.py"))
+    status, _, err = run("start", "same_half")
+    assert status == 2
+    assert_one_line(err)
+    assert "cannot write" in err
+
+
 def test_a_file_that_is_not_there_is_misuse(run: Run) -> None:
     status, _, err = run("check", "same_half")
     assert status == 2
@@ -230,6 +240,13 @@ def test_an_edit_that_fits_twice_is_refused() -> None:
         (b"import torch\n\ndef main(:\n    pass\n", "line 3 is not Python"),
         (b"\xff\xfe\x00x", "not Python"),
         (b"a\0b", "not Python"),
+        ("import torch\n# d\u00e9j\u00e0 vu\n".encode("latin-1"), "line 2 is not Python"),
+        ("import torch\n".encode("utf-16"), "saved as UTF-16"),
+        (b"import sys\nsys.exit('no data')\n", "no data"),
+        (b"import sys\nsys.exit(0)\n", "without an update"),
+        (b"import os\nos._exit(0)\n", "before its end"),
+        (b"import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "killed by SIGSEGV"),
+        (b"import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n", "ended early"),
         (b"raise ValueError('no such thing')\n", "ValueError: no such thing"),
         (b"import os\nos._exit(7)\n", "status 7"),
     ],
@@ -282,6 +299,36 @@ def test_a_grader_that_is_ended_takes_everything_along(tmp_path: Path) -> None:
     assert everything
     started.__exit__()
     assert not psutil.wait_procs(everything, timeout=10)[1]
+
+
+def test_a_script_cannot_give_the_result_itself(judge: Callable[..., list[str]], tmp_path: Path) -> None:
+    file = tmp_path / "exercise_same_half.py"
+    file.write_text(
+        "import os, signal\n"
+        "for pipe in range(3, 64):\n"
+        "    try:\n"
+        "        os.write(pipe, b'{\"seen\": []}')\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n"
+    )
+    assert judge(file)
+
+
+def test_a_grader_that_is_ended_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    file, begun = tmp_path / "exercise_same_half.py", tmp_path / "begun"
+    file.write_text(f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(600)\n")
+    started = exercise.Grader().__enter__()
+    started.process.stdin.write(json.dumps({"exercise": "same_half", "file": str(file)}) + "\n")
+    started.process.stdin.flush()
+    while not begun.exists():
+        assert started.process.poll() is None
+        time.sleep(0.05)
+    assert list((tmp_path / "temporary").glob("clinic_*"))
+    started.__exit__()
+    assert not list((tmp_path / "temporary").glob("clinic_*"))
 
 
 def test_the_command_line_itself(tmp_path: Path) -> None:

@@ -1,96 +1,197 @@
-"""A value read from the device in every step: the loop is to read one only now and then, and report the same loss."""
+"""A value read from the device in every step: the loop is to read one only now and then, and report the same loss.
+
+Here the device is the CPU, where no copy is needed. So the tensors that would be on a GPU are marked: what was moved to
+the device, what was made there, and what was computed from such tensors. Only to read those would wait for the GPU.
+"""
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
+import workshop.hardware
 from clinic import coded
-from clinic.observe import Script
+from clinic.notes import GraphCounter, Shown
+from clinic.observe import Observed, Script
 from workshop.paths import REPOSITORY
 
-READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__", "__format__")
-"""what of a tensor waits for the device, `Tensor.to` with "cpu" beside"""
+READS = {
+    *("item", "tolist", "numpy", "cpu", "is_nonzero", "equal", "allclose", "nonzero", "masked_select", "unique"),
+    *("__float__", "__int__", "__bool__", "__index__", "__array__", "__format__", "__repr__", "__contains__"),
+}
+"""functions that wait for their tensor's values: they return Python numbers, or a tensor whose size depends on them"""
+SYNCHRONIZE = ((torch.cuda, "synchronize"), (torch.accelerator, "synchronize"), (torch.cpu, "synchronize"))
 ITS_OWN = ("torch/optim/", "torch/utils/data/", f"{REPOSITORY / 'workshop'}/", f"{REPOSITORY / 'clinic'}/")
 """who may read: optimizers on a CPU keep their step there, loaders have no device, the package does so on purpose"""
 SAMPLES, BATCH, INTERVAL = 196, 8, 10
+STOP = 13
+"""updates after which a run is stopped, to be resumed: not a multiple of `INTERVAL`"""
+GRAPHS = 3
+"""steps whose autograd graphs may be in memory at once: the current one, and the one before until it is replaced"""
 
 
 def grade(script: Script) -> Iterator[str]:
     """Yield what is still seen to be wrong."""
     flags = ("--batch_size", BATCH, "--log_interval", INTERVAL)
-    run = script.run(*flags, train=SAMPLES, val=8, keep=True, watch=note_reads)
-    reads: Counter[tuple[str, int]] = run[0].extra
+    run = script.run(*flags, train=SAMPLES, val=8, keep=True, watch=watch_loop)
+    if wrong := list(faults_of(run)):
+        yield from wrong
+        return
+    first = script.run(*flags, train=SAMPLES, val=8, keep=True, stop_after=STOP)
+    second = script.run(*flags, "--resume", "true", train=SAMPLES, val=8, keep=True, run_dir=first.run_dir)
+    if difference := wrong_loss(second, first[0].shown + second[0].shown):
+        yield f"stopped after {STOP} of {len(run[0].updates)} steps and resumed, {difference}"
+
+
+def faults_of(run: Observed) -> Iterator[str]:
+    """Yield what is wrong in a run that was not stopped."""
+    reads, graphs = run[0].extra
     steps = len(run[0].updates)
+    if sorted(run[0].trained) != list(range(SAMPLES)):
+        yield f"it does not train on each of the {SAMPLES} samples once"
+        return
     often = {place: count for place, count in reads.items() if count > steps / INTERVAL + 1}
     for (name, line), count in often.items():
         yield f"in {steps} training steps, line {line} waits {count} times for a value from the device ({name})"
     if sum(reads.values()) > 2 * steps / INTERVAL + 2 and not often:
         yield f"in {steps} training steps, the CPU waits {sum(reads.values())} times for a value from the device"
-    if sorted(run[0].trained) != list(range(SAMPLES)):
-        yield f"it does not train on each of the {SAMPLES} samples once"
-    loss_sum = 0.0
-    for call in run[0].shown:
-        if call.training:
-            loss_sum += F.cross_entropy(
-                call.outputs, coded.label_of(torch.tensor(call.samples)), reduction="sum"
-            ).item()
-    reported = run.epochs[-1]["train_loss"] if run.epochs else None
-    if reported is None:
-        yield "there is no loss in summary.json"
-    elif abs(reported - loss_sum / SAMPLES) > 1e-4 * abs(reported):
-        yield f"it reports a training loss of {reported:.4f}; over its samples it is {loss_sum / SAMPLES:.4f}"
+    if graphs > GRAPHS:
+        yield f"the memory that it needs grows: the autograd graphs of {graphs} steps are in memory at once"
+    if difference := wrong_loss(run, run[0].shown):
+        yield difference
 
 
-def note_reads(script: Path) -> Callable[[], Counter[tuple[str, int]]]:
-    """Count what the script's own lines read while the model trains, by method and line; see `Script.run`."""
+def wrong_loss(run: Observed, shown: list[Shown]) -> str | None:
+    """Return how the reported training loss differs from that of the samples that the model was shown in the epoch."""
+    calls = [call for call in shown if call.training]
+    targets = coded.label_of(torch.tensor([sample for call in calls for sample in call.samples]))
+    loss = F.cross_entropy(torch.cat([call.outputs for call in calls]), targets).item()
+    if not run.epochs:
+        return "there is no loss in summary.json"
+    reported = run.epochs[-1]["train_loss"]
+    if abs(reported - loss) > 1e-4 * abs(reported):
+        return f"it reports a training loss of {reported:.4f}; over its samples it is {loss:.4f}"
+    return None
+
+
+def watch_loop(script: Path) -> Callable[[], tuple[Counter[tuple[str, int]], int]]:
+    """Note what the loop reads while the model trains, and how many autograd graphs it keeps; see `Script.run`.
+
+    The result is how often each line of the script waited and by which function, and the largest number of training
+    steps whose graphs were in memory at once.
+    """
     reads: Counter[tuple[str, int]] = Counter()
     training = False
-    reading = False
+    graphs = GraphCounter()
 
-    def before_forward(module: torch.nn.Module, _: tuple) -> None:
+    def before_forward(module: nn.Module, _: tuple) -> None:
         nonlocal training
-        if next(module.parameters(), None) is not None:  # no transform of the data set
+        if isinstance(module, coded.SmallReader):  # no transform of the data set
             training = module.training
 
-    def line_of_script() -> int | None:
-        frame = sys._getframe(2)
-        while frame and frame.f_code.co_filename != str(script):
-            if any(part in frame.f_code.co_filename for part in ITS_OWN):
-                return None
-            frame = frame.f_back
-        line = frame.f_lineno if frame else None
-        while frame:  # a data set of the script's own, called by a loader
-            if "torch/utils/data/" in frame.f_code.co_filename:
-                return None
-            frame = frame.f_back
-        return line
+    def waits(name: str) -> None:
+        if training and (line := line_of(script)):
+            reads[name.strip("_"), line] += 1
 
-    def noting(name: str) -> None:
-        own = getattr(torch.Tensor, name)
+    register_module_forward_pre_hook(before_forward)
+    for module, name in SYNCHRONIZE:
+        setattr(module, name, lambda *_, **__: waits("synchronize"))
+    EmulatedDevice(waits).__enter__()
+    return lambda: (reads, graphs.most_kept)
 
-        @wraps(own)
-        def noted(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
-            nonlocal reading
-            reads_now = name != "to" or "cpu" in (*arguments, *keywords.values())
-            if reading or not training or not reads_now:
-                return own(tensor, *arguments, **keywords)
-            if line := line_of_script():
-                reads[name.strip("_"), line] += 1
-            reading = True  # what it calls in its turn is the same read
-            try:
-                return own(tensor, *arguments, **keywords)
-            finally:
-                reading = False
 
-        setattr(torch.Tensor, name, noted)
+def line_of(script: Path) -> int | None:
+    """Return the line of the script that is being executed; None if it is the package or a loader that reads."""
+    frame = sys._getframe(1)
+    while frame and frame.f_code.co_filename != str(script):
+        if frame.f_code.co_filename != __file__ and any(part in frame.f_code.co_filename for part in ITS_OWN):
+            return None
+        frame = frame.f_back
+    line = frame.f_lineno if frame else None
+    while frame:  # a data set of the script's own, called by a loader
+        if "torch/utils/data/" in frame.f_code.co_filename:
+            return None
+        frame = frame.f_back
+    return line
 
-    for name in (*READS, "to"):
-        noting(name)
-    torch.nn.modules.module.register_module_forward_pre_hook(before_forward)
-    return lambda: reads
+
+class EmulatedDevice(TorchFunctionMode):
+    """Marks the tensors that would be on a GPU if there were one, and calls ``waits`` when one of them is read.
+
+    A tensor of the loader is on the host until `Tensor.to` is called with a device. The script's device and
+    ``torch.device("cpu")`` are equal here, so the only difference is which object they are.
+    """
+
+    def __init__(self, waits: Callable[[str], None]) -> None:
+        super().__init__()
+        self.waits = waits
+        self.devices: list[torch.device] = []
+        """the objects that stand for the GPU; kept, so that no other object gets the same id"""
+        own_pick = workshop.hardware.pick_device
+
+        def pick_device() -> torch.device:
+            self.devices.append(own_pick())
+            return self.devices[-1]
+
+        workshop.hardware.pick_device = pick_device
+
+    def __torch_function__(self, function: Callable, _: Any, arguments: tuple = (), keywords: Any = None) -> Any:  # noqa: ANN401
+        """Call ``function``, and note whether it reads a marked tensor."""
+        keywords = keywords or {}
+        name = getattr(function, "__name__", "")
+        given = list(tensors_in([*arguments, *keywords.values()]))
+        marked = [tensor for tensor in given if self.is_marked(tensor)]
+        devices = [value for value in (*arguments[1:], *keywords.values()) if isinstance(value, torch.device | str)]
+        devices = [device for device in devices if not isinstance(device, str) or device.startswith("cpu")]
+        here = any(device is one for device in devices for one in self.devices)
+        if name == "to" and devices and not marked and isinstance(devices[0], torch.device):
+            self.devices.append(devices[0])
+            here = True
+        if marked and self.reads(name, function, arguments, keywords, marked, bool(devices) and not here):
+            self.waits(name)
+        result = function(*arguments, **keywords)
+        if name == "__get__" and marked and isinstance(result, torch.device):
+            self.devices.append(result)
+        if (marked or here) and name != "copy_":  # which does not move the tensor that it copies to
+            for tensor in tensors_in([result]):
+                tensor._is_on_device = True
+        return result
+
+    @staticmethod
+    def is_marked(tensor: torch.Tensor) -> bool:
+        return getattr(tensor, "_is_on_device", False)
+
+    def reads(
+        self, name: str, function: Callable, arguments: tuple, keywords: dict, marked: list, to_host: bool
+    ) -> bool:
+        """Whether a call that is given the ``marked`` tensors waits for their values."""
+        if name in READS:
+            return True
+        if name == "to":
+            return to_host and not keywords.get("non_blocking")
+        if name == "copy_":
+            return not self.is_marked(arguments[0]) and not keywords.get("non_blocking")
+        if name == "__getitem__":
+            return any(index.dtype == torch.bool for index in tensors_in([arguments[1]]) if self.is_marked(index))
+        if name == "where":
+            return len(arguments) + len(keywords) == 1
+        return name == "tensor" and function is torch.tensor  # torch.tensor(loss)
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+    """Yield the tensors in these values, and in the lists, tuples and dictionaries among them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(chain(value.values()))

@@ -13,6 +13,9 @@ def grade(script: Script) -> Iterator[str]:
     flags = ("--batch_size", 16, "--epochs", EPOCHS, "--num_workers", WORKERS)
     rank = script.run(*flags, train=SAMPLES, val=32)[0]
     training = [call for call in rank.shown if call.training]
+    if len(training) < EPOCHS:
+        yield f"in {EPOCHS} epochs it trains on {len(training)} batches"
+        return
     per_epoch = len(training) // EPOCHS
     starts = [rank.shown.index(training[epoch * per_epoch]) for epoch in range(EPOCHS)] + [len(rank.shown)]
     epochs = [rank.shown[begin:end] for begin, end in pairwise(starts)]
@@ -21,13 +24,20 @@ def grade(script: Script) -> Iterator[str]:
         yield f"with --num_workers {WORKERS}, fewer processes than that load what it trains on"
     for number in range(1, EPOCHS):
         if new := workers[number] - frozenset().union(*workers[:number]):
-            yield f"in epoch {number + 1} of {EPOCHS}, {len(new)} workers are new: processes {sorted(new)}"
+            yield f"in epoch {number + 1} of {EPOCHS}, {len(new)} processes that load data are new"
+    if (most := max(len(call.children) for call in rank.shown)) > 2 * WORKERS:
+        yield (
+            f"{most} processes that load data exist at once, but {WORKERS} for training and {WORKERS} for validation "
+            "are enough"
+        )
     orders = [[sample for call in epoch if call.training for sample in call.samples] for epoch in epochs]
     if any(sorted(order) != list(range(SAMPLES)) for order in orders):
         yield f"not every epoch trains on each of the {SAMPLES} samples once"
     for a, b in combinations(range(EPOCHS), 2):
         if orders[a] == orders[b]:
             yield f"epochs {a + 1} and {b + 1} have the samples in the same order"
+    if script.run(*flags, train=SAMPLES, val=32)[0].trained != rank.trained:
+        yield "two runs with the same flags do not train on the samples in the same order"
     if rank.validated and sorted(rank.validated) != sorted(EPOCHS * list(set(rank.validated))):
         yield "the validation samples are not the same ones in every epoch"
     if len(rank.validated) != EPOCHS * 32:

@@ -13,25 +13,33 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from clinic.coded import label_of
-from clinic.observe import Observed, Script
+from clinic.notes import GraphCounter, before_each_update
+from clinic.observe import Observed, Script, percent
 
 TRAIN = 160
 """ten batches on each of two ranks: two groups of four, and half a group"""
 UPDATES = 3
+BATCH = 8
 CLOSE = 1e-5
 """relative; the order in which float32 numbers are added up changes a tenth of it or less"""
 
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    flags = ("--batch_size", 8, "--optimizer", "sgd", "--lr", 0.1)
+    flags = ("--batch_size", BATCH, "--optimizer", "sgd", "--lr", 0.1)
     run = script.run(*flags, ranks=2, train=TRAIN, val=32, keep=True, watch=note_traffic)
     updates = len(run[0].updates)
+    if updates == 0:
+        yield "it makes no update"
+        return
+    if (most := max(len(call.samples) for rank in run.ranks for call in rank.shown if call.training)) > BATCH:
+        yield f"with --batch_size {BATCH}, one forward pass has {most} samples, but only {BATCH} fit into memory"
+    if (graphs := max(rank.extra["pending"] for rank in run.ranks)) > 1:
+        yield f"the activations of {graphs} batches are in memory at once, but only those of one batch fit"
     if updates > UPDATES:
-        samples = f"{TRAIN} samples on two ranks in batches of 8"
+        samples = f"{TRAIN} samples on two ranks in batches of {BATCH}"
         yield f"{samples} made {updates} updates; with groups of four batches they must make {UPDATES}"
     calls = [call for rank in run.ranks for call in rank.shown if call.training and call.updates == updates]
     if calls:
@@ -62,8 +70,8 @@ def wrong_gradients(run: Observed) -> Iterator[str]:
             off = ((gradient - expected).norm() / expected.norm()).item()
             if not off < CLOSE:
                 yield (
-                    f"without dropout, the gradient of update {number + 1} on rank {other} is {off:.1e} (relative) "
-                    f"away from that of one batch of the same {len(targets)} samples"
+                    f"without dropout, the gradient of update {number + 1} on rank {other} differs by {percent(off)} "
+                    f"from that of one batch of the same {len(targets)} samples"
                 )
 
 
@@ -77,7 +85,8 @@ def needless_traffic(run: Observed) -> Iterator[str]:
 
 def note_traffic(script: Path) -> Callable[[], dict[str, Any]]:
     """Log, before each update, the weights and how many numbers were reduced since the last one; turn dropout off."""
-    noted = {"model": None, "weights": [], "sent": []}
+    noted: dict[str, Any] = {"model": None, "weights": [], "sent": []}
+    graphs = GraphCounter()
     sent = 0
     F.dropout = lambda input, *_, **__: input
     own_register, own_all_reduce = DistributedDataParallel.register_comm_hook, dist.all_reduce
@@ -102,7 +111,7 @@ def note_traffic(script: Path) -> Callable[[], dict[str, Any]]:
         if noted["model"] is None and is_model and not arguments[0].is_meta:
             noted["model"] = copy.deepcopy(getattr(module, "module", module)).eval()
 
-    def before_update(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def before_update(optimizer: torch.optim.Optimizer) -> None:
         nonlocal sent
         if len(noted["weights"]) < 5:
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -113,5 +122,5 @@ def note_traffic(script: Path) -> Callable[[], dict[str, Any]]:
     DistributedDataParallel.register_comm_hook = register
     dist.all_reduce = all_reduce
     register_module_forward_pre_hook(before_forward)
-    register_optimizer_step_pre_hook(before_update)
-    return lambda: noted
+    before_each_update(before_update)
+    return lambda: noted | {"pending": graphs.most_pending}

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from clinic.observe import Script
+from clinic.observe import Script, percent
 
 FLAGS = ("--global_batch_size", 32, "--optimizer", "sgd", "--lr", 0.01)
 CLOSE = 1e-5
@@ -26,14 +26,18 @@ def grade(script: Script) -> Iterator[str]:
         off = difference(rank.updates[0].gradient, alone.updates[0].gradient)
         if not off < CLOSE:
             yield (
-                f"without dropout, the first gradient that the optimizer gets on rank {number} differs by {off:.1e} "
-                "(relative) from that of one process with the same global batch"
+                f"without dropout, the first gradient that the optimizer gets on rank {number} differs by "
+                f"{percent(off)} from that of one process with the same global batch"
             )
     flat = [torch.cat([weight.double().flatten() for weight in rank.weights.values()]) for rank in run.ranks]
     if not (off := difference(*flat)) < CLOSE:
-        yield f"at the end, the weights of the two ranks differ by {off:.1e} (relative)"
+        yield f"at the end, the weights of the two ranks differ by {percent(off)}"
     elif not (off := difference(rank.updates[-1].gradient, alone.updates[-1].gradient)) < 10 * CLOSE:
-        yield f"in the last update, the gradient differs by {off:.1e} (relative) from that of one process"
+        yield f"in the last update, the gradient differs by {percent(off)} from that of one process"
+    measured = script.run(*FLAGS, "--benchmark", "true", "--benchmark_seconds", 0.01, ranks=2, train=160, val=32)
+    first = [rank.updates[0].gradient for rank in measured.ranks]
+    if not (off := difference(*first)) < CLOSE:
+        yield f"with --benchmark true, the first gradients of the two ranks differ by {percent(off)}"
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -76,12 +77,16 @@ def compare_collectives(script: Path, notes: Path) -> Callable[[], None]:
 
     def noting(name: str, own: Callable) -> Callable:
         def noted(*arguments: object, **keywords: object) -> Any:  # noqa: ANN401
-            caller = sys._getframe(1)
-            if caller.f_code.co_filename == str(script):
+            caller: FrameType | None = sys._getframe(1)
+            is_own = caller is not None and caller.f_code.co_filename == str(script)
+            while caller and caller.f_code.co_filename != str(script):  # Run has collectives too
+                caller = caller.f_back
+            line = f"line {caller.f_lineno} ({caller.f_code.co_name})" if caller else "PyTorch"
+            if is_own:
                 tensor = arguments[0] if arguments and isinstance(arguments[0], torch.Tensor) else torch.empty(0)
-                note(f"{name} of {tensor.numel()} {tensor.dtype}", f"in {name}, line {caller.f_lineno}")
+                note(f"{name} of {tensor.numel()} {tensor.dtype}", f"in {name} in {line}")
             else:
-                note("of the workshop", "already elsewhere")
+                note("of the workshop", f"in {line}")
             return own(*arguments, **keywords)
 
         return noted

@@ -1,8 +1,15 @@
-"""A run that is stopped within an epoch, after it, and within the next must end like one that was never stopped."""
+"""A run that is stopped within an epoch, after it, and within the next must end like one that was never stopped.
 
-from collections.abc import Iterator
+Two ranks must still have different dropout, also in a run that was started with ``--resume true``, as a job that Slurm
+may start again always is.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from clinic.notes import Rank
 from clinic.observe import Observed, Script
@@ -16,6 +23,9 @@ PIECES = (2, 2, 2, 2)
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
+    if wrong := list(faults_of_dropout(script)):
+        yield from wrong
+        return
     whole = script.run(*FLAGS, train=TRAIN, val=VAL)[0]
     if len(whole.updates) != sum(PIECES):
         yield f"a run that is not stopped made {len(whole.updates)} updates, not {sum(PIECES)}"
@@ -41,6 +51,34 @@ def grade(script: Script) -> Iterator[str]:
         yield "at the end, the weights are not those of a run that was not stopped"
 
 
+def faults_of_dropout(script: Script) -> Iterator[str]:
+    """Yield what is wrong with the random numbers of dropout on two ranks."""
+    flags = ("--batch_size", 16, "--epochs", 1, "--resume", "true")
+    run = script.run(*flags, ranks=2, train=TRAIN, val=VAL, watch=note_dropout)
+    masks = [rank.extra for rank in run.ranks]
+    if any(len(of_rank) < len(rank.updates) for of_rank, rank in zip(masks, run.ranks, strict=True)):
+        yield "the model trains without dropout"
+    elif any(torch.equal(a, b) for a, b in zip(*masks, strict=False)):
+        yield "in training, dropout drops the same activations on both of two ranks"
+    elif any(torch.equal(a, b) for of_rank in masks for a, b in pairwise(of_rank)):
+        yield "in training, dropout drops the same activations in each step"
+
+
+def note_dropout(_: Path) -> Callable[[], list[torch.Tensor]]:
+    """Note which activations dropout keeps, in each call; see `Script.run`."""
+    masks = []
+    dropout = F.dropout
+
+    def noted(activations: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        factors = dropout(torch.ones_like(activations), p, training)
+        if not activations.is_meta and (factors == 0).any():  # on the meta device, shapes are tried out
+            masks.append(factors == 0)
+        return activations.mul_(factors) if inplace else activations * factors
+
+    F.dropout = noted
+    return lambda: masks
+
+
 def difference(part: Rank, whole: Rank, done: int, piece: int) -> str | None:
     """Return how the updates of a part of the run differ from those of the whole one."""
     expected = whole.updates[done : done + piece]
@@ -49,9 +87,12 @@ def difference(part: Rank, whole: Rank, done: int, piece: int) -> str | None:
     size = len(whole.trained) // len(whole.updates)
     if part.trained != whole.trained[done * size : (done + piece) * size]:
         return "the run trains on other samples than one that was not stopped"
-    if [update.lr for update in part.updates] != [update.lr for update in expected]:
-        return "the learning rates are not those of a run that was not stopped"
     for number, (ours, theirs) in enumerate(zip(part.updates, expected, strict=True), done + 1):
+        if ours.lr != theirs.lr:
+            return (
+                f"update {number} has a learning rate of {ours.lr:.2e}, but {theirs.lr:.2e} in a run that was not "
+                "stopped (each update uses the rate that is stored in the optimizer)"
+            )
         if not torch.equal(ours.gradient, theirs.gradient):
             return f"the gradient of update {number} is not that of a run that was not stopped"
     return None

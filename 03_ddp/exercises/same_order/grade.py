@@ -6,11 +6,32 @@ from itertools import combinations
 from clinic.observe import Observed, Script
 
 EPOCHS, TRAIN = 3, 160
+FLAGS = ("--batch_size", 16)
 
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    run = script.run("--batch_size", 16, "--epochs", EPOCHS, ranks=2, train=TRAIN, val=32)
+    run = script.run(*FLAGS, "--epochs", EPOCHS, ranks=2, train=TRAIN, val=32)
+    if wrong := list(faults_of(run)):
+        yield from wrong
+        return
+    first = script.run(*FLAGS, "--epochs", 1, ranks=2, train=TRAIN, val=32)
+    second = script.run(
+        *FLAGS, "--epochs", EPOCHS, "--resume", "true", ranks=2, train=TRAIN, val=32, run_dir=first.run_dir
+    )
+    for number, rank in enumerate(run.ranks):
+        resumed = f"resumed after the first of {EPOCHS} epochs, rank {number}"
+        before, after = first[number].trained, second[number].trained
+        if len(before + after) != len(rank.trained):
+            yield f"{resumed} does not train on as many samples as it should"
+        elif after[: len(before)] == before:
+            yield f"{resumed} has the order of that epoch again"
+        elif before + after != rank.trained:
+            yield f"{resumed} has other orders than in a run without a stop"
+
+
+def faults_of(run: Observed) -> Iterator[str]:
+    """Yield what is wrong in a run that was not stopped."""
     orders, steps = [], []
     for epoch in range(EPOCHS):
         shares = [part(rank.trained, epoch) for rank in run.ranks]

@@ -4,6 +4,7 @@ In the boxes here the velocity is the gradient of the density. This stays so in 
 its velocities are turned with it. Each value of the density occurs once, so it shows where and how a cube was cut.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,8 +53,12 @@ def grade(script: Script) -> Iterator[str]:
         yield f"in {len(inputs)} cubes, the axes are reversed in {ways} of 8 combinations"
     if len({bool(is_mirrored(*symmetry)) for symmetry in symmetries}) < 2:
         yield f"of {len(inputs)} cubes, either all or none are mirror images"
-    if symmetries[:CUBES] == symmetries[CUBES:]:
-        yield "the cubes are turned in the same way in both epochs"
+    turns = [
+        Counter((tuple(axes), tuple(flips)) for axes, flips in epoch)
+        for epoch in (symmetries[:CUBES], symmetries[CUBES:])
+    ]
+    if turns[0] == turns[1]:  # each epoch has its own order of the cubes, so the lists cannot be compared
+        yield "the cubes are turned in the same ways in both epochs"
 
 
 def keep_targets(_: Path) -> Callable[[], list[torch.Tensor]]:
