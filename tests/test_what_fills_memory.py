@@ -22,9 +22,11 @@ def test_the_table_adds_up_and_names_the_cure(run_script: Script, tmp_path: Path
     one, sixteen, many = rows
     assert many["parts"]["activations"] == pytest.approx(4 * sixteen["parts"]["activations"], rel=0.01)
     assert one["cure"] == cure(1.0) != many["cure"] == cure(0.0)
-    assert "26%" in result.stdout and "87%" not in result.stdout
-    update = run_script(SCRIPT, "--model", "unet3d", "--batch_size", "1", "--update", "fused", "--out", tmp_path)
-    assert "87%" in update.stdout, "no temporaries of all tensors at once"
+    assert "26%" in result.stdout
+    fused = run_script(SCRIPT, "--model", "unet3d", "--batch_size", "1", "--update", "fused", "--out", tmp_path)
+    assert fused.status == 0, fused.stderr
+    (row,) = json.loads((tmp_path / "what_fills_memory.json").read_text())["rows"]
+    assert one["state_share"] < 0.81 < 0.96 < row["state_share"], "all tensors together need temporaries for all"
 
 
 def test_mistakes_are_one_line(run_script: Script, tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ def test_two_real_ranks_allocate_what_was_predicted(run_script: Script, tmp_path
 
 
 def test_the_ways_differ_as_the_page_says() -> None:
+    def small(**values: object) -> Setup:
+        return Setup(**({"model": "gpt_small", "batch_size": 4, "ranks": 8, "way": "blocks", "depth": 4} | values))
+
     alone = predict(small(way="alone", ranks=1))
     ddp = predict(small(way="ddp"))
     assert ddp.peak - alone.peak == 4 * alone.parameters, "the buckets"
@@ -46,16 +49,15 @@ def test_the_ways_differ_as_the_page_says() -> None:
     peaks = {way: predict(small(way=way)).peak for way in ("blocks", "keep", "root")}
     assert peaks["blocks"] < peaks["keep"] < peaks["root"] < ddp.peak
     assert predict(small(checkpointing=True)).peak < peaks["blocks"]
-    many = predict(small(ranks=64))
-    assert many.peak > peaks["blocks"] / 8, "activations are not sharded"
-    assert predict(small(ranks=64, replicas=8)).peak == pytest.approx(peaks["blocks"], rel=0.01), "HSDP"
+    many = predict(small(ranks=32))
+    assert many.peak > peaks["blocks"] / 4, "activations are not sharded"
+    assert predict(small(ranks=32, replicas=4)).peak == pytest.approx(peaks["blocks"], rel=0.01), "HSDP"
     assert sum(many.parts.values()) == many.peak
 
 
 def test_a_deep_model_follows_from_shallow_ones() -> None:
-    for way, checkpointing in (("blocks", False), ("blocks", True), ("root", False)):
-        setup = small(depth=16, way=way, checkpointing=checkpointing)
-        assert estimate(setup) == pytest.approx(predict(setup).peak, rel=0.02)
+    setup = small(depth=12, checkpointing=True)
+    assert estimate(setup) == pytest.approx(predict(setup).peak, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -73,17 +75,29 @@ def test_the_largest_number_within_a_budget(peak: Callable[[int], float]) -> Non
     assert will_it_fit.largest(peak, peak(1) - 1) == 0
 
 
+@pytest.mark.slow
 def test_budgets(run_script: Script, tmp_path: Path) -> None:
-    flags = ("--model", "gpt_small", "--ways", "blocks", "--checkpointing", "false", "--reserve_gb", "0.01")
+    flags = (
+        "--model",
+        "gpt_small",
+        "--depth",
+        "2",
+        "--ways",
+        "blocks",
+        "--checkpointing",
+        "false",
+        "--reserve_gb",
+        "0.01",
+    )
     result = run_script(SCRIPT, *flags, "--budget_gb", "0.06", "--ranks", "4", "--out", tmp_path)
     assert result.status == 0, result.stderr
     (row,) = json.loads((tmp_path / "will_it_fit.json").read_text())["rows"]
     base = {"way": "blocks", "precision": "bf16"}
     for name, field in (("fewest_ranks", "ranks"), ("largest_batch", "batch_size"), ("most_blocks", "depth")):
-        values = base | {"ranks": 4, "batch_size": 1} | {field: row[name]["number"]}
+        values = base | {"ranks": 4, "batch_size": 1, "depth": 2} | {field: row[name]["number"]}
         assert row[name]["peak"] == predict(small(**values)).peak <= 0.05e9
     batch = row["largest_batch"]["number"]
-    assert predict(small(**base, ranks=4, batch_size=batch + 1)).peak > 0.05e9
+    assert predict(small(**base, ranks=4, depth=2, batch_size=batch + 1)).peak > 0.05e9
 
 
 @pytest.mark.parametrize(

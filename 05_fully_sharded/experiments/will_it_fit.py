@@ -110,7 +110,9 @@ def parse_arguments() -> argparse.Namespace:
     arguments.checkpointing = checkpointing[arguments.checkpointing]
     arguments.tflops = tflops_of(arguments.tflops, arguments.precision)
     for ranks in arguments.ranks:
-        check_blocks(setup_of(arguments, ranks, arguments.ways[0], arguments.checkpointing[-1]), arguments.ways)
+        for way in arguments.ways:
+            setup = setup_of(arguments, ranks, way, arguments.checkpointing[-1])
+    check_blocks(setup, arguments.ways)
     return arguments
 
 
