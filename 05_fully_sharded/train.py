@@ -233,7 +233,7 @@ def shard_model(config: Config, rank: int, device: torch.device, world_size: int
         model = make_model(config)
     if config.activation_checkpointing:
         for block in blocks_of(model):  # the block's activations are computed again when backward needs them
-            block.forward = recomputed(block.forward)  # type: ignore[method-assign]
+            block.forward = recomputed(block.forward)
     mesh = init_device_mesh(device.type, (world_size,))  # the ranks in a row: all of them share each weight
     # Compute in 16 bits, but store weights, gradients and optimizer state in 32: small updates would be lost in 16.
     # This takes the place of autocast: the weights are sent in this format too, which halves what is sent.
