@@ -16,7 +16,17 @@ MACHINE = "amd_epyc_avx512_2cpu"
 """the machine whose figures the pages show, a CPU with bf16 instructions"""
 WITHOUT_BF16 = "amd_epyc_avx2_2cpu"
 """another machine, without them"""
-SHARDING = ("limited_memory", "one_step", "accumulation", "recompute", "small_updates", "meta_device", "step_timeline")
+SHARDING = (
+    "same_losses",
+    "save_and_reshard",
+    "limited_memory",
+    "one_step",
+    "accumulation",
+    "recompute",
+    "small_updates",
+    "meta_device",
+    "step_timeline",
+)
 """the experiments of lesson 05 on two CPU ranks"""
 ELSEWHERE = dict.fromkeys(("fast", "scaling", "allreduce", *SHARDING), WITHOUT_BF16)
 """the machine of these experiments, where it is not the first"""
