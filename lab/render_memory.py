@@ -58,19 +58,21 @@ def what_fills() -> str:
     results = load("what_fills")
     if not results:
         return missing("what_fills")
-    shown = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "batch")
+    state = ("parameters", "gradients", "optimizer state")
     rows = [
         (
-            f"`{row['model']}`, {row['parameters'] / 1e6:,.1f} million",
-            f"{row['batch_size']}, {row['precision']}",
-            *(in_gb(row["parts"][part]) for part in shown),
+            f"`{row['model']}`, {row['parameters'] / 1e6:,.1f} million; {row['batch_size']}, {row['precision']}",
+            in_gb(sum(row["parts"][part] for part in state)),
+            in_gb(row["parts"]["activations"]),
+            in_gb(row["parts"]["temporaries"] + row["parts"]["batch"]),
             f"**{in_gb(row['peak'])}**",
             f"{row['state_share']:.0%}",
-            row["cure"],
+            row["cure"].replace("share the model: FSDP", "shard the state"),  # as results before called it
         )
         for row in results["rows"]
     ]
-    header = ["model, parameters", "batch", "weights", *shown[1:], "peak", "state", "what helps"]
+    header = ["model, weights; batch size", "state then", "activations", "temporaries, inputs", "peak"]
+    header += ["state", "what helps"]
     seconds = [row["cpu_seconds"] for row in results["rows"]]
     note = f"In GB. A row took {min(seconds):.1f} to {max(seconds):.1f} seconds of one CPU."
     return "\n".join([table(header, rows), "", note, source(results)])
@@ -102,21 +104,19 @@ def fit(*parts: str) -> str:
         return missing(" ".join(parts))
     rows = [
         (
-            NAMES[row["way"]] + (f", {row['replicas']} groups of ranks (HSDP)" if row["replicas"] > 1 else ""),
-            yes(row["checkpointing"]),
+            NAMES[row["way"]]
+            + (f", {row['replicas']} groups of ranks (HSDP)" if row["replicas"] > 1 else "")
+            + (", checkpointing" if row["checkpointing"] else ""),
             f"{row['ranks']:,}",
             f"**{in_gb(row['peak'])}**",
             *(in_gb(row["parts"][part]) for part in ("activations", "gathered weights")),
-            f"{row['step']['compute']:.3g}",
-            f"{row['step']['communication']:.3g}",
             f"{row['step']['full overlap']:.3g} to {row['step']['no overlap']:.3g}",
             f"{row['cpu_seconds']:.0f}",
         )
         for results in found
         for row in results["rows"]
     ]
-    header = ["", "checkpointing", "ranks", "GB per rank", "of it activations", "gathered weights"]
-    header += ["computing, s", "communication, s", "step, s", "CPU s for this row"]
+    header = ["", "ranks", "GB per rank", "of it activations", "gathered weights", "step, s", "CPU s for this row"]
     model = found[0]
     count = model["rows"][0]["parameters"]
     what = (

@@ -4,7 +4,7 @@
     python experiments/what_fills_memory.py --model unet3d --batch_size 1,16,64    # one model, with these batches
 
 You should see that the *state* (weights, gradients and the two moments of AdamW: 16 bytes per parameter) is the same
-with every batch, and that the rest grows with the batch. Where the state is most of it, share the model (FSDP). Where
+with every batch, and that the rest grows with the batch. Where the state is most of it, shard it (FSDP2). Where
 it is the activations, recompute them (activation checkpointing), accumulate gradients, or take a smaller batch. On a
 GPU, each step is really made as well: the peak that PyTorch's allocator measures stands beside the computed one, and a
 snapshot is written for https://docs.pytorch.org/memory_viz.
@@ -80,7 +80,7 @@ def setups(arguments: argparse.Namespace) -> list[Setup]:
 def cure(share: float) -> str:
     """Return what to do if so large a share of the peak is state."""
     if share >= MOSTLY:
-        return "share the model: FSDP"
+        return "shard the state"
     if share <= 1 - MOSTLY:
         return "recompute, accumulate, or a smaller batch"
     return "both help"
