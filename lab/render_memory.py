@@ -58,21 +58,20 @@ def what_fills() -> str:
     results = load("what_fills")
     if not results:
         return missing("what_fills")
-    shown = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "batch")
+    shown = ("parameters", "gradients", "optimizer state", "activations", "temporaries")
     rows = [
         (
-            f"`{row['model']}`, {row['parameters'] / 1e6:,.1f} million",
-            f"{row['batch_size']}, {row['precision']}",
+            f"`{row['model']}`, batch {row['batch_size']}, {row['precision']}",
             *(in_gb(row["parts"][part]) for part in shown),
             f"**{in_gb(row['peak'])}**",
-            f"{row['state_share']:.0%}",
-            row["cure"],
+            f"{row['state_share']:.0%}: {row['cure']}",
         )
         for row in results["rows"]
     ]
-    header = ["model, parameters", "batch", "weights", *shown[1:], "peak", "state", "what helps"]
+    header = ["", "weights", *shown[1:], "peak", "state, and what helps"]
     seconds = [row["cpu_seconds"] for row in results["rows"]]
-    note = f"In GB. A row took {min(seconds):.1f} to {max(seconds):.1f} seconds of one CPU."
+    counts = {row["model"]: f"`{row['model']}` {row['parameters'] / 1e6:,.1f}" for row in results["rows"]}
+    note = f"In GB; the rest of each peak is the batch. Million parameters: {', '.join(counts.values())}. A row took {min(seconds):.1f} to {max(seconds):.1f} seconds of one CPU."
     return "\n".join([table(header, rows), "", note, source(results)])
 
 
@@ -102,12 +101,12 @@ def fit(*parts: str) -> str:
         return missing(" ".join(parts))
     rows = [
         (
-            NAMES[row["way"]] + (f", {row['replicas']} groups of ranks (HSDP)" if row["replicas"] > 1 else ""),
-            yes(row["checkpointing"]),
+            NAMES[row["way"]]
+            + (f", {row['replicas']} groups of ranks (HSDP)" if row["replicas"] > 1 else "")
+            + (", checkpointing" if row["checkpointing"] else ""),
             f"{row['ranks']:,}",
             f"**{in_gb(row['peak'])}**",
             *(in_gb(row["parts"][part]) for part in ("activations", "gathered weights")),
-            f"{row['step']['compute']:.3g}",
             f"{row['step']['communication']:.3g}",
             f"{row['step']['full overlap']:.3g} to {row['step']['no overlap']:.3g}",
             f"{row['cpu_seconds']:.0f}",
@@ -115,13 +114,12 @@ def fit(*parts: str) -> str:
         for results in found
         for row in results["rows"]
     ]
-    header = ["", "checkpointing", "ranks", "GB per rank", "of it activations", "gathered weights"]
-    header += ["computing, s", "communication, s", "step, s", "CPU s for this row"]
+    header = ["", "ranks", "GB per rank", "activations", "gathered weights", "communication, s", "step, s", "CPU s"]
     model = found[0]
     count = model["rows"][0]["parameters"]
     what = (
         f"{model['what'][0].upper()}{model['what'][1:]}; {count / 1e9:.2f} billion parameters, {model['batch_size']} "
-        f"sample(s) per rank, {model['precision']}, AdamW. Seconds of a step: {model['tflops']:g} TFLOP/s per rank, "
+        f"sample(s) per rank, {model['precision']}, AdamW. CPU s: that the row took to compute. Seconds of a step: {model['tflops']:g} TFLOP/s per rank, "
         f"{model['gb_per_second']:g} GB/s and {model['alpha_us']:g} µs per message."
     )
     absent = [missing(part) for part in parts if not load(part)]
@@ -156,7 +154,7 @@ def gpus() -> str:
 
 def number(found: dict[str, Any]) -> str:
     """Return a number that was found to fit, or that there is none."""
-    return f"{found['number']:,}" if found["number"] else "none"
+    return f"{'about ' if found.get('estimated') else ''}{found['number']:,}" if found["number"] else "none"
 
 
 def bars() -> str:

@@ -238,7 +238,7 @@ def inverse(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return for each budget and way the fewest ranks, the largest batch and the most blocks that fit.
 
     Each is found on estimates from shallow models; then the whole model is computed with it, and the number is made
-    smaller (of ranks: larger) until that fits.
+    smaller (of ranks: larger) until that fits. A model of more than twice as many blocks is estimated only.
 
     Raises:
         UserError: nothing fits into any of the budgets.
@@ -301,6 +301,8 @@ def largest_of(setup: Setup, name: str, budget: float) -> dict[str, Any]:
     """Return the largest ``batch_size`` or ``depth`` whose peak is within the budget."""
     setup = alone_if_ddp(setup)
     found = largest(lambda number: estimate(replace(setup, **{name: number})), budget)
+    if name == "depth" and found > 2 * workload(setup.model).depth:  # computing so deep a model takes minutes
+        return {"number": found, "peak": int(estimate(replace(setup, depth=found))), "estimated": True}
     return verified(setup, name, found, budget, lambda number: number - max(1, number // 50))
 
 
@@ -310,7 +312,8 @@ def print_inverse(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> 
     def cell(found: dict[str, Any] | None) -> str:
         if found is None:
             return "-"
-        return f"{found['number']:,} ({found['peak'] / GB:.4g} GB)" if found["number"] else "none"
+        about = "about " if found.get("estimated") else ""
+        return f"{about}{found['number']:,} ({found['peak'] / GB:.4g} GB)" if found["number"] else "none"
 
     cells = [
         [
