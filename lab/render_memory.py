@@ -71,7 +71,10 @@ def what_fills() -> str:
     header = ["", "weights", *shown[1:], "peak", "state, and what helps"]
     seconds = [row["cpu_seconds"] for row in results["rows"]]
     counts = {row["model"]: f"`{row['model']}` {row['parameters'] / 1e6:,.1f}" for row in results["rows"]}
-    note = f"In GB; the rest of each peak is the batch. Million parameters: {', '.join(counts.values())}. A row took {min(seconds):.1f} to {max(seconds):.1f} seconds of one CPU."
+    note = (
+        f"In GB; the rest of each peak is the batch. Million parameters: {', '.join(counts.values())}. A row took "
+        f"{min(seconds):.1f} to {max(seconds):.1f} seconds of one CPU."
+    )
     return "\n".join([table(header, rows), "", note, source(results)])
 
 
@@ -119,7 +122,8 @@ def fit(*parts: str) -> str:
     count = model["rows"][0]["parameters"]
     what = (
         f"{model['what'][0].upper()}{model['what'][1:]}; {count / 1e9:.2f} billion parameters, {model['batch_size']} "
-        f"sample(s) per rank, {model['precision']}, AdamW. CPU s: that the row took to compute. Seconds of a step: {model['tflops']:g} TFLOP/s per rank, "
+        f"sample(s) per rank, {model['precision']}, AdamW. CPU s: that the row took to compute. Seconds of a step: "
+        f"{model['tflops']:g} TFLOP/s per rank, "
         f"{model['gb_per_second']:g} GB/s and {model['alpha_us']:g} µs per message."
     )
     absent = [missing(part) for part in parts if not load(part)]
