@@ -31,7 +31,7 @@ import torchvision.datasets  # noqa: F401
 import workshop.commandline
 import workshop.run  # noqa: F401
 from clinic import catalogue
-from clinic.observe import Fault, Script, patience
+from clinic.observe import Fault, Script, slowness
 
 LIMIT = 50.0
 """seconds for one file, on an idle machine"""
@@ -89,7 +89,7 @@ def answer(request: dict[str, Any]) -> dict[str, list[str]]:
     """
     folder = Path(tempfile.mkdtemp(prefix="clinic_"))
     FOLDERS.append(folder)
-    seconds = request.get("seconds", LIMIT * patience())
+    seconds = request.get("seconds", LIMIT * slowness())
     result, child_result = os.pipe()
     child = os.fork()
     if child == 0:

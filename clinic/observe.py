@@ -36,7 +36,7 @@ CPU_SECONDS = 20
 """of computing that a rank is given: an endless loop is found by these, however busy the machine is"""
 
 
-def patience() -> float:
+def slowness() -> float:
     """Return how many times longer than usual to wait: the number of processes that compete for each CPU, up to 6."""
     return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), 6.0)
 
@@ -129,7 +129,7 @@ class Script:
             data_dir = self.folder / f"data_{train}_{val}"
             if not data_dir.exists():
                 coded.write(data_dir, train, val)
-        timeout = timeout or TIMEOUT * patience()
+        timeout = timeout or TIMEOUT * slowness()
         run_dir = run_dir or Path(tempfile.mkdtemp(dir=self.folder, prefix="run_"))
         noted = Path(tempfile.mkdtemp(dir=self.folder, prefix="notes_"))
         words = [str(word) for word in ("--num_workers", 0, *flags, "--data_dir", data_dir, "--run_dir", run_dir)]

@@ -26,7 +26,7 @@ PARTS: dict[str, tuple[str | int, ...]] = {
     "seven_ways": (FIT, *SEVEN, "--ranks", 8),
     "seven_ranks": (FIT, *SEVEN, "--ranks", "64,1024", "--ways", "blocks"),
     "seven_groups": (FIT, *SEVEN, "--ranks", 64, "--ways", "blocks", "--replicas", 8, "--checkpointing", "false"),
-    "seventy": (FIT, *SEVENTY, "--ranks", "64,1024", "--ways", "blocks"),
+    "seventy": (FIT, *SEVENTY, "--ranks", 64, "--ways", "blocks"),
     "bars": (FIT, "--model", "vit3d", "--batch_size", 4, "--ranks", "1,2,8,64", "--ways", "ddp,blocks"),
     "gpu_unet": (FIT, "--model", "unet3d", "--ways", "ddp,blocks", "--budget_gb", "8,24,48,80,141"),
     "gpu_vit3d": (FIT, "--model", "vit3d", "--ways", "blocks", "--budget_gb", "8,24,48,80,141"),

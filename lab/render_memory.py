@@ -58,23 +58,23 @@ def what_fills() -> str:
     results = load("what_fills")
     if not results:
         return missing("what_fills")
-    state = ("parameters", "gradients", "optimizer state")
+    shown = ("parameters", "gradients", "optimizer state", "activations", "temporaries")
     rows = [
         (
-            f"`{row['model']}`, {row['parameters'] / 1e6:,.1f} million; {row['batch_size']}, {row['precision']}",
-            in_gb(sum(row["parts"][part] for part in state)),
-            in_gb(row["parts"]["activations"]),
-            in_gb(row["parts"]["temporaries"] + row["parts"]["batch"]),
+            f"`{row['model']}`, batch {row['batch_size']}, {row['precision']}",
+            *(in_gb(row["parts"][part]) for part in shown),
             f"**{in_gb(row['peak'])}**",
-            f"{row['state_share']:.0%}",
-            row["cure"].replace("share the model: FSDP", "shard the state"),  # as results before called it
+            f"{row['state_share']:.0%}: {row['cure']}",
         )
         for row in results["rows"]
     ]
-    header = ["model, weights; batch size", "state then", "activations", "temporaries, inputs", "peak"]
-    header += ["state", "what helps"]
+    header = ["", "weights", *shown[1:], "peak", "state, and what helps"]
     seconds = [row["cpu_seconds"] for row in results["rows"]]
-    note = f"In GB. A row took {min(seconds):.1f} to {max(seconds):.1f} seconds of one CPU."
+    counts = {row["model"]: f"`{row['model']}` {row['parameters'] / 1e6:,.1f}" for row in results["rows"]}
+    note = (
+        f"In GB; the rest of each peak is the batch. Million parameters: {', '.join(counts.values())}. A row took "
+        f"{min(seconds):.1f} to {max(seconds):.1f} seconds of one CPU."
+    )
     return "\n".join([table(header, rows), "", note, source(results)])
 
 
@@ -110,18 +110,20 @@ def fit(*parts: str) -> str:
             f"{row['ranks']:,}",
             f"**{in_gb(row['peak'])}**",
             *(in_gb(row["parts"][part]) for part in ("activations", "gathered weights")),
+            f"{row['step']['communication']:.3g}",
             f"{row['step']['full overlap']:.3g} to {row['step']['no overlap']:.3g}",
             f"{row['cpu_seconds']:.0f}",
         )
         for results in found
         for row in results["rows"]
     ]
-    header = ["", "ranks", "GB per rank", "of it activations", "gathered weights", "step, s", "CPU s for this row"]
+    header = ["", "ranks", "GB per rank", "activations", "gathered weights", "communication, s", "step, s", "CPU s"]
     model = found[0]
     count = model["rows"][0]["parameters"]
     what = (
         f"{model['what'][0].upper()}{model['what'][1:]}; {count / 1e9:.2f} billion parameters, {model['batch_size']} "
-        f"sample(s) per rank, {model['precision']}, AdamW. Seconds of a step: {model['tflops']:g} TFLOP/s per rank, "
+        f"sample(s) per rank, {model['precision']}, AdamW. CPU s: that the row took to compute. Seconds of a step: "
+        f"{model['tflops']:g} TFLOP/s per rank, "
         f"{model['gb_per_second']:g} GB/s and {model['alpha_us']:g} µs per message."
     )
     absent = [missing(part) for part in parts if not load(part)]
@@ -156,7 +158,7 @@ def gpus() -> str:
 
 def number(found: dict[str, Any]) -> str:
     """Return a number that was found to fit, or that there is none."""
-    return f"{found['number']:,}" if found["number"] else "none"
+    return f"{'about ' if found.get('estimated') else ''}{found['number']:,}" if found["number"] else "none"
 
 
 def bars() -> str:
@@ -182,8 +184,7 @@ def plot() -> None:
     }
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     axes = figure.subplots()
-    places: list[float] = []
-    labels, titles = [], []
+    places, labels, titles = [], [], []
     for kind, title in kinds.items():
         rows = [row for row in results["rows"] if (row["way"], row["checkpointing"]) == kind]
         first = (places[-1] + 2 if places else 0.0) - 0.2

@@ -358,7 +358,7 @@ def test_a_box_is_read_within_the_memory_that_was_asked_for(
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
 @pytest.mark.parametrize("flag", ["crop_size", "train_crops", "val_crops", "unet_width", "unet_depth"])
 def test_flags_of_volumes_are_refused_where_there_are_none(flag: str, dataset: str) -> None:
-    message = rf"^--{flag} 3 needs --dataset nbody, not {dataset}; configs/unet3d\.yaml says so"
+    message = rf"^--{flag} 3 needs --dataset nbody, not {dataset}; configs/unet3d\.yaml and configs/vit3d\.yaml say so"
     with pytest.raises(UserError, match=message):
         LESSON.Config(dataset=dataset, **{flag: 3})
 

@@ -80,7 +80,7 @@ def test_budgets(run_script: Script, tmp_path: Path) -> None:
     flags = (
         "--model",
         "gpt_small",
-        "--depth",
+        "--num_blocks",
         "2",
         "--ways",
         "blocks",
@@ -106,12 +106,12 @@ def test_budgets(run_script: Script, tmp_path: Path) -> None:
         (("--ranks", "0"), "--ranks: takes positive numbers, separated by commas, got '0'"),
         (("--model", "vot"), "no model 'vot'; did you mean vit?"),
         (("--model", "mnist_cnn"), "--model mnist_cnn has no blocks"),
-        (("--model", "unet3d", "--depth", "3"), "the number of blocks of --model unet3d cannot be changed"),
+        (("--model", "unet3d", "--num_blocks", "3"), "the number of blocks of --model unet3d cannot be changed"),
         (("--ranks", "8", "--replicas", "3"), "8 ranks cannot form 3 groups of equal size"),
         (("--ways", "zero"), "does not know 'zero'; known are: blocks, ddp, keep, root"),
         (("--tflops", "fast"), "--tflops takes a positive number, or the word measure, got 'fast'"),
         (
-            ("--budget_gb", "2.0001", "--depth", "1", "--ways", "blocks"),
+            ("--budget_gb", "2.0001", "--num_blocks", "1", "--ways", "blocks"),
             "no number of ranks up to 1,024 is enough for --model vit",
         ),
     ],

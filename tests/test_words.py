@@ -47,7 +47,7 @@ WORDS = {  # pattern: what to write instead, an example that must be found, one 
         "precision ladder",
     ),
     r"\bRow\b": ("check", "class Row:", "Rows of a table, row"),
-    r"(?i)_records?(?![a-z])|\brecords?_(?!(function|shapes|stream)\b)[a-z]|(?-i:\bRecords?\b(?! ))": (
+    r"(?i)(?<!memory\.)_records?(?![a-z])|\brecords?_(?!(function|shapes|stream)\b)[a-z]|(?-i:\bRecords?\b(?! ))": (
         *("log, save; results file", "put_record(file)"),
         "with record_function('forward'): ",
     ),

@@ -1,4 +1,4 @@
-"""Between which bounds the time of a training step lies: its operations, and the bytes that the ranks send."""
+"""Lower and upper bound of the time of a training step: its operations, and the bytes that the ranks send."""
 
 import sys
 from dataclasses import replace

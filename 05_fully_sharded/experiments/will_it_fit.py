@@ -87,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
     """
     parser = Parser(__doc__)
     parser.add_argument("--model", default="vit", help=f"one of {', '.join(WORKLOADS)} (default: %(default)s)")
-    parser.add_argument("--depth", type=int, default=0, help="number of blocks, if not that of the model")
+    parser.add_argument("--num_blocks", type=int, default=0, help="number of blocks, if not that of the model")
     parser.add_argument("--ranks", type=numbers(int), default=[8], metavar="N,...", help="default: 8")
     parser.add_argument("--batch_size", type=int, default=1, help="samples per rank (default: %(default)s)")
     parser.add_argument("--ways", type=words(WAYS), default=list(WAYS), help=f"some of {','.join(WAYS)} (default: all)")
@@ -106,7 +106,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     require_positive(arguments, "batch_size", "replicas", "gb_per_second")
     if arguments.depth < 0 or arguments.alpha_us < 0 or arguments.reserve_gb < 0:
-        raise UserError("--depth, --alpha_us and --reserve_gb must be 0 or more")
+        raise UserError("--num_blocks, --alpha_us and --reserve_gb must be 0 or more")
     arguments.checkpointing = checkpointing[arguments.checkpointing]
     arguments.tflops = tflops_of(arguments.tflops, arguments.precision)
     for ranks in arguments.ranks:
@@ -238,7 +238,7 @@ def inverse(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return for each budget and way the fewest ranks, the largest batch and the most blocks that fit.
 
     Each is found on estimates from shallow models; then the whole model is computed with it, and the number is made
-    smaller (of ranks: larger) until that fits.
+    smaller (of ranks: larger) until that fits. A model of more than twice as many blocks is estimated only.
 
     Raises:
         UserError: nothing fits into any of the budgets.
@@ -301,6 +301,8 @@ def largest_of(setup: Setup, name: str, budget: float) -> dict[str, Any]:
     """Return the largest ``batch_size`` or ``depth`` whose peak is within the budget."""
     setup = alone_if_ddp(setup)
     found = largest(lambda number: estimate(replace(setup, **{name: number})), budget)
+    if name == "depth" and found > 2 * workload(setup.model).depth:  # computing so deep a model takes minutes
+        return {"number": found, "peak": int(estimate(replace(setup, depth=found))), "estimated": True}
     return verified(setup, name, found, budget, lambda number: number - max(1, number // 50))
 
 
@@ -310,7 +312,8 @@ def print_inverse(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> 
     def cell(found: dict[str, Any] | None) -> str:
         if found is None:
             return "-"
-        return f"{found['number']:,} ({found['peak'] / GB:.4g} GB)" if found["number"] else "none"
+        about = "about " if found.get("estimated") else ""
+        return f"{about}{found['number']:,} ({found['peak'] / GB:.4g} GB)" if found["number"] else "none"
 
     cells = [
         [

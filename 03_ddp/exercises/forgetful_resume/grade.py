@@ -91,7 +91,7 @@ def difference(part: Rank, whole: Rank, done: int, piece: int) -> str | None:
         if ours.lr != theirs.lr:
             return (
                 f"update {number} has a learning rate of {ours.lr:.2e}, but {theirs.lr:.2e} in a run that was not "
-                "stopped (each update uses the rate that is stored in the optimizer)"
+                "stopped (each update uses the learning rate that is stored in the optimizer)"
             )
         if not torch.equal(ours.gradient, theirs.gradient):
             return f"the gradient of update {number} is not that of a run that was not stopped"
