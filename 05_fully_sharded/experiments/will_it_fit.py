@@ -87,7 +87,9 @@ def parse_arguments() -> argparse.Namespace:
     """
     parser = Parser(__doc__)
     parser.add_argument("--model", default="vit", help=f"one of {', '.join(WORKLOADS)} (default: %(default)s)")
-    parser.add_argument("--num_blocks", type=int, default=0, help="number of blocks, if not that of the model")
+    parser.add_argument(
+        "--num_blocks", dest="depth", type=int, default=0, help="number of blocks, if not that of the model"
+    )
     parser.add_argument("--ranks", type=numbers(int), default=[8], metavar="N,...", help="default: 8")
     parser.add_argument("--batch_size", type=int, default=1, help="samples per rank (default: %(default)s)")
     parser.add_argument("--ways", type=words(WAYS), default=list(WAYS), help=f"some of {','.join(WAYS)} (default: all)")
