@@ -12,11 +12,11 @@ SCRIPT = "05_fully_sharded/experiments/same_losses.py"
 
 @pytest.mark.slow
 def test_losses_are_those_of_ddp_up_to_rounding(run_script: Script, tmp_path: Path) -> None:
-    result = run_script(SCRIPT, "--ranks", "1,2", "--quick", "true", "--out", tmp_path)
+    result = run_script(SCRIPT, "--ranks", "2", "--quick", "true", "--out", tmp_path)
     assert result.status == 0, result.stderr
     figures = json.loads((tmp_path / "same_losses.json").read_text())
     rows = figures["rows"]
-    assert [(row["method"], row["ranks"]) for row in rows] == [("DDP", 1), ("FSDP2", 1), ("DDP", 2), ("FSDP2", 2)]
+    assert [(row["method"], row["ranks"]) for row in rows] == [("DDP", 2), ("FSDP2", 2)]
     assert figures["largest_difference"] < 1e-5
     assert len({row["val_accuracy"] for row in rows}) == 1
     assert 2.0 < rows[0]["val_loss"] < 2.4  # it has begun to learn: ten classes alike give 2.303

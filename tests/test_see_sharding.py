@@ -101,13 +101,12 @@ def test_checkpoints_around_blocks_save_memory_and_around_layers_nothing(run_scr
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA is Linux's")
 def test_ddp_runs_out_of_memory_where_sharded_state_fits(run_script: Script, tmp_path: Path) -> None:
-    flags = ("--vit_width", 384, "--vit_depth", 4, "--budget_mb", 130, "--quick", "true", "--out", tmp_path)
-    result = run_script("05_fully_sharded/experiments/limited_memory.py", *flags)
+    result = run_script("05_fully_sharded/experiments/limited_memory.py", "--quick", "true", "--out", tmp_path)
     assert result.status == 0, result.stderr
     ddp, sharded = json.loads((tmp_path / "limited_memory.json").read_text())["rows"]
     assert "DefaultCPUAllocator: can't allocate memory" in ddp["message"]
     assert len(sharded["peak_bytes"]) == 2
-    assert all(0 < peak < 130e6 for peak in sharded["peak_bytes"])
+    assert all(0 < peak < 450e6 for peak in sharded["peak_bytes"])
 
 
 @pytest.mark.slow
