@@ -72,7 +72,13 @@ def run(lesson: str, ranks: int, budget_mb: int, flags: list[str]) -> dict[str, 
         UserError: it failed for another reason.
     """
     with tempfile.TemporaryDirectory() as folder:
-        words = [*torchrun(ranks), str(Path(__file__).resolve().with_name("limited_train.py")), lesson, str(budget_mb), *flags]
+        words = [
+            *torchrun(ranks),
+            str(Path(__file__).resolve().with_name("limited_train.py")),
+            lesson,
+            str(budget_mb),
+            *flags,
+        ]
         words += ["--batch_size", str(8 // ranks), "--run_dir", folder]
         lesson_folder = REPOSITORY / lesson
         result = subprocess.run(words, cwd=lesson_folder, env=os.environ | ON_CPUS, capture_output=True, text=True)

@@ -334,7 +334,7 @@ def print_inverse(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> 
 
 def check(arguments: argparse.Namespace) -> dict[str, Any]:
     """Start two ranks that measure what they allocate; return the rows with what was predicted for them."""
-    script = Path(__file__).with_name("memory_on_ranks.py")
+    script = Path(__file__).resolve().with_name("memory_on_ranks.py")
     found = run_and_read([*torchrun(2), script], LESSON_FOLDER, threads=1)
     rows = []
     for setup, row in zip(checked_setups(found["ranks"], found["rows"][0]["update"]), found["rows"], strict=True):
