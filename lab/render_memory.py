@@ -184,7 +184,8 @@ def plot() -> None:
     }
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     axes = figure.subplots()
-    places, labels, titles = [], [], []
+    places: list[float] = []
+    labels, titles = [], []
     for kind, title in kinds.items():
         rows = [row for row in results["rows"] if (row["way"], row["checkpointing"]) == kind]
         first = (places[-1] + 2 if places else 0.0) - 0.2
