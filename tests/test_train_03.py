@@ -43,7 +43,7 @@ def script_of(lesson: str) -> str:
         ("01_single_gpu", "02_dataparallel", 24),
         ("01_single_gpu", "03_ddp", 200),
         ("03_ddp", "04_mixed_precision", 290),
-        ("04_mixed_precision", "05_fully_sharded", 320),
+        ("04_mixed_precision", "05_fully_sharded", 380),
     ],
 )
 def test_a_lesson_differs_from_the_one_before_by_what_it_teaches(

@@ -89,8 +89,9 @@ def run(lesson: str, ranks: int, budget_mb: int, flags: list[str]) -> dict[str, 
         raise UserError(f"{lesson} failed for another reason than memory: {reason(result.stderr)}")
     # The traceback of the first rank that failed ends with the message; the last line of train.py in it is the place.
     before = result.stderr[: message.start()]
-    places = re.findall(r'/train\.py", line \d+, in (\w+)\n(?:\[rank\d+\]: *)?(.+)', before)
-    return row | {"message": message[0], "function": places[-1][0], "line": places[-1][1].partition("  #")[0].strip()}
+    places = re.findall(r'[/"]train\.py", line \d+, in (\w+)\n(?:\[rank\d+\]: *)?(.+)', before)
+    function, line = places[-1] if places else ("train", "a line that the traceback does not show")
+    return row | {"message": message[0], "function": function, "line": line.partition("  #")[0].strip()}
 
 
 def describe(row: dict[str, Any]) -> list[str]:
