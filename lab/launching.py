@@ -83,7 +83,7 @@ def benchmark(
     """
     command = [*start, "train.py", "--benchmark", "true", *flags]
     results = run_and_read(command, lesson, flag="--run_dir", out=out, threads=threads)
-    return {kind: found["trials"] for kind, found in results.items() if kind != "diagnosis"}
+    return {kind: found["trials"] for kind, found in results.items() if isinstance(found, dict) and "trials" in found}
 
 
 def load_script(lesson: Path) -> ModuleType:

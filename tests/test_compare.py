@@ -11,6 +11,8 @@ import torch
 from conftest import Script
 from contenders import comparison_table, contenders, rows
 
+OTHER_FIGURES = {"diagnosis": "fine", "peak_memory_bytes": 1}  # beside the trials, in what train.py writes
+
 
 @pytest.fixture
 def compare(run_script: Script) -> Script:
@@ -40,7 +42,7 @@ def test_whatever_the_number_of_gpus_the_ranks_can_share_the_batch(
 
     def answer(command: list, *_: object, **__: object) -> dict:
         batches.add(next(command[i + 1] for i, word in enumerate(command) if str(word).endswith("batch_size")))
-        return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("SYNTHETIC", "FULL")} | {"diagnosis": "fine"}
+        return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("SYNTHETIC", "FULL")} | OTHER_FIGURES
 
     monkeypatch.setattr("lab.launching.run_and_read", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -67,7 +69,7 @@ def test_all_get_the_same_work(monkeypatch: pytest.MonkeyPatch, compare: Script,
 
     def answer(command: list, folder: Path, *, flag: str, out: Path, threads: int) -> dict:
         started.append((folder.name, command, threads))
-        return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("IO", "SYNTHETIC", "FULL")} | {"diagnosis": "fine"}
+        return {kind: {"trials": [10.0, 11.0, 12.0]} for kind in ("IO", "SYNTHETIC", "FULL")} | OTHER_FIGURES
 
     monkeypatch.setattr("lab.launching.run_and_read", answer)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from workshop.loaders import DistributedBatchSampler
 pytestmark = pytest.mark.slow
 
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
+CHECKS = sys.modules["checks"]
 Config, make_optimizer = LESSON.Config, LESSON.make_optimizer
 SHORT = ["--limit_train", 64, "--limit_val", 33, "--loader", "memory", "--num_workers", 0]
 
@@ -49,7 +51,8 @@ def test_a_last_batch_of_another_shape_is_refused_before_the_first_step(
     train: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_graphs(monkeypatch, lambda: pytest.fail("a graph was made"))
-    monkeypatch.setattr("checks.check_options", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "checks", CHECKS)  # another lesson has a module of this name
+    monkeypatch.setattr(CHECKS, "check_options", lambda *_: None)
     result = train(*SHORT, "--batch_size", 5, "--fused", "true", "--cuda_graph", "true")
     assert result.status == 2
     assert "64 samples leave a last batch of 4; use --limit_train 60" in result.stderr
@@ -110,7 +113,8 @@ def test_a_run_that_is_stopped_frees_its_graph_before_the_process_group_is_destr
 
     fake_graphs(monkeypatch, new_graph)
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)  # what the step is recorded on
-    monkeypatch.setattr("checks.check_options", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "checks", CHECKS)  # another lesson has a module of this name
+    monkeypatch.setattr(CHECKS, "check_options", lambda *_: None)
     destroy = torch.distributed.destroy_process_group
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: (seen.append(len(alive)), destroy()))
     result = train(*SHORT, "--batch_size", 4, "--optimizer", "sgd", "--fused", "true", "--cuda_graph", "true")

@@ -169,7 +169,7 @@ def test_sigterm_ends_the_process_that_measures() -> None:
 
 
 def test_configurations_add_one_option_each_to_what_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checks._check_compiler", lambda _: None)
+    monkeypatch.setitem(LESSON.check_options.__globals__, "check_compiler", lambda _: None)
     config = WorkloadConfig(batch_size=7)
     lacking = missing(config, CPU)
     assert set(lacking) == {"tf32", AS_PYTORCH_COMES, "+ cudnn_benchmark", "+ cuda_graph"}
