@@ -4,7 +4,7 @@ PYTHON ?= python3
 INSTALLED := .venv/installed
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: setup demo test test-quick test-gpu test-faults preflight lint docs clean
+.PHONY: setup demo test test-quick test-gpu test-faults preflight lint docs site clean
 
 setup: $(INSTALLED)
 
@@ -57,6 +57,15 @@ lint: .lint/installed
 docs: setup
 	python -m cogapp -r -I . -I 03_ddp/experiments *.md */*.md */experiments/*.md
 
-# what setup and demo made, and nothing else
+# the pages as a searchable web site: open build/site/html/index.html; neither PyTorch nor .venv is needed
+site: .site/installed
+	.site/bin/python lab/site.py
+
+.site/installed:
+	"$(PYTHON)" -m venv .site
+	.site/bin/python -m pip install --quiet zensical==0.0.70
+	touch $@
+
+# what setup, demo, lint and site made, and nothing else
 clean:
-	rm -rf .venv .lint multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof
+	rm -rf .venv .lint .site build/site multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof
