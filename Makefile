@@ -29,7 +29,7 @@ test: setup
 test-quick: setup
 	python -m pytest -n 2 --dist worksteal -m 'not (pages or slurm or slow)'
 
-# kill -9, signals, a full disk, bad servers, ranks that hang, at random moments: six minutes for each SEED
+# kill -9, signals, a full disk, bad servers, ranks that hang, at random moments: up to half an hour for each SEED
 SEED ?= 1
 test-faults: setup
 	python tests/faults/campaign.py --seed $(SEED)
