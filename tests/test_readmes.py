@@ -30,7 +30,7 @@ READMES = [
 ]
 HANGING = "torchrun --standalone --nproc-per-node 2 exercise_collective_per_batch.py"
 NOT_RUN_HERE = {
-    "make test": "is what runs this test",
+    "make test": "is what runs this test, as make test-all",
     "git clone": "needs the network",
     "conda ": "needs conda; test_environment.py checks the file",
     "python data/prepare.py mnist\n": "needs the network; test_data_mnist.py downloads from a local server",
@@ -139,8 +139,17 @@ def slurm_folder() -> Iterator[str]:
         yield f"{folder}/state"
 
 
+def pages_with_commands() -> list:
+    """The pages as parameters; those beside the lessons are marked, because their commands take many minutes."""
+    pages = [page for page in READMES if commands_of(page)]
+    beside = {page for page in pages if {"exercises", "experiments"} & set(page.parts)}
+    return [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.thorough] if page in beside else []) for page in pages
+    ]
+
+
 @pytest.mark.pages
-@pytest.mark.parametrize("readme", [page for page in READMES if commands_of(page)], ids=name_of)
+@pytest.mark.parametrize("readme", pages_with_commands())
 def test_commands_run_as_they_stand(
     readme: Path,
     tmp_path: Path,
