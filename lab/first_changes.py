@@ -1,24 +1,37 @@
 """The first changes that lesson 01 makes, measured alternately: a case that pays, one with workers, one that does not.
 
-Each configuration trains under the line profiler in every round, so that the share of the data loader is known, and
-some of them also measure IO, SYNTHETIC and FULL.
+All configurations are in one process, so that a round of one trial each takes seconds: then a machine whose speed
+drifts slows all of them alike. A trial is an epoch of lesson 01's `train_one_epoch` under the line profiler, so that
+the share of the loader is known. Some configurations also measure IO, SYNTHETIC and FULL.
 """
 
+import contextlib
+import importlib.util
+import io
+import json
 import pstats
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from lab.lesson_runs import LESSON_01, line_profile, train
+import torch
+
+from lab.launching import load_script
+from lab.lesson_runs import LESSON_01
+from workshop.commandline import load_config
+from workshop.run import Run
 
 ROUNDS = 5
-BENCHMARK_ROUNDS = 3
+BENCHMARK_ROUNDS = 2
 CIFAR = ("--config", "../configs/cifar10.yaml", "--epochs", 1, "--limit_train", 12800, "--limit_val", 640)
-MNIST = ("--limit_train", 6400, "--limit_val", 640)
-SLOW = ("--limit_train", 2560, "--limit_val", 64)
+MNIST = ("--limit_train", 3200, "--limit_val", 64)
+SLOW = ("--limit_train", 1280, "--limit_val", 64)
 SLOW_FILES = "experiments/slow_files.py"
 CASES: dict[str, tuple[str, tuple[object, ...]]] = {
     "CIFAR-10, map": ("train.py", (*CIFAR, "--num_workers", 0)),
@@ -41,9 +54,84 @@ BENCHMARKED = (
     "slow files, 4 workers",
 )
 """configurations that also measure IO, SYNTHETIC and FULL"""
-
+KINDS = ("IO", "SYNTHETIC", "FULL")
 SHOWN = "CIFAR-10, map"
 """the configuration whose log the page shows"""
+
+
+@dataclass
+class Case:
+    """A configuration that is ready to train: its workers stay from one trial to the next."""
+
+    script: ModuleType
+    config: Any
+    parts: tuple[Any, ...]
+    """model, training loader, optimizer and schedule"""
+
+    @classmethod
+    def build(cls, script: ModuleType, flags: tuple[object, ...], folder: Path) -> "Case":
+        """Make what a run of lesson 01 makes; ``folder`` is for its files."""
+        words = [str(LESSON_01 / word) if str(word).endswith(".yaml") else str(word) for word in flags]
+        config = load_config(script.Config, [*words, "--run_dir", str(folder)])
+        device = torch.device("cpu")
+        torch.manual_seed(config.seed)
+        loader = script.make_loader(config, "train", device)
+        model = script.build_model(config.model, config.dataset, dropout=config.dropout)
+        optimizer = script.make_optimizer(config, model)
+        return cls(script, config, (model, loader, optimizer, script.StepLR(optimizer, step_size=1)))
+
+    def trial(self) -> dict[str, Any]:
+        """Train an epoch under the line profiler; return samples per second and the time of each line."""
+        from line_profiler import LineProfiler  # not every machine has it
+
+        profiler, device = LineProfiler(), torch.device("cpu")
+        train_one_epoch = profiler(self.script.train_one_epoch)
+        loader = self.parts[1]
+        loader.batch_sampler.set_epoch(loader.batch_sampler.epoch + 1)
+        with contextlib.redirect_stdout(io.StringIO()), Run(self.config, device) as run:
+            started = time.perf_counter()
+            train_one_epoch(self.config, *self.parts, device, run)
+            seconds = time.perf_counter() - started
+        stats = profiler.get_stats()
+        ((_, timings),) = stats.timings.items()
+        total = sum(ticks for _, _, ticks in timings)
+        text = (LESSON_01 / "train.py").read_text().splitlines()
+        lines = [
+            {
+                "line": line,
+                "hits": hits,
+                "seconds": ticks * stats.unit,
+                "percent": 100 * ticks / total,
+                "text": text[line - 1],
+            }
+            for line, hits, ticks in timings
+        ]
+        return {"samples_per_second": len(loader.dataset) / seconds, "lines": lines}
+
+    def throughputs(self) -> dict[str, list[float]]:
+        """Return the trials of IO, SYNTHETIC and FULL."""
+        with contextlib.redirect_stdout(io.StringIO()), Run(self.config, torch.device("cpu")) as run:
+            self.script.benchmark(self.config, *self.parts, torch.device("cpu"), run)
+        measured = json.loads((self.config.run_dir / "throughput.json").read_text())
+        return {kind: measured[kind]["trials"] for kind in KINDS}
+
+
+def load_slow_files() -> ModuleType:
+    """Return lesson 01's script with the slow file system of slow_files.py."""
+    spec = importlib.util.spec_from_file_location("slow_files", LESSON_01 / SLOW_FILES)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.script
+
+
+def build_cases(folder: Path) -> dict[str, Case]:
+    """Make all configurations ready; each writes into a folder of its own in ``folder``."""
+    scripts = {SLOW_FILES: load_slow_files(), "train.py": load_script(LESSON_01)}
+    return {
+        name: Case.build(scripts[script], flags, folder / str(number))
+        for number, (name, (script, flags)) in enumerate(CASES.items())
+    }
 
 
 def first_changes() -> dict[str, Any]:
@@ -53,35 +141,35 @@ def first_changes() -> dict[str, Any]:
         for name, (script, flags) in CASES.items()
     }
     profiles: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
-    for _ in range(ROUNDS):
-        for name, (script, flags) in CASES.items():
-            profile = line_profile(*flags, script=script)
-            profiles[name].append(profile)
-            rows[name]["trials"].append(trial(profile))
+    with tempfile.TemporaryDirectory() as folder:
+        cases = build_cases(Path(folder))
+        for number in range(1 + ROUNDS):
+            for name, case in cases.items():
+                found = case.trial()
+                if number > 0:  # the first round starts the workers, and does not count
+                    profiles[name].append(found)
+            print(f"round {number} of {ROUNDS}", flush=True)
+        for _ in range(BENCHMARK_ROUNDS):
+            for name in BENCHMARKED:
+                for kind, trials in cases[name].throughputs().items():
+                    rows[name].setdefault(kind, {"trials": []})["trials"] += trials
+        del cases  # ends the workers, which have files in the folder
     for name, found in profiles.items():
+        rows[name]["trials"] = [
+            {"samples_per_second": one["samples_per_second"], "for_percent": for_share(one)} for one in found
+        ]
         rows[name]["profile"] = sorted(found, key=for_share)[len(found) // 2]
-    rows[SHOWN]["log"] = log_of(SHOWN)
-    for _ in range(BENCHMARK_ROUNDS):
-        for name in BENCHMARKED:
-            script, flags = CASES[name]
-            measured = train(*flags, "--benchmark", "true", script=script)
-            for kind in ("IO", "SYNTHETIC", "FULL"):
-                rows[name].setdefault(kind, {"trials": []})["trials"] += measured[kind]["trials"]
     for name in BENCHMARKED:
-        for kind in ("IO", "SYNTHETIC", "FULL"):
+        for kind in KINDS:
             trials = rows[name][kind]["trials"]
             rows[name][kind] |= {"mean": statistics.mean(trials), "std": statistics.stdev(trials)}
+    rows[SHOWN]["log"] = log_of(SHOWN)
     return {"rounds": ROUNDS, "rows": rows, "cprofile": python_functions(20)}
 
 
 def for_share(profile: dict[str, Any]) -> float:
     """Return the percentage of the time that the line of the data loader took."""
     return next(line["percent"] for line in profile["lines"] if line["text"].strip().startswith("for inputs"))
-
-
-def trial(profile: dict[str, Any]) -> dict[str, float]:
-    """Return samples per second and the percentage of the ``for`` line of one run."""
-    return {"samples_per_second": profile["epoch"]["samples_per_second"], "for_percent": for_share(profile)}
 
 
 def log_of(case: str) -> list[str]:

@@ -167,7 +167,8 @@ def baseline_epoch(name: str | None = None) -> str:
     """Render one sentence on the accuracy after one epoch of lesson 01."""
     results = load("baseline", name)
     return (
-        f"**{results['epoch']['val_accuracy']:.2%}** of the validation digits are classified correctly after one epoch.\n"
+        f"**{results['epoch']['val_accuracy']:.2%}** of the validation digits are classified correctly "
+        "after one epoch.\n"
         f"{source(results)}"
     )
 

@@ -1,6 +1,8 @@
 """Turn the figures of first_changes.py and the published profiles into parts of lesson 01's pages; cog calls this."""
 
+import functools
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -14,15 +16,24 @@ WIDTH = 100
 """characters of a line of a profile: what does not fit is cut off"""
 
 
+def needs_study(render: Callable[..., str]) -> Callable[..., str]:
+    """Have a function say that the study is missing, where there are no results of it."""
+
+    @functools.wraps(render)
+    def guarded(*arguments: Any, **named: Any) -> str:  # noqa: ANN401
+        return render(*arguments, **named) if load("first_changes") else not_measured("first_changes")
+
+    return guarded
+
+
 def rows() -> dict[str, dict[str, Any]]:
     """Return the figures of each configuration."""
     return load("first_changes")["rows"]
 
 
+@needs_study
 def profile(case: str) -> str:
     """Render the line profile of the median trial of a configuration, in the columns of ``python -m line_profiler``."""
-    if not load("first_changes"):
-        return not_measured("first_changes")
     lines = ["Line #      Hits         Time  Per Hit   % Time  Line Contents", 62 * "="]
     for line in rows()[case]["profile"]["lines"]:
         if line["percent"] >= 0.5:
@@ -32,10 +43,9 @@ def profile(case: str) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
+@needs_study
 def log(case: str) -> str:
     """Render what a configuration prints under ``kernprof``."""
-    if not load("first_changes"):
-        return not_measured("first_changes")
     return "\n".join(["```text", *rows()[case]["log"], "```"])
 
 
@@ -44,28 +54,27 @@ def share(case: str, start: str) -> float:
     return sum(line["percent"] for line in rows()[case]["profile"]["lines"] if line["text"].strip().startswith(start))
 
 
+@needs_study
 def loading_share(case: str) -> str:
     """Say what share loading and computing take."""
-    if not load("first_changes"):
-        return not_measured("first_changes")
     compute = sum(share(case, start) for start in ("outputs = model", "loss.backward", "optimizer.step"))
     return (
-        f"Here the `for` line takes {share(case, 'for inputs'):.0f} % of the time, and the three lines of the computation "
-        f"{compute:.0f} %: this run mostly loads data."
+        f"Here the `for` line takes {share(case, 'for inputs'):.0f} % of the time, and the three lines of the "
+        f"computation {compute:.0f} %: this run mostly loads data."
     )
 
 
+@needs_study
 def most_to_gain(case: str) -> str:
     """Say how much could be gained if the line of the data loader took no time."""
-    if not load("first_changes"):
-        return not_measured("first_changes")
     part = share(case, "for inputs") / 100
     return (
-        f"The `for` line takes {part:.0%} of the time. Without it, {1 - part:.0%} would remain, so the run would be at most "
-        f"1 / (1 - {part:.2f}) = {1 / (1 - part):.1f} times as fast."
+        f"The `for` line takes {part:.0%} of the time. Without it, {1 - part:.0%} would remain, so the run would be "
+        f"at most 1 / (1 - {part:.2f}) = {1 / (1 - part):.1f} times as fast."
     )
 
 
+@needs_study
 def mnist_conclusion() -> str:
     """Say whether workers and the loader in memory gain more than the trials differ, on MNIST and two CPUs."""
     said = []
@@ -73,15 +82,14 @@ def mnist_conclusion() -> str:
         found = ratios(case, "MNIST, 0 workers")
         low, high = f"{min(found):.2f}", f"{max(found):.2f}"
         if min(found) <= 1 <= max(found):
-            said.append(
-                f"With {name} the ratio lies between {low} and {high} in the trials: no difference can be claimed."
-            )
+            said.append(f"With {name} the ratio lies between {low} and {high}: no difference can be claimed.")
         else:
             change = "gains" if min(found) > 1 else "loses"
-            said.append(f"With {name} the ratio lies between {low} and {high} in the trials: it {change} a little.")
+            said.append(f"With {name} the ratio lies between {low} and {high} in all trials: it {change} a little.")
     return "\n".join(said)
 
 
+@needs_study
 def prediction_errors() -> str:
     """Say which of the two predictions fits, with and without workers."""
     shares = {}
@@ -91,13 +99,13 @@ def prediction_errors() -> str:
     alone = [case for case in BENCHMARKED if "0 workers" in case or case in ("CIFAR-10, map", "CIFAR-10, memory")]
     summed, overlapped = ([shares[case][way] for case in alone] for way in (0, 1))
     return (
-        f"Where the training process loads the data itself, FULL is {min(summed):.0%} to {max(summed):.0%} of the prediction "
-        f"without overlap, but only {min(overlapped):.0%} to {max(overlapped):.0%} of the smaller of IO and SYNTHETIC: the "
-        f"times add up. With four workers that mostly wait, loading and training overlap: FULL is "
-        f"{shares['slow files, 4 workers'][1]:.0%} of the smaller one. With one worker that computes on the same two CPUs as "
-        f"the training, FULL is {shares['MNIST, 1 worker'][1]:.0%} of the smaller one and "
-        f"{shares['MNIST, 1 worker'][0]:.0%} of the prediction without overlap: the two overlap in time, but each slows "
-        "the other down."
+        f"Where the training process loads the data itself, FULL is {min(summed):.0%} to {max(summed):.0%} of the "
+        f"prediction without overlap, but only {min(overlapped):.0%} to {max(overlapped):.0%} of the smaller of IO and "
+        f"SYNTHETIC: the times add up. With four workers that mostly wait, loading and training overlap: FULL is "
+        f"{shares['slow files, 4 workers'][1]:.0%} of the smaller one. With one worker that computes on the same two "
+        f"CPUs as the training, FULL is {shares['MNIST, 1 worker'][1]:.0%} of the smaller one and "
+        f"{shares['MNIST, 1 worker'][0]:.0%} of the prediction without overlap: the two overlap in time, but each "
+        "slows the other down."
     )
 
 
@@ -113,20 +121,18 @@ def job_file() -> str:
     return f"```bash-file\n{(REPOSITORY / '01_single_gpu' / 'job.slurm').read_text()}```"
 
 
+@needs_study
 def cprofile(count: int = 12) -> str:
     """Render the functions of Python that take most time, in the columns of ``pstats`` that the page explains."""
-    if not load("first_changes"):
-        return not_measured("first_changes")
     lines = [f"{'ncalls':>8} {'tottime':>8} {'cumtime':>8}  filename:lineno(function)"]
     for row in load("first_changes")["cprofile"][:count]:
         lines.append(f"{row['calls']:>8} {row['tottime']:>8.3f} {row['cumtime']:>8.3f}  {row['name']}"[:WIDTH])
     return "\n".join(["```text", *lines, "```", "", source(load("first_changes"))])
 
 
+@needs_study
 def same_command() -> str:
     """Say how much repeated runs of lesson 01 on MNIST differ: in one sitting, and over all of the results files."""
-    if not load("first_changes"):
-        return not_measured("first_changes")
     speeds = trials("MNIST, 1 worker", "samples_per_second")
     gap = 1 - min(speeds) / max(speeds)
     counts = load("worker_counts")
@@ -137,8 +143,8 @@ def same_command() -> str:
             f"- {len(speeds)} trials in one sitting, 6,400 digits, under the line profiler: "
             f"{', '.join(f'{speed:,.0f}' for speed in speeds)} samples/s. The slowest is {gap:.0%} below the fastest.",
             f"  {source(load('first_changes'))}",
-            f"- The same flags for a whole epoch, also under the line profiler: {whole['epoch']['samples_per_second']:,.0f} "
-            "samples/s.",
+            "- The same flags for a whole epoch, also under the line profiler: "
+            f"{whole['epoch']['samples_per_second']:,.0f} samples/s.",
             f"  {source(whole)}",
             f"- The same flags with `--benchmark true`, on another machine: FULL is {mean_std(one)} samples/s.",
             f"  {source(counts)}",
@@ -217,19 +223,18 @@ def trials(case: str, key: str) -> list[float]:
 
 
 def ratios(case: str, base: str) -> list[float]:
-    """Return the throughput of a configuration over that of another one, trial by trial: they were measured in pairs."""
+    """Return the throughput of a configuration over that of another one, trial by trial."""
     pairs = zip(trials(case, "samples_per_second"), trials(base, "samples_per_second"), strict=True)
     return [one / other for one, other in pairs]
 
 
+@needs_study
 def changes(names: dict[str, str]) -> str:
-    """Render the share of the ``for`` line and the throughput of configurations; the first is what others are compared with.
+    """Render the share of the ``for`` line and the throughput of configurations; the ratios are to the first of them.
 
     Args:
         names: what the table calls each configuration.
     """
-    if not load("first_changes"):
-        return not_measured("first_changes")
     base = next(iter(names))
     cells = [
         (
@@ -252,10 +257,9 @@ def together(row: dict[str, Any]) -> tuple[float, float]:
     return 1 / (1 / io + 1 / synthetic), min(io, synthetic)
 
 
+@needs_study
 def predictions(names: dict[str, str]) -> str:
     """Render IO, SYNTHETIC and FULL of configurations, and what FULL would be without overlap and with full overlap."""
-    if not load("first_changes"):
-        return not_measured("first_changes")
     cells = []
     for case, name in names.items():
         row = rows()[case]
@@ -302,7 +306,7 @@ NERSC = (  # their loader, IO, SYNTHETIC, FULL
 
 
 def nersc_table(fold_full: bool = False) -> str:
-    """Render the throughput that NERSC's tutorial shows, with the prediction by full overlap; the figures are theirs."""
+    """Render the throughput that NERSC's tutorial shows, and the predictions; the figures are theirs."""
     cells = []
     for name, io, synthetic, full in NERSC:
         shown = (

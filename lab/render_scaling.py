@@ -25,7 +25,7 @@ def compare(machine: str | None = None) -> str:
 def two_ranks_or_two_threads() -> str:
     """Say whether two ranks of one thread differ from one process of two threads by more than the spread."""
     rows = {row["name"]: row for row in load("compare")["rows"] if "reason" not in row}
-    one, two = (row for name, row in rows.items() if name.startswith("one process"))
+    _, two = (row for name, row in rows.items() if name.startswith("one process"))
     ranks = next(row for name, row in rows.items() if name.startswith("DDP"))
     said = [f"Two threads are {two['SYNTHETIC']['ratio']:.1f} times as fast as one, not two times."]
     for kind in ("SYNTHETIC", "FULL"):

@@ -1,6 +1,8 @@
-"""What lesson 01's page is made from: the study of its first changes, the slow file system, the profiles that it shows."""
+"""What lesson 01's page is made from: the study of its first changes, the slow file system, published profiles."""
 
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 from conftest import Script
 from lab import first_changes, render_first
-from lab.first_changes import BENCHMARKED, CASES
+from lab.first_changes import BENCHMARKED, CASES, Case, load_slow_files
 
 
 @pytest.mark.slow
@@ -23,36 +25,54 @@ def test_each_sample_of_the_slow_file_system_arrives_late(run_script: Script, tm
 def profile_of(percent: float, samples_per_second: float) -> dict[str, Any]:
     texts = {"    for inputs, targets in run.batches(loader):": percent, "        loss.backward()": 100 - percent}
     lines = [
-        {"line": n, "hits": 10, "seconds": p / 100, "percent": p, "text": t} for n, (t, p) in enumerate(texts.items())
+        {"line": number, "hits": 10, "seconds": share / 100, "percent": share, "text": text}
+        for number, (text, share) in enumerate(texts.items())
     ]
-    return {"epoch": {"samples_per_second": samples_per_second}, "lines": lines}
+    return {"samples_per_second": samples_per_second, "lines": lines}
+
+
+class MadeUpCase:
+    """IO is 100 samples/s, SYNTHETIC 300, and in FULL the times add up exactly; every trial has another share."""
+
+    shares: Iterator[int]
+
+    def trial(self) -> dict[str, Any]:
+        return profile_of(float(next(self.shares)), 50.0)
+
+    def throughputs(self) -> dict[str, list[float]]:
+        return {"IO": [100.0] * 3, "SYNTHETIC": [300.0] * 3, "FULL": [75.0] * 3}
 
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The study with made-up measurements: IO is 100 samples/s, SYNTHETIC 300, and FULL exactly the sum of the times."""
-    shares = iter(range(1, 1000))
-    monkeypatch.setattr(first_changes, "line_profile", lambda *_, **__: profile_of(float(next(shares)), 50.0))
-    rates = {"IO": {"trials": [100.0] * 3}, "SYNTHETIC": {"trials": [300.0] * 3}, "FULL": {"trials": [75.0] * 3}}
-    monkeypatch.setattr(first_changes, "train", lambda *_, **__: rates)
+    """The study with made-up measurements."""
+    monkeypatch.setattr(MadeUpCase, "shares", itertools.count(1), raising=False)
+    monkeypatch.setattr(first_changes, "build_cases", lambda _: {case: MadeUpCase() for case in CASES})
     monkeypatch.setattr(first_changes, "log_of", lambda _: ["a line"])
     monkeypatch.setattr(first_changes, "python_functions", lambda _: [])
     measured = first_changes.first_changes()
-    about = {
-        "hardware": {"device_name": "Made-up"},
-        "versions": {"torch": "1", "python": "1"},
-        "date": "",
-        "command": "",
-    }
-    monkeypatch.setattr(render_first, "load", lambda _: measured | about)
+    about = {"hardware": {"cpu": "CPU", "cpus_available": 2}, "versions": {"torch": "1", "python": "1"}}
+    monkeypatch.setattr(render_first, "load", lambda _: measured | about | {"date": "", "command": ""})
     return measured["rows"]
+
+
+@pytest.mark.slow
+def test_a_case_trains_as_the_lesson_does(tmp_path: Path, data_dir: Path) -> None:
+    flags = ("--data_dir", data_dir, "--limit_train", 256, "--limit_val", 8, "--num_workers", 0)
+    case = Case.build(load_slow_files(), flags, tmp_path)
+    found = case.trial()
+    waited = next(line["seconds"] for line in found["lines"] if "for inputs" in line["text"])
+    assert waited >= 256 * 0.002
+    assert any(line["text"].strip() == "loss.backward()" and line["hits"] == 4 for line in found["lines"])
+    assert found["samples_per_second"] < 500
+    assert first_changes.for_share(found) > 0
 
 
 def test_trials_of_all_configurations_are_run_in_turn(made_up: dict[str, Any]) -> None:
     count = len(CASES)
     for place, case in enumerate(CASES):
         shares = [trial["for_percent"] for trial in made_up[case]["trials"]]
-        assert shares == [place + 1 + count * number for number in range(first_changes.ROUNDS)]
+        assert shares == [place + 1 + count * number for number in range(1, 1 + first_changes.ROUNDS)]
         assert first_changes.for_share(made_up[case]["profile"]) == sorted(shares)[len(shares) // 2]
     assert {case for case in CASES if "IO" in made_up[case]} == set(BENCHMARKED)
 
