@@ -2,15 +2,13 @@
 
 All configurations are in one process, so that a round of one trial each takes seconds: then a machine whose speed
 drifts slows all of them alike. A trial is an epoch of lesson 01's `train_one_epoch` under the line profiler, so that
-the share of the loader is known. Some configurations also measure IO, SYNTHETIC and FULL.
+the share of the loader is known.
 """
 
 import contextlib
 import importlib.util
 import io
-import json
 import pstats
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,7 +26,6 @@ from workshop.commandline import load_config
 from workshop.run import Run
 
 ROUNDS = 5
-BENCHMARK_ROUNDS = 2
 CIFAR = ("--config", "../configs/cifar10.yaml", "--epochs", 1, "--limit_train", 12800, "--limit_val", 640)
 MNIST = ("--limit_train", 3200, "--limit_val", 64)
 SLOW = ("--limit_train", 1280, "--limit_val", 64)
@@ -40,21 +37,8 @@ CASES: dict[str, tuple[str, tuple[object, ...]]] = {
     "slow files, 1 worker": (SLOW_FILES, (*SLOW, "--num_workers", 1)),
     "slow files, 4 workers": (SLOW_FILES, (*SLOW, "--num_workers", 4)),
     "MNIST, 0 workers": ("train.py", (*MNIST, "--num_workers", 0)),
-    "MNIST, 1 worker": ("train.py", (*MNIST, "--num_workers", 1)),
-    "MNIST, 2 workers": ("train.py", (*MNIST, "--num_workers", 2)),
-    "MNIST, memory": ("train.py", (*MNIST, "--loader", "memory")),
 }
 """script and flags of each configuration"""
-BENCHMARKED = (
-    "CIFAR-10, map",
-    "CIFAR-10, memory",
-    "MNIST, 0 workers",
-    "MNIST, 1 worker",
-    "slow files, 0 workers",
-    "slow files, 4 workers",
-)
-"""configurations that also measure IO, SYNTHETIC and FULL"""
-KINDS = ("IO", "SYNTHETIC", "FULL")
 SHOWN = "CIFAR-10, map"
 """the configuration whose log the page shows"""
 
@@ -108,13 +92,6 @@ class Case:
         ]
         return {"samples_per_second": len(loader.dataset) / seconds, "lines": lines}
 
-    def throughputs(self) -> dict[str, list[float]]:
-        """Return the trials of IO, SYNTHETIC and FULL."""
-        with contextlib.redirect_stdout(io.StringIO()), Run(self.config, torch.device("cpu")) as run:
-            self.script.benchmark(self.config, *self.parts, torch.device("cpu"), run)
-        measured = json.loads((self.config.run_dir / "throughput.json").read_text())
-        return {kind: measured[kind]["trials"] for kind in KINDS}
-
 
 def load_slow_files() -> ModuleType:
     """Return lesson 01's script with the slow file system of slow_files.py."""
@@ -135,7 +112,7 @@ def build_cases(folder: Path) -> dict[str, Case]:
 
 
 def first_changes() -> dict[str, Any]:
-    """Lesson 01's first changes: line profiles, and the throughput of loading and of training."""
+    """Lesson 01's first changes: throughput and line profiles, before and after."""
     rows: dict[str, dict[str, Any]] = {
         name: {"script": script, "flags": list(map(str, flags)), "trials": []}
         for name, (script, flags) in CASES.items()
@@ -149,20 +126,12 @@ def first_changes() -> dict[str, Any]:
                 if number > 0:  # the first round starts the workers, and does not count
                     profiles[name].append(found)
             print(f"round {number} of {ROUNDS}", flush=True)
-        for _ in range(BENCHMARK_ROUNDS):
-            for name in BENCHMARKED:
-                for kind, trials in cases[name].throughputs().items():
-                    rows[name].setdefault(kind, {"trials": []})["trials"] += trials
         del cases  # ends the workers, which have files in the folder
     for name, found in profiles.items():
         rows[name]["trials"] = [
             {"samples_per_second": one["samples_per_second"], "for_percent": for_share(one)} for one in found
         ]
         rows[name]["profile"] = sorted(found, key=for_share)[len(found) // 2]
-    for name in BENCHMARKED:
-        for kind in KINDS:
-            trials = rows[name][kind]["trials"]
-            rows[name][kind] |= {"mean": statistics.mean(trials), "std": statistics.stdev(trials)}
     rows[SHOWN]["log"] = log_of(SHOWN)
     return {"rounds": ROUNDS, "rows": rows, "cprofile": python_functions(20)}
 

@@ -8,10 +8,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from lab.first_changes import BENCHMARKED
-from lab.render import RESULTS, definitions, load, mean_std, not_measured, source, table
+from lab.render import RESULTS, definitions, figure, load, mean_std, not_measured, source, table
 from workshop.paths import REPOSITORY
 
+KINDS = ("IO", "SYNTHETIC", "FULL")
 WIDTH = 100
 """characters of a line of a profile: what does not fit is cut off"""
 
@@ -49,64 +49,129 @@ def log(case: str) -> str:
     return "\n".join(["```text", *rows()[case]["log"], "```"])
 
 
-def share(case: str, start: str) -> float:
-    """Return the percentage of the time of the line that begins with ``start``, in the median trial."""
-    return sum(line["percent"] for line in rows()[case]["profile"]["lines"] if line["text"].strip().startswith(start))
+def timelines(what: str) -> str:
+    """Return the figure of six steps with 0, 1 and 4 workers and a slow file system; ``what`` says what one sees."""
+    measured = load("loading_timelines").get("slow_files")  # missing in older results, which are of other data
+    return figure("loading_timelines", what) if measured else not_measured("loading_timelines")
 
 
-@needs_study
-def loading_share(case: str) -> str:
-    """Say what share loading and computing take."""
-    compute = sum(share(case, start) for start in ("outputs = model", "loss.backward", "optimizer.step"))
+BATCHES = {"cifar10": 128, "mnist": 64}
+"""samples per step of the two configurations"""
+
+
+def alone(name: str) -> dict[str, dict[str, float]]:
+    """Return IO, SYNTHETIC and FULL of small images by the name of the loader, or of MNIST by "0 workers" and so on."""
+    if name in load("loaders")["loaders"]:
+        return load("loaders")["loaders"][name]
+    count = int(name.partition(" ")[0])
+    return next(row for row in load("worker_counts")["rows"] if row["num_workers"] == count)
+
+
+def step_milliseconds(name: str, data_set: str) -> tuple[float, float, float]:
+    """Return the milliseconds of a step of loading alone, of training alone, and of both together."""
+    io, synthetic, full = (1000 * BATCHES[data_set] / alone(name)[kind]["mean"] for kind in KINDS)
+    return io, synthetic, full
+
+
+def expected_share(name: str, data_set: str) -> float:
+    """Return the share of loading in a step without overlap, from the times of loading alone and of training alone."""
+    io, synthetic, _ = step_milliseconds(name, data_set)
+    return io / (io + synthetic)
+
+
+def loading_share() -> str:
+    """Say what share loading has of a step of small images without workers."""
+    io, synthetic, _ = step_milliseconds("map, 0 workers", "cifar10")
     return (
-        f"Here the `for` line takes {share(case, 'for inputs'):.0f} % of the time, and the three lines of the "
-        f"computation {compute:.0f} %: this run mostly loads data."
+        f"Measured one at a time, loading a batch takes {io:.0f} ms here and training on it {synthetic:.0f} ms. "
+        f"So about {expected_share('map, 0 workers', 'cifar10'):.0%} of the time should be in the `for` line: this run "
+        f"mostly loads data.\n{source(load('loaders'))}"
     )
 
 
-@needs_study
-def most_to_gain(case: str) -> str:
-    """Say how much could be gained if the line of the data loader took no time."""
-    part = share(case, "for inputs") / 100
+def most_to_gain(name: str, data_set: str) -> str:
+    """Say how much could be gained if loading took no time."""
+    part = expected_share(name, data_set)
     return (
-        f"The `for` line takes {part:.0%} of the time. Without it, {1 - part:.0%} would remain, so the run would be "
-        f"at most 1 / (1 - {part:.2f}) = {1 / (1 - part):.1f} times as fast."
+        f"If the `for` line takes {part:.0%} of the time, {1 - part:.0%} remain without it. So the run would be at "
+        f"most 1 / (1 - {part:.2f}) = {1 / (1 - part):.1f} times as fast."
     )
 
 
-@needs_study
-def mnist_conclusion() -> str:
-    """Say whether workers and the loader in memory gain more than the trials differ, on MNIST and two CPUs."""
-    said = []
-    for case, name in (("MNIST, 2 workers", "two workers"), ("MNIST, memory", "`--loader memory`")):
-        found = ratios(case, "MNIST, 0 workers")
-        low, high = f"{min(found):.2f}", f"{max(found):.2f}"
-        if min(found) <= 1 <= max(found):
-            said.append(f"With {name} the ratio lies between {low} and {high}: no difference can be claimed.")
+def loader_gain() -> str:
+    """Render what the loader in memory gains over the training process that loads image by image."""
+    names = {"map, 0 workers": "`--loader map --num_workers 0`", "memory": "`--loader memory`"}
+    base = alone("map, 0 workers")["FULL"]
+    cells = []
+    for name, shown in names.items():
+        full = alone(name)["FULL"]
+        ratios = [one / base["mean"] for one in full["trials"]]
+        ratio = "1" if name == "map, 0 workers" else f"{min(ratios):.2f} to {max(ratios):.2f}"
+        cells.append((shown, f"{expected_share(name, 'cifar10'):.0%}", mean_std(full), ratio))
+    header = ["", "expected `for` line", "samples/s", "ratio"]
+    how = (
+        "Samples/s of whole steps (FULL of `--benchmark true`), mean ± standard deviation of three trials; the ratio "
+        "of each trial to the mean of the first row."
+    )
+    return "\n".join([table(header, cells), "", how, source(load("loaders"))])
+
+
+def mnist_gain() -> str:
+    """Render what workers gain on MNIST, and say whether it is more than the spread."""
+    base = alone("0 workers")["FULL"]
+    cells, said = [], []
+    for count in (0, 1, 2):
+        full = alone(f"{count} workers")["FULL"]
+        difference, limit = full["mean"] - base["mean"], full["std"] + base["std"]
+        cells.append((f"`--num_workers {count}`", mean_std(full), f"{full['mean'] / base['mean']:.2f}"))
+        if count:
+            word = "faster" if difference > 0 else "slower"
+            noise = "no difference beyond the spread"
+            said.append(f"{count} worker(s): {word if abs(difference) > limit else noise}.")
+    how = "FULL of `--benchmark true`, mean ± standard deviation of three trials. " + " ".join(said)
+    return "\n".join([table(["", "samples/s", "ratio"], cells), "", how, source(load("worker_counts"))])
+
+
+def together(row: dict[str, Any]) -> tuple[float, float]:
+    """Return what loading and training give together, in samples/s: one after the other, and with full overlap."""
+    io, synthetic = row["IO"]["mean"], row["SYNTHETIC"]["mean"]
+    return 1 / (1 / io + 1 / synthetic), min(io, synthetic)
+
+
+PREDICTED = {
+    "map, 0 workers": "CIFAR-10, 0 workers",
+    "memory": "CIFAR-10, `--loader memory`",
+    "0 workers": "MNIST, 0 workers",
+    "1 worker": "MNIST, 1 worker",
+    "2 workers": "MNIST, 2 workers",
+}
+"""what the tables call these configurations"""
+
+
+def predictions(*, with_full: bool = True) -> str:
+    """Render IO and SYNTHETIC, or what follows from them without overlap and with full overlap, beside FULL."""
+    cells = []
+    for name, shown in PREDICTED.items():
+        row = alone(name)
+        if with_full:
+            without, overlapped = together(row)
+            full = row["FULL"]["mean"]
+            cells.append(
+                (
+                    shown,
+                    f"{without:,.0f}",
+                    f"{overlapped:,.0f}",
+                    mean_std(row["FULL"]),
+                    f"{full / without:.0%}",
+                    f"{full / overlapped:.0%}",
+                )
+            )
         else:
-            change = "gains" if min(found) > 1 else "loses"
-            said.append(f"With {name} the ratio lies between {low} and {high} in all trials: it {change} a little.")
-    return "\n".join(said)
-
-
-@needs_study
-def prediction_errors() -> str:
-    """Say which of the two predictions fits, with and without workers."""
-    shares = {}
-    for case in BENCHMARKED:
-        row = rows()[case]
-        shares[case] = [row["FULL"]["mean"] / predicted for predicted in together(row)]
-    alone = [case for case in BENCHMARKED if "0 workers" in case or case in ("CIFAR-10, map", "CIFAR-10, memory")]
-    summed, overlapped = ([shares[case][way] for case in alone] for way in (0, 1))
-    return (
-        f"Where the training process loads the data itself, FULL is {min(summed):.0%} to {max(summed):.0%} of the "
-        f"prediction without overlap, but only {min(overlapped):.0%} to {max(overlapped):.0%} of the smaller of IO and "
-        f"SYNTHETIC: the times add up. With four workers that mostly wait, loading and training overlap: FULL is "
-        f"{shares['slow files, 4 workers'][1]:.0%} of the smaller one. With one worker that computes on the same two "
-        f"CPUs as the training, FULL is {shares['MNIST, 1 worker'][1]:.0%} of the smaller one and "
-        f"{shares['MNIST, 1 worker'][0]:.0%} of the prediction without overlap: the two overlap in time, but each "
-        "slows the other down."
-    )
+            cells.append((shown, mean_std(row["IO"]), mean_std(row["SYNTHETIC"])))
+    full_header = ["", "no overlap", "full overlap", "FULL, measured", "of no overlap", "of full overlap"]
+    how = "In samples/s, mean ± standard deviation of three trials."
+    sources = [source(load(name)) for name in ("loaders", "worker_counts")]
+    return "\n".join([table(full_header if with_full else ["", "IO", "SYNTHETIC"], cells), "", how, *sources])
 
 
 def data_loader() -> str:
@@ -130,24 +195,28 @@ def cprofile(count: int = 12) -> str:
     return "\n".join(["```text", *lines, "```", "", source(load("first_changes"))])
 
 
-@needs_study
 def same_command() -> str:
-    """Say how much repeated runs of lesson 01 on MNIST differ: in one sitting, and over all of the results files."""
-    speeds = trials("MNIST, 1 worker", "samples_per_second")
-    gap = 1 - min(speeds) / max(speeds)
-    counts = load("worker_counts")
-    one = next(row["FULL"] for row in counts["rows"] if row["num_workers"] == 1)
-    whole = load("baseline")
+    """Say how much repeated runs of lesson 01 on MNIST with one worker differ: in one sitting, and between days."""
+    runs = next(row for row in load("success_rate")["rows"] if row["name"] == "standard")["runs"]
+    seconds = [run["process_seconds"] for run in runs]
+    apart = (max(seconds) - min(seconds)) / statistics.median(seconds)
+    others = {
+        "an epoch under the line profiler": load("baseline")["epoch"]["samples_per_second"],
+        "`--benchmark true`, FULL": alone("1 worker")["FULL"]["mean"],
+        "20,000 digits, another day": load("workers")["rows"][1]["samples_per_second"],
+    }
+    cells = [(name, f"{speed:,.0f}") for name, speed in others.items()]
     return "\n".join(
         [
-            f"- {len(speeds)} trials in one sitting, 6,400 digits, under the line profiler: "
-            f"{', '.join(f'{speed:,.0f}' for speed in speeds)} samples/s. The slowest is {gap:.0%} below the fastest.",
-            f"  {source(load('first_changes'))}",
-            "- The same flags for a whole epoch, also under the line profiler: "
-            f"{whole['epoch']['samples_per_second']:,.0f} samples/s.",
-            f"  {source(whole)}",
-            f"- The same flags with `--benchmark true`, on another machine: FULL is {mean_std(one)} samples/s.",
-            f"  {source(counts)}",
+            f"Three runs in one sitting, with different seeds: {', '.join(f'{second:.1f}' for second in seconds)} s "
+            f"for the whole process. The slowest is {apart:.0%} of the median above the fastest.",
+            "",
+            "But the same flags, measured on different days and in different ways:",
+            "",
+            table(["", "samples/s"], cells),
+            "",
+            f"The fastest is {max(others.values()) / min(others.values()) - 1:.0%} above the slowest.",
+            source(load("workers")),
         ]
     )
 
@@ -249,33 +318,6 @@ def changes(names: dict[str, str]) -> str:
     count = len(trials(base, "for_percent"))
     how = f"Median of {count} trials, and in brackets the lowest and the highest; trials of all rows were run in turn."
     return "\n".join([table(header, cells), "", how, source(load("first_changes"))])
-
-
-def together(row: dict[str, Any]) -> tuple[float, float]:
-    """Return what loading and training give together, in samples/s: one after the other, and with full overlap."""
-    io, synthetic = row["IO"]["mean"], row["SYNTHETIC"]["mean"]
-    return 1 / (1 / io + 1 / synthetic), min(io, synthetic)
-
-
-@needs_study
-def predictions(names: dict[str, str]) -> str:
-    """Render IO, SYNTHETIC and FULL of configurations, and what FULL would be without overlap and with full overlap."""
-    cells = []
-    for case, name in names.items():
-        row = rows()[case]
-        without, overlapped = together(row)
-        kinds = [mean_std(row[kind]) for kind in ("IO", "SYNTHETIC")]
-        cells.append((name, *kinds, f"{without:,.0f}", f"{overlapped:,.0f}", mean_std(row["FULL"])))
-    header = ["", "IO", "SYNTHETIC", "no overlap", "full overlap", "FULL, measured"]
-    count = len(rows()[next(iter(names))]["IO"]["trials"])
-    how = f"In samples/s, mean ± standard deviation of {count} trials."
-    return "\n".join([table(header, cells), "", how, source(load("first_changes"))])
-
-
-def per_step(case: str, batch_size: int) -> tuple[float, float, float]:
-    """Return the milliseconds of a step that a configuration loads, computes, and takes in all, each by itself."""
-    row = rows()[case]
-    return tuple(1000 * batch_size / row[kind]["mean"] for kind in ("IO", "SYNTHETIC", "FULL"))  # type: ignore[return-value]
 
 
 PRINCETON_LINES = (  # line, hits, seconds, % of the time, text

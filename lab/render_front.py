@@ -1,76 +1,60 @@
 """Draw the figure of the front page from the figures in results/: `python lab/render_front.py`.
 
-Two changes of lesson 01, each before and after: how long a step waits for its data, and how long the rest of it takes.
+Two changes of lesson 01: one that pays, and one that does not. Bars are what loading alone and training alone take per
+step; a black mark is what a step takes that does both.
 """
 
-import statistics
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
-from lab.render import RESULTS, load
+from lab.render import RESULTS
+from lab.render_first import step_milliseconds
 
 FIGURE = RESULTS / "front.png"
 PANELS = {
-    "Change the loader": (
+    "A change that pays: the loader": (
+        "cifar10",
         "small colour images, 128 per step",
-        128,
-        {"CIFAR-10, map": "one image at a time", "CIFAR-10, memory": "a whole batch at a time"},
+        {"map, 0 workers": "one image at a time", "memory": "a whole batch at a time"},
     ),
-    "Change the number of workers": (
-        "digits from a slow file system, 64 per step",
-        64,
-        {
-            "slow files, 0 workers": "0 workers",
-            "slow files, 1 worker": "1 worker",
-            "slow files, 4 workers": "4 workers",
-        },
+    "One that does not: the number of workers": (
+        "mnist",
+        "handwritten digits and a larger network, 64 per step",
+        {"0 workers": "0 workers", "1 worker": "1 worker", "2 workers": "2 workers"},
     ),
 }
-"""title: what is trained on, samples per step, and the configurations with what the figure calls them"""
+"""title: data set, what is trained on, and the configurations with what the figure calls them"""
 
 
-def milliseconds(row: dict[str, Any], batch_size: int) -> list[tuple[float, float]]:
-    """Return the milliseconds that a step waited for data, and those of the rest of the step, in each trial."""
-    found = []
-    for trial in row["trials"]:
-        step = 1000 * batch_size / trial["samples_per_second"]
-        found.append((step * trial["for_percent"] / 100, step * (1 - trial["for_percent"] / 100)))
-    return found
+def gain(title: str) -> float:
+    """Return how many times as fast the last configuration of a panel is as its first one."""
+    data_set, _, cases = PANELS[title]
+    before, after = (step_milliseconds(case, data_set)[2] for case in (next(iter(cases)), next(reversed(cases))))
+    return before / after
 
 
-def gain(title: str, results: dict[str, Any]) -> float:
-    """Return how many times as fast the last configuration of a panel is as its first one: median over the trials."""
-    cases = list(PANELS[title][2])
-    first, last = (results["rows"][case]["trials"] for case in (cases[0], cases[-1]))
-    pairs = zip(first, last, strict=True)
-    return statistics.median(after["samples_per_second"] / before["samples_per_second"] for before, after in pairs)
-
-
-def draw(results: dict[str, Any], file: Path) -> None:
+def draw(file: Path) -> None:
     """Draw both panels into a PNG."""
     figure = Figure(figsize=(11, 3.2), dpi=110, layout="constrained")
     panels = figure.subplots(1, 2)
-    for axes, (title, (what, batch_size, cases)) in zip(panels, PANELS.items(), strict=True):
+    for axes, (title, (data_set, what, cases)) in zip(panels, PANELS.items(), strict=True):
         for place, case in enumerate(cases):
-            trials = milliseconds(results["rows"][case], batch_size)
-            load_ms, rest_ms = (statistics.median(column) for column in zip(*trials, strict=True))
-            totals = sorted(sum(trial) for trial in trials)
-            around = [[load_ms + rest_ms - totals[0]], [totals[-1] - load_ms - rest_ms]]
-            around = [[max(0.0, value) for value in side] for side in around]
+            load_ms, train_ms, both_ms = step_milliseconds(case, data_set)
             first = place == 0
-            axes.barh(place, load_ms, color="#E69F00", label="waits for data" if first else None)
-            axes.barh(place, rest_ms, left=load_ms, color="#0072B2", label="trains" if first else None)
-            axes.errorbar(load_ms + rest_ms, place, xerr=around, color="black", capsize=3)
+            axes.barh(place, load_ms, color="#E69F00", label="loading alone" if first else None)
+            axes.barh(place, train_ms, left=load_ms, color="#56B4E9", label="training alone" if first else None)
+            label = "measured together" if first else None
+            axes.plot([both_ms, both_ms], [place - 0.48, place + 0.48], color="black", linewidth=3, label=label)
         axes.set_yticks(range(len(cases)), list(cases.values()), fontsize=11)
-        axes.invert_yaxis()
-        axes.set(xlim=(0, None), xlabel="milliseconds per training step")
+        axes.set(ylim=(len(cases) - 0.4, -0.6), xlim=(0, None), xlabel="milliseconds per training step")
         axes.set_title(f"{title}\n{what}", fontsize=11, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(loc="lower right", fontsize=10, frameon=False)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=10, frameon=False
+    )
     figure.savefig(file)
 
 
 if __name__ == "__main__":
-    draw(load("first_changes"), FIGURE)
+    draw(FIGURE)
