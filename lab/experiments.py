@@ -49,7 +49,6 @@ from lab.results_file import machine_name
 from lab.trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.errors import UserError
-from workshop.hardware import available_cpus
 from workshop.paths import REPOSITORY, default_data_dir
 
 SHARDED_STEPS = {
@@ -243,15 +242,6 @@ def allreduce(session: Session, *flags: object) -> Figures:
 def profiled(_: Session, *flags: object) -> Figures:
     """Run lesson 01 under the line profiler."""
     yield line_profile(*BASELINE, *flags)
-
-
-def workers(_: Session, *flags: object) -> Figures:
-    """Run lesson 01 with 0, 1, 2, 4, ... processes that load data."""
-    rows = []
-    for num_workers in [0, *(2**i for i in range(available_cpus().bit_length()))]:
-        epoch = train("--num_workers", num_workers, *flags)["epochs"][0]
-        rows.append({"num_workers": num_workers, "samples_per_second": epoch["samples_per_second"]})
-        yield {"rows": rows}
 
 
 def loaders(session: Session, *flags: object) -> Figures:
@@ -628,13 +618,6 @@ EXPERIMENTS = (
         title="how many of 20 seeds mnist_fast.yaml takes to 98 %, and in what time, compared with lesson 01",
         measure=study(LESSON_04, "success_rate.py"),
         cpu=("--seeds_of_others", 3),
-        data=("mnist",),
-    ),
-    Experiment(
-        name="workers",
-        title="lesson 01 by the number of processes that load data",
-        measure=workers,
-        cpu=("--limit_train", 20000, "--limit_val", 1000),
         data=("mnist",),
     ),
     Experiment(

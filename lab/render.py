@@ -162,12 +162,12 @@ def line_profile(machine: str | None = None) -> str:
 
 @also_on_gpu("baseline")
 def baseline_epoch(name: str | None = None) -> str:
-    """Render one sentence on the accuracy and the time of one epoch of lesson 01."""
+    """Render one sentence on the accuracy after one epoch of lesson 01."""
     results = load("baseline", name)
-    epoch = results["epoch"]
     return (
-        f"On {machine(results)}: **{epoch['val_accuracy']:.2%}** accuracy on the validation digits after one epoch of "
-        f"{epoch['seconds']:.0f} s, {epoch['samples_per_second']:,.0f} samples/s."
+        f"**{results['epoch']['val_accuracy']:.2%}** of the validation digits are classified correctly "
+        "after one epoch.\n"
+        f"{source(results)}"
     )
 
 
@@ -342,13 +342,46 @@ def sequential_reads() -> str:
     return "\n".join([table(["read", "files", "samples/s"], rows), "", gain, source(results)])
 
 
+CLEARLY = 0.9
+"""one is clearly faster than another if it needs less than this share of its time, as in the experiment itself"""
+
+
+def short_time(seconds: float) -> str:
+    """Return a time with two digits and its unit."""
+    factor, unit = next(one for one in ((1e6, "µs"), (1e3, "ms"), (1, "s")) if seconds * one[0] < 1000 or one[0] == 1)
+    return f"{seconds * factor:.2g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
+
+
+def label_of(row: dict[str, Any]) -> str:
+    """Return the name of what a row of cpu_or_gpu.py was measured with."""
+    threads = {None: "", 1: ", 1 thread"}.get(row["threads"], f", {row['threads']} threads")
+    return f"{row['backend']}{threads}{', with the copy' if row['copied'] else ''}"
+
+
 @also_on_gpu("cpu_or_gpu")
 def cpu_or_gpu(machine: str | None = None) -> str:
-    """Render the plot of cpu_or_gpu.py and the conclusions drawn from its figures."""
+    """Render who is fastest at the smallest and the largest size of each problem of cpu_or_gpu.py."""
     results = load("cpu_or_gpu", machine)
-    conclusions = [f"- **{name}**: {text}" for name, text in results["conclusions"].items()]
-    plot = figure("cpu_or_gpu", "Time by size, one line per library and number of threads", machine)
-    return "\n".join([plot, "", *conclusions, "", source(results)])
+    problems: dict[str, list[dict[str, Any]]] = {}
+    for row in results["rows"]:
+        if row["seconds"]:
+            problems.setdefault(row["sweep"] or row["experiment"], []).append(row)
+    cells = []
+    for name, rows in problems.items():
+        sizes = sorted({row["size"] for row in rows})
+        by_size = {size: sorted((r for r in rows if r["size"] == size), key=lambda r: r["seconds"]) for size in sizes}
+        parallel = []
+        for size in sizes:
+            single = [r["seconds"] for r in by_size[size] if r["threads"] == 1 and r["device"] == "cpu"]
+            if single and by_size[size][0]["seconds"] < CLEARLY * min(single):
+                parallel.append(f"{size:,}")
+        ends = []
+        for size in (sizes[0], sizes[-1]):
+            best = by_size[size][0]
+            ends.append(f"{size:,} {best['unit']}: {label_of(best)}, {short_time(best['seconds'])}")
+        cells.append((name, *ends, ", ".join(parallel) or "none"))
+    header = ["problem", "fastest at the smallest size", "fastest at the largest size", "more than one thread pays at"]
+    return "\n".join([table(header, cells), "", source(results)])
 
 
 def package_map() -> str:
@@ -420,18 +453,6 @@ def change(lesson: str, name: str, text: str = "") -> str:
     if not chosen:
         raise ValueError(f"{lesson}: nothing that changed in {name} contains {text!r}")
     return "\n\n".join(chosen)
-
-
-def workers() -> str:
-    """Render the throughput of lesson 01 by the number of worker processes."""
-    results = load("workers")
-    rows = results["rows"]
-    first = rows[0]["samples_per_second"]
-    cells = [
-        (str(r["num_workers"]), f"{r['samples_per_second']:,.0f}", f"{r['samples_per_second'] / first:.2f}x")
-        for r in rows
-    ]
-    return "\n".join([table(["`--num_workers`", "samples/s", "against 0"], cells), "", source(results)])
 
 
 def convergence() -> str:

@@ -22,6 +22,23 @@ def compare(machine: str | None = None) -> str:
     return "\n".join([table(["", "SYNTHETIC", "ratio", "FULL", "ratio"], rows), "", unit, source(results)])
 
 
+def two_ranks_or_two_threads() -> str:
+    """Say whether two ranks of one thread differ from one process of two threads by more than the spread."""
+    rows = {row["name"]: row for row in load("compare")["rows"] if "reason" not in row}
+    _, two = (row for name, row in rows.items() if name.startswith("one process"))
+    ranks = next(row for name, row in rows.items() if name.startswith("DDP"))
+    said = [f"Two threads are {two['SYNTHETIC']['ratio']:.1f} times as fast as one, not two times."]
+    for kind in ("SYNTHETIC", "FULL"):
+        difference = ranks[kind]["mean"] - two[kind]["mean"]
+        larger = max(ranks[kind]["std"], two[kind]["std"])
+        if abs(difference) <= larger:
+            said.append(f"In {kind}, two ranks and two threads differ by less than the spread, so this is noise.")
+        else:
+            faster = "faster" if difference > 0 else "slower"
+            said.append(f"In {kind}, two ranks are {faster} than two threads, by more than the spread.")
+    return "\n".join(said)
+
+
 @also_on_gpu("scaling")
 def scaling(machine: str | None = None) -> str:
     """Render table, plot and diagnoses of the scaling study."""

@@ -59,6 +59,18 @@ PRINTED = {
 """a pattern of what the last command of a page prints, where the page says the numbers"""
 
 
+def shown_log(readme: Path) -> list[str]:
+    """Patterns of the lines of a run that a page shows; numbers may differ.
+
+    Left out are the lines of single steps, which a run with few data does not print.
+    """
+    blocks = [token.content for token in tokens(readme) if token.type == "fence" and token.info.strip() == "text"]
+    lines = [line for block in blocks if block.startswith("writing to ") for line in block.splitlines()]
+    kept = [re.sub(r"(?<=writing to )\S+(?=,)", "PATH", line) for line in lines if "  step " not in line]
+    named = [re.escape(re.sub(r"\d[\d.,]*", "NUMBER", line)) for line in kept]
+    return [line.replace("NUMBER", r"\d[\d.,]*").replace("PATH", r"\S+") for line in named]
+
+
 def tokens(readme: Path) -> list[Token]:
     return MarkdownIt().parse(readme.read_text())
 
@@ -172,6 +184,17 @@ def test_commands_run_as_they_stand(
     logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in folder.glob("*.log"))
     assert result.returncode == 0, f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}{logs}"
     assert re.search(PRINTED.get(name_of(readme), ""), result.stdout, re.MULTILINE), result.stdout
+    for line in shown_log(readme):
+        assert re.search(f"^{line}$", result.stdout, re.MULTILINE), f"the page shows {line!r}, but: {result.stdout}"
+
+
+def test_the_log_that_a_page_shows_is_compared() -> None:
+    patterns = shown_log(REPOSITORY / "01_single_gpu" / "README.md")
+    assert patterns
+    assert any(
+        re.search(pattern, "epoch 1  train loss 2.3  val loss 2.3  accuracy 9.00%  0.1 s  10,234 samples/s")
+        for pattern in patterns
+    )
 
 
 PROGRAMS = "python|torchrun|sbatch|srun|salloc|kill|pip|cp|cat|watch|ssh|sudo|source|module|nsys"
