@@ -46,7 +46,7 @@ def efficiency(seconds: Mapping[str, Sequence[float]], kind: str) -> dict[str, A
     The trials are compared in pairs, each with the one that was measured right before it.
     """
     pairs = [alone / step for alone, step in zip(seconds["no_sync"], seconds[kind], strict=True)]
-    return {"mean": statistics.mean(pairs), "std": statistics.stdev(pairs), "trials": pairs}
+    return {"mean": statistics.mean(pairs), "std": _spread(pairs), "trials": pairs}
 
 
 def fitted(messages: Sequence[Mapping[str, float]], ranks: int) -> Network:
@@ -85,7 +85,7 @@ def rows(
         row: dict[str, Any] = {"ranks": ranks, "step_seconds": seconds}
         row["without_communication"] = {
             "mean": statistics.mean(seconds["no_sync"]),
-            "std": statistics.stdev(seconds["no_sync"]),
+            "std": _spread(seconds["no_sync"]),
         }
         row |= {kind: efficiency(seconds, kind) for kind in LABELS}
         if ranks > 1:
