@@ -628,6 +628,20 @@ EXPERIMENTS = (
         data=("cifar10",),
     ),
     Experiment(
+        name="emulated_gpu",
+        title="lesson 01 with an emulated GPU: time of each line, workers, overlap, time lines",
+        measure=study(LESSON_01, "emulated_study.py"),
+        cpu=(),
+        data=("mnist",),
+        package="line_profiler",
+    ),
+    Experiment(
+        name="emulated_scaling",
+        title="efficiency of 1 to 8 ranks with emulated GPUs and real all-reduces",
+        measure=study(LESSON_03, "emulated_scaling.py"),
+        cpu=(),
+    ),
+    Experiment(
         name="sequential_reads",
         title="shards compared with single files, from disk",
         measure=study(LESSON_01, "sequential_reads.py"),
