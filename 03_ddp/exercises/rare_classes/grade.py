@@ -41,6 +41,10 @@ def differences(found: Observed, expected: Observed, train: int, ranks: int) -> 
         if len(rank.updates) != len(expected[0].updates):
             yield f"{where}, rank {number} made {len(rank.updates)} updates, not {len(expected[0].updates)}"
             return
+    if (computed := sum(len(rank.trained) for rank in found.ranks)) != train:
+        yield f"{where}, {computed} samples are trained on in an epoch, which has {train}"
+        return
+    for rank in found.ranks:
         for step, (update, wanted) in enumerate(zip(rank.updates, expected[0].updates, strict=True), 1):
             off = difference(update.gradient, wanted.gradient)
             if not off < CLOSE:
@@ -50,9 +54,12 @@ def differences(found: Observed, expected: Observed, train: int, ranks: int) -> 
                     f"differs by {percent(off)} from {right}"
                 )
                 return
-    printed, loss = found.epochs[0]["train_loss"], expected.epochs[0]["train_loss"]
-    if train % (BATCH * ranks) == 0 and not math.isclose(printed, loss, rel_tol=1e-5):
-        yield f"{where}, the training loss is reported as {printed:.5f}; {right} is {loss:.5f}"
+    names = ("train_loss", "val_loss") if train % BATCH == 0 else ("val_loss",)
+    for name in names:
+        printed, loss = found.epochs[0][name], expected.epochs[0][name]
+        if not math.isclose(printed, loss, rel_tol=1e-5):
+            which = {"train_loss": "training", "val_loss": "validation"}[name]
+            yield f"{where}, the {which} loss is reported as {printed:.5f}; {right} is {loss:.5f}"
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
