@@ -434,34 +434,6 @@ def workers() -> str:
     return "\n".join([table(["`--num_workers`", "samples/s", "against 0"], cells), "", source(results)])
 
 
-def convergence() -> str:
-    """Render the plot of the convergence study, its runs side by side, and what follows from them."""
-    results = load("convergence")
-    first, *others = results["studies"]
-    rows = []
-    for number, curve in enumerate(first["curves"]):
-        epoch = curve["epoch_at_target"]
-        there = (f"{curve['steps'][epoch - 1]:,}", f"{curve['seconds'][epoch - 1]:.1f}") if epoch else ("never", "")
-        seeds = (study["curves"][number]["val_loss"][-1] for study in others)
-        rows.append(
-            (
-                f"`{curve['name']}`",
-                f"{curve['peak_lr']:.2g}",
-                str(curve["epochs"]),
-                f"{curve['steps'][-1]:,}",
-                f"**{curve['val_loss'][-1]:.3f}**",
-                ", ".join(f"{loss:.3f}" for loss in seeds),
-                f"{curve['seconds'][-1]:.1f}",
-                *there,
-            )
-        )
-    header = ["overlay", "peak lr", "epochs", "steps", "final loss", "with other seeds", "seconds"]
-    plot = figure("convergence", "Validation loss by epoch, by seconds and by step")
-    cells = table([*header, f"steps to {first['target_val_loss']:.3f}", "seconds to it"], rows)
-    conclusions = [f"- {text}." for text in first["conclusions"]]
-    return "\n".join([plot, "", cells, "", source(results), "", *conclusions])
-
-
 def large_batches(results: dict[str, Any]) -> str:
     """Say with how many seeds the naive batch ends higher than the small one, and with how many each change helps."""
     overlays = ("cifar10_b64", "cifar10_b512_naive", "cifar10_b512_sqrt", "cifar10_b512_sqrt_long")

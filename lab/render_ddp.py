@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lab.example_output import COMMANDS, FOLDER
 from lab.render import MACHINE, RESULTS, figure, load, machine_of, not_measured, source, table
@@ -143,8 +144,8 @@ def convergence_figure() -> str:
 
 def many_batches_figure() -> str:
     """Show the plot of batches from 64 to 2048."""
-    what = "Validation loss by training step and by samples, for batches of 64, 256, 512 and 2048. By step, 512 and 2048 fall"
-    what += " equally fast; by samples, the small batches need fewest"
+    what = "Validation loss by training step and by samples, for batches of 64, 256, 512 and 2048. By step, 512 falls"
+    what += " fastest, and 2048 not faster than that; by samples, the small batches need fewest"
     return f"![{what}](../results/{MANY_BATCHES.name})"
 
 
@@ -174,6 +175,8 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], names: Sequence[str], b
             axis.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=COLOURS[name], alpha=0.13, linewidth=0)
         axis.set(title=f"by {unit}", xlabel=unit, ylim=(0, 2.4))
         axis.set_xlim(left=0)
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axis.grid(alpha=0.25)
     panels[0].set_ylabel("validation loss")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -246,6 +249,8 @@ def draw_ring(file: Path) -> None:
     for axis, (title, state, sent), note in zip(plot.subplots(1, 4), chosen, notes, strict=True):
         axis.set_title(f"{title}:\n{note}", fontsize=11)
         _draw_frame(axis, state, sent)
+    for chunk in range(RANKS):
+        plot.axes[0].text(-0.15, RANKS - 1 - chunk + 0.45, f"chunk {chunk}", ha="right", va="center", fontsize=9)
     plot.savefig(file, dpi=110)
 
 
@@ -267,7 +272,7 @@ def _draw_frame(axis: Axes, state: list[list[frozenset[int]]], sent: list[tuple[
             start, end, curve = (1.6 * rank + 0.5, height - 0.45), (0.5, height - 0.45), "arc3,rad=-0.3"
         look = {"arrowstyle": "-|>", "mutation_scale": 14, "color": "tab:red", "linewidth": 1.8}
         axis.add_patch(FancyArrowPatch(start, end, connectionstyle=curve, **look))
-    axis.set(xlim=(-0.2, 1.6 * RANKS - 0.4), ylim=(-0.9, RANKS + 0.5))
+    axis.set(xlim=(-1.1, 1.6 * RANKS - 0.4), ylim=(-0.9, RANKS + 0.5))
     axis.axis("off")
 
 
@@ -280,7 +285,8 @@ def step() -> str:
     what += " the buckets, of which all but the last begin while backward is running"
     about = (
         f"One training step of a {results['model']} on two CPU ranks with {results['batch_size']} images each, and with "
-        f"{results['buckets']} buckets: the shortest of {results['steps']} traced steps."
+        f"{results['buckets']} buckets: the shortest of {results['steps']} traced steps. The machine was busy with other "
+        "work, so a step took long, and the ranks are not equally fast. Look at the order of things, not at their lengths."
     )
     return f"{figure('ddp_step', what, STEP_MACHINE)}\n\n{about}\n{source(results)}"
 
@@ -293,7 +299,10 @@ def backward_milliseconds() -> str:
     """Say how long backward took with each number of buckets."""
     rows = load("bucket_timelines")["rows"]
     times = [f"{row['backward_milliseconds']:.0f} ms with {row['buckets']}" for row in rows]
-    return f"backward took {', '.join(times[:-1])} and {times[-1]} buckets"
+    return (
+        f"On average, backward took {', '.join(times[:-1])} and {times[-1]} buckets. Single steps of the same run differ by "
+        "as much, so these figures do not say which number of buckets is faster here."
+    )
 
 
 def requeue() -> str:
@@ -313,6 +322,7 @@ def redraw_allreduce(file: Path) -> None:
 
 def main() -> None:
     """Draw all plots, or those that are named on the command line."""
+    sys.path.append(str(LESSON / "experiments"))  # whose functions draw two of them
     curves = load("batches")["curves"]
     plots: dict[str, Callable[[], None]] = {
         "ring": lambda: draw_ring(RING),

@@ -21,8 +21,8 @@ from lab.machine_facts import this_machine
 from workshop.paths import REPOSITORY
 
 LESSON = REPOSITORY / "03_ddp"
-FLAGS = ("--limit_train", "12800", "--limit_val", "640", "--epochs", "2", "--log_interval", "10")
-LIMIT_SECONDS = 300
+FLAGS = ("--limit_train", "6400", "--limit_val", "640", "--epochs", "2", "--log_interval", "10")
+LIMIT_SECONDS = 900
 LINES = {
     "first step logged": r"epoch 1 +step +10/",
     "checkpoint saved": r"stopped by SIGUSR1",

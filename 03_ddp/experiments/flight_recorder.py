@@ -66,12 +66,12 @@ def collectives_of(recording: bytes) -> list[dict[str, Any]]:
 
 
 def cells_of(entry: dict[str, Any]) -> list[str]:
-    """Return what the table shows of a collective: number, what it was, of which shape, what became of it, and where."""
+    """Return what the table shows of a collective: number, what it was, of which shape, and where."""
     here = [frame for frame in entry["frames"] if Path(frame["filename"]).name == Path(__file__).name]
     where = f"{here[0]['name']}, line {here[0]['line']}" if here else "elsewhere"
     shapes = str(entry["input_sizes"][0]) if entry["input_sizes"] else ""
     name = entry["profiling_name"].partition(":")[2]
-    return [str(entry["collective_seq_id"]), name, shapes, entry["state"], where]
+    return [str(entry["collective_seq_id"]), name, shapes, where]
 
 
 def wait_for(file: Path, seconds: float) -> bytes:
@@ -103,7 +103,7 @@ def main(config: Config) -> None:
         validate(BATCHES[rank])
         finish_epoch()
     except RuntimeError as error:  # the timeout
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].rpartition("] ")[2]  # without the place in the sources of gloo
     recording = _dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False)
     unfinished = files[rank].with_suffix(".unfinished")
     unfinished.write_bytes(recording)
@@ -113,7 +113,7 @@ def main(config: Config) -> None:
         for number, file in enumerate(files):
             entries = collectives_of(wait_for(file, 2 * config.timeout + 10))
             print(f"\nrank {number}")
-            print(format_table(["number", "collective", "shape", "state", "called in"], list(map(cells_of, entries))))
+            print(format_table(["number", "collective", "shape", "called in"], list(map(cells_of, entries))))
 
 
 if __name__ == "__main__":
