@@ -46,7 +46,9 @@ def printed_by(command: str) -> str:
         text = log.read_text()
         log.unlink()
     else:
-        result = subprocess.run(command.split(), cwd=LESSON, env=environment, text=True, check=True, capture_output=True)
+        result = subprocess.run(
+            command.split(), cwd=LESSON, env=environment, text=True, check=True, capture_output=True
+        )
         text = result.stdout
     for pattern, instead in OF_THIS_MACHINE:
         text = pattern.sub(instead, text)

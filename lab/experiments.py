@@ -45,7 +45,6 @@ from lab.lesson_runs import (
     train,
 )
 from lab.machine_facts import ask
-from lab.results_file import machine_name
 from lab.trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.errors import UserError

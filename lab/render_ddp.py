@@ -4,7 +4,7 @@
 """
 
 import json
-import statistics
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +26,7 @@ RING = RESULTS / "ring_all_reduce.png"
 LEARNING_RATES = RESULTS / "learning_rates.png"
 PREDICTED = RESULTS / "predicted_scaling.png"
 REQUEUE = RESULTS / "requeue.json"
+REQUEUE_PLOT = RESULTS / "requeue.png"
 CONVERGENCE = RESULTS / f"{MACHINE}_large_batches.png"
 MANY_BATCHES = RESULTS / f"{MACHINE}_many_batches.png"
 COLOURS = {
@@ -53,13 +54,19 @@ def output(name: str) -> str:
     command, _, text = (FOLDER / f"03_ddp_{name}.txt").read_text().partition("\n")
     if command != f"$ {COMMANDS[name]}":
         raise ValueError(f"python lab/example_output.py {name}: the command has changed")
+    for pattern in SPEEDS:
+        text = re.sub(pattern, "  ...", text, flags=re.MULTILINE)
     return f"```text\n{text}```"
 
+
+SPEEDS = (r"  [\d,]+ samples/s  load .* ms$", r"  [\d.]+ s  [\d,]+ samples/s$")
+"""of a line of training and of an epoch: left out, because they differ from run to run"""
 
 JOB_FILE = {
     "#SBATCH --job-name": "the name that `squeue` shows",
     "#SBATCH --nodes": "how many nodes; `sbatch -N 2 job.slurm` asks for two",
-    "#SBATCH --ntasks-per-node": "how many tasks `srun` starts on each node. A task is a rank, so this is the number of GPUs",
+    "#SBATCH --ntasks-per-node": "how many tasks `srun` starts on each node. A task is a rank, so this is the number "
+    "of GPUs",
     "#SBATCH --gres": "GPUs *per node*. All tasks of a node see all of them; the local rank chooses one",
     "#SBATCH --cpus-per-task": "CPUs *per rank*, for its threads and its loader processes",
     "#SBATCH --mem": "memory of the host per node (the memory of a GPU is not asked for, it is part of the GPU)",
@@ -68,15 +75,17 @@ JOB_FILE = {
     "#SBATCH --open-mode": "a requeued job writes into the same log",
     "#SBATCH --requeue": "the job may go back into the queue",
     "#SBATCH --signal": "60 s before the time limit, Slurm sends SIGUSR1 to the ranks, which then save",
-    "source ../slurm/setup.sh": "loads the environment of the site, sets the number of threads, prints the first lines of the "
+    "source ../slurm/setup.sh": "loads the environment of the site, sets the number of threads, prints the first "
+    "lines of the "
     "log. It also passes `--cpus-per-task` on to `srun`, which does not inherit it since Slurm 22.05",
     "MASTER_ADDR=": "the address at which the ranks join: the first node of the job",
     "MASTER_PORT=": "a port that other jobs on this node do not use, computed from the number of the job",
     "export MASTER_ADDR": "makes both visible to all ranks",
     "run=(bash -c": "what each rank runs: the script under the line profiler, with a file of its own",
     "if [[ ${NSYS-} ]]": "`NSYS=1 sbatch job.slurm` runs it under Nsight Systems instead",
-    "srun --kill-on-bad-exit": "starts all ranks on all nodes, and ends all of them if one fails. `--resume true` continues "
-    "from a checkpoint if there is one; `\"$@\"` are the flags that you typed after `job.slurm`",
+    "srun --kill-on-bad-exit": "starts all ranks on all nodes, and ends all of them if one fails. `--resume true` "
+    "continues "
+    'from a checkpoint if there is one; `"$@"` are the flags that you typed after `job.slurm`',
 }
 """what each line of job.slurm means, by its beginning"""
 
@@ -107,7 +116,8 @@ def job_file() -> str:
 
 def learning_rates() -> str:
     """Show the plot of the learning rate by step."""
-    what = "Learning rate by step: it rises for a fifth of the steps, then falls to zero along a cosine. One rank: 50 steps"
+    what = "Learning rate by step: it rises for a fifth of the steps, then falls to zero along a cosine. One rank:"
+    what += " 50 steps"
     what += " up to 1. Two ranks: 25 steps, up to 1 without scaling, 1.41 with sqrt, 2 with linear"
     return f"![{what}](../results/{LEARNING_RATES.name})\n\n*Computed with `lr_factor` for the command above.*"
 
@@ -137,7 +147,8 @@ def draw_learning_rates(file: Path) -> None:
 
 def convergence_figure() -> str:
     """Show the plot of the four runs that the lesson compares."""
-    what = "Validation loss by epoch and by training step. By epoch, batch 64 falls fastest. By step, batch 512 with a higher"
+    what = "Validation loss by epoch and by training step. By epoch, batch 64 falls fastest. By step, batch 512 with"
+    what += " a higher"
     what += " learning rate and a longer schedule falls fastest, and the naive batch of 512 slowest"
     return f"![{what}](../results/{CONVERGENCE.name})\n\n{source(load('batches'))}"
 
@@ -187,7 +198,9 @@ def draw_curves(curves: dict[str, list[dict[str, Any]]], names: Sequence[str], b
 
 def predicted_figure() -> str:
     """Show the plot of the predicted efficiency up to 1,024 GPUs, with the published points."""
-    what = "Predicted efficiency from 2 to 1,024 ranks: for each batch a band between no overlap and full overlap. The two"
+    what = (
+        "Predicted efficiency from 2 to 1,024 ranks: for each batch a band between no overlap and full overlap. The two"
+    )
     what += " published points at 128 GPUs, 78% and 89%, are inside their bands"
     return f"![{what}](../results/{PREDICTED.name})"
 
@@ -212,7 +225,8 @@ RANKS = 3
 
 def ring() -> str:
     """Show the schematic plot of a ring all-reduce."""
-    what = "Four frames of three ranks with three chunks each. At the start each rank has its own numbers; after two messages"
+    what = "Four frames of three ranks with three chunks each. At the start each rank has its own numbers; after two"
+    what += " messages"
     what += " each rank has the complete sum of one chunk; after four messages all ranks have all sums"
     return f"![{what}](../results/{RING.name})\n\n*Schematic. The letters say whose numbers a chunk contains.*"
 
@@ -281,12 +295,16 @@ def step() -> str:
     results = load("ddp_step", STEP_MACHINE)
     if not results:
         return not_measured("ddp_step")
-    what = "Time line of one training step on two ranks: forward, then backward, then the optimizer; below, the all-reduces of"
+    what = "Time line of one training step on two ranks: forward, then backward, then the optimizer; below, the"
+    what += " all-reduces of"
     what += " the buckets, of which all but the last begin while backward is running"
     about = (
-        f"One training step of a {results['model']} on two CPU ranks with {results['batch_size']} images each, and with "
-        f"{results['buckets']} buckets: the shortest of {results['steps']} traced steps. The machine was busy with other "
-        "work, so a step took long, and the ranks are not equally fast. Look at the order of things, not at their lengths."
+        f"One training step of a {results['model']} on two CPU ranks with {results['batch_size']} images each, and "
+        f"with "
+        f"{results['buckets']} buckets: the shortest of {results['steps']} traced steps. The machine was busy with "
+        f"other "
+        "work, so a step took long, and the ranks are not equally fast. Look at the order of things, not at their "
+        "lengths."
     )
     return f"{figure('ddp_step', what, STEP_MACHINE)}\n\n{about}\n{source(results)}"
 
@@ -300,14 +318,66 @@ def backward_milliseconds() -> str:
     rows = load("bucket_timelines")["rows"]
     times = [f"{row['backward_milliseconds']:.0f} ms with {row['buckets']}" for row in rows]
     return (
-        f"On average, backward took {', '.join(times[:-1])} and {times[-1]} buckets. Single steps of the same run differ by "
+        f"On average, backward took {', '.join(times[:-1])} and {times[-1]} buckets. Single steps of the same run "
+        f"differ by "
         "as much, so these figures do not say which number of buckets is faster here."
     )
 
 
+STATES = {
+    "PD": ("waits in the queue", "#E69F00"),
+    "R": ("runs", "#56B4E9"),
+    "CG": ("ends", "#999999"),
+    "CF": ("starts", "#009E73"),
+}
+"""Slurm's short names of a job's states, what they mean, and a colour"""
+
+
 def requeue() -> str:
-    """Show the time line of a job that is requeued."""
-    return not_measured("requeue") if not REQUEUE.exists() else "TODO"
+    """Show the time line of a job that is asked to stop and goes back into the queue."""
+    if not REQUEUE.exists():
+        return "*Not measured yet: `python lab/requeue_timeline.py`.*"
+    what = (
+        "Time line of a job: it waits, runs, gets the signal, saves a checkpoint, waits in the queue again, runs again,"
+    )
+    what += " resumes from the checkpoint and trains to the end"
+    about = (
+        "A job of two ranks on the [cluster on one machine](../slurm/README.md#at-home), which was busy. It got "
+        "SIGUSR1 from "
+        "`scancel`, as it would get it from Slurm before the time limit. On a real cluster the second wait takes "
+        "minutes or "
+        "hours."
+    )
+    return f"![{what}](../results/{REQUEUE_PLOT.name})\n\n{about}\n{source(json.loads(REQUEUE.read_text()))}"
+
+
+SHOWN = ("SIGUSR1", "checkpoint saved", "starts again")
+"""the events in the plot; it begins and ends half a minute before and after them"""
+
+
+def draw_requeue(seen: dict[str, Any], file: Path) -> None:
+    """Draw the states of the job around the signal as bars, and above them what happened, into a PNG."""
+    plot = Figure(figsize=(9, 2.6), layout="constrained")
+    axis = plot.subplots()
+    events = {name: seen["events"][name] for name in SHOWN}
+    first, last = min(events.values()) - 30, max(events.values()) + 30
+    ends = [start for start, _ in seen["states"][1:]]
+    labelled = set()
+    for (start, name), stop in zip(seen["states"], ends, strict=False):
+        label, colour = STATES[name]
+        axis.broken_barh([(start, stop - start)], (0, 1), color=colour, label=None if label in labelled else label)
+        labelled.add(label)
+    for number, (name, at) in enumerate(events.items()):
+        height = 1.4 + 0.5 * number
+        axis.plot([at, at], [0, height], color="black", linewidth=1)
+        side = "right" if number == 0 else "left"
+        axis.text(at, height, f" {name} ", ha=side, va="top", fontsize=10)
+    for at, text in ((first + 12, "trains"), (last - 15, "resumes and trains")):
+        axis.text(at, 0.5, text, ha="center", va="center", fontsize=10)
+    axis.set(xlim=(first, last), ylim=(0, 3.1), yticks=(), xlabel="seconds since sbatch")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    plot.legend(loc="outside upper right", ncols=3, frameon=False, fontsize=9.5)
+    plot.savefig(file, dpi=110)
 
 
 def redraw_allreduce(file: Path) -> None:
@@ -330,6 +400,7 @@ def main() -> None:
         "predicted": lambda: draw_predicted(PREDICTED),
         "convergence": lambda: draw_curves(curves, FOUR, ("epochs", "training steps"), CONVERGENCE),
         "many_batches": lambda: draw_curves(curves, LONG, ("training steps", "samples"), MANY_BATCHES),
+        "requeue": lambda: draw_requeue(json.loads(REQUEUE.read_text()), REQUEUE_PLOT),
         "allreduce": lambda: redraw_allreduce(RESULTS / f"{machine_of('allreduce')}_allreduce.png"),
     }
     for name in sys.argv[1:] or plots:

@@ -8,7 +8,6 @@ from lab import render
 from lab.render import MACHINE, WITHOUT_BF16, also_on_gpu, figure, load, mean_std, not_measured, source, table
 from scaling_study import diagnosis, full_over_compute
 
-
 TRIALS = 5
 """of each message size, as in experiments/allreduce.py"""
 
@@ -38,11 +37,13 @@ def scaling() -> str:
     rows = []
     for study in studies:
         for row in study["rows"]:
+            if row["ranks"] == 1 and row["scaling"] == "strong":
+                continue  # the same trials as those of weak scaling
             ratio = full_over_compute(row)
             rows.append(
                 (
                     short_name(study),
-                    row["scaling"],
+                    row["scaling"] if row["ranks"] > 1 else "one rank",
                     str(row["ranks"]),
                     str(row["batch_size"]),
                     *(mean_std(row[kind]) for kind in ("FULL", "COMPUTE")),
@@ -113,7 +114,15 @@ def predicted_here() -> str:
         )
         for row in prediction.against_measured(scaling, allreduce)
     ]
-    header = ["ranks", "step alone, ms", "all-reduces, ms", "predicted: no overlap", "full overlap", "measured", "range"]
+    header = [
+        "ranks",
+        "step alone, ms",
+        "all-reduces, ms",
+        "predicted: no overlap",
+        "full overlap",
+        "measured",
+        "range",
+    ]
     return table(header, rows)
 
 

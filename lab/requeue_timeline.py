@@ -1,4 +1,4 @@
-"""Measure what happens to a job that is asked to stop: signal, checkpoint, queue, resume: `python lab/requeue_timeline.py`.
+"""Measure what happens to a job that is asked to stop and goes back into the queue: `python lab/requeue_timeline.py`.
 
 It needs a Slurm, such as that of slurm/local_cluster.sh. It submits lesson 03's job, sends it SIGUSR1 as Slurm does
 before the time limit, and notes when the job changes its state and what its log says. The results are in
@@ -9,13 +9,10 @@ import datetime
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from lab.machine_facts import this_machine
 from workshop.paths import REPOSITORY
@@ -26,7 +23,7 @@ LIMIT_SECONDS = 900
 LINES = {
     "first step logged": r"epoch 1 +step +10/",
     "checkpoint saved": r"stopped by SIGUSR1",
-    "resumed": r"restart 1",
+    "starts again": r"restart 1",
     "done": r"epoch 2 +train loss",
 }
 """what is looked for in the log, by what it means"""
@@ -68,11 +65,12 @@ def main() -> None:
     """Watch one job, and write what was seen."""
     with tempfile.TemporaryDirectory() as folder:
         seen = watch(Path(folder))
+    machine = this_machine()
     about = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": "python lab/requeue_timeline.py",
-        "hardware": this_machine(),
-        "versions": {"torch": torch.__version__.partition("+")[0], "python": sys.version.split()[0]},
+        "hardware": machine["hardware"],
+        "versions": machine["versions"],
     }
     file = REPOSITORY / "results" / "requeue.json"
     file.write_text(json.dumps(about | {"flags": FLAGS} | seen, indent=2) + "\n")

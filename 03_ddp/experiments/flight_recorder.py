@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 experiments/flight_recorder.py
 
-Each rank validates its share and calls an all-reduce in each batch. Rank 0 has three batches, rank 1 only two, so rank 0
-waits in its third all-reduce, while rank 1 has gone on to a barrier. After --timeout seconds both give up. You should see
-the last collectives of each rank: up to the fourth they are the same, and the fifth is not.
+Each rank validates its share and calls an all-reduce in each batch. Rank 0 has three batches and rank 1 only two. So
+rank 0 waits in its third all-reduce, while rank 1 has gone on to a barrier. After --timeout seconds both give up. You
+should see the last collectives of each rank: up to the fourth they are the same, and the fifth is not.
 """
 
 import os

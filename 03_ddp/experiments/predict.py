@@ -84,7 +84,7 @@ def predict_published(arguments: argparse.Namespace) -> dict[str, Any]:
     rows = prediction.against_published(steps, network)
     print(f"\nBeside the published figures, {prediction.GPUS_PUBLISHED} GPUs; off by: percentage points\n")
     print(format_table(prediction.published_header(), [prediction.published_cells(row) for row in rows]))
-    print("\nThe same with the bandwidth at which the model gives the published figure of batch 64; batch 128 is the test\n")
+    print("\nWith the bandwidth at which the model gives the published figure of batch 64; batch 128 is the test\n")
     print(format_table(prediction.calibrated_header(), [prediction.calibrated_cells(row) for row in rows]))
     points = [(f"batch {p.batch_size}", prediction.GPUS_PUBLISHED, p.efficiency) for p in prediction.PUBLISHED]
     plot(curves, points, arguments.out / "predict.png")

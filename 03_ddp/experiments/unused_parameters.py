@@ -45,7 +45,7 @@ class TwoHeads(nn.Module):
 
 def main(config: Config) -> None:
     """Make two steps; say after each whether the ranks have the same gradient, and what went wrong."""
-    with process_group() as (rank, world_size, device):
+    with process_group() as (rank, _, device):
         torch.manual_seed(rank)  # other samples on each rank; DDP sends the weights of rank 0 to all
         model = TwoHeads().to(device)
         ddp_model = DistributedDataParallel(model, find_unused_parameters=config.find_unused_parameters)
