@@ -116,9 +116,10 @@ def job_file() -> str:
 
 def learning_rates() -> str:
     """Show the plot of the learning rate by step."""
-    what = "Learning rate by step: it rises for a fifth of the steps, then falls to zero along a cosine. One rank:"
-    what += " 50 steps"
-    what += " up to 1. Two ranks: 25 steps, up to 1 without scaling, 1.41 with sqrt, 2 with linear"
+    what = (
+        "Learning rate by step: it rises for a fifth of the steps, then falls to zero along a cosine. One rank: 50 steps, "
+        "up to 1. Two ranks: 25 steps, up to 1 without scaling, 1.41 with sqrt, 2 with linear"
+    )
     return f"![{what}](../results/{LEARNING_RATES.name})\n\n*Computed with `lr_factor` for the command above.*"
 
 
@@ -147,9 +148,10 @@ def draw_learning_rates(file: Path) -> None:
 
 def convergence_figure() -> str:
     """Show the plot of the four runs that the lesson compares."""
-    what = "Validation loss by epoch and by training step. By epoch, batch 64 falls fastest. By step, batch 512 with"
-    what += " a higher"
-    what += " learning rate and a longer schedule falls fastest, and the naive batch of 512 slowest"
+    what = (
+        "Validation loss by epoch and by training step. By epoch, batch 64 falls fastest. By step, batch 512 with a higher "
+        "learning rate and a longer schedule falls fastest, and the naive batch of 512 slowest"
+    )
     return f"![{what}](../results/{CONVERGENCE.name})\n\n{source(load('batches'))}"
 
 
@@ -295,16 +297,14 @@ def step() -> str:
     results = load("ddp_step", STEP_MACHINE)
     if not results:
         return not_measured("ddp_step")
-    what = "Time line of one training step on two ranks: forward, then backward, then the optimizer; below, the"
-    what += " all-reduces of"
-    what += " the buckets, of which all but the last begin while backward is running"
+    what = (
+        "Time line of one training step on two ranks: forward, then backward, then the optimizer; below, the all-reduces "
+        "of the buckets, which begin while backward is running and end at the same time on both ranks"
+    )
     about = (
-        f"One training step of a {results['model']} on two CPU ranks with {results['batch_size']} images each, and "
-        f"with "
-        f"{results['buckets']} buckets: the shortest of {results['steps']} traced steps. The machine was busy with "
-        f"other "
-        "work, so a step took long, and the ranks are not equally fast. Look at the order of things, not at their "
-        "lengths."
+        f"One training step of a {results['model']} on two CPU ranks with {results['batch_size']} images each, and with "
+        f"{results['buckets']} buckets: the shortest of {results['steps']} traced steps. The machine was busy with other "
+        "work, so a step took long, and the ranks are not equally fast. Look at the order of things, not at their lengths."
     )
     return f"{figure('ddp_step', what, STEP_MACHINE)}\n\n{about}\n{source(results)}"
 
@@ -338,15 +338,14 @@ def requeue() -> str:
     if not REQUEUE.exists():
         return "*Not measured yet: `python lab/requeue_timeline.py`.*"
     what = (
-        "Time line of a job: it waits, runs, gets the signal, saves a checkpoint, waits in the queue again, runs again,"
+        "Time line of a job: it trains, gets SIGUSR1, saves a checkpoint, waits in the queue, starts again, and resumes "
+        "from the checkpoint"
     )
-    what += " resumes from the checkpoint and trains to the end"
     about = (
-        "A job of two ranks on the [cluster on one machine](../slurm/README.md#at-home), which was busy. It got "
-        "SIGUSR1 from "
-        "`scancel`, as it would get it from Slurm before the time limit. On a real cluster the second wait takes "
-        "minutes or "
-        "hours."
+        "A job of two ranks on the [cluster on one machine](../slurm/README.md#at-home). It got SIGUSR1 from `scancel`, as "
+        "it would get it from Slurm before the time limit. After the checkpoint, the ranks write their line profiles and "
+        "end. The machine was busy with other work, so all of this took long. Only the wait in the queue is short here: on "
+        "a real cluster it can be minutes or hours."
     )
     return f"![{what}](../results/{REQUEUE_PLOT.name})\n\n{about}\n{source(json.loads(REQUEUE.read_text()))}"
 
