@@ -117,8 +117,8 @@ def job_file() -> str:
 def learning_rates() -> str:
     """Show the plot of the learning rate by step."""
     what = (
-        "Learning rate by step: it rises for a fifth of the steps, then falls to zero along a cosine. One rank: 50 steps, "
-        "up to 1. Two ranks: 25 steps, up to 1 without scaling, 1.41 with sqrt, 2 with linear"
+        "Learning rate by step: it rises for a fifth of the steps, then falls to zero along a cosine. One rank: 50 "
+        "steps, up to 1. Two ranks: 25 steps, up to 1 without scaling, 1.41 with sqrt, 2 with linear"
     )
     return f"![{what}](../results/{LEARNING_RATES.name})\n\n*Computed with `lr_factor` for the command above.*"
 
@@ -149,16 +149,18 @@ def draw_learning_rates(file: Path) -> None:
 def convergence_figure() -> str:
     """Show the plot of the four runs that the lesson compares."""
     what = (
-        "Validation loss by epoch and by training step. By epoch, batch 64 falls fastest. By step, batch 512 with a higher "
-        "learning rate and a longer schedule falls fastest, and the naive batch of 512 slowest"
+        "Validation loss by epoch and by training step. By epoch, batch 64 falls fastest. By step, batch 512 with a "
+        "higher learning rate and a longer schedule falls fastest, and the naive batch of 512 slowest"
     )
     return f"![{what}](../results/{CONVERGENCE.name})\n\n{source(load('batches'))}"
 
 
 def many_batches_figure() -> str:
     """Show the plot of batches from 64 to 2048."""
-    what = "Validation loss by training step and by samples, for batches of 64, 256, 512 and 2048. By step, 512 falls"
-    what += " fastest, and 2048 not faster than that; by samples, the small batches need fewest"
+    what = (
+        "Validation loss by training step and by samples, for batches of 64, 256, 512 and 2048. By step, 512 falls"
+        " fastest, and 2048 not faster than that; by samples, the small batches need fewest"
+    )
     return f"![{what}](../results/{MANY_BATCHES.name})"
 
 
@@ -227,9 +229,10 @@ RANKS = 3
 
 def ring() -> str:
     """Show the schematic plot of a ring all-reduce."""
-    what = "Four frames of three ranks with three chunks each. At the start each rank has its own numbers; after two"
-    what += " messages"
-    what += " each rank has the complete sum of one chunk; after four messages all ranks have all sums"
+    what = (
+        "Four frames of three ranks with three chunks each. At the start each rank has its own numbers; after two "
+        "messages each rank has the complete sum of one chunk; after four messages all ranks have all sums"
+    )
     return f"![{what}](../results/{RING.name})\n\n*Schematic. The letters say whose numbers a chunk contains.*"
 
 
@@ -298,13 +301,14 @@ def step() -> str:
     if not results:
         return not_measured("ddp_step")
     what = (
-        "Time line of one training step on two ranks: forward, then backward, then the optimizer; below, the all-reduces "
-        "of the buckets, which begin while backward is running and end at the same time on both ranks"
+        "Time line of one training step on two ranks: forward, then backward, then the optimizer; below, the "
+        "all-reduces of the buckets, which begin while backward is running and end at the same time on both ranks"
     )
     about = (
-        f"One training step of a {results['model']} on two CPU ranks with {results['batch_size']} images each, and with "
-        f"{results['buckets']} buckets: the shortest of {results['steps']} traced steps. The machine was busy with other "
-        "work, so a step took long, and the ranks are not equally fast. Look at the order of things, not at their lengths."
+        f"One training step of a {results['model']} on two CPU ranks with {results['batch_size']} images each, and "
+        f"with {results['buckets']} buckets: the shortest of {results['steps']} traced steps. The machine was busy "
+        "with other work, so a step took long, and the ranks are not equally fast. Look at the order of things, not "
+        "at their lengths."
     )
     return f"{figure('ddp_step', what, STEP_MACHINE)}\n\n{about}\n{source(results)}"
 
@@ -338,14 +342,14 @@ def requeue() -> str:
     if not REQUEUE.exists():
         return "*Not measured yet: `python lab/requeue_timeline.py`.*"
     what = (
-        "Time line of a job: it trains, gets SIGUSR1, saves a checkpoint, waits in the queue, starts again, and resumes "
-        "from the checkpoint"
+        "Time line of a job: it trains, gets SIGUSR1, saves a checkpoint, waits in the queue, starts again, and "
+        "resumes from the checkpoint"
     )
     about = (
-        "A job of two ranks on the [cluster on one machine](../slurm/README.md#at-home). It got SIGUSR1 from `scancel`, as "
-        "it would get it from Slurm before the time limit. After the checkpoint, the ranks write their line profiles and "
-        "end. The machine was busy with other work, so all of this took long. Only the wait in the queue is short here: on "
-        "a real cluster it can be minutes or hours."
+        "A job of two ranks on the [cluster on one machine](../slurm/README.md#at-home). It got SIGUSR1 from "
+        "`scancel`, as it would get it from Slurm before the time limit. After the checkpoint, the ranks write their "
+        "line profiles and end. The machine was busy with other work, so all of this took long. Only the wait in the "
+        "queue is short here: on a real cluster it can be minutes or hours."
     )
     return f"![{what}](../results/{REQUEUE_PLOT.name})\n\n{about}\n{source(json.loads(REQUEUE.read_text()))}"
 
