@@ -7,6 +7,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from workshop.paths import REPOSITORY
@@ -407,7 +408,12 @@ def definitions(lesson: str) -> dict[str, list[str]]:
 
     Comments before a definition belong to it. The docstring of the script is left out.
     """
-    text = (REPOSITORY / lesson / "train.py").read_text()
+    return definitions_in(REPOSITORY / lesson / "train.py")
+
+
+def definitions_in(script: Path) -> dict[str, list[str]]:
+    """Do what `definitions` does, for any script."""
+    text = script.read_text()
     lines = text.splitlines()
     nodes = ast.parse(text).body
     starts = {"imports": nodes[1].lineno}
@@ -430,10 +436,17 @@ def changed(lesson: str) -> dict[str, list[str]]:
 
     A new definition is one hunk, in Python; the others are differences, with a line before and after.
     """
-    before, after = definitions(BUILDS_ON[lesson]), definitions(lesson)
+    former_names = {name: former for (of, name), former in RENAMED.items() if of == lesson}
+    return differences(definitions(BUILDS_ON[lesson]), definitions(lesson), former_names)
+
+
+def differences(
+    before: dict[str, list[str]], after: dict[str, list[str]], former_names: dict[str, str]
+) -> dict[str, list[str]]:
+    """Return the hunks of each definition that is new or differs, by its name in ``after``."""
     found = {}
     for name, lines in after.items():
-        old = before.get(RENAMED.get((lesson, name), name))
+        old = before.get(former_names.get(name, name))
         if old is None:
             found[name] = ["\n".join(["```python", *lines, "```"])]
         elif old != lines:
