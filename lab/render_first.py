@@ -1,8 +1,6 @@
 """Turn the figures of first_changes.py and the published profiles into parts of lesson 01's pages; cog calls this."""
 
-import functools
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -16,37 +14,33 @@ WIDTH = 100
 """characters of a line of a profile: what does not fit is cut off"""
 
 
-def needs_study(render: Callable[..., str]) -> Callable[..., str]:
-    """Have a function say that the study is missing, where there are no results of it."""
-
-    @functools.wraps(render)
-    def guarded(*arguments: Any, **named: Any) -> str:  # noqa: ANN401
-        return render(*arguments, **named) if load("first_changes") else not_measured("first_changes")
-
-    return guarded
-
-
-def rows() -> dict[str, dict[str, Any]]:
-    """Return the figures of each configuration."""
-    return load("first_changes")["rows"]
-
-
-@needs_study
 def profile(case: str) -> str:
-    """Render the line profile of the median trial of a configuration, in the columns of ``python -m line_profiler``."""
-    lines = ["Line #      Hits         Time  Per Hit   % Time  Line Contents", 62 * "="]
-    for line in rows()[case]["profile"]["lines"]:
+    """Render the line profile of the median trial, without the columns that depend on the machine."""
+    results = load("first_changes")
+    if not results:
+        return not_measured("first_changes")
+    lines = ["Line #      Hits   % Time  Line Contents", 62 * "="]
+    for line in results["rows"][case]["profile"]["lines"]:
         if line["percent"] >= 0.5:
-            time = line["seconds"] * 1e6
-            figures = f"{line['line']:>6} {line['hits']:>9} {time:>12.1f} {time / line['hits']:>8.1f}"
-            lines.append(f"{figures} {line['percent']:>8.1f}  {line['text']}"[:WIDTH].rstrip())
+            lines.append(
+                f"{line['line']:>6} {line['hits']:>9} {line['percent']:>8.1f}  {line['text']}"[:WIDTH].rstrip()
+            )
     return "\n".join(["```text", *lines, "```"])
 
 
-@needs_study
-def log(case: str) -> str:
-    """Render what a configuration prints under ``kernprof``."""
-    return "\n".join(["```text", *rows()[case]["log"], "```"])
+def shares(*cases: str) -> str:
+    """Say what percentage of the time the line of the data loader took in all trials of some configurations."""
+    results = load("first_changes")
+    if not results:
+        return not_measured("first_changes")
+    said = []
+    for case in cases:
+        found = [trial["for_percent"] for trial in results["rows"][case]["trials"]]
+        said.append(f"{min(found):.0f} to {max(found):.0f} %")
+    how = f"In {results['rounds']} trials the `for` line took {', then '.join(said)} of the time."
+    if results["cpus_used"] < 0.75 * results["hardware"]["cpus_available"]:
+        how += " (Other work kept the CPUs busy, so the profile shows shares only, and no times.)"
+    return f"{how}\n{source(results)}"
 
 
 def timelines(what: str) -> str:
@@ -186,15 +180,6 @@ def job_file() -> str:
     return f"```bash-file\n{(REPOSITORY / '01_single_gpu' / 'job.slurm').read_text()}```"
 
 
-@needs_study
-def cprofile(count: int = 12) -> str:
-    """Render the functions of Python that take most time, in the columns of ``pstats`` that the page explains."""
-    lines = [f"{'ncalls':>8} {'tottime':>8} {'cumtime':>8}  filename:lineno(function)"]
-    for row in load("first_changes")["cprofile"][:count]:
-        lines.append(f"{row['calls']:>8} {row['tottime']:>8.3f} {row['cumtime']:>8.3f}  {row['name']}"[:WIDTH])
-    return "\n".join(["```text", *lines, "```", "", source(load("first_changes"))])
-
-
 def same_command() -> str:
     """Say how much repeated runs of lesson 01 on MNIST with one worker differ: in one sitting, and between days."""
     runs = next(row for row in load("success_rate")["rows"] if row["name"] == "standard")["runs"]
@@ -286,38 +271,28 @@ def spread(values: list[float], form: str = "{:.0f}") -> str:
     return f"{middle} ({low} to {high})"
 
 
-def trials(case: str, key: str) -> list[float]:
-    """Return a figure of each trial of a configuration."""
-    return [trial[key] for trial in rows()[case]["trials"]]
-
-
-def ratios(case: str, base: str) -> list[float]:
-    """Return the throughput of a configuration over that of another one, trial by trial."""
-    pairs = zip(trials(case, "samples_per_second"), trials(base, "samples_per_second"), strict=True)
-    return [one / other for one, other in pairs]
-
-
-@needs_study
-def changes(names: dict[str, str]) -> str:
-    """Render the share of the ``for`` line and the throughput of configurations; the ratios are to the first of them.
-
-    Args:
-        names: what the table calls each configuration.
-    """
-    base = next(iter(names))
-    cells = [
-        (
-            name,
-            spread(trials(case, "for_percent")),
-            spread(trials(case, "samples_per_second"), "{:,.0f}"),
-            "1" if case == base else spread(ratios(case, base), "{:.2f}"),
+def slow_files() -> str:
+    """Render what 0, 1 and 4 workers gain with the slow file system."""
+    results = load("slow_files")
+    if not results:
+        return not_measured("slow_files")
+    trials = {name: row["trials"] for name, row in results["rows"].items()}
+    first = next(iter(trials))
+    speeds = {name: [trial["samples_per_second"] for trial in found] for name, found in trials.items()}
+    cells = []
+    for name, found in trials.items():
+        ratios = [one / other for one, other in zip(speeds[name], speeds[first], strict=True)]
+        cells.append(
+            (
+                name,
+                spread([trial["for_percent"] for trial in found]),
+                spread(speeds[name]),
+                "1" if name == first else spread(ratios, "{:.1f}"),
+            )
         )
-        for case, name in names.items()
-    ]
     header = ["", "`for` line, % of the time", "samples/s", "ratio"]
-    count = len(trials(base, "for_percent"))
-    how = f"Median of {count} trials, and in brackets the lowest and the highest; trials of all rows were run in turn."
-    return "\n".join([table(header, cells), "", how, source(load("first_changes"))])
+    how = f"Median of {results['rounds']} trials, and in brackets the lowest and the highest; all rows in turn."
+    return "\n".join([table(header, cells), "", how, source(results)])
 
 
 PRINCETON_LINES = (  # line, hits, seconds, % of the time, text

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.first_changes import first_changes
+from lab.first_changes import first_changes, slow_files
 from lab.launching import run_and_read, torchrun
 from lab.lesson_runs import LESSON_01, LESSON_02, LESSON_03
 from workshop.hardware import available_cpus
@@ -128,6 +128,7 @@ def higher_rate() -> dict[str, Any]:
 
 STUDIES: dict[Callable[[], dict[str, Any]], tuple[str, ...]] = {
     first_changes: ("mnist", "cifar10"),
+    slow_files: ("mnist",),
     worker_counts: ("mnist",),
     models: ("cifar10",),
     cifar_loading: ("cifar10",),

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import Script
 from lab import first_changes, render_first
-from lab.first_changes import BENCHMARKED, CASES, Case, load_slow_files
+from lab.first_changes import CHANGES, Case, load_slow_files
 
 
 @pytest.mark.slow
@@ -31,29 +31,30 @@ def profile_of(percent: float, samples_per_second: float) -> dict[str, Any]:
     return {"samples_per_second": samples_per_second, "lines": lines}
 
 
+MADE_UP = {"IO": 100, "SYNTHETIC": 300, "FULL": 75}
+
+
 class MadeUpCase:
-    """IO is 100 samples/s, SYNTHETIC 300, and in FULL the times add up exactly; every trial has another share."""
+    """Every trial has another share of the loader."""
 
     shares: Iterator[int]
 
     def trial(self) -> dict[str, Any]:
         return profile_of(float(next(self.shares)), 50.0)
 
-    def throughputs(self) -> dict[str, list[float]]:
-        return {"IO": [100.0] * 3, "SYNTHETIC": [300.0] * 3, "FULL": [75.0] * 3}
-
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The study with made-up measurements."""
+    """Both studies with made-up measurements."""
     monkeypatch.setattr(MadeUpCase, "shares", itertools.count(1), raising=False)
-    monkeypatch.setattr(first_changes, "build_cases", lambda _: {case: MadeUpCase() for case in CASES})
-    monkeypatch.setattr(first_changes, "log_of", lambda _: ["a line"])
-    monkeypatch.setattr(first_changes, "python_functions", lambda _: [])
-    measured = first_changes.first_changes()
+    monkeypatch.setattr(first_changes, "build_cases", lambda _, flags, __: {case: MadeUpCase() for case in flags})
+    monkeypatch.setattr(first_changes, "load_script", lambda _: None)
+    monkeypatch.setattr(first_changes, "load_slow_files", lambda: None)
     about = {"hardware": {"cpu": "CPU", "cpus_available": 2}, "versions": {"torch": "1", "python": "1"}}
-    monkeypatch.setattr(render_first, "load", lambda _: measured | about | {"date": "", "command": ""})
-    return measured["rows"]
+    about |= {"date": "", "command": ""}
+    found = {name: getattr(first_changes, name)() | about for name in ("first_changes", "slow_files")}
+    monkeypatch.setattr(render_first, "load", found.__getitem__)
+    return found
 
 
 @pytest.mark.slow
@@ -69,35 +70,38 @@ def test_a_case_trains_as_the_lesson_does(tmp_path: Path, data_dir: Path) -> Non
 
 
 def test_trials_of_all_configurations_are_run_in_turn(made_up: dict[str, Any]) -> None:
-    count = len(CASES)
-    for place, case in enumerate(CASES):
-        shares = [trial["for_percent"] for trial in made_up[case]["trials"]]
+    rows = made_up["first_changes"]["rows"]
+    count = len(CHANGES)
+    for place, case in enumerate(CHANGES):
+        shares = [trial["for_percent"] for trial in rows[case]["trials"]]
         assert shares == [place + 1 + count * number for number in range(1, 1 + first_changes.ROUNDS)]
-        assert first_changes.for_share(made_up[case]["profile"]) == sorted(shares)[len(shares) // 2]
-    assert {case for case in CASES if "IO" in made_up[case]} == set(BENCHMARKED)
+        assert first_changes.for_share(rows[case]["profile"]) == sorted(shares)[len(shares) // 2]
 
 
-def test_without_overlap_the_times_add_up(made_up: dict[str, Any]) -> None:
-    assert render_first.together(made_up["CIFAR-10, map"]) == (pytest.approx(75), 100)
-    row = render_first.predictions({"CIFAR-10, map": "a"}).splitlines()[2]
-    assert row == "| a | 100 ± 0 | 300 ± 0 | 75 | 100 | 75 ± 0 |"
+def test_the_pages_show_the_profiles_and_the_range_of_all_trials(made_up: dict[str, Any]) -> None:
+    assert "     0        10      7.0      for inputs, targets in run.batches(loader):" in render_first.profile(
+        "CIFAR-10, map"
+    )
+    assert "took 4 to 10 %, then 5 to 11 % of the time" in render_first.shares("CIFAR-10, map", "CIFAR-10, memory")
+    assert "Other work" in render_first.shares("CIFAR-10, map")  # nothing was computed
+    made_up["slow_files"]["rows"]["4 workers"]["trials"] = [{"samples_per_second": 150.0, "for_percent": 1.0}] * 3
+    assert "| 4 workers | 1 (1 to 1) | 150 (150 to 150) | 3.0 (3.0 to 3.0) |" in render_first.slow_files()
 
 
-def test_the_most_that_can_be_gained_follows_from_the_share(made_up: dict[str, Any]) -> None:
-    made_up["CIFAR-10, map"]["profile"] = profile_of(75, 1)
-    assert render_first.most_to_gain("CIFAR-10, map").endswith("at most 1 / (1 - 0.75) = 4.0 times as fast.")
+def test_without_overlap_the_times_add_up() -> None:
+    assert render_first.together({"IO": {"mean": 100}, "SYNTHETIC": {"mean": 300}}) == (pytest.approx(75), 100)
 
 
-@pytest.mark.parametrize(
-    ("speeds", "said"),
-    [([99, 101, 103], "no difference"), ([102, 103, 104], "gains a little"), ([90, 95, 99], "loses a little")],
-)
-def test_what_lies_within_the_spread_is_not_claimed(made_up: dict[str, Any], speeds: list[int], said: str) -> None:
-    for case in CASES:
-        made_up[case]["trials"] = [{"samples_per_second": 100.0, "for_percent": 1.0}] * 3
-    for case in ("MNIST, 2 workers", "MNIST, memory"):
-        made_up[case]["trials"] = [{"samples_per_second": float(speed), "for_percent": 1.0} for speed in speeds]
-    assert render_first.mnist_conclusion().count(said) == 2
+def test_the_most_that_can_be_gained_follows_from_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render_first, "alone", lambda _: {k: {"mean": m} for k, m in MADE_UP.items()})
+    assert render_first.most_to_gain("memory", "mnist").endswith("at most 1 / (1 - 0.75) = 4.0 times as fast.")
+
+
+@pytest.mark.parametrize(("mean", "said"), [(103, "no difference"), (130, "faster"), (70, "slower")])
+def test_what_lies_within_the_spread_is_not_claimed(mean: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = {"0 workers": {"mean": 100, "std": 2}}
+    monkeypatch.setattr(render_first, "alone", lambda name: {"FULL": full.get(name, {"mean": mean, "std": 2})})
+    assert render_first.mnist_gain().count(said) == 2
 
 
 def test_published_profiles_add_up() -> None:

@@ -70,7 +70,7 @@ def shown_log(readme: Path) -> list[str]:
     blocks = [token.content for token in tokens(readme) if token.type == "fence" and token.info.strip() == "text"]
     lines = [line for block in blocks if block.startswith("writing to ") for line in block.splitlines()]
     kept = [re.sub(r"(?<=writing to )\S+(?=,)", "PATH", line) for line in lines if "  step " not in line]
-    named = [re.escape(re.sub(r"\d[\d.,]*", "NUMBER", line)) for line in kept]
+    named = [re.escape(re.sub(r"\.\.\.|\d[\d.,]*", "NUMBER", line)) for line in kept]
     return [line.replace("NUMBER", r"\d[\d.,]*").replace("PATH", r"\S+") for line in named]
 
 
