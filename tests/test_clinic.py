@@ -70,6 +70,8 @@ def test_variants_are_judged_as_their_folder_says(
 def test_the_flags_on_its_page_are_understood(exercise: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(exercise.lesson)
     page = (exercise.folder / "README.md").read_text().replace("\\\n", " ")
+    for variable, first in re.findall(r"^for (\w+) in (\S+).*; do$", page, re.MULTILINE):
+        page = page.replace(f"${variable}", first)
     commands = re.findall(
         rf"^.*\bexercise_{exercise.name}\.py\b([^`\n&|\"]*)", "\n".join(page.split("```")[1::2]), re.MULTILINE
     )
