@@ -24,8 +24,8 @@ from workshop.commandline import load_config
 from workshop.run import Run
 
 ROUNDS = 3
-CIFAR = ("--config", "../configs/cifar10.yaml", "--epochs", 1, "--limit_train", 12800, "--limit_val", 64)
-MNIST = ("--limit_train", 3200, "--limit_val", 64)
+CIFAR = ("--config", "../configs/cifar10.yaml", "--epochs", 1, "--limit_train", 3840, "--limit_val", 64)
+MNIST = ("--limit_train", 1280, "--limit_val", 64)
 SLOW = ("--limit_train", 1280, "--limit_val", 64)
 SLOW_FILES = "experiments/slow_files.py"
 Flags = tuple[object, ...]
