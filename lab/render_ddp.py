@@ -289,7 +289,7 @@ def _draw_frame(axis: Axes, state: list[list[frozenset[int]]], sent: list[tuple[
             start, end, curve = (1.6 * rank + 1, height), (1.6 * (rank + 1), height), "arc3,rad=0"
         else:  # from the last rank to the first one, below the others
             start, end, curve = (1.6 * rank + 0.5, height - 0.45), (0.5, height - 0.45), "arc3,rad=-0.3"
-        look = {"arrowstyle": "-|>", "mutation_scale": 14, "color": "tab:red", "linewidth": 1.8}
+        look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "color": "tab:red", "linewidth": 1.8}
         axis.add_patch(FancyArrowPatch(start, end, connectionstyle=curve, **look))
     axis.set(xlim=(-1.1, 1.6 * RANKS - 0.4), ylim=(-0.9, RANKS + 0.5))
     axis.axis("off")

@@ -96,6 +96,7 @@ def main(config: Config) -> None:
     files[rank].unlink(missing_ok=True)  # of an earlier run
     if os.environ.get("WORLD_SIZE") != str(len(BATCHES)):
         raise UserError("this needs two ranks: torchrun --standalone --nproc-per-node 2 experiments/flight_recorder.py")
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the default of PyTorch 2.15
     dist.init_process_group("gloo", timeout=timedelta(seconds=config.timeout))
     try:
         for _ in range(2):
