@@ -28,7 +28,7 @@ SHARDING = (
     "step_timeline",
 )
 """the experiments of lesson 05 on two CPU ranks"""
-ELSEWHERE = dict.fromkeys(("fast", "scaling", "allreduce", *SHARDING), WITHOUT_BF16)
+ELSEWHERE = dict.fromkeys(("fast", *SHARDING), WITHOUT_BF16)
 """the machine of these experiments, where it is not the first"""
 BY_MANY = ("compare", "scaling", "allreduce", "unet3d_scaling")
 """what is best shown of a machine with many GPUs; all else of one GPU"""
@@ -432,34 +432,6 @@ def workers() -> str:
         for r in rows
     ]
     return "\n".join([table(["`--num_workers`", "samples/s", "against 0"], cells), "", source(results)])
-
-
-def convergence() -> str:
-    """Render the plot of the convergence study, its runs side by side, and what follows from them."""
-    results = load("convergence")
-    first, *others = results["studies"]
-    rows = []
-    for number, curve in enumerate(first["curves"]):
-        epoch = curve["epoch_at_target"]
-        there = (f"{curve['steps'][epoch - 1]:,}", f"{curve['seconds'][epoch - 1]:.1f}") if epoch else ("never", "")
-        seeds = (study["curves"][number]["val_loss"][-1] for study in others)
-        rows.append(
-            (
-                f"`{curve['name']}`",
-                f"{curve['peak_lr']:.2g}",
-                str(curve["epochs"]),
-                f"{curve['steps'][-1]:,}",
-                f"**{curve['val_loss'][-1]:.3f}**",
-                ", ".join(f"{loss:.3f}" for loss in seeds),
-                f"{curve['seconds'][-1]:.1f}",
-                *there,
-            )
-        )
-    header = ["overlay", "peak lr", "epochs", "steps", "final loss", "with other seeds", "seconds"]
-    plot = figure("convergence", "Validation loss by epoch, by seconds and by step")
-    cells = table([*header, f"steps to {first['target_val_loss']:.3f}", "seconds to it"], rows)
-    conclusions = [f"- {text}." for text in first["conclusions"]]
-    return "\n".join([plot, "", cells, "", source(results), "", *conclusions])
 
 
 def large_batches(results: dict[str, Any]) -> str:
