@@ -45,7 +45,6 @@ from lab.lesson_runs import (
     train,
 )
 from lab.machine_facts import ask
-from lab.results_file import machine_name
 from lab.trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.errors import UserError
@@ -368,7 +367,7 @@ def fast(session: Session, *flags: object) -> Figures:
 
 
 def convergence() -> dict[str, Any]:
-    """Train lesson 03 with batches of 64 and 512 and three seeds; plot and example logs are those of the first seed."""
+    """Train lesson 03 with batches of 64 and 512 and three seeds; the example logs are those of the first seed."""
     all_results = []
     for seed in (1, 2, 3):
         with tempfile.TemporaryDirectory() as folder:
@@ -376,7 +375,6 @@ def convergence() -> dict[str, Any]:
             subprocess.run(command, cwd=LESSON_03, check=True)
             all_results.append(json.loads((Path(folder) / "convergence.json").read_text()))
             if seed == 1:
-                shutil.copy(Path(folder) / "convergence.png", RESULTS / f"{machine_name()}_convergence.png")
                 for events in Path(folder).glob("*/events.out.tfevents.*"):
                     example = RESULTS / "example_logs" / events.parent.name / "events.out.tfevents.0.example"
                     example.parent.mkdir(parents=True, exist_ok=True)
@@ -655,6 +653,13 @@ EXPERIMENTS = (
         name="convergence",
         title="lesson 03's batch of 64 compared with 512, with three seeds",
         measure=small_study(convergence),
+        cpu=(),
+        data=("cifar10",),
+    ),
+    Experiment(
+        name="ddp_step",
+        title="a training step of DDP on a time line of two ranks",
+        measure=study(LESSON_03, "ddp_step.py"),
         cpu=(),
         data=("cifar10",),
     ),
