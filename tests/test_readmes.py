@@ -47,16 +47,19 @@ NOT_RUN_HERE = {
     "torchrun --standalone --nproc-per-node 4 experiments/tensor_parallel.py": "test_beyond.py runs it",
     "torchrun --standalone --nproc-per-node 2 experiments/pipeline.py": "test_beyond.py runs it, with less work",
     "torchrun --standalone --nproc-per-node 2 experiments/composition.py": "test_beyond.py runs all combinations",
+    "torchrun --standalone --nproc-per-node 2 experiments/flight_recorder.py": "test_pages_03.py runs it",
+    "torchrun --standalone --nproc-per-node 2 experiments/unused_parameters.py": "test_pages_03.py runs it",
     f"{HANGING} --limit_train 640 --limit_val 129": "hangs, which is its fault; test_clinic.py ends it",
 }
 
 
 PRINTED = {
     "01_single_gpu/exercises/item_every_step/README.md": r"^6\n\Z",
+    "03_ddp/README.md": r"^gradients: 2 all-reduce\(s\) per step, 4\.80 MB\nepoch 1  train loss ",
     # two updates, as there are fewer digits here, so that the last update is traced too
     "03_ddp/exercises/accumulation/README.md": r"^backward +6 .*\noptimizer +2 (.*\n)+all-reduces +12 .*\n\Z",
 }
-"""a pattern of what the last command of a page prints, where the page says the numbers"""
+"""a pattern of what the commands of a page print, where the page says the numbers"""
 
 
 def tokens(readme: Path) -> list[Token]:
