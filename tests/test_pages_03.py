@@ -1,7 +1,9 @@
 """What the pages of lesson 03 show: output that was kept, the job file explained, plots that follow from figures."""
 
+import gzip
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,11 @@ from ranks import start_ranks
 PAGES = [REPOSITORY / "03_ddp" / "README.md", *(REPOSITORY / "03_ddp" / "experiments").glob("*.md")]
 
 
+def shown(name: str) -> str:
+    """What the page shows of a command's output."""
+    return render_ddp.output(name).removeprefix("```text\n").removesuffix("```")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_output_is_shown_below_its_command(name: str) -> None:
     """Each command that was run for the pages stands on one of them, with what it printed."""
@@ -30,6 +37,17 @@ def test_output_of_another_command_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(COMMANDS, "one_rank", "python train.py")
     with pytest.raises(ValueError, match="the command has changed"):
         render_ddp.output("one_rank")
+
+
+def test_the_benchmark_is_as_noisy_as_the_page_says() -> None:
+    lines = re.findall(r"^([A-Z]+) +([\d,]+) \+/- ([\d,]+)$", shown("benchmark"), re.MULTILINE)
+    found = {kind: (int(mean.replace(",", "")), int(deviation.replace(",", ""))) for kind, mean, deviation in lines}
+    del found["IO"]
+    assert found["FULL"] > found["COMPUTE"]
+    means, deviations = zip(*found.values(), strict=True)
+    assert len(means) == 4
+    assert max(means) - min(means) < min(deviations)
+    assert "Too noisy: " in shown("benchmark")
 
 
 def test_every_line_of_the_job_file_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,8 +99,6 @@ def test_what_the_page_says_of_large_batches_holds() -> None:
 
 
 def test_the_steps_of_a_trace_are_read(tmp_path: Path) -> None:
-    import gzip
-
     events = [
         {"ph": "X", "cat": "user_annotation", "name": "forward", "ts": 0, "dur": 1000},
         {"ph": "X", "cat": "user_annotation", "name": "backward", "ts": 1000, "dur": 4000},
@@ -109,11 +125,6 @@ def test_the_step_on_the_page_shows_what_the_text_says() -> None:
         assert step["all-reduces"][-1][1] <= end
     for (_, end_of_zero), (_, end_of_one) in zip(zero["all-reduces"], one["all-reduces"], strict=True):
         assert math.isclose(end_of_zero, end_of_one, abs_tol=10)
-
-
-def shown(name: str) -> str:
-    """What the page shows of a command's output."""
-    return render_ddp.output(name).removeprefix("```text\n").removesuffix("```")
 
 
 def test_a_hang_is_seen_by_the_flight_recorder(user_environment: dict[str, str], tmp_path: Path) -> None:
