@@ -49,13 +49,13 @@ class EmulatedConfig(train.Config):
     """time that one loader worker needs for one sample; 0: no more than it really takes (default: as --gpu)"""
     read_every_step: bool = False
     """read the loss in every step, as a script that calls loss.item() does"""
-    batch_size: int = 16
+    batch_size: int = 8
     """samples per step and process"""
     log_interval: int = 10
     """steps between two log lines"""
     limit_train: int | None = 640
     """train on this many samples only"""
-    limit_val: int | None = 16
+    limit_val: int | None = 8
     """validate on this many samples only"""
 
     def __post_init__(self) -> None:
@@ -107,17 +107,23 @@ class EmulatedModel(nn.Module):
 
 
 class SlowDataset(ImageDataset):
-    """Images that take as long to prepare as those of the published figures: the rest of that time, it sleeps."""
+    """Images that take as long to prepare as those of the published figures: for the rest of that time it sleeps.
+
+    It sleeps once for all samples of a batch. If the system wakes it too late, the next batch takes less by as much.
+    """
 
     def __init__(self, seconds: float, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*arguments, **options)
         self.seconds = seconds
+        self._late = 0.0
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
-        began = time.perf_counter()
-        sample = super().__getitem__(key)
-        time.sleep(max(0.0, began + self.seconds - time.perf_counter()))
-        return sample
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[tuple[torch.Tensor, int]]:
+        """Return the samples of a batch; PyTorch calls this if there is one."""
+        due = time.perf_counter() + self.seconds * len(keys) - self._late
+        samples = [self[key] for key in keys]
+        time.sleep(max(0.0, due - time.perf_counter()))
+        self._late = min(max(0.0, time.perf_counter() - due), self.seconds * len(keys))
+        return samples
 
 
 class EmulatedRun(Run):
