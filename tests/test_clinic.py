@@ -131,19 +131,25 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+def pages_of(lesson: Path) -> str:
+    """The page of a lesson, followed by its side pages."""
+    side_pages = sorted(page for page in lesson.glob("*.md") if page.name != "README.md")
+    return words("\n".join(page.read_text() for page in (lesson / "README.md", *side_pages)))
+
+
 def place_on_page(exercise: Exercise) -> int:
-    """Where the page of its lesson starts the exercise."""
-    page = words((exercise.lesson / "README.md").read_text())
+    """Where the pages of its lesson start the exercise."""
+    page = pages_of(exercise.lesson)
     command = f"python ../exercise.py start {exercise.name}"
-    assert command in page, f"{exercise.lesson.name}/README.md does not say `{command}`"
+    assert command in page, f"the pages of {exercise.lesson.name} do not say `{command}`"
     return page.index(command)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_what_an_exercise_needs_is_taught_before_it(exercise: Exercise) -> None:
     lessons = sorted(folder for folder in REPOSITORY.glob("0*_*") if folder.name < exercise.lesson.name)
-    earlier = [words((lesson / "README.md").read_text()) for lesson in lessons]
-    before = words((exercise.lesson / "README.md").read_text())[: place_on_page(exercise)]
+    earlier = [pages_of(lesson) for lesson in lessons]
+    before = pages_of(exercise.lesson)[: place_on_page(exercise)]
     assert exercise.about.needs
     for needed in exercise.about.needs:
         assert any(needed in page for page in (*earlier, before)), f"not explained before it: {needed}"
@@ -151,7 +157,7 @@ def test_what_an_exercise_needs_is_taught_before_it(exercise: Exercise) -> None:
 
 @pytest.mark.parametrize("lesson", sorted({exercise.lesson for exercise in EXERCISES}), ids=lambda lesson: lesson.name)
 def test_a_page_starts_its_exercises_in_the_order_of_the_list(lesson: Path) -> None:
-    page = (lesson / "README.md").read_text()
+    page = pages_of(lesson)
     in_order = [exercise for exercise in EXERCISES if exercise.lesson == lesson]
     assert sorted(in_order, key=place_on_page) == in_order
     assert all(f"(exercises/{exercise.name}/README.md)" in page for exercise in in_order)
