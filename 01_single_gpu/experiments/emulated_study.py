@@ -130,7 +130,7 @@ def overlap_rows(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def record_trace(flags: list[Any], folder: Path) -> Path:
+def trace_of_six_steps(flags: list[Any], folder: Path) -> Path:
     """Trace six steps into a folder; return the trace.
 
     Raises:
@@ -150,7 +150,7 @@ def timelines(configurations: Mapping[str, list[Any]], title: str, rounds: int, 
         traces: dict[str, list[Path]] = {name: [] for name in configurations}
         for number in range(rounds):
             for place, (name, flags) in enumerate(configurations.items()):
-                traces[name].append(record_trace(flags, Path(folder, f"{place}_{number}")))
+                traces[name].append(trace_of_six_steps(flags, Path(folder, f"{place}_{number}")))
         best = {name: min(found, key=step_milliseconds) for name, found in traces.items()}
         plot(best, title, file)
         return {name: step_milliseconds(trace) for name, trace in best.items()}
