@@ -54,14 +54,15 @@ def faults_of_split(run: Observed) -> Iterator[str]:
 def faults_of_use(run: Observed) -> Iterator[str]:
     """Yield whether samples are left out, or used more than once in an epoch."""
     held_out = validated(run)
-    if len(sum((rank.validated for rank in run.ranks), [])) != EPOCHS * len(held_out):
+    counts = Counter(sample for rank in run.ranks for sample in rank.validated)
+    if any(count != EPOCHS for count in counts.values()):
         yield "some of the samples that are held out are validated on more or less than once in an epoch"
     counts = Counter(sample for rank in run.ranks for sample in rank.trained)
     if twice := [sample for sample, count in counts.items() if count > EPOCHS]:
         yield f"{len(twice)} samples are trained on more than once in an epoch"
     others, used = TRAIN - len(held_out), sum(counts.values()) / EPOCHS
     if used <= others - RANKS:  # at the end of an epoch, fewer samples than ranks may be left over
-        yield f"{others} of {TRAIN} samples are never validated on, but only {used:.0f} of them are trained on in an epoch"
+        yield f"{others} of {TRAIN} samples are not held out, but only {used:.0f} of them are trained on in an epoch"
 
 
 def faults_of_dropout(run: Observed) -> Iterator[str]:
