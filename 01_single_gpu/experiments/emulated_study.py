@@ -180,7 +180,7 @@ def main() -> None:
     rounds = 1 if arguments.quick else arguments.rounds
     file = arguments.out / "emulated_study.json"
     figures: dict[str, Any] = {"rounds": rounds, "batch_size": BATCH, "few": FEW, "enough": ENOUGH}
-    many_steps = ["--limit_train", (20 if arguments.quick else 200) * BATCH, *flags]
+    many_steps = ["--limit_train", (20 if arguments.quick else 400) * BATCH, *flags]
     few_steps = ["--limit_train", (20 if arguments.quick else 80) * BATCH, *flags]
     # Each trial begins with empty workers, so that its first batch is late: long trials make this a small part.
     long_trials = [*flags, "--benchmark_seconds", 0.05 if arguments.quick else 3]
