@@ -186,7 +186,7 @@ def add_to_trace(trace: Path, gpu: EmulatedGPU) -> None:
     offset = _clock_offset() - content.get("baseTimeNanoseconds", 0)
 
     def add(category: str, name: str, row: str, began: float, seconds: float, correlation: int | None = None) -> None:
-        event = {"ph": "X", "cat": category, "name": name, "pid": "emulated GPU", "tid": row}
+        event: dict[str, Any] = {"ph": "X", "cat": category, "name": name, "pid": "emulated GPU", "tid": row}
         event |= {"ts": 1e6 * began + offset / 1e3, "dur": 1e6 * seconds, "args": {"correlation": correlation}}
         content["traceEvents"].append(event)
 

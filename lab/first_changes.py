@@ -54,7 +54,7 @@ class Case:
     @classmethod
     def build(cls, script: ModuleType, flags: tuple[object, ...], folder: Path) -> "Case":
         """Make what a run of lesson 01 makes; ``folder`` is for its files."""
-        words = [str(LESSON_01 / word) if str(word).endswith(".yaml") else str(word) for word in flags]
+        words = [str(LESSON_01 / str(word)) if str(word).endswith(".yaml") else str(word) for word in flags]
         config = load_config(script.Config, [*words, "--run_dir", str(folder)])
         device = torch.device("cpu")
         torch.manual_seed(config.seed)
@@ -122,12 +122,13 @@ def in_turn(script: ModuleType, flags: dict[str, Flags]) -> dict[str, Any]:
         busy = (sum(os.times()[:4]) - cpu) / (time.perf_counter() - started)
         del cases  # ends the workers, which have files in the folder
     rows = {}
-    for name, found in profiles.items():
-        trials = [{"samples_per_second": one["samples_per_second"], "for_percent": for_share(one)} for one in found]
+    for name, trials in profiles.items():
         rows[name] = {
             "flags": list(map(str, flags[name])),
-            "trials": trials,
-            "profile": sorted(found, key=for_share)[len(found) // 2],
+            "trials": [
+                {"samples_per_second": one["samples_per_second"], "for_percent": for_share(one)} for one in trials
+            ],
+            "profile": sorted(trials, key=for_share)[len(trials) // 2],
         }
     return {"rounds": ROUNDS, "cpus_used": busy, "rows": rows}
 

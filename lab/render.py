@@ -468,8 +468,6 @@ def change(lesson: str, name: str, text: str = "") -> str:
     return "\n\n".join(chosen)
 
 
-
-
 def large_batches(results: dict[str, Any]) -> str:
     """Say with how many seeds the naive batch ends higher than the small one, and with how many each change helps."""
     overlays = ("cifar10_b64", "cifar10_b512_naive", "cifar10_b512_sqrt", "cifar10_b512_sqrt_long")

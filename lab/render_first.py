@@ -53,7 +53,7 @@ BATCHES = {"cifar10": 128, "mnist": 64}
 """samples per step of the two configurations"""
 
 
-def alone(name: str) -> dict[str, dict[str, float]]:
+def alone(name: str) -> dict[str, dict[str, Any]]:
     """Return IO, SYNTHETIC and FULL of small images by the name of the loader, or of MNIST by "0 workers" and so on."""
     if name in load("loaders")["loaders"]:
         return load("loaders")["loaders"][name]
@@ -144,7 +144,7 @@ PREDICTED = {
 
 def predictions(*, with_full: bool = True) -> str:
     """Render IO and SYNTHETIC, or what follows from them without overlap and with full overlap, beside FULL."""
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for name, shown in PREDICTED.items():
         row = alone(name)
         if with_full:
