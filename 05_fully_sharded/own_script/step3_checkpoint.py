@@ -58,7 +58,7 @@ def join_ranks():
 def recompute_in_backward(block):
     """Let a block store only its input for backward; backward then computes the block again."""
     forward = block.forward
-    block.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
+    block.forward = lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def build_sharded(rank, world_size, device, bf16, recompute):
