@@ -61,13 +61,13 @@ def line_table(names: Mapping[str, str]) -> str:
 
 def before_and_after() -> str:
     """Render the line profile before and after the first change."""
-    return line_table({"2 workers": "2 workers", "16 workers, --log_interval 10": "16 workers"})
+    return line_table({"2 workers": "2 workers", "12 workers, --log_interval 10": "12 workers"})
 
 
 def where_it_waits() -> str:
     """Render the lines that wait, by how often the loss is read."""
     intervals = (1, 10, 100)
-    return line_table({f"16 workers, --log_interval {n}": f"`--log_interval {n}`" for n in intervals})
+    return line_table({f"12 workers, --log_interval {n}": f"`--log_interval {n}`" for n in intervals})
 
 
 def v100_share() -> str:

@@ -30,9 +30,9 @@ from workshop.hardware import pick_device
 
 LESSON = Path(__file__).resolve().parent.parent
 SCRIPT = "experiments/emulated_gpu.py"
-FEW, ENOUGH = 2, 16
+FEW, ENOUGH = 2, 12
 """workers before and after the first change: the number in NERSC's baseline, and one with which loading is faster"""
-WORKERS = (0, 1, 2, 4, 8, 16)
+WORKERS = (0, 1, 2, 4, 8, 12, 16)
 LOG_INTERVALS = (1, 10, 100)
 BATCH = 8
 """samples per step: the default of emulated_gpu.py"""
@@ -180,7 +180,7 @@ def main() -> None:
     rounds = 1 if arguments.quick else arguments.rounds
     file = arguments.out / "emulated_study.json"
     figures: dict[str, Any] = {"rounds": rounds, "batch_size": BATCH, "few": FEW, "enough": ENOUGH}
-    many_steps = ["--limit_train", (20 if arguments.quick else 400) * BATCH, *flags]
+    many_steps = ["--limit_train", (20 if arguments.quick else 600) * BATCH, *flags]
     few_steps = ["--limit_train", (20 if arguments.quick else 80) * BATCH, *flags]
     # Each trial begins with empty workers, so that its first batch is late: long trials make this a small part.
     long_trials = [*flags, "--benchmark_seconds", 0.05 if arguments.quick else 3]

@@ -131,9 +131,10 @@ def plot(found: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 def _plot_emulated(axis: Axes, found: Sequence[Mapping[str, Any]]) -> None:
     ranks = [row["ranks"] for row in found]
-    for kind, colour in COLOURS.items():
+    for (kind, colour), beside in zip(COLOURS.items(), (-0.06, 0.06), strict=True):  # so that none covers the other
         means, stds = [row[kind]["mean"] for row in found], [row[kind]["std"] for row in found]
-        axis.errorbar(ranks, means, stds, fmt="o", color=colour, capsize=4, label=f"{LABELS[kind]}: measured")
+        places = [count + beside for count in ranks]
+        axis.errorbar(places, means, stds, fmt="o", color=colour, capsize=4, label=f"{LABELS[kind]}: measured")
         model = [row["predicted"][kind] if "predicted" in row else 1.0 for row in found]
         axis.plot(ranks, model, "--", color=colour, label=f"{LABELS[kind]}: predicted")
     axis.set(
