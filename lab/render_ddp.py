@@ -149,8 +149,8 @@ def draw_learning_rates(file: Path) -> None:
 def convergence_figure() -> str:
     """Show the plot of the four runs that the lesson compares."""
     what = (
-        "Validation loss by epoch and by training step. By epoch, batch 64 falls fastest. By step, batch 512 with a "
-        "higher learning rate and a longer schedule falls fastest, and the naive batch of 512 slowest"
+        "Validation loss by epoch and by training step. By epoch, batch 64 falls fastest; by step, it "
+        "falls slowest. Batch 512 with a higher learning rate and a longer schedule ends lowest"
     )
     return f"![{what}](../results/{CONVERGENCE.name})\n\n{source(load('batches'))}"
 

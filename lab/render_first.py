@@ -88,7 +88,7 @@ def most_to_gain(name: str, data_set: str) -> str:
     part = expected_share(name, data_set)
     return (
         f"If the `for` line takes {part:.0%} of the time, {1 - part:.0%} remain without it. So the run would be at "
-        f"most 1 / (1 - {part:.2f}) = {1 / (1 - part):.1f} times as fast."
+        f"most 1 / {1 - part:.2f} = {1 / round(1 - part, 2):.1f} times as fast."
     )
 
 
