@@ -1,88 +1,164 @@
-"""With any number of ranks and workers, each sample is trained on once in an epoch, in as many steps on each rank."""
+"""With any number of ranks and workers, each sample is trained on once in an epoch, in as many steps on each rank.
 
+The ranks log each step and each collective before they begin it, and wait until the other ranks have logged theirs.
+So ranks with unequal numbers of batches are found before they wait for each other, however busy the machine is.
+"""
+
+import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
+import psutil
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from clinic.notes import Rank
-from clinic.observe import Script
+from clinic.observe import Fault, Script
 
 BATCH = 4
 VAL = 30
 RUNS = (
-    # ranks, workers, samples: where a share of a rank or a worker is a multiple of the batch, its neighbour's is not
-    (2, 0, 161),
-    (2, 1, 159),
-    (2, 2, 194),
-    (1, 3, 100),
+    # ranks, workers, samples, epochs; shares that differ by one sample have different numbers of batches here
+    (2, 0, 33, 1),
+    (2, 2, 98, 1),
+    (1, 2, 50, 2),
+    (2, 0, 31, 1),
 )
-EPOCHS = 2
+COLLECTIVES = (
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "barrier", "broadcast",
+    "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "reduce", "scatter",
+    "scatter_object_list",
+)  # fmt: skip
+STEP, COLLECTIVE = "s", "c"
 
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    for ranks, workers, samples in RUNS:
-        run = script.run(
-            *("--batch_size", BATCH, "--num_workers", workers, "--epochs", EPOCHS),
-            ranks=ranks,
-            local_ranks=[0] * ranks,  # a node for each
-            train=samples,
-            val=VAL,
-            watch=without_communication,
-        )
-        where = f"with {count(ranks, 'rank')}, {count(workers, 'worker')} each and {samples} samples in batches of {BATCH}"
-        wrong = list(faults_of(run.ranks, workers, samples))
-        yield from (f"{where}, {line}" for line in wrong)
-        if wrong:
+    for number, (ranks, workers, samples, epochs) in enumerate(RUNS):
+        of_workers = f"{workers or 'no'} workers{' each' * (workers > 0 and ranks > 1)}"
+        where = f"with {ranks} rank{'s' * (ranks > 1)}, {of_workers}, {samples} samples and batches of {BATCH}"
+        notes = script.folder / f"steps_{number}"
+        notes.mkdir()
+        try:
+            run = script.run(
+                *("--batch_size", BATCH, "--num_workers", workers, "--epochs", epochs),
+                ranks=ranks,
+                local_ranks=[0] * ranks,  # each on a node of its own
+                train=samples,
+                val=VAL,
+                watch=partial(compare_steps, notes=notes, ranks=ranks),
+            )
+        except Fault:
+            if not (apart := sorted(notes.glob("apart_*"))):
+                raise
+            yield f"{where}, the ranks have different numbers of batches: {apart[0].read_text()}"
+            return
+        if wrong := list(faults_of(run.ranks, workers, samples, epochs)):
+            yield from (f"{where}, {line}" for line in wrong)
             return
 
 
-def faults_of(ranks: list[Rank], workers: int, samples: int) -> Iterator[str]:
+def faults_of(ranks: list[Rank], workers: int, samples: int, epochs: int) -> Iterator[str]:
     """Yield what is wrong with the batches of a run."""
     batches = [epochs_of(rank) for rank in ranks]
-    if any(len(epochs) != EPOCHS for epochs in batches):
-        yield "it does not train for two epochs"
+    if any(len(of_rank) != epochs for of_rank in batches):
+        yield f"a rank does not train for {epochs} epoch{'s' * (epochs > 1)}"
         return
     readers = max(1, workers) * len(ranks)
-    for number, epoch in enumerate(zip(*batches, strict=True), 1):
-        seen = Counter(sample for of_rank in epoch for batch in of_rank for sample in batch)
-        repeated, left_out = seen.total() - len(seen), samples - len(seen)
-        if repeated > readers:
-            yield f"the samples of epoch {number} are trained on {seen.total() / samples:.2g} times on average"
-        if left_out > BATCH * readers:
-            yield f"{left_out} samples are trained on by no rank in epoch {number}"
-        steps = [len(of_rank) for of_rank in epoch]
-        if len(set(steps)) > 1:
-            yield f"rank 0 takes {steps[0]} steps in epoch {number}, but rank 1 takes {steps[1]}"
-        if repeated > readers or left_out > BATCH * readers or len(set(steps)) > 1:
+    shown = [
+        [[sample for batch in of_rank[epoch] for sample in batch] for of_rank in batches] for epoch in range(epochs)
+    ]
+    for number, of_ranks in enumerate(shown, 1):
+        seen = Counter(sample for of_rank in of_ranks for sample in of_rank)
+        if seen.total() - len(seen) > readers:
+            yield f"the ranks train on {len(seen)} different samples in epoch {number}, but {seen.total()} times"
             return
-    first, second = ([[batch for batch in of_rank[epoch]] for of_rank in batches] for epoch in (0, 1))
-    if first == second:
-        yield "both epochs have the same order"
-    if Counter(sample for rank in ranks for sample in rank.validated).total() != EPOCHS * VAL:
-        yield "the validation samples are not validated once in each epoch"
+        if (left_out := samples - len(seen)) > BATCH * readers:
+            yield f"no rank trains on {left_out} of the samples in epoch {number}"
+            return
+    if epochs > 1 and shown[0] == shown[1]:
+        yield "epochs 1 and 2 have the same order"
+    if (processes := min(rank.extra for rank in ranks)) < workers:
+        yield f"the samples are loaded by {processes} workers of a rank"
+    validated = Counter(sample for rank in ranks for sample in rank.validated)
+    if len(validated) < VAL or validated.total() != epochs * VAL:
+        yield "the ranks do not validate each validation sample once in an epoch"
 
 
 def epochs_of(rank: Rank) -> list[list[list[int]]]:
     """Return the batches of each epoch."""
-    return [[call.samples for call in calls] for training, calls in groupby(rank.shown, lambda c: c.training) if training]
+    parts = groupby(rank.shown, lambda call: call.training)
+    return [[call.samples for call in calls] for training, calls in parts if training]
 
 
-def without_communication(_: Path) -> Callable[[], None]:
-    """Let no step wait for the other ranks, which may take no such step; see `Script.run`."""
-    forward = DistributedDataParallel.forward
+def compare_steps(_: Path, notes: Path, ranks: int) -> Callable[[], int]:
+    """Compare each step and collective with those of the other ranks; end the ranks if they are not the same.
 
-    def alone(ddp: DistributedDataParallel, *arguments: object, **keywords: object) -> object:
-        ddp.require_backward_grad_sync = False
-        return forward(ddp, *arguments, **keywords)
+    Returns: What returns the number of processes that were started before the first step.
+    """
+    rank = int(os.environ.get("RANK", 0))
+    (notes / f"pid_{rank}").write_text(str(os.getpid()))
+    mine = (notes / f"events_{rank}").open("a")
+    events = ""
+    started = 0
+    started_before_training = 0
+    own_start = BaseProcess.start
 
-    DistributedDataParallel.forward = alone
-    return lambda: None
+    def start(process: BaseProcess) -> None:
+        nonlocal started
+        started += 1
+        own_start(process)
+
+    def note(event: str) -> None:
+        nonlocal events, started_before_training
+        if event == STEP and STEP not in events:
+            started_before_training = started
+        events += event
+        mine.write(event)
+        mine.flush()
+        for other in range(ranks):
+            theirs = event_of(other, len(events) - 1)
+            if theirs and theirs != event:
+                longer, shorter = (rank, other) if event == STEP else (other, rank)
+                step = events[:-1].count(STEP) + 1
+                text = f"rank {longer} begins step {step}, for which rank {shorter} has no batch"
+                (notes / f"apart_{rank}").write_text(text)
+                os._exit(0)
+
+    def event_of(other: int, number: int) -> str:
+        """Return an event of another rank, when it has come to it; nothing if that rank has ended."""
+        file = notes / f"events_{other}"
+        while not file.exists() or file.stat().st_size <= number:
+            time.sleep(0.001)
+            if has_ended(notes / f"pid_{other}"):
+                break
+        return file.read_text()[number : number + 1] if file.exists() else ""
+
+    def noting(event: str, own: Callable) -> Callable:
+        def noted(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+            note(event)
+            return own(*arguments, **keywords)
+
+        return noted
+
+    BaseProcess.start = start
+    DistributedDataParallel.forward = noting(STEP, DistributedDataParallel.forward)
+    for name in COLLECTIVES:
+        setattr(dist, name, noting(COLLECTIVE, getattr(dist, name)))
+    return lambda: started_before_training
 
 
-def count(number: int, what: str) -> str:
-    """Return such as "1 rank", "2 ranks"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def has_ended(pid: Path) -> bool:
+    """Whether the process with this number is no more, or is only waited for by the one that started it."""
+    try:
+        return psutil.Process(int(pid.read_text())).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except (FileNotFoundError, ValueError):  # it has not begun
+        return False
