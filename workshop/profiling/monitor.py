@@ -149,8 +149,9 @@ class Monitor:
         summary = self.summary()
         lines = [f"{'monitor, ' + str(summary['samples']) + ' samples':32} {'mean':>18} {'max':>18}"]
         for name, value in summary["quantities"].items():
-            unit = 1e9 if name.endswith("bytes") else 1
-            lines.append(f"{name.replace('bytes', 'GB'):32} {value['mean'] / unit:18,.1f} {value['max'] / unit:18,.1f}")
+            unit, digits = (1e9, 2) if name.endswith("bytes") else (1, 1)
+            figures = (f"{value[kind] / unit:18,.{digits}f}" for kind in ("mean", "max"))
+            lines.append(f"{name.replace('bytes', 'GB'):32} {' '.join(figures)}")
         return "\n".join(lines)
 
     def _sample_until_stopped(self) -> None:
