@@ -4,7 +4,7 @@ PYTHON ?= python3
 INSTALLED := .venv/installed
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: setup demo test test-quick test-gpu test-faults preflight lint docs clean
+.PHONY: setup demo test test-all test-quick test-gpu test-faults preflight lint docs site clean
 
 setup: $(INSTALLED)
 
@@ -21,15 +21,19 @@ demo: setup
 	@python -c "import json; epoch = json.load(open('runs/demo/summary.json'))['epochs'][-1]; \
 		print('Accuracy on the validation digits: {:.2%}. Now read 01_single_gpu/README.md'.format(epoch['val_accuracy']))"
 
-# every claim of the lessons and every command of their pages, on two cores and a Slurm of its own: ten minutes
+# what the lessons say, and the commands of their pages, on two cores and with a Slurm of its own: about twelve minutes
 test: setup
+	python -m pytest -n 2 --dist worksteal -m 'not thorough'
+
+# all of that, the pages of experiments and exercises, and all right and wrong fixes of the exercises: half an hour
+test-all: setup
 	python -m pytest -n 2 --dist worksteal
 
 # for whoever changes a line, two minutes: not the pages' commands, nothing under Slurm, no study, few runs of ranks
 test-quick: setup
-	python -m pytest -n 2 --dist worksteal -m 'not (pages or slurm or slow)'
+	python -m pytest -n 2 --dist worksteal -m 'not (pages or slurm or slow or thorough)'
 
-# kill -9, signals, a full disk, bad servers, ranks that hang, at random moments: six minutes for each SEED
+# kill -9, signals, a full disk, bad servers, ranks that hang, at random moments: up to half an hour for each SEED
 SEED ?= 1
 test-faults: setup
 	python tests/faults/campaign.py --seed $(SEED)
@@ -57,6 +61,15 @@ lint: .lint/installed
 docs: setup
 	python -m cogapp -r -I . -I 03_ddp/experiments *.md */*.md */experiments/*.md
 
-# what setup and demo made, and nothing else
+# the pages as a searchable web site: open build/site/html/index.html; neither PyTorch nor .venv is needed
+site: .site/installed
+	.site/bin/python lab/site.py
+
+.site/installed:
+	"$(PYTHON)" -m venv .site
+	.site/bin/python -m pip install --quiet zensical==0.0.70
+	touch $@
+
+# what setup, demo, lint and site made, and nothing else
 clean:
-	rm -rf .venv .lint multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof
+	rm -rf .venv .lint .site build/site multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof

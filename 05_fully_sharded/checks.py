@@ -24,6 +24,10 @@ class Options(Protocol):
     @property
     def optimizer(self) -> str: ...  # noqa: D102
     @property
+    def loader(self) -> str: ...  # noqa: D102
+    @property
+    def accumulate(self) -> int: ...  # noqa: D102
+    @property
     def model(self) -> str: ...  # noqa: D102
     @property
     def shard(self) -> str: ...  # noqa: D102
@@ -43,6 +47,11 @@ def check_options(options: Flags, make_model: Callable[[Flags], nn.Module], devi
         raise UserError(f"--cudnn_benchmark true needs an NVIDIA GPU; {this_is(device)}")
     if options.compile != "off":
         check_compiler(device)
+    if options.accumulate > 1 and options.loader == "shards":
+        raise UserError(
+            f"--accumulate {options.accumulate} cannot be combined with --loader shards: on some ranks an epoch may end "
+            "with a batch of fewer samples than parts; use --loader memory, or map"
+        )
     with torch.device("meta"):
         model = make_model(options)
     if not any(isinstance(layers, nn.ModuleList) for layers in model.children()):

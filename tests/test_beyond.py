@@ -84,6 +84,7 @@ STATUSES = {
 """what comes of combinations that are neither equal, close, nor refused"""
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_combinations_come_out_as_the_page_says(tmp_path: Path) -> None:
     rows = results_of("composition.py", 2, tmp_path, "--quick", "true")["rows"]

@@ -40,7 +40,19 @@ def code_of(text: str) -> list[str]:
     return [token.string for token in generate_tokens(StringIO(text).readline) if token.type not in (COMMENT, NL)]
 
 
-VARIANTS = [(exercise, name, right) for exercise in EXERCISES for name, right in variants(exercise).items()]
+ALWAYS = ("fault", "lesson", "right-solution")
+"""the variants that `make test` has judged, too; the others take many minutes"""
+VARIANTS = [
+    pytest.param(
+        exercise,
+        name,
+        right,
+        id=f"{exercise.name}-{name}",
+        marks=[] if name in ALWAYS else [pytest.mark.thorough],
+    )
+    for exercise in EXERCISES
+    for name, right in variants(exercise).items()
+]
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +62,7 @@ def grader() -> Iterator[Grader]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("exercise", "variant", "right"), VARIANTS, ids=[f"{exercise.name}-{name}" for exercise, name, _ in VARIANTS]
-)
+@pytest.mark.parametrize(("exercise", "variant", "right"), VARIANTS)
 def test_variants_are_judged_as_their_folder_says(
     exercise: Exercise, variant: str, right: bool, grader: Grader, tmp_path: Path
 ) -> None:

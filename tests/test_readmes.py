@@ -30,7 +30,7 @@ READMES = [
 ]
 HANGING = "torchrun --standalone --nproc-per-node 2 exercise_collective_per_batch.py"
 NOT_RUN_HERE = {
-    "make test": "is what runs this test",
+    "make test": "is what runs this test, as make test-all",
     "git clone": "needs the network",
     "conda ": "needs conda; test_environment.py checks the file",
     "python data/prepare.py mnist\n": "needs the network; test_data_mnist.py downloads from a local server",
@@ -38,6 +38,15 @@ NOT_RUN_HERE = {
     "python ../exercise.py check ": "says what is wrong; test_clinic.py asks the same grader",
     "python experiments/save_and_reshard.py": "takes minutes; see test_sharded_checkpoints.py",
     "python experiments/will_it_fit.py --check true": "takes minutes; test_will_it_fit.py runs it",
+    "python experiments/ladder.py --quick true": "test_ladder_04.py runs it",
+    "python experiments/bandwidth.py --quick true": "test_bandwidth.py runs it",
+    "python experiments/sequential_reads.py": "test_sequential_reads.py runs it",
+    "python experiments/limited_memory.py --quick true": "test_see_sharding.py runs it",
+    "python experiments/step_timeline.py": "test_see_sharding.py runs it, with a smaller model",
+    "python experiments/recompute.py": "test_see_sharding.py runs it, with a smaller model",
+    "torchrun --standalone --nproc-per-node 4 experiments/tensor_parallel.py": "test_beyond.py runs it",
+    "torchrun --standalone --nproc-per-node 2 experiments/pipeline.py": "test_beyond.py runs it, with less work",
+    "torchrun --standalone --nproc-per-node 2 experiments/composition.py": "test_beyond.py runs all combinations",
     f"{HANGING} --limit_train 640 --limit_val 129": "hangs, which is its fault; test_clinic.py ends it",
 }
 
@@ -106,14 +115,21 @@ def name_of(readme: Path) -> str:
     return str(readme.relative_to(REPOSITORY))
 
 
+SAMPLES = {"03_ddp/README.md": 1300}
+"""training samples of each data set, where a page needs more than `FEW`: this one saves after 20 batches of 64"""
+FEW = 560
+"""as few as the other pages can do with: one needs a batch of 512"""
+
+
 @pytest.fixture(scope="module")
-def few_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As little as the pages' commands can do with: some need a batch of 512, one saves after 20 batches of 64."""
-    folder = tmp_path_factory.mktemp("few")
-    for name in ("mnist", "cifar10"):
-        generate(name, folder, train_samples=1300, val_samples=200)
-    generate("nbody", folder, cells=32)
-    return folder
+def few_data(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders with so many training samples of each data set, and 120 validation samples."""
+    folders = {samples: tmp_path_factory.mktemp("few") for samples in {FEW, *SAMPLES.values()}}
+    for samples, folder in folders.items():
+        for name in ("mnist", "cifar10"):
+            generate(name, folder, train_samples=samples, val_samples=120)
+        generate("nbody", folder, cells=32)
+    return folders
 
 
 @pytest.fixture
@@ -123,18 +139,28 @@ def slurm_folder() -> Iterator[str]:
         yield f"{folder}/state"
 
 
+def pages_with_commands() -> list:
+    """The pages as parameters; those beside the lessons are marked, because their commands take many minutes."""
+    pages = [page for page in READMES if commands_of(page)]
+    beside = {page for page in pages if {"exercises", "experiments"} & set(page.parts)}
+    return [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.thorough] if page in beside else []) for page in pages
+    ]
+
+
 @pytest.mark.pages
-@pytest.mark.parametrize("readme", [page for page in READMES if commands_of(page)], ids=name_of)
+@pytest.mark.parametrize("readme", pages_with_commands())
 def test_commands_run_as_they_stand(
     readme: Path,
     tmp_path: Path,
-    few_data: Path,
+    few_data: dict[int, Path],
     slurm_folder: str,
     user_environment: dict[str, str],
     request: pytest.FixtureRequest,
 ) -> None:
     commands = commands_of(readme)
-    environment = user_environment | {"WORKSHOP_DATA": str(few_data)}
+    data = few_data[SAMPLES.get(name_of(readme), FEW)]
+    environment = user_environment | {"WORKSHOP_DATA": str(data)}
     if any(re.match(r"([A-Z]+=\S+ )?(sbatch|srun|\S*local_cluster.sh)\b", command) for command in commands):
         environment |= request.getfixturevalue("slurm").environment | {"SBATCH_WAIT": "1"}
     copy = copy_of_repository(tmp_path / "workshop")

@@ -259,6 +259,7 @@ def test_a_new_run_replaces_checkpoints_of_both_forms(alone: Script, two_epochs:
     assert {file.name for file in run_dir.glob("checkpoint*")} == {"checkpoint.pt", "checkpoint.previous.pt"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 def test_killed_before_every_operation_on_a_file(tmp_path: Path, form: str) -> None:
     script = REPOSITORY / "tests" / "killed_at_every_write.py"

@@ -83,6 +83,7 @@ def train(run_script: Script) -> Script:
             "nothing would be computed again; use --model vit",
         ),
         (["--accumulate", 65], "--accumulate 65 divides a batch of 64 per rank into more parts than it has samples"),
+        (["--accumulate", 2, "--loader", "shards"], "on some ranks an epoch may end with a batch of fewer samples"),
         (["--accumulate", 4, "--limit_train", 131], "a last batch of 3, which is less than one sample for each part"),
         (["--shard", "all"], "--shard takes one of 'blocks', 'keep', 'root', got 'all'"),
         (["--max_grad_norm", 0.0], "--max_grad_norm must be above 0, got 0.0"),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint as recompute
 
 from lab.launching import load_script
+from tensor_bytes import local
 from workshop.errors import UserError, nearest
 from workshop.models import build_model
 from workshop.models.unet3d import IN_CHANNELS, OUT_CHANNELS, UNet3D
@@ -269,7 +268,7 @@ def build(setup: Setup) -> nn.Module:
     model = made.build(setup.depth or made.depth)
     if setup.checkpointing:
         for block in blocks_of(model, setup.model):
-            block.forward = partial(recompute, block.forward, use_reentrant=False)
+            block.forward = LESSON.recomputed(block.forward)
     return model
 
 
@@ -289,11 +288,6 @@ def shard(setup: Setup, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         for block in blocks_of(model, setup.model):
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=setup.way == "blocks")
     return fully_shard(model, mesh=mesh, mp_policy=policy)
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a sharded tensor that this rank stores, or the tensor itself; no copy is made."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
 def make_optimizer(model: nn.Module, update: str) -> torch.optim.Optimizer:

@@ -19,7 +19,8 @@ from lab.flags import Parser, make_output_folder
 from lab.process_group import process_group
 from lab.results import write_results
 from lab.tables import format_table
-from memory_model import LESSON, UPDATES, Batch, Setup, build, local, mesh_of, shard, workload
+from memory_model import LESSON, UPDATES, Batch, Setup, build, mesh_of, shard, workload
+from tensor_bytes import local
 from workshop.entry import run_reporting_user_errors
 
 MODEL, BATCH_SIZE = "gpt_small", 4

@@ -9,13 +9,11 @@ layer anyway, and the inputs of the layers are what a checkpoint keeps.
 """
 
 import argparse
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.flop_counter import FlopCounterMode
 
 from lab.flags import Parser, make_output_folder, require_positive
@@ -46,7 +44,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def wrap(module: nn.Module) -> None:
     """Have a module keep only its inputs for backward, by the call that train.py makes for each block."""
-    module.forward = partial(recompute, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+    module.forward = LESSON.recomputed(module.forward)  # type: ignore[method-assign]
 
 
 def checkpointed(model: nn.Module, way: str) -> nn.Module:

@@ -1,23 +1,19 @@
 """How many bytes the tensors of a training step take on a rank, and how many of them are kept for backward."""
 
-import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.profiler import ProfilerActivity, profile
 
+from lab.allocations import peak_of, recorder, trace_events
 from workshop.errors import UserError
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a sharded tensor that this rank stores; another tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """Return the part of a sharded tensor that this rank stores, or the tensor itself; no copy is made."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
 def stored_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -33,18 +29,10 @@ def peak_bytes(step: Callable[[], object], stored: Iterable[torch.Tensor]) -> in
     The profiler reports when memory is allocated and when it is freed. What libraries allocate for themselves, past
     PyTorch, is not seen. Gradients of an earlier step must have been deleted.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # all the profiler's log has to say here is that there is no GPU
-    level = peak = sum(tensor.nbytes for tensor in stored)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    level = sum(tensor.nbytes for tensor in stored)
+    with recorder() as recorded:
         step()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        recorded.export_chrome_trace(str(file))
-        events = json.loads(file.read_text())["traceEvents"]
-    for event in sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]):
-        level += event["args"]["Bytes"]
-        peak = max(peak, level)
-    return peak
+    return peak_of(trace_events(recorded), level)
 
 
 def sharded_peak_bytes(
