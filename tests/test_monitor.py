@@ -253,6 +253,13 @@ def test_mean_and_max(monkeypatch: pytest.MonkeyPatch) -> None:
     assert monitor.table().splitlines()[1].split() == ["cpu_percent", "30.0", "60.0"]
 
 
+def test_memory_is_shown_with_enough_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor_module.ProcessTree, "read", lambda tree: {"pss_bytes": 1.234e9})
+    with Monitor(CPU, interval=1000) as monitor:
+        pass
+    assert monitor.table().splitlines()[1].split() == ["pss_GB", "1.23", "1.23"]
+
+
 def test_a_child_that_ends_meanwhile_makes_no_impossible_share(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([5.0, 3.0, 1e9])
     monkeypatch.setattr(monitor_module.ProcessTree, "_read_processes", lambda tree: (next(seconds), 1))

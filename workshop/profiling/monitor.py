@@ -31,8 +31,8 @@ class ProcessTree:
     - ``cpu_percent``: CPU time since the `read` before, as a share of that of the CPUs this process may use
     - ``rss_bytes``: their resident memory; pages that processes share, as those of a dataset loaded before the workers
       were started, count once for each
-    - ``pss_bytes``: their proportional memory; of a page that N processes share, each counts an Nth. Linux walks through
-      all pages for it, so it is left out of as many samples as it takes to spend at most 2 % of the time on it.
+    - ``pss_bytes``: their proportional memory; of a page that N processes share, each counts an Nth. Linux walks
+      through all pages for it, so it is left out of as many samples as it takes to spend at most 2 % of the time on it.
     - ``system_memory_bytes``: memory in use on the whole machine, by everyone
     """
 
@@ -149,8 +149,9 @@ class Monitor:
         summary = self.summary()
         lines = [f"{'monitor, ' + str(summary['samples']) + ' samples':32} {'mean':>18} {'max':>18}"]
         for name, value in summary["quantities"].items():
-            unit = 1e9 if name.endswith("bytes") else 1
-            lines.append(f"{name.replace('bytes', 'GB'):32} {value['mean'] / unit:18,.1f} {value['max'] / unit:18,.1f}")
+            unit, digits = (1e9, 2) if name.endswith("bytes") else (1, 1)
+            figures = (f"{value[kind] / unit:18,.{digits}f}" for kind in ("mean", "max"))
+            lines.append(f"{name.replace('bytes', 'GB'):32} {' '.join(figures)}")
         return "\n".join(lines)
 
     def _sample_until_stopped(self) -> None:
