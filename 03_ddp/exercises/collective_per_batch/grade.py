@@ -1,4 +1,4 @@
-"""With the same number of batches on each rank, and with one more on rank 0, all ranks must call the same collectives."""
+"""With equally many batches on each rank, and with one more on rank 0, all ranks must call the same collectives."""
 
 import math
 from collections.abc import Iterator
