@@ -70,8 +70,10 @@ def shown_log(readme: Path) -> list[str]:
     blocks = [token.content for token in tokens(readme) if token.type == "fence" and token.info.strip() == "text"]
     lines = [line for block in blocks if block.startswith("writing to ") for line in block.splitlines()]
     kept = [re.sub(r"(?<=writing to )\S+(?=,)", "PATH", line) for line in lines if "  step " not in line]
+    kept = [re.sub(r"  \.\.\.$", "  REST", line) for line in kept]  # speeds, which the page leaves out
     named = [re.escape(re.sub(r"\.\.\.|\d[\d.,]*", "NUMBER", line)) for line in kept]
-    return [line.replace("NUMBER", r"\d[\d.,]*").replace("PATH", r"\S+") for line in named]
+    patterns = {"NUMBER": r"\d[\d.,]*", "PATH": r"\S+", "REST": r".*"}
+    return [re.sub("NUMBER|PATH|REST", lambda name: patterns[name[0]], line) for line in named]
 
 
 def tokens(readme: Path) -> list[Token]:
