@@ -1,6 +1,6 @@
 """Exercises with a silent fault: find it with the workshop's instruments, fix it, and check whether you did.
 
-python exercise.py list
+python exercise.py list             # all, in teaching order, and which of them you have passed
 python exercise.py start NAME       # writes exercise_NAME.py beside the lesson's train.py: find its fault there
 python exercise.py check NAME       # runs it and says what is still wrong; exit status 0 if it passed, 1 if not
 python exercise.py hint NAME        # a first hint; asked again, a second and a third
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from clinic import progress
 from clinic.catalogue import REPOSITORY, Exercise, exercises, find, shown
+from lab.tables import format_table
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
 from workshop.paths import default_runs_dir
@@ -53,15 +54,21 @@ class Grader:
 
 
 def list_exercises() -> None:
-    """Print all exercises, and how far this learner is with each."""
+    """Print all exercises in the order in which they are taught, and how far this learner is with each."""
     mine = progress.Progress(default_runs_dir()).content
-    lesson = None
-    for exercise in exercises():
+    cells = {exercise.name: progress.cell_of(mine, exercise.name) for exercise in exercises()}
+    rows, lesson = [], None
+    for number, exercise in enumerate(exercises(), 1):
         if exercise.lesson != lesson:
             lesson = exercise.lesson
-            print(lesson.name)
-        state = str(progress.cell_of(mine, exercise.name)) or ("started" if exercise.file.exists() else "")
-        print(f"  {exercise.name:22} {exercise.title:64} {state}".rstrip())
+            rows.append(["", lesson.name, "", "", "", ""])
+        about = exercise.about
+        state = str(cells[exercise.name]) or ("started" if exercise.file.exists() else "")
+        teaches = f"{about.teaches} (bonus)" if about.bonus else about.teaches
+        rows.append([str(number), exercise.name, str(about.minutes), str(about.difficulty), teaches, state])
+    head = ["", "exercise", "minutes", "difficulty", "what it teaches", ""]
+    print(format_table(head, rows, left=(1, 4, 5)))
+    print(f"\npassed: {sum(cell.passed for cell in cells.values())} of {len(cells)}; difficulty: from 1 to 3")
 
 
 def start(exercise: Exercise, again: bool) -> None:

@@ -3,7 +3,8 @@
     python train.py              # trains
     kernprof -lv train.py        # trains, then shows the time spent on each line of train_one_epoch
 
-You should see the losses of lesson 01. With one GPU or none, a line says that DataParallel does nothing there.
+You should see the losses of lesson 01, and a line that says how many GPUs are used. With one GPU or none, it says that
+DataParallel does nothing there.
 """
 
 import time
@@ -135,6 +136,8 @@ def main(config: Config) -> None:
     replicas = nn.DataParallel(model)
     if len(replicas.device_ids) < 2:
         print(f"DataParallel does nothing here: it found {len(replicas.device_ids)} GPU(s); training on one device")
+    else:
+        print(f"DataParallel uses {len(replicas.device_ids)} GPUs")
     optimizer = make_optimizer(config, model)
     scheduler = StepLR(optimizer, step_size=1, gamma=config.lr_decay)
 

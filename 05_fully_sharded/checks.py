@@ -49,8 +49,8 @@ def check_options(options: Flags, make_model: Callable[[Flags], nn.Module], devi
         check_compiler(device)
     if options.accumulate > 1 and options.loader == "shards":
         raise UserError(
-            f"--accumulate {options.accumulate} cannot be combined with --loader shards: on some ranks an epoch may end "
-            "with a batch of fewer samples than parts; use --loader memory, or map"
+            f"--accumulate {options.accumulate} cannot be combined with --loader shards: on some ranks an epoch may "
+            "end with a batch of fewer samples than parts; use --loader memory, or map"
         )
     with torch.device("meta"):
         model = make_model(options)

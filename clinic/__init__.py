@@ -1,6 +1,7 @@
 """The clinic: exercises in which a lesson's script has a silent fault, and graders that decide by what it does.
 
 catalogue    the exercises, and the learner's file of each
+course       the lists of exercises on the pages
 coded        digits that carry their own number, so that one can see which of them a script trained on
 observe      run a script as one or several ranks, and log what it does
 sharded      what a rank with a sharded model gathers, keeps, computes and moves

@@ -1,20 +1,47 @@
 """The exercises, each a folder ``0*/exercises/NAME`` of a lesson, and the learner's file of each.
 
-Such a folder holds ``README.md`` (the page with the symptom), ``fault.edit`` (what makes the lesson's train.py faulty,
-see `edited`), ``hints.md`` (up to three, divided by lines of ``---``), ``why.md`` (the fix, and why it is one),
-``grade.py``, and in ``right`` and ``wrong`` further edits of the faulty script, which the tests let the grader judge.
+Such a folder holds ``README.md`` (the page with the symptom), ``about.toml`` (its place in the course, see `About`),
+``fault.edit`` (what makes the lesson's train.py faulty, see `edited`), ``hints.md`` (up to three, divided by lines of
+``---``), ``why.md`` (the fix, and why it is one), ``grade.py``, and in ``right`` and ``wrong`` further edits of the
+faulty script, which the tests let the grader judge.
 """
 
 import difflib
 import os
 import re
+import tomllib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from workshop.errors import UserError, nearest
 
 BLOCK = re.compile(r"^<<<<<<< find\n(.*?)^======= replace with\n(.*?)^>>>>>>>$", re.DOTALL | re.MULTILINE)
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What ``about.toml`` says of an exercise. The lists for learners and for instructors are made from it."""
+
+    order: int
+    """its place among the exercises of its lesson: any numbers that rise in the order in which they are taught"""
+    minutes: int
+    """planned, from reading the page to a fix that passes"""
+    difficulty: int
+    """1 to 3"""
+    teaches: str
+    """what one knows afterwards, in less than a line, without giving the fault away"""
+    needs: list[str]
+    """what the page of its lesson, or of an earlier one, must explain first: words that stand there"""
+    fault: str
+    """what is wrong, in a line, for instructors"""
+    fix: str
+    """what makes it right, in a line, for instructors"""
+    wrong_fixes: dict[str, str]
+    """usual ones: the name of an edit in ``wrong``, and what it does and why this is wrong"""
+    bonus: bool = False
+    """a puzzle beside the course, for those who have time"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +69,21 @@ class Exercise:
     def title(self) -> str:
         """What its page is headed with."""
         return (self.folder / "README.md").read_text().splitlines()[0].removeprefix("# ")
+
+    @cached_property
+    def about(self) -> About:
+        """Its place in the course.
+
+        Raises:
+            UserError: ``about.toml`` is missing, or does not have the fields of `About`.
+        """
+        file = self.folder / "about.toml"
+        try:
+            return About(**tomllib.loads(file.read_text()))
+        except OSError as error:
+            raise UserError(f"cannot read {shown(file)}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, TypeError) as error:
+            raise UserError(f"{shown(file)} does not describe an exercise: {error}") from None
 
     @property
     def hints(self) -> list[str]:
@@ -91,8 +133,9 @@ class Exercise:
 
 
 def exercises() -> list[Exercise]:
-    """Return all exercises in the order of the lessons."""
-    return [Exercise(page.parent) for page in sorted(REPOSITORY.glob("0*/exercises/*/README.md"))]
+    """Return all exercises in the order in which they are taught."""
+    found = [Exercise(page.parent) for page in REPOSITORY.glob("0*/exercises/*/README.md")]
+    return sorted(found, key=lambda exercise: (exercise.lesson.name, exercise.about.order, exercise.name))
 
 
 def find(name: str) -> Exercise:

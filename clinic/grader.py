@@ -78,7 +78,7 @@ def judge(exercise: catalogue.Exercise, file: Path, folder: Path) -> list[str]:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}, line {place.lineno}"
-        return [f"the check itself failed, because this script does what it does not expect ({error!r} in {where})"]
+        return [f"the check itself failed on this script, which does something unexpected ({error!r} in {where})"]
 
 
 def answer(request: dict[str, Any]) -> dict[str, list[str]]:

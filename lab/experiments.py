@@ -45,11 +45,9 @@ from lab.lesson_runs import (
     train,
 )
 from lab.machine_facts import ask
-from lab.results_file import machine_name
 from lab.trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.errors import UserError
-from workshop.hardware import available_cpus
 from workshop.paths import REPOSITORY, default_data_dir
 
 SHARDED_STEPS = {
@@ -245,15 +243,6 @@ def profiled(_: Session, *flags: object) -> Figures:
     yield line_profile(*BASELINE, *flags)
 
 
-def workers(_: Session, *flags: object) -> Figures:
-    """Run lesson 01 with 0, 1, 2, 4, ... processes that load data."""
-    rows = []
-    for num_workers in [0, *(2**i for i in range(available_cpus().bit_length()))]:
-        epoch = train("--num_workers", num_workers, *flags)["epochs"][0]
-        rows.append({"num_workers": num_workers, "samples_per_second": epoch["samples_per_second"]})
-        yield {"rows": rows}
-
-
 def loaders(session: Session, *flags: object) -> Figures:
     """Measure IO, SYNTHETIC and FULL with each loader whose package is there; on CPUs first ``map`` without workers."""
     chosen = ("map",) if session.rehearsal else LOADERS
@@ -368,7 +357,7 @@ def fast(session: Session, *flags: object) -> Figures:
 
 
 def convergence() -> dict[str, Any]:
-    """Train lesson 03 with batches of 64 and 512 and three seeds; plot and example logs are those of the first seed."""
+    """Train lesson 03 with batches of 64 and 512 and three seeds; the example logs are those of the first seed."""
     all_results = []
     for seed in (1, 2, 3):
         with tempfile.TemporaryDirectory() as folder:
@@ -376,7 +365,6 @@ def convergence() -> dict[str, Any]:
             subprocess.run(command, cwd=LESSON_03, check=True)
             all_results.append(json.loads((Path(folder) / "convergence.json").read_text()))
             if seed == 1:
-                shutil.copy(Path(folder) / "convergence.png", RESULTS / f"{machine_name()}_convergence.png")
                 for events in Path(folder).glob("*/events.out.tfevents.*"):
                     example = RESULTS / "example_logs" / events.parent.name / "events.out.tfevents.0.example"
                     example.parent.mkdir(parents=True, exist_ok=True)
@@ -631,18 +619,25 @@ EXPERIMENTS = (
         data=("mnist",),
     ),
     Experiment(
-        name="workers",
-        title="lesson 01 by the number of processes that load data",
-        measure=workers,
-        cpu=("--limit_train", 20000, "--limit_val", 1000),
-        data=("mnist",),
-    ),
-    Experiment(
         name="loading_timelines",
         title="lesson 01's steps on a time line, with 0, 1 and 4 processes that load data",
         measure=study(LESSON_01, "loading_timelines.py"),
         cpu=(),
         data=("cifar10",),
+    ),
+    Experiment(
+        name="emulated_gpu",
+        title="lesson 01 with an emulated GPU: time of each line, workers, overlap, time lines",
+        measure=study(LESSON_01, "emulated_study.py"),
+        cpu=(),
+        data=("mnist",),
+        package="line_profiler",
+    ),
+    Experiment(
+        name="emulated_scaling",
+        title="efficiency of 1 to 8 ranks with emulated GPUs and real all-reduces",
+        measure=study(LESSON_03, "emulated_scaling.py"),
+        cpu=(),
     ),
     Experiment(
         name="sequential_reads",
@@ -655,6 +650,13 @@ EXPERIMENTS = (
         name="convergence",
         title="lesson 03's batch of 64 compared with 512, with three seeds",
         measure=small_study(convergence),
+        cpu=(),
+        data=("cifar10",),
+    ),
+    Experiment(
+        name="ddp_step",
+        title="a training step of DDP on a time line of two ranks",
+        measure=study(LESSON_03, "ddp_step.py"),
         cpu=(),
         data=("cifar10",),
     ),

@@ -106,9 +106,18 @@ def train(
     lesson: Path = LESSON_01,
     launcher: Sequence[str] = (sys.executable,),
     keep: Mapping[str, Path] | None = None,
+    script: str = "train.py",
 ) -> dict[str, Any]:
-    """Train a lesson; return its summary, or with ``--benchmark true`` its throughput; ``keep`` as in `run_parts`."""
-    return last(run_parts([*launcher, "train.py", *flags], lesson, flag="--run_dir", keep=keep))
+    """Train a lesson; return its summary, or with ``--benchmark true`` its throughput.
+
+    Args:
+        flags: of the script.
+        lesson: its folder.
+        launcher: the words before the script.
+        keep: as in `run_parts`.
+        script: the lesson's own, or an experiment that takes the same flags.
+    """
+    return last(run_parts([*launcher, script, *flags], lesson, flag="--run_dir", keep=keep))
 
 
 def study_parts(
@@ -161,13 +170,17 @@ def prepare(data_set: str) -> None:
     subprocess.run([sys.executable, "data/prepare.py", data_set, "--synthetic", *shards], cwd=REPOSITORY, check=True)
 
 
-def line_profile(*flags: object) -> dict[str, Any]:
-    """Run lesson 01 under the line profiler; return its first epoch and the time of each line."""
+def line_profile(*flags: object, script: str = "train.py") -> dict[str, Any]:
+    """Run lesson 01 under the line profiler; return its first epoch and the time of each line.
+
+    ``script`` is as in `train`.
+    """
     import line_profiler  # not every machine has it
 
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "train.lprof"
-        summary = train(*flags, launcher=(sys.executable, "-m", "kernprof", "-l", "-o", str(profile)))
+        kernprof = (sys.executable, "-m", "kernprof", "-l", "-o", str(profile))
+        summary = train(*flags, launcher=kernprof, script=script)
         stats = line_profiler.load_stats(str(profile))
     ((file, first_line, function), timings) = next(item for item in stats.timings.items() if item[1])
     total = sum(time for _, _, time in timings)

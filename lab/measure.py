@@ -1,7 +1,7 @@
 """Measure the figures of the READMEs on this machine and keep them in results/<machine>.json.
 
     python lab/measure.py                    # every experiment
-    python lab/measure.py workers            # one of them
+    python lab/measure.py first_changes      # one of them
     python lab/measure.py gpu --minutes 8    # on a machine with GPUs: the most important first, within that time
 
 Run it on an idle machine, then `make docs` renders the figures into the pages.

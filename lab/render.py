@@ -7,6 +7,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from workshop.paths import REPOSITORY
@@ -28,7 +29,7 @@ SHARDING = (
     "step_timeline",
 )
 """the experiments of lesson 05 on two CPU ranks"""
-ELSEWHERE = dict.fromkeys(("fast", "scaling", "allreduce", *SHARDING), WITHOUT_BF16)
+ELSEWHERE = dict.fromkeys(("fast", "emulated_gpu", "emulated_scaling", *SHARDING), WITHOUT_BF16)
 """the machine of these experiments, where it is not the first"""
 BY_MANY = ("compare", "scaling", "allreduce", "unet3d_scaling")
 """what is best shown of a machine with many GPUs; all else of one GPU"""
@@ -162,12 +163,12 @@ def line_profile(machine: str | None = None) -> str:
 
 @also_on_gpu("baseline")
 def baseline_epoch(name: str | None = None) -> str:
-    """Render one sentence on the accuracy and the time of one epoch of lesson 01."""
+    """Render one sentence on the accuracy after one epoch of lesson 01."""
     results = load("baseline", name)
-    epoch = results["epoch"]
     return (
-        f"On {machine(results)}: **{epoch['val_accuracy']:.2%}** accuracy on the validation digits after one epoch of "
-        f"{epoch['seconds']:.0f} s, {epoch['samples_per_second']:,.0f} samples/s."
+        f"**{results['epoch']['val_accuracy']:.2%}** of the validation digits are classified correctly "
+        "after one epoch.\n"
+        f"{source(results)}"
     )
 
 
@@ -342,13 +343,46 @@ def sequential_reads() -> str:
     return "\n".join([table(["read", "files", "samples/s"], rows), "", gain, source(results)])
 
 
+CLEARLY = 0.9
+"""one is clearly faster than another if it needs less than this share of its time, as in the experiment itself"""
+
+
+def short_time(seconds: float) -> str:
+    """Return a time with two digits and its unit."""
+    factor, unit = next(one for one in ((1e6, "µs"), (1e3, "ms"), (1, "s")) if seconds * one[0] < 1000 or one[0] == 1)
+    return f"{seconds * factor:.2g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
+
+
+def label_of(row: dict[str, Any]) -> str:
+    """Return the name of what a row of cpu_or_gpu.py was measured with."""
+    threads = {None: "", 1: ", 1 thread"}.get(row["threads"], f", {row['threads']} threads")
+    return f"{row['backend']}{threads}{', with the copy' if row['copied'] else ''}"
+
+
 @also_on_gpu("cpu_or_gpu")
 def cpu_or_gpu(machine: str | None = None) -> str:
-    """Render the plot of cpu_or_gpu.py and the conclusions drawn from its figures."""
+    """Render who is fastest at the smallest and the largest size of each problem of cpu_or_gpu.py."""
     results = load("cpu_or_gpu", machine)
-    conclusions = [f"- **{name}**: {text}" for name, text in results["conclusions"].items()]
-    plot = figure("cpu_or_gpu", "Time by size, one line per library and number of threads", machine)
-    return "\n".join([plot, "", *conclusions, "", source(results)])
+    problems: dict[str, list[dict[str, Any]]] = {}
+    for row in results["rows"]:
+        if row["seconds"]:
+            problems.setdefault(row["sweep"] or row["experiment"], []).append(row)
+    cells = []
+    for name, rows in problems.items():
+        sizes = sorted({row["size"] for row in rows})
+        by_size = {size: sorted((r for r in rows if r["size"] == size), key=lambda r: r["seconds"]) for size in sizes}
+        parallel = []
+        for size in sizes:
+            single = [r["seconds"] for r in by_size[size] if r["threads"] == 1 and r["device"] == "cpu"]
+            if single and by_size[size][0]["seconds"] < CLEARLY * min(single):
+                parallel.append(f"{size:,}")
+        ends = []
+        for size in (sizes[0], sizes[-1]):
+            best = by_size[size][0]
+            ends.append(f"{size:,} {best['unit']}: {label_of(best)}, {short_time(best['seconds'])}")
+        cells.append((name, *ends, ", ".join(parallel) or "none"))
+    header = ["problem", "fastest at the smallest size", "fastest at the largest size", "more than one thread pays at"]
+    return "\n".join([table(header, cells), "", source(results)])
 
 
 def package_map() -> str:
@@ -374,7 +408,12 @@ def definitions(lesson: str) -> dict[str, list[str]]:
 
     Comments before a definition belong to it. The docstring of the script is left out.
     """
-    text = (REPOSITORY / lesson / "train.py").read_text()
+    return definitions_in(REPOSITORY / lesson / "train.py")
+
+
+def definitions_in(script: Path) -> dict[str, list[str]]:
+    """Do what `definitions` does, for any script."""
+    text = script.read_text()
     lines = text.splitlines()
     nodes = ast.parse(text).body
     starts = {"imports": nodes[1].lineno}
@@ -397,10 +436,17 @@ def changed(lesson: str) -> dict[str, list[str]]:
 
     A new definition is one hunk, in Python; the others are differences, with a line before and after.
     """
-    before, after = definitions(BUILDS_ON[lesson]), definitions(lesson)
+    former_names = {name: former for (of, name), former in RENAMED.items() if of == lesson}
+    return differences(definitions(BUILDS_ON[lesson]), definitions(lesson), former_names)
+
+
+def differences(
+    before: dict[str, list[str]], after: dict[str, list[str]], former_names: dict[str, str]
+) -> dict[str, list[str]]:
+    """Return the hunks of each definition that is new or differs, by its name in ``after``."""
     found = {}
     for name, lines in after.items():
-        old = before.get(RENAMED.get((lesson, name), name))
+        old = before.get(former_names.get(name, name))
         if old is None:
             found[name] = ["\n".join(["```python", *lines, "```"])]
         elif old != lines:
@@ -420,46 +466,6 @@ def change(lesson: str, name: str, text: str = "") -> str:
     if not chosen:
         raise ValueError(f"{lesson}: nothing that changed in {name} contains {text!r}")
     return "\n\n".join(chosen)
-
-
-def workers() -> str:
-    """Render the throughput of lesson 01 by the number of worker processes."""
-    results = load("workers")
-    rows = results["rows"]
-    first = rows[0]["samples_per_second"]
-    cells = [
-        (str(r["num_workers"]), f"{r['samples_per_second']:,.0f}", f"{r['samples_per_second'] / first:.2f}x")
-        for r in rows
-    ]
-    return "\n".join([table(["`--num_workers`", "samples/s", "against 0"], cells), "", source(results)])
-
-
-def convergence() -> str:
-    """Render the plot of the convergence study, its runs side by side, and what follows from them."""
-    results = load("convergence")
-    first, *others = results["studies"]
-    rows = []
-    for number, curve in enumerate(first["curves"]):
-        epoch = curve["epoch_at_target"]
-        there = (f"{curve['steps'][epoch - 1]:,}", f"{curve['seconds'][epoch - 1]:.1f}") if epoch else ("never", "")
-        seeds = (study["curves"][number]["val_loss"][-1] for study in others)
-        rows.append(
-            (
-                f"`{curve['name']}`",
-                f"{curve['peak_lr']:.2g}",
-                str(curve["epochs"]),
-                f"{curve['steps'][-1]:,}",
-                f"**{curve['val_loss'][-1]:.3f}**",
-                ", ".join(f"{loss:.3f}" for loss in seeds),
-                f"{curve['seconds'][-1]:.1f}",
-                *there,
-            )
-        )
-    header = ["overlay", "peak lr", "epochs", "steps", "final loss", "with other seeds", "seconds"]
-    plot = figure("convergence", "Validation loss by epoch, by seconds and by step")
-    cells = table([*header, f"steps to {first['target_val_loss']:.3f}", "seconds to it"], rows)
-    conclusions = [f"- {text}." for text in first["conclusions"]]
-    return "\n".join([plot, "", cells, "", source(results), "", *conclusions])
 
 
 def large_batches(results: dict[str, Any]) -> str:

@@ -67,7 +67,7 @@ def placements() -> str:
     rows = [
         (
             row["name"],
-            f"`{row['up_weight']['placements'].strip('(),')}`",
+            f"`{row['up_weight']['placements'].removeprefix('(').removesuffix(')').rstrip(',')}`",
             " x ".join(map(str, row["up_weight"]["local_shape"])),
         )
         for row in results["rows"]
@@ -157,7 +157,8 @@ def counts() -> str:
     return (
         f"Of {len(rows)} combinations on {torch_name(measured[0])}, {number['equal']} give the losses and weights of "
         f"one process, {number['close']} compute in 16 bits and are close, {number['differs']} train something else "
-        f"without any error, {number['fails']} fail with an error, and {number['refused']} are refused by the lesson."
+        f"without any error, {number['fails']} fail with an error, {number['refused']} are refused by the lesson, and "
+        f"{number['works']} is a yes-or-no check that works."
     )
 
 

@@ -2,6 +2,7 @@
 
 import statistics
 
+from lab import render_scaling
 from lab.render import load, machine, table
 
 
@@ -13,7 +14,6 @@ def expected() -> str:
     rates = {row["name"]: statistics.median(run["samples_per_second"] for run in row["runs"]) for row in fast["rows"]}
     gradients = load("scaling")["gradient_bytes"]
     zero = {(row["format"], row["scale"]): row["zero"] for row in load("underflow")["rows"]}
-    weak = load("scaling")["diagnoses"]["weak"].partition(" Ranks")[0]
     rows = [
         ("01, first run", f"{epoch['val_accuracy']:.1%} after an epoch of {epoch['seconds']:.0f} s"),
         (
@@ -21,8 +21,8 @@ def expected() -> str:
             "FULL over the smaller of the others: "
             + ", ".join(f"`{n}` {m[2] / min(m[:2]):.0%}" for n, m in means.items()),
         ),
-        ("03, 1 and 3", f"{gradients / 1e6:.2f} MB of gradients, which are {gradients // 4:,} parameters of 4 bytes"),
-        ("03, scaling", weak),
+        ("03, 1 and 4", f"{gradients / 1e6:.2f} MB of gradients, which are {gradients // 4:,} parameters of 4 bytes"),
+        ("03, scaling", render_scaling.scaling_diagnosis("strong")),
         ("04, 1", f"error of outputs: fp16 {errors['fp16']:.0e}, bf16 {errors['bf16']:.0e}"),
         ("04, 3", f"`--precision fp32` takes {rates['fast']:,.0f} samples/s to {rates['fp32']:,.0f}"),
         ("04, 5", f"of the smaller cubes' gradients, fp16 makes {zero['fp16', 1.0]:.0%} zero without a scaler"),

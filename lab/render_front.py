@@ -1,65 +1,60 @@
-"""Draw the plot of the front page from the figures in results/: `python lab/render_front.py`.
+"""Draw the figure of the front page from the figures in results/: `python lab/render_front.py`.
 
-Left: the throughput of each loader alone, of the training step alone, and of both together. Right: the time of a whole
-run to the same accuracy while one thing after the other is changed.
+Two changes of lesson 01: one that pays, and one that does not. Bars are what loading alone and training alone take per
+step; a black mark is what a step takes that does both.
 """
 
-import statistics
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
-from lab.render import MACHINE, RESULTS, load
+from lab.render import RESULTS
+from lab.render_first import step_milliseconds
 
-STEPS = {
-    "standard": "lesson 01, default settings",
-    "fp32": "lesson 04: fewer digits, no dropout,\nhigher learning rate, --loader device",
-    "fast": "16 bits: bf16",
+FIGURE = RESULTS / "front.png"
+PANELS = {
+    "A change that pays: the loader": (
+        "cifar10",
+        "small colour images, 128 per step",
+        {"map, 0 workers": "one image at a time", "memory": "a whole batch at a time"},
+    ),
+    "One that does not: the number of workers": (
+        "mnist",
+        "handwritten digits and a larger network, 64 per step",
+        {"0 workers": "0 workers", "1 worker": "1 worker", "2 workers": "2 workers"},
+    ),
 }
-"""what `mnist_fast.yaml` changes, in the order of the bars: each has what those above it have"""
-FIGURE = RESULTS / f"{MACHINE}_front.png"
+"""title: data set, what is trained on, and the configurations with what the figure calls them"""
 
 
-def seconds_to_target(results: dict[str, Any]) -> dict[str, float]:
-    """Return the median seconds of whole processes that reach the accuracy aimed at, by step."""
-    runs = {row["name"]: row["runs"] for row in results["rows"]}
-    return {step: statistics.median(run["process_seconds"] for run in runs[step]) for step in STEPS}
+def gain(title: str) -> float:
+    """Return how many times as fast the last configuration of a panel is as its first one."""
+    data_set, _, cases = PANELS[title]
+    before, after = (step_milliseconds(case, data_set)[2] for case in (next(iter(cases)), next(reversed(cases))))
+    return before / after
 
 
-def draw(throughputs: dict[str, Any], fast: dict[str, Any], file: Path) -> None:
-    """Draw both halves into a PNG."""
-    figure = Figure(figsize=(11, 4.3), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
-
-    loaders = throughputs["loaders"]
-    places = range(len(loaders))
-    for kind, label, color, shift in (
-        ("IO", "the loader alone", "tab:blue", -0.27),
-        ("SYNTHETIC", "the training step alone", "tab:orange", 0),
-        ("FULL", "both, as in a real run", "tab:green", 0.27),
-    ):
-        rates = [found[kind]["mean"] for found in loaders.values()]
-        left.bar([place + shift for place in places], rates, 0.26, label=label, color=color)
-    left.set_xticks(list(places), [name.replace(", ", ",\n") for name in loaders])
-    left.set(yscale="log", ylim=(1e3, 1e6), ylabel="samples/s (logarithmic)")
-    left.set(xlabel="--loader: how samples reach the training loop", title="1. Find the bottleneck")
-    left.grid(axis="y", alpha=0.3)
-    left.set_axisbelow(True)
-    left.legend(fontsize=9, loc="upper right")
-
-    seconds = seconds_to_target(fast)
-    bars = right.barh(range(len(seconds)), list(seconds.values()), color="tab:green")
-    first = seconds["standard"]
-    labels = [f" {value:.0f} s" + (f", {first / value:.1f}x" if value != first else "") for value in seconds.values()]
-    right.bar_label(bars, labels, fontsize=10)
-    right.set_yticks(range(len(seconds)), list(STEPS.values()), fontsize=9)
-    right.invert_yaxis()
-    target = f"seconds of the whole run, to {fast['target']:.0%} accuracy"
-    right.set(xlim=(0, 1.25 * first), xlabel=target, title="2. Change one thing, measure again")
-    right.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=110)
+def draw(file: Path) -> None:
+    """Draw both panels into a PNG."""
+    figure = Figure(figsize=(11, 3.2), dpi=110, layout="constrained")
+    panels = figure.subplots(1, 2)
+    for axes, (title, (data_set, what, cases)) in zip(panels, PANELS.items(), strict=True):
+        for place, case in enumerate(cases):
+            load_ms, train_ms, both_ms = step_milliseconds(case, data_set)
+            first = place == 0
+            axes.barh(place, load_ms, color="#E69F00", label="loading alone" if first else None)
+            axes.barh(place, train_ms, left=load_ms, color="#56B4E9", label="training alone" if first else None)
+            label = "measured together" if first else None
+            axes.plot([both_ms, both_ms], [place - 0.48, place + 0.48], color="black", linewidth=3, label=label)
+        axes.set_yticks(range(len(cases)), list(cases.values()), fontsize=11)
+        axes.set(ylim=(len(cases) - 0.4, -0.6), xlim=(0, None), xlabel="milliseconds per training step")
+        axes.set_title(f"{title}\n{what}", fontsize=11, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=10, frameon=False
+    )
+    figure.savefig(file)
 
 
 if __name__ == "__main__":
-    draw(load("loaders"), load("success_rate"), FIGURE)
+    draw(FIGURE)

@@ -1,9 +1,15 @@
 """Turn the figures of comparison, scaling study and all-reduce into parts of the READMEs; cog calls this."""
 
+from typing import Any
+
 import prediction
 from alpha_beta import Network
-from lab.render import also_on_gpu, figure, load, mean_std, not_measured, source, table
-from scaling_study import KINDS, diagnosis
+from lab import render
+from lab.render import MACHINE, WITHOUT_BF16, also_on_gpu, figure, load, mean_std, not_measured, source, table
+from scaling_study import diagnosis, full_over_compute
+
+TRIALS = 5
+"""of each message size, as in experiments/allreduce.py"""
 
 
 @also_on_gpu("compare")
@@ -22,40 +28,64 @@ def compare(machine: str | None = None) -> str:
     return "\n".join([table(["", "SYNTHETIC", "ratio", "FULL", "ratio"], rows), "", unit, source(results)])
 
 
-@also_on_gpu("scaling")
-def scaling(machine: str | None = None) -> str:
-    """Render table, plot and diagnoses of the scaling study."""
-    results = load("scaling", machine)
-    if not results:
+def two_ranks_or_two_threads() -> str:
+    """Say whether two ranks of one thread differ from one process of two threads by more than the spread."""
+    rows = {row["name"]: row for row in load("compare")["rows"] if "reason" not in row}
+    _, two = (row for name, row in rows.items() if name.startswith("one process"))
+    ranks = next(row for name, row in rows.items() if name.startswith("DDP"))
+    said = [f"Two threads are {two['SYNTHETIC']['ratio']:.1f} times as fast as one, not two times."]
+    for kind in ("SYNTHETIC", "FULL"):
+        difference = ranks[kind]["mean"] - two[kind]["mean"]
+        larger = max(ranks[kind]["std"], two[kind]["std"])
+        if abs(difference) <= larger:
+            said.append(f"In {kind}, two ranks and two threads differ by less than the spread, so this is noise.")
+        else:
+            faster = "faster" if difference > 0 else "slower"
+            said.append(f"In {kind}, two ranks are {faster} than two threads, by more than the spread.")
+    return "\n".join(said)
+
+
+def scaling() -> str:
+    """Render FULL, COMPUTE and their ratio on both CPU machines and on GPUs, with the spread of the ratio."""
+    machines = (MACHINE, WITHOUT_BF16, render.gpu_machine("scaling"))
+    studies = [study for machine in machines if machine and (study := load("scaling", machine))]
+    if not studies:
         return not_measured("scaling")
-    ratios = (
-        "efficiency",
-        "machine_bound",
-        "matrix_bound",
-        "share_of_bound",
-        "communication_overhead",
-        "waiting_for_ranks",
+    rows = []
+    for study in studies:
+        for row in study["rows"]:
+            if row["ranks"] == 1 and row["scaling"] == "strong":
+                continue  # the same trials as those of weak scaling
+            ratio = full_over_compute(row)
+            rows.append(
+                (
+                    short_name(study),
+                    row["scaling"] if row["ranks"] > 1 else "one rank",
+                    str(row["ranks"]),
+                    str(row["batch_size"]),
+                    *(mean_std(row[kind]) for kind in ("FULL", "COMPUTE")),
+                    f"{ratio.median:.0%}",
+                    f"{ratio.lowest:.0%} to {ratio.highest:.0%}",
+                )
+            )
+    pairs = sorted({full_over_compute(row).pairs for study in studies for row in study["rows"]})
+    header = ["machine", "scaling", "ranks", "batch per rank", "FULL", "COMPUTE", "FULL / COMPUTE", "range"]
+    unit = (
+        f"FULL and COMPUTE in samples/s, mean ± standard deviation of {' or '.join(map(str, pairs))} trials. The ratio "
+        f"is the median over pairs of trials; the range is that of the pairs."
     )
-    rows = [
-        (
-            row["scaling"],
-            str(row["ranks"]),
-            str(row["batch_size"]),
-            *(mean_std(row[kind]) for kind in KINDS),
-            *("" if row[name] is None else f"{row[name]:.0%}" for name in ratios),
-        )
-        for row in results["rows"]
-    ]
-    shown = ("efficiency", "upper bound", "matrix products", "of the bound", "communication", "waiting for ranks")
-    threads = f"{results['threads_per_rank']} thread(s) per rank; samples/s, mean ± standard deviation."
-    plot = figure("scaling", "Throughput, efficiency and communication overhead by ranks", machine)
-    diagnoses = [f"- {scaling_diagnosis(kind, machine)}" for kind in results["diagnoses"]]
-    lines = [table(["scaling", "ranks", "batch per rank", *KINDS, *shown], rows), "", threads, source(results), ""]
-    return "\n".join([*lines, *diagnoses, "", plot])
+    return "\n".join([table(header, rows), "", unit, *map(source, studies)])
+
+
+def short_name(results: dict[str, Any]) -> str:
+    """Return a name of the machine of a results file that is short enough for a table."""
+    hardware = results["hardware"]
+    # Older results files do not name the instructions: they are of the machine whose name has them.
+    return hardware.get("device_name") or hardware.get("cpu_instructions") or MACHINE.split("_")[2].upper()
 
 
 def scaling_diagnosis(kind: str, machine: str | None = None) -> str:
-    """Render in words how well weak or strong scaling works."""
+    """Render in words what communication costs in weak or strong scaling."""
     return diagnosis([row for row in load("scaling", machine)["rows"] if row["scaling"] == kind])
 
 
@@ -66,16 +96,23 @@ def allreduce(machine: str | None = None) -> str:
     if not results:
         return not_measured("allreduce")
     rows = [
-        (f"{row['bytes'] / 1024:,.0f}", f"{1e3 * row['seconds']:.3f}", f"{row['bus_gb_per_second']:.3f}")
+        (
+            f"{row['bytes'] / 1024:,.0f}",
+            f"{1e3 * row['seconds']:.2f}",
+            f"{1e3 * row['spread']:.2f}",
+            f"{row['bus_gb_per_second']:.3f}",
+        )
         for row in results["rows"]
     ]
     beta = f"{1e-9 / results['beta']:.2f} GB/s" if results["beta"] else "no limit in sight"
     fitted = (
-        f"{results['world_size']} ranks over {results['backend']}; fitted: {1e6 * results['alpha']:,.0f} µs per "
-        f"message (alpha) and {beta} (1 / beta)."
+        f"{results['world_size']} ranks over {results['backend']}; the median of {TRIALS} trials, and the difference "
+        f"between the slowest and the fastest one. Fitted: {1e6 * results['alpha']:,.0f} µs per message (alpha) and "
+        f"{beta} (1 / beta)."
     )
-    plot = figure("allreduce", "Time and bus bandwidth of an all-reduce by message size", machine)
-    return "\n".join([table(["KiB", "ms", "bus GB/s"], rows), "", fitted, source(results), "", plot])
+    plot = figure("allreduce", "Left: time of an all-reduce by message size. Right: its bus bandwidth", machine)
+    header = ["KiB", "ms", "slowest - fastest, ms", "bus GB/s"]
+    return "\n".join([table(header, rows), "", fitted, source(results), "", plot])
 
 
 def predicted_here() -> str:
@@ -83,23 +120,40 @@ def predicted_here() -> str:
     scaling, allreduce = load("scaling"), load("allreduce")
     if not (scaling and allreduce):
         return not_measured("scaling allreduce")
-    found = prediction.against_measured(scaling, allreduce)
-    names = (*prediction.OVERLAPS, "measured", "measured, waiting apart")
     rows = [
         (
             str(row["ranks"]),
-            f"{1e3 * row['compute_seconds']:.1f}",
-            f"{1e3 * row['all_reduce_seconds']:.1f}",
-            *(f"{row[name]:.1%}" for name in names),
+            f"{1e3 * row['compute_seconds']:.0f}",
+            f"{1e3 * row['all_reduce_seconds']:.0f}",
+            *(f"{row[name]:.0%}" for name in prediction.OVERLAPS),
+            f"{row['measured'].median:.0%}",
+            f"{row['measured'].lowest:.0%} to {row['measured'].highest:.0%}",
         )
-        for row in found
+        for row in prediction.against_measured(scaling, allreduce)
     ]
-    return table(["ranks", "step alone, ms", "all-reduce, ms", *names], rows)
+    header = [
+        "ranks",
+        "step alone, ms",
+        "all-reduces, ms",
+        "predicted: no overlap",
+        "full overlap",
+        "measured",
+        "range",
+    ]
+    return table(header, rows)
 
 
 def published() -> str:
     """Render the prediction for the published 128-GPU study beside its figures."""
-    network = Network(prediction.ALPHA_US * 1e-6, 1e-9 / prediction.GB_PER_SECOND)
-    rows = prediction.against_published(prediction.published_steps(), network)
-    lines = table(prediction.published_header(), [prediction.published_cells(row) for row in rows])
+    lines = table(prediction.published_header(), [prediction.published_cells(row) for row in _against_published()])
     return f'{lines}\n\n"Off by" is in percentage points. Computed by `python experiments/predict.py`.'
+
+
+def calibrated() -> str:
+    """Render the prediction for that study with the bandwidth that fits its first figure."""
+    return table(prediction.calibrated_header(), [prediction.calibrated_cells(row) for row in _against_published()])
+
+
+def _against_published() -> list[dict[str, Any]]:
+    network = Network(prediction.ALPHA_US * 1e-6, 1e-9 / prediction.GB_PER_SECOND)
+    return prediction.against_published(prediction.published_steps(), network)

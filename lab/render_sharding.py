@@ -79,10 +79,13 @@ def save_and_reshard() -> str:
             "",
             table(header, resumed),
             "",
-            f"What saving costs, for {costs['parameters']:,} weights, whose state is "
+            f"What saving costs, for {costs['parameters']:,} weights, whose weights and optimizer state are "
             f"{megabytes(costs['state_bytes'])} MB ({megabytes(costs['part_bytes'])} MB of it on rank 0):",
             "",
-            table(["saved as", "more memory on rank 0, MB", "share of the time in which training waits"], cost_rows),
+            table(
+                ["saved as", "more memory on rank 0, MB", "share of its time in which training waits"],
+                cost_rows,
+            ),
             "",
             f"Then {damaged['zeroed_bytes']:,} bytes of one file of the sharded checkpoint were set to zero: {of_dcp}. "
             f"The lesson stops with `{damaged['lesson_error']}`",

@@ -16,12 +16,7 @@ def throughputs(experiment: str, key: str, header: str, kinds: tuple[str, ...]) 
 
 def worker_counts() -> str:
     """Render the throughput of lesson 01 by the number of worker processes."""
-    return throughputs("worker_counts", "num_workers", "`--num_workers`", ("IO", "FULL"))
-
-
-def threads() -> str:
-    """Render the speed of the training step by CPU threads."""
-    return throughputs("threads", "threads", "threads", ("SYNTHETIC",))
+    return throughputs("worker_counts", "num_workers", "`--num_workers`", ("IO", "SYNTHETIC", "FULL"))
 
 
 def models() -> str:
@@ -59,12 +54,12 @@ def ddp_options() -> str:
             f"{row['all_reduce_bytes_per_step'] / 1e6:,.1f}",
             mean_std(row["SYNTHETIC"]),
             mean_std(row["COMPUTE"]),
-            f"{1 - row['SYNTHETIC']['mean'] / row['COMPUTE']['mean']:.0%}",
         )
         for row in results["rows"]
     ]
-    header = ["", "all-reduces per step", "MB", "SYNTHETIC", "COMPUTE", "communication overhead"]
-    return "\n".join([table(header, rows), "", source(results)])
+    header = ["", "all-reduces per step", "MB", "SYNTHETIC", "COMPUTE"]
+    unit = "SYNTHETIC and COMPUTE in samples/s, mean ± standard deviation of three trials."
+    return "\n".join([table(header, rows), "", unit, source(results)])
 
 
 def batches() -> str:
@@ -148,11 +143,16 @@ def exercise(*names: str) -> str:
     return f"Validation loss and accuracy on an {results['hardware']['cpu']} (other CPUs differ): {'; '.join(ends)}."
 
 
-def short_of_prediction() -> str:
-    """Render FULL of each loader as a share of the smaller of IO and SYNTHETIC."""
-    loaders = load("loaders")["loaders"].items()
-    shares = [(name, r["FULL"]["mean"] / min(r["IO"]["mean"], r["SYNTHETIC"]["mean"])) for name, r in loaders]
-    return f"FULL over the smaller one: {', '.join(f'`{name}` {share:.0%}' for name, share in shares)}."
+def predicted_full() -> str:
+    """Render FULL of each loader as a share of what it would be without overlap, and with full overlap."""
+    rows = []
+    for name, found in load("loaders")["loaders"].items():
+        io, synthetic, full = (found[kind]["mean"] for kind in ("IO", "SYNTHETIC", "FULL"))
+        predicted = 1 / (1 / io + 1 / synthetic), min(io, synthetic)
+        shares = (cell for value in predicted for cell in (f"{value:,.0f}", f"{full / value:.0%}"))
+        rows.append((f"`{name}`", f"{full:,.0f}", *shares))
+    header = ["`--loader`", "FULL", "no overlap", "FULL is", "full overlap", "FULL is"]
+    return table(header, rows)
 
 
 def higher_rate() -> str:

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -194,6 +195,11 @@ def write_pages(folder: Path) -> list[Path]:
     return pages
 
 
+def place_in_course(page: Path) -> int:
+    """Return when an exercise comes in its lesson, from its about.toml."""
+    return tomllib.loads((REPOSITORY / page.parent / "about.toml").read_text())["order"]
+
+
 def navigation(pages: list[Path]) -> str:
     """Return the table of contents: the front page, the lessons in their order, and what belongs to no lesson."""
 
@@ -212,6 +218,7 @@ def navigation(pages: list[Path]) -> str:
             section(name, [(title[:1].upper() + title[1:], page) for title, page in zip(titles, own, strict=True)])
         )
     exercises = [page for page in pages if len(page.parts) > 2 and page.parts[1] == "exercises"]
+    exercises.sort(key=lambda page: (page.parts[0], place_in_course(page)))
     clinic = [page for page in pages if page.parts[0] == "clinic"]
     lines.append(section("Clinic", [(title_of(page), page) for page in clinic + exercises]))
     listed = {page for page in pages if re.match(r"\d\d_|clinic", page.parts[0])} | {Path("README.md")}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lab.first_changes import first_changes, slow_files
 from lab.launching import run_and_read, torchrun
 from lab.lesson_runs import LESSON_01, LESSON_02, LESSON_03
 from workshop.hardware import available_cpus
@@ -32,14 +33,6 @@ def worker_counts() -> dict[str, Any]:
     """Lesson 01 with more and more processes that load data, up to far more than there are CPUs."""
     rows = [{"num_workers": n} | throughputs(train(*BENCHMARK, "--num_workers", n)) for n in (0, 1, 2, 4, 8)]
     return {"cpus": available_cpus(), "rows": rows}
-
-
-def threads() -> dict[str, Any]:
-    """Lesson 01's training step with one CPU thread, with as many as there are CPUs, and with far more."""
-    cpus = available_cpus()
-    flags = (*BENCHMARK, "--loader", "memory", "--num_workers", 0)
-    counts = sorted({2**i for i in range(cpus.bit_length())} | {4 * cpus, 16 * cpus})
-    return {"cpus": cpus, "rows": [{"threads": n} | throughputs(train(*flags, threads=n)) for n in counts]}
 
 
 def models() -> dict[str, Any]:
@@ -134,8 +127,9 @@ def higher_rate() -> dict[str, Any]:
 
 
 STUDIES: dict[Callable[[], dict[str, Any]], tuple[str, ...]] = {
+    first_changes: ("mnist", "cifar10"),
+    slow_files: ("mnist",),
     worker_counts: ("mnist",),
-    threads: ("mnist",),
     models: ("cifar10",),
     cifar_loading: ("cifar10",),
     batches: ("cifar10",),

@@ -11,13 +11,13 @@ from workshop.profiling.timeline import plot_traces
 
 
 def trace(start: Sequence[str], lesson: Path, flags: Sequence[object], folder: Path) -> Path:
-    """Trace some steps of a lesson's train.py on CIFAR-10 into ``folder``; return the trace of rank 0.
+    """Trace some steps of a lesson's script on CIFAR-10 into ``folder``; return the trace of rank 0.
 
     Raises:
         UserError: it failed.
     """
     common = ["--config", "../configs/cifar10.yaml", "--epochs", 1, "--trace", "true"]
-    words = [*start, "train.py", *map(str, [*common, *flags, "--run_dir", folder])]
+    words = [*start, *map(str, [*common, *flags, "--run_dir", folder])]
     result = subprocess.run(words, cwd=lesson, capture_output=True, text=True)
     if result.returncode:
         raise UserError(reason(result.stderr))
@@ -32,17 +32,19 @@ def quietest_runs(
     figures_of: Callable[[Path], dict[str, float]],
     key: str,
     plot: Path,
+    caption: str = "",
 ) -> dict[str, dict[str, float]]:
     """Trace all configurations alternately; plot the run of each that other work disturbed least; return its figures.
 
     Args:
-        start: the words that start Python, as one process or as ranks.
-        lesson: the folder with train.py.
+        start: the words that start Python, as one process or as ranks, and its script.
+        lesson: the folder in which to start it.
         configurations: flags by title.
         rounds: runs of each.
         figures_of: returns the figures of a trace.
         key: the figure that is smallest in the least disturbed run.
         plot: the PNG to write.
+        caption: what the title of a panel says about this figure, as a format string; "" to say nothing.
 
     Raises:
         UserError: a run failed.
@@ -53,5 +55,9 @@ def quietest_runs(
             for place, (title, flags) in enumerate(configurations.items()):
                 traces[title].append(trace(start, lesson, flags, Path(folder, f"{place}_{number}")))
         best = {title: min(found, key=lambda file: figures_of(file)[key]) for title, found in traces.items()}
-        plot_traces(best).savefig(plot)
-        return {title: figures_of(file) for title, file in best.items()}
+        figures = {title: figures_of(file) for title, file in best.items()}
+        said = {
+            title: f"{title}: {caption.format(found[key])}" if caption else title for title, found in figures.items()
+        }
+        plot_traces({said[title]: file for title, file in best.items()}).savefig(plot)
+        return figures

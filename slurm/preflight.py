@@ -71,7 +71,7 @@ def with_the_other_ranks(mine: Callable[[], list[CheckResult]]) -> list[CheckRes
             gb_per_second = all_reduce_gb_per_second(device)
             gathered = ControlGroup(rank, world_size).gather((checks.this_node(), [vars(result) for result in mine()]))
     except (UserError, RuntimeError) as error:
-        remedy = "see `When it does not start` in 03_ddp/experiments/README.md: firewall, network, NCCL_SOCKET_IFNAME"
+        remedy = "see `When it does not start` in 03_ddp/experiments/hangs.md: firewall, network, NCCL_SOCKET_IFNAME"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return [*mine(), CheckResult("ranks", "fail", reason, remedy, SEVERAL_RANKS)]
     if rank != 0:

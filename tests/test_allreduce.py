@@ -85,15 +85,15 @@ def test_the_published_study_is_set_beside_the_prediction() -> None:
 
 
 def test_the_measured_study_is_set_beside_the_prediction() -> None:
-    row = {"scaling": "weak", "ranks": 2, "batch_size": 50, "COMPUTE": {"mean": 1000}}
-    row |= {"with_communication": 0.9, "with_barrier": 0.96}
+    row = {"scaling": "weak", "ranks": 2, "batch_size": 50, "FULL": {"trials": [900, 800, 990]}}
+    row |= {"COMPUTE": {"mean": 1000, "trials": [1000, 1000, 1000]}}
     others = [row | {"scaling": "strong"}, row | {"ranks": 1}]
     (found,) = against_measured({"rows": [*others, row], "gradient_bytes": 1e7}, {"alpha": 1e-4, "beta": 1e-9})
     assert found["compute_seconds"] == pytest.approx(0.1)
     assert found["no overlap"] == pytest.approx(0.1 / (0.1 + 2 * 2e-4 + 0.01))
+    assert found["all_reduce_seconds"] == pytest.approx(2 * 2e-4 + 0.01)
     assert found["no overlap"] < found["full overlap"] < 1
-    assert found["measured"] == 0.9
-    assert found["measured, waiting apart"] == pytest.approx(0.9 / 0.96)
+    assert (found["measured"].median, found["measured"].lowest, found["measured"].highest) == (0.9, 0.8, 0.99)
 
 
 def test_two_ranks_measure_together(user_environment: dict[str, str], tmp_path: Path) -> None:

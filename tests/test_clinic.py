@@ -9,10 +9,12 @@ from tokenize import COMMENT, NL, generate_tokens
 
 import pytest
 
-from clinic.catalogue import Exercise, edited, exercises
+from clinic import course
+from clinic.catalogue import REPOSITORY, Exercise, edited, exercises
 from exercise import Grader
 from lab.launching import load_script
 from workshop.commandline import load_config
+from workshop.errors import UserError
 
 EXERCISES = exercises()
 
@@ -78,11 +80,14 @@ def test_variants_are_judged_as_their_folder_says(
 def test_the_flags_on_its_page_are_understood(exercise: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(exercise.lesson)
     page = (exercise.folder / "README.md").read_text().replace("\\\n", " ")
+    for variable, first in re.findall(r"^for (\w+) in (\S+).*; do$", page, re.MULTILINE):
+        page = page.replace(f"${variable}", first)
     commands = re.findall(
         rf"^.*\bexercise_{exercise.name}\.py\b([^`\n&|\"]*)", "\n".join(page.split("```")[1::2]), re.MULTILINE
     )
     assert commands
-    for flags in commands:
+    own = re.findall(r"^    (\w+): \w+ = ", exercise.fault, re.MULTILINE)  # flags that only the exercise's script has
+    for flags in (re.sub(rf"--({'|'.join(own)}) \S+", "", flags) if own else flags for flags in commands):
         load_config(load_script(exercise.lesson).Config, shlex.split(flags))
 
 
@@ -103,3 +108,97 @@ def test_an_exercise_is_complete(exercise: Exercise) -> None:
     assert len(list(exercise.folder.glob("right/*.edit"))) >= 2
     assert len(list(exercise.folder.glob("wrong/*.edit"))) >= 2
     assert f"python ../exercise.py start {exercise.name}" in (exercise.folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_its_place_in_the_course_is_described(exercise: Exercise) -> None:
+    about = exercise.about  # raises an error if about.toml is missing, or lacks a field
+    assert 5 <= about.minutes <= 45
+    assert 1 <= about.difficulty <= 3
+    others = [other for other in EXERCISES if other.lesson == exercise.lesson and other != exercise]
+    assert about.order not in [other.about.order for other in others], "another exercise has the same order"
+    assert about.teaches[0].islower()
+    assert len(about.teaches) <= 90
+    assert len(about.wrong_fixes) >= 2
+    for name, reason in about.wrong_fixes.items():
+        assert (exercise.folder / "wrong" / f"{name}.edit").exists(), name
+        assert ":" in reason, f"{name}: what it does, a colon, and why that is wrong"
+    texts = [about.teaches, about.fault, about.fix, *about.wrong_fixes.values()]
+    assert all(text and "|" not in text and not text.endswith(".") for text in texts)
+
+
+def words(text: str) -> str:
+    """A text without its line breaks, and without the prefix that each line has in a list."""
+    return " ".join(text.split())
+
+
+def pages_of(lesson: Path) -> str:
+    """The page of a lesson, followed by its side pages."""
+    side_pages = sorted(page for page in lesson.glob("*.md") if page.name != "README.md")
+    return words("\n".join(page.read_text() for page in (lesson / "README.md", *side_pages)))
+
+
+def place_on_page(exercise: Exercise) -> int:
+    """Where the pages of its lesson start the exercise."""
+    page = pages_of(exercise.lesson)
+    command = f"python ../exercise.py start {exercise.name}"
+    assert command in page, f"the pages of {exercise.lesson.name} do not say `{command}`"
+    return page.index(command)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_what_an_exercise_needs_is_taught_before_it(exercise: Exercise) -> None:
+    lessons = sorted(folder for folder in REPOSITORY.glob("0*_*") if folder.name < exercise.lesson.name)
+    earlier = [pages_of(lesson) for lesson in lessons]
+    before = pages_of(exercise.lesson)[: place_on_page(exercise)]
+    assert exercise.about.needs
+    for needed in exercise.about.needs:
+        assert any(needed in page for page in (*earlier, before)), f"not explained before it: {needed}"
+
+
+@pytest.mark.parametrize("lesson", sorted({exercise.lesson for exercise in EXERCISES}), ids=lambda lesson: lesson.name)
+def test_a_page_starts_its_exercises_in_the_order_of_the_list(lesson: Path) -> None:
+    page = pages_of(lesson)
+    in_order = [exercise for exercise in EXERCISES if exercise.lesson == lesson]
+    assert sorted(in_order, key=place_on_page) == in_order
+    assert all(f"(exercises/{exercise.name}/README.md)" in page for exercise in in_order)
+
+
+def test_an_exercise_without_a_place_in_the_course_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"about\.toml: No such file"):
+        _ = Exercise(tmp_path).about
+    (tmp_path / "about.toml").write_text("minutes = 10\n")
+    with pytest.raises(UserError, match=r"about\.toml does not describe an exercise: .*missing.*'order'"):
+        _ = Exercise(tmp_path).about
+
+
+def test_the_exercises_of_a_schedule_fit_into_their_slots() -> None:
+    minutes = {exercise.name: exercise.about.minutes for exercise in EXERCISES}
+    page = (REPOSITORY / "INSTRUCTORS.md").read_text()
+    slots = re.findall(r"^\| *\d+:\d\d \| +(\d+) \| (.*Graded exercise.*) \|$", page, re.MULTILINE | re.IGNORECASE)
+    taught = []
+    for slot, text in slots:
+        names = [name for name in re.findall(r"`(\w+)`", text.partition(";")[0]) if name in minutes]
+        assert names, text
+        assert sum(minutes[name] for name in names) <= int(slot), text
+        taught += names
+    lessons = {exercise.lesson.name for exercise in EXERCISES if exercise.name in taught}
+    assert lessons == {exercise.lesson.name for exercise in EXERCISES}
+
+
+def test_a_three_hour_class_lasts_three_hours() -> None:
+    section = (REPOSITORY / "INSTRUCTORS.md").read_text().partition("### Three hours")[2].partition("### A day")[0]
+    slots = [tuple(map(int, slot)) for slot in re.findall(r"^\| *(\d+):(\d\d) \| +(\d+) \|", section, re.MULTILINE)]
+    ends = [60 * hour + minute + length for hour, minute, length in slots]
+    begins = [60 * hour + minute for hour, minute, _ in slots]
+    assert begins == [0, *ends[:-1]]
+    assert ends[-1] == 180
+
+
+def test_the_list_of_a_page_has_every_exercise_in_order() -> None:
+    rows = [line for line in course.table().splitlines() if re.match(r"\| \d+ \|", line)]
+    assert [re.search(r"`(\w+)`", row)[1] for row in rows] == [exercise.name for exercise in EXERCISES]
+    assert course.count() == len(EXERCISES)
+    solutions = course.solutions()
+    for exercise in EXERCISES:
+        assert all(text in solutions for text in (exercise.about.fault, *exercise.about.wrong_fixes.values()))

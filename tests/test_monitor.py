@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pynvml
 import pytest
 import torch
@@ -24,7 +25,7 @@ from workshop.profiling.nvml import Gpu
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 UUID = "3b5d8a5e-0c1d-4f5e-9a43-6b1f0f3c2d10"
-CPU_QUANTITIES = {"cpu_percent", "rss_bytes", "system_memory_bytes"}
+CPU_QUANTITIES = {"cpu_percent", "rss_bytes", "pss_bytes", "system_memory_bytes"}
 GPM = {  # metric -> value: percent, MiB/s
     pynvml.NVML_GPM_METRIC_SM_UTIL: 81.5,
     pynvml.NVML_GPM_METRIC_SM_OCCUPANCY: 40.25,
@@ -188,6 +189,52 @@ def test_memory_is_plausible() -> None:
     assert 1e7 < quantities["system_memory_bytes"]["max"] < 1e13
 
 
+def test_shared_memory_counts_once_in_proportional_memory() -> None:
+    """Two processes share what was in memory before one of them was forked, until one of them writes to it."""
+    content = np.ones(200 * 2**20, dtype=np.uint8)
+    fork = multiprocessing.get_context("fork")
+    ready, done = fork.Event(), fork.Event()
+
+    def hold(write: bool) -> None:
+        content[:: 4096 if write else len(content)] = 2
+        ready.set()
+        done.wait()
+
+    pss = {}
+    for write in (False, True):
+        process = fork.Process(target=hold, args=(write,))
+        process.start()
+        assert ready.wait(60)
+        pss[write] = monitor_module.ProcessTree().read()["pss_bytes"]
+        done.set()
+        process.join()
+        ready.clear()
+        done.clear()
+    assert pss[True] - pss[False] == pytest.approx(len(content), rel=0.1)
+
+
+def test_proportional_memory_is_left_out_where_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor_module.psutil.Process, "memory_full_info", lambda _: SimpleNamespace(uss=1))
+    with Monitor(CPU) as monitor:
+        pass
+    summary = monitor.summary()
+    assert set(summary["quantities"]) == CPU_QUANTITIES - {"pss_bytes"}
+    assert summary["left_out"] == {"pss_bytes": "this system does not show it"}
+
+
+def test_reading_the_proportional_memory_takes_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(process: object) -> SimpleNamespace:
+        time.sleep(0.05)
+        return SimpleNamespace(pss=1e6)
+
+    monkeypatch.setattr(monitor_module.psutil.Process, "memory_full_info", slow)
+    tree = monitor_module.ProcessTree()
+    assert tree.read()["pss_bytes"] >= 1e6
+    assert "pss_bytes" not in tree.read()
+    tree._pss_due = time.perf_counter()
+    assert "pss_bytes" in tree.read()
+
+
 def test_a_run_shorter_than_the_interval_gets_one_sample() -> None:
     with Monitor(CPU, interval=1000) as monitor:
         pass
@@ -204,6 +251,13 @@ def test_mean_and_max(monkeypatch: pytest.MonkeyPatch) -> None:
         monitor._stop.set()
     assert monitor.summary()["quantities"]["cpu_percent"] == {"mean": 30.0, "max": 60.0}
     assert monitor.table().splitlines()[1].split() == ["cpu_percent", "30.0", "60.0"]
+
+
+def test_memory_is_shown_with_enough_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor_module.ProcessTree, "read", lambda tree: {"pss_bytes": 1.234e9})
+    with Monitor(CPU, interval=1000) as monitor:
+        pass
+    assert monitor.table().splitlines()[1].split() == ["pss_GB", "1.23", "1.23"]
 
 
 def test_a_child_that_ends_meanwhile_makes_no_impossible_share(monkeypatch: pytest.MonkeyPatch) -> None:

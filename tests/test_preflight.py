@@ -277,7 +277,7 @@ def test_ranks_that_do_not_join(monkeypatch: Patch) -> None:
         monkeypatch.setenv(name, value)
     own, result = preflight.with_the_other_ranks(lambda: [CheckResult("own", "ok", "")])
     assert own.check == "own"
-    assert says(result, "fail", "rank 0 of 2 waited up to 1 s", "03_ddp/experiments/README.md", ("03", "04", "05"))
+    assert says(result, "fail", "rank 0 of 2 waited up to 1 s", "03_ddp/experiments/hangs.md", ("03", "04", "05"))
 
 
 def test_torchrun_that_fails(monkeypatch: Patch) -> None:

@@ -47,16 +47,33 @@ NOT_RUN_HERE = {
     "torchrun --standalone --nproc-per-node 4 experiments/tensor_parallel.py": "test_beyond.py runs it",
     "torchrun --standalone --nproc-per-node 2 experiments/pipeline.py": "test_beyond.py runs it, with less work",
     "torchrun --standalone --nproc-per-node 2 experiments/composition.py": "test_beyond.py runs all combinations",
+    "torchrun --standalone --nproc-per-node 2 experiments/flight_recorder.py": "test_pages_03.py runs it",
+    "torchrun --standalone --nproc-per-node 2 experiments/unused_parameters.py": "test_pages_03.py runs it",
     f"{HANGING} --limit_train 640 --limit_val 129": "hangs, which is its fault; test_clinic.py ends it",
 }
 
 
 PRINTED = {
-    "01_single_gpu/exercises/item_every_step/README.md": r"^6\n\Z",
+    "01_single_gpu/exercises/item_every_step/README.md": r'^ +6 "name": "aten::item"$',
+    "03_ddp/README.md": r"^gradients: 2 all-reduce\(s\) per step, 4\.80 MB\nepoch 1  train loss ",
     # two updates, as there are fewer digits here, so that the last update is traced too
     "03_ddp/exercises/accumulation/README.md": r"^backward +6 .*\noptimizer +2 (.*\n)+all-reduces +12 .*\n\Z",
 }
-"""a pattern of what the last command of a page prints, where the page says the numbers"""
+"""a pattern of what the commands of a page print, where the page says the numbers"""
+
+
+def shown_log(readme: Path) -> list[str]:
+    """Patterns of the lines of a run that a page shows; numbers may differ.
+
+    Left out are the lines of single steps, which a run with few data does not print.
+    """
+    blocks = [token.content for token in tokens(readme) if token.type == "fence" and token.info.strip() == "text"]
+    lines = [line for block in blocks if block.startswith("writing to ") for line in block.splitlines()]
+    kept = [re.sub(r"(?<=writing to )\S+(?=,)", "PATH", line) for line in lines if "  step " not in line]
+    kept = [re.sub(r"  \.\.\.$", "  REST", line) for line in kept]  # speeds, which the page leaves out
+    named = [re.escape(re.sub(r"\.\.\.|\d[\d.,]*", "NUMBER", line)) for line in kept]
+    patterns = {"NUMBER": r"\d[\d.,]*", "PATH": r"\S+", "REST": r".*"}
+    return [re.sub("NUMBER|PATH|REST", lambda name: patterns[name[0]], line) for line in named]
 
 
 def tokens(readme: Path) -> list[Token]:
@@ -172,6 +189,17 @@ def test_commands_run_as_they_stand(
     logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in folder.glob("*.log"))
     assert result.returncode == 0, f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}{logs}"
     assert re.search(PRINTED.get(name_of(readme), ""), result.stdout, re.MULTILINE), result.stdout
+    for line in shown_log(readme):
+        assert re.search(f"^{line}$", result.stdout, re.MULTILINE), f"the page shows {line!r}, but: {result.stdout}"
+
+
+def test_the_log_that_a_page_shows_is_compared() -> None:
+    patterns = shown_log(REPOSITORY / "01_single_gpu" / "README.md")
+    assert patterns
+    assert any(
+        re.search(pattern, "epoch 1  train loss 2.3  val loss 2.3  accuracy 9.00%  0.1 s  10,234 samples/s")
+        for pattern in patterns
+    )
 
 
 PROGRAMS = "python|torchrun|sbatch|srun|salloc|kill|pip|cp|cat|watch|ssh|sudo|source|module|nsys"

@@ -393,10 +393,18 @@ class Samples(Dataset):
         return 40
 
 
-def test_workers_log_when_they_prepared_a_batch(tmp_path: Path) -> None:
+class Batches(Samples):
+    """A data set that reads the samples of a batch itself."""
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[tuple[torch.Tensor, int]]:
+        return [(torch.ones(4), index) for _, index in keys]
+
+
+@pytest.mark.parametrize(("samples", "number"), [(Samples(), 0), (Batches(), 1)], ids=["samples", "batches"])
+def test_workers_log_when_they_prepared_a_batch(samples: Samples, number: int, tmp_path: Path) -> None:
     shown: list[str] = []
     loader = DataLoader(
-        Samples(),
+        samples,
         batch_sampler=DistributedBatchSampler(40, 4, shuffle=True, seed=1),
         num_workers=1,
         worker_init_fn=init_worker,
@@ -404,6 +412,7 @@ def test_workers_log_when_they_prepared_a_batch(tmp_path: Path) -> None:
     with Trace(tmp_path, CPU, log=lambda _: None, show=lambda name, figure: shown.append(name)) as trace:
         batches = list(trace.traced(TimedLoader(loader, window=1), len(loader)))
     assert [len(targets) for _, targets in batches] == [4] * 10
+    assert all((inputs == number).all() for inputs, _ in batches), "the data set's own way to read a batch is used"
     (worker,) = read_rows(trace.file)["worker 0"]
     assert len(worker) == 10
     assert shown == ["trace"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import Script
 
@@ -22,3 +23,24 @@ def test_it_says_that_it_does_nothing_and_trains(run_script: Script, tmp_path: P
     alone, parallel = summaries
     assert parallel["lesson"] == "02_dataparallel"
     assert parallel["epochs"][0]["val_loss"] == alone["epochs"][0]["val_loss"]
+
+
+class TwoReplicas(nn.Module):
+    """Stands for DataParallel on a machine with two GPUs."""
+
+    device_ids = (0, 1)
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.module(*inputs)
+
+
+def test_it_says_how_many_gpus_it_uses(run_script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn, "DataParallel", TwoReplicas)
+    flags = ("--limit_train", 128, "--limit_val", 64, "--loader", "memory", "--run_dir", tmp_path)
+    result = run_script("02_dataparallel/train.py", *flags)
+    assert result.status == 0, result.stderr
+    assert "DataParallel uses 2 GPUs" in result.stdout

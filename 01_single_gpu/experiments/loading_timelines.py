@@ -1,12 +1,15 @@
-"""How long does training wait for data? Six steps of train.py on a time line, with 0, 1 and 4 processes that load.
+"""How long does training wait for data? Six steps on a time line, with 0, 1 and 4 processes that load.
 
-    python experiments/loading_timelines.py                            # CIFAR-10, as configs/cifar10.yaml has it
-    python experiments/loading_timelines.py --dataset mnist --model mnist_cnn
+    python experiments/loading_timelines.py                            # digits on a slow file system: slow_files.py
+    python experiments/loading_timelines.py --slow_files false         # the same without waiting for files
 
-You should see that without workers the time of ``data``, in which training waits for the next batch, is the time that
-it takes to prepare a batch, and that it is shorter with workers, which prepare batches ahead. The configurations are
-measured alternately, and of each the run that other work disturbed least is plotted. Flags that are not listed here are
-passed to train.py.
+You should see that without workers a step takes the time of loading plus the time of computing. With workers loading
+and computing overlap, so that the slower one sets the pace. Four workers load four batches at a time: then a step takes
+little more than its computation. With ``--slow_files false`` loading needs CPU time, which the workers take from the
+training if there are only two CPUs.
+
+The configurations are measured alternately, and of each the run that other work disturbed least is plotted. Flags that
+are not listed here are passed to train.py.
 """
 
 import argparse
@@ -23,14 +26,16 @@ from workshop.profiling.timeline import read_rows
 
 LESSON = Path(__file__).resolve().parent.parent
 WORKERS = (0, 1, 4)
-STEPS = 60
-"""of each run; six of the first 18 are traced, while workers have more to prepare than they may ahead"""
+STEPS = 40
+"""of each run; six of the first 18 are traced, while the workers still have batches to prepare"""
+DIGITS = ("--dataset", "mnist", "--model", "mnist_cnn")
 
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     """Read the command line; return the flags of this script and those for train.py."""
     parser = Parser(__doc__)
-    parser.add_argument("--batch_size", type=int, default=128, help="samples per step (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64, help="samples per step (default: %(default)s)")
+    parser.add_switch("--slow_files", "let each sample arrive 2 ms late (default: %(default)s)", default=True)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, alternately (default: %(default)s)")
     parser.add_out("loading_timelines.json and loading_timelines.png")
     arguments, train_flags = parser.parse_known_args()
@@ -57,18 +62,26 @@ def main() -> None:
     """Trace all numbers of workers alternately; plot, print and save the least disturbed run of each."""
     arguments, train_flags = parse_arguments()
     make_output_folder(arguments.out)
-    flags = ["--batch_size", arguments.batch_size, "--limit_train", STEPS * arguments.batch_size]
+    flags = [*DIGITS, "--batch_size", arguments.batch_size, "--limit_train", STEPS * arguments.batch_size]
     flags += ["--limit_val", arguments.batch_size, *train_flags]
     configurations = {f"--num_workers {workers}": [*flags, "--num_workers", workers] for workers in WORKERS}
     plot = arguments.out / "loading_timelines.png"
     best = quietest_runs(
-        [sys.executable], LESSON, configurations, arguments.rounds, figures_of, "step_milliseconds", plot
+        [sys.executable, "experiments/slow_files.py" if arguments.slow_files else "train.py"],
+        LESSON,
+        configurations,
+        arguments.rounds,
+        figures_of,
+        "step_milliseconds",
+        plot,
+        caption="{:.0f} ms per step",
     )
     rows = [{"num_workers": workers, **found} for workers, found in zip(WORKERS, best.values(), strict=True)]
     header = ["--num_workers", "ms a step", "of it waiting for data"]
     cells = [(str(r["num_workers"]), f"{r['step_milliseconds']:.1f}", f"{r['data_milliseconds']:.1f}") for r in rows]
     print(format_table(header, cells))
-    results = {"rounds": arguments.rounds, "batch_size": arguments.batch_size, "rows": rows}
+    facts = {"rounds": arguments.rounds, "batch_size": arguments.batch_size, "slow_files": arguments.slow_files}
+    results = {**facts, "rows": rows}
     write_results(arguments.out / "loading_timelines.json", pick_device(), results)
 
 

@@ -106,14 +106,14 @@ def report(rows: list[dict[str, float]], world_size: int, device: torch.device, 
         "rows": rows,
     }
     write_results(out / "allreduce.json", device, figures)
-    plot(rows, world_size, network, out / "allreduce.png")
+    plot(rows, world_size, backend, network, out / "allreduce.png")
     print(f"\nwritten: {out / 'allreduce.json'}, {out / 'allreduce.png'}")
 
 
-def plot(rows: list[dict[str, float]], ranks: int, network: Network, file: Path) -> None:
+def plot(rows: list[dict[str, float]], ranks: int, backend: str, network: Network, file: Path) -> None:
     """Draw time and bus bandwidth by message size into a PNG: measured as points, the fitted model as a line."""
     figure = Figure(figsize=(11, 4.4), layout="constrained")
-    figure.suptitle(f"All-reduce over {ranks} ranks", fontsize=14, fontweight="bold")
+    figure.suptitle(f"All-reduce over {ranks} ranks, {backend}", fontsize=14, fontweight="bold")
     sizes = np.array([row["bytes"] for row in rows])
     line = np.geomspace(sizes[0], sizes[-1], 100)
     times = network.all_reduce_seconds(line, ranks)
@@ -123,8 +123,14 @@ def plot(rows: list[dict[str, float]], ranks: int, network: Network, file: Path)
     left.set(title="Time", ylabel="time of one all-reduce", yscale="log")
     left.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_seconds(seconds)))
     left.yaxis.set_minor_formatter(NullFormatter())
+    latency = 2 * (ranks - 1) * network.alpha
+    messages = f"{2 * (ranks - 1)} messages of alpha = {format_seconds(network.alpha)}"
+    left.axhline(latency, color="grey", linestyle="--", label=messages)
     right.plot(sizes, [row["bus_gb_per_second"] for row in rows], "o", color="tab:blue", label="measured")
     right.plot(line, line / times / 1e9 * bus_bandwidth_factor(ranks), color="tab:orange", label="fitted")
+    if network.beta:
+        limit = 1e-9 / network.beta
+        right.axhline(limit, color="grey", linestyle="--", label=f"1 / beta = {limit:.2f} GB/s")
     right.set(title="Bus bandwidth", ylabel="GB/s", ylim=(0, None))
     for axis in (left, right):
         axis.set(xlabel="message size", xscale="log")

@@ -60,7 +60,7 @@ def main() -> None:
     configurations = {title: [*flags, *caps] for caps, title in TITLES.items()}
     plot = arguments.out / "bucket_timelines.png"
     best = quietest_runs(
-        torchrun(2), LESSON, configurations, arguments.rounds, figures_of, "backward_milliseconds", plot
+        [*torchrun(2), "train.py"], LESSON, configurations, arguments.rounds, figures_of, "backward_milliseconds", plot
     )
     rows = [{"setting": title, **found} for title, found in best.items()]
     cells = [(row["setting"], str(row["buckets"]), f"{row['backward_milliseconds']:.1f}") for row in rows]

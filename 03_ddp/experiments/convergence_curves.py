@@ -144,7 +144,7 @@ def _compare(curve: Curve, baseline: Curve) -> str:
 
 
 def plot(curves: Sequence[Curve], file: Path) -> None:
-    """Draw the validation loss of all runs into a PNG, in three panels; a ring marks where one reaches the target."""
+    """Draw the validation loss of all runs into a PNG, in three panels; a circle marks where one reaches the target."""
     target = target_of(list(curves))
     figure = Figure(figsize=(13, 5), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
@@ -159,8 +159,8 @@ def plot(curves: Sequence[Curve], file: Path) -> None:
             colour, x = COLOURS[number % len(COLOURS)], x_of(curve)
             axis.plot(x, curve.val_loss, color=colour, marker=".", label=curve.name)
             if epoch := curve.epoch_at(target):
-                ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.8}
-                axis.plot(x[epoch - 1], curve.val_loss[epoch - 1], color=colour, **ring)
+                circle = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.8}
+                axis.plot(x[epoch - 1], curve.val_loss[epoch - 1], color=colour, **circle)
         axis.set_title(title, fontsize=11)
         axis.set_xlabel(label)
         axis.set_xlim(left=0)
@@ -169,5 +169,5 @@ def plot(curves: Sequence[Curve], file: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(curves)), frameon=False)
     first = curves[0].name
-    figure.suptitle(f"Dotted: where {first} ends. A ring: the first epoch that is as low.", fontsize=12)
+    figure.suptitle(f"Dotted: where {first} ends. A circle: the first epoch that is as low.", fontsize=12)
     figure.savefig(file, dpi=110)

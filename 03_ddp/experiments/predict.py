@@ -11,6 +11,7 @@ defaults describe that study: the same U-Net and GPUs, and the network of its no
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def predict_published(arguments: argparse.Namespace) -> dict[str, Any]:
     rows = prediction.against_published(steps, network)
     print(f"\nBeside the published figures, {prediction.GPUS_PUBLISHED} GPUs; off by: percentage points\n")
     print(format_table(prediction.published_header(), [prediction.published_cells(row) for row in rows]))
-    print("\ncalibrated: at the bandwidth that fits batch 64, so that batch 128 is the test")
+    print("\nWith the bandwidth at which the model gives the published figure of batch 64; batch 128 is the test\n")
+    print(format_table(prediction.calibrated_header(), [prediction.calibrated_cells(row) for row in rows]))
     points = [(f"batch {p.batch_size}", prediction.GPUS_PUBLISHED, p.efficiency) for p in prediction.PUBLISHED]
     plot(curves, points, arguments.out / "predict.png")
     assumed = {name: getattr(arguments, name) for name in ("samples_per_second", "parameters", "buckets")}
@@ -113,7 +115,7 @@ def plot(curves: dict[str, dict[int, tuple[float, float]]], published: Sequence[
         text = axis.annotate(f"published {efficiency:.0%}", (count, efficiency), (12, -4), textcoords="offset points")
         text.set_bbox({"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1})  # lines pass behind it
     axis.set(title="Weak scaling: predicted bounds", xscale="log", ylim=(0, 1.05))
-    axis.set(xlabel="ranks, one per GPU", ylabel="speed over ranks times one rank's speed")
+    axis.set(xlabel="ranks, one per GPU", ylabel="efficiency: speed over ranks times one rank's")
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axis.xaxis.set_major_locator(FixedLocator(ranks))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,g}"))
@@ -127,19 +129,20 @@ def predict_measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the prediction for this machine's own study beside what was measured; return it."""
     allreduce, scaling = read(arguments.allreduce), read(arguments.scaling)
     rows = prediction.against_measured(scaling, allreduce)
-    names = (*prediction.OVERLAPS, "measured", "measured, waiting apart")
     cells = [
         [
             str(row["ranks"]),
             format_seconds(row["compute_seconds"]),
             format_seconds(row["all_reduce_seconds"]),
-            *(f"{row[name]:.1%}" for name in names),
+            *(f"{row[name]:.0%}" for name in prediction.OVERLAPS),
+            str(row["measured"]),
         ]
         for row in rows
     ]
-    print("Speed with communication over that without, weak scaling on this machine\n")
-    print(format_table(["ranks", "step alone", "all-reduce", *names], cells, left=()))
-    return {"measured": rows}
+    print("Throughput with communication over that without, weak scaling on this machine\n")
+    header = ["ranks", "step without communication", "all-reduces", *prediction.OVERLAPS, "measured"]
+    print(format_table(header, cells, left=()))
+    return {"measured": [row | {"measured": asdict(row["measured"])} for row in rows]}
 
 
 def main() -> None:

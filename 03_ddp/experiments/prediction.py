@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alpha_beta import Network, Step, beta_for, weak_efficiency
+from scaling_study import full_over_compute
 
 GPUS_PUBLISHED = 128
 
@@ -91,16 +92,23 @@ def against_published(steps: dict[int, Step], network: Network) -> list[dict[str
 
 def published_header() -> list[str]:
     """Return the heads of the columns of `published_cells`."""
-    return [
-        *("overlap", "batch", "published", "predicted", "off by"),
-        *("overhead published", "predicted", "calibrated", "off by", "at GB/s"),
-    ]
+    return ["overlap", "batch", "published", "predicted", "off by"]
 
 
 def published_cells(row: dict[str, Any]) -> list[str]:
-    """Return a row of `against_published` as text; differences are in percentage points."""
+    """Return the prediction of a row of `against_published` as text; the difference is in percentage points."""
     found = [row["overlap"], str(row["batch_size"]), f"{row['published']:.0%}", f"{row['predicted']:.0%}"]
-    found += [f"{100 * row['off_by']:+.0f}", f"{row['published_overhead']:.0%}", f"{row['predicted_overhead']:.0%}"]
+    return [*found, f"{100 * row['off_by']:+.0f}"]
+
+
+def calibrated_header() -> list[str]:
+    """Return the heads of the columns of `calibrated_cells`."""
+    return ["overlap", "batch", "published", "with the fitted bandwidth", "off by", "fitted GB/s"]
+
+
+def calibrated_cells(row: dict[str, Any]) -> list[str]:
+    """Return what a row of `against_published` says with the bandwidth that fits the first published figure."""
+    found = [row["overlap"], str(row["batch_size"]), f"{row['published']:.0%}"]
     if row["calibrated"] is None:
         return [*found, "-", "-", "-"]
     calibrated = [f"{row['calibrated']:.0%}", f"{100 * row['calibrated_off_by']:+.0f}"]
@@ -111,7 +119,7 @@ def against_measured(scaling: dict[str, Any], allreduce: dict[str, Any]) -> list
     """Return a row for each weak-scaling run with several ranks: speed with communication over that without it.
 
     Args:
-        scaling: the results that scaling.py wrote; COMPUTE gives the time of a step, BARRIER what ranks wait anyhow.
+        scaling: the results that scaling.py wrote; COMPUTE gives the time of a step.
         allreduce: the results that allreduce.py wrote on the same machine.
     """
     network = Network(allreduce["alpha"], allreduce["beta"])
@@ -120,17 +128,17 @@ def against_measured(scaling: dict[str, Any], allreduce: dict[str, Any]) -> list
         if row["scaling"] == "weak" and row["ranks"] > 1:
             compute_seconds = row["ranks"] * row["batch_size"] / row["COMPUTE"]["mean"]
             nbytes = scaling["gradient_bytes"]
-            step = Step(compute_seconds, nbytes, buckets=1 + int(nbytes // (25 * 2**20) + 1))  # PyTorch: 1 MiB, 25, ...
+            buckets = 1 + int(nbytes // (25 * 2**20) + 1)  # PyTorch's default: 1 MiB, then 25 MiB each
+            step = Step(compute_seconds, nbytes, buckets)
             none, full = curve(step, network, [row["ranks"]])[row["ranks"]]
             found.append(
                 {
                     "ranks": row["ranks"],
                     "compute_seconds": compute_seconds,
-                    "all_reduce_seconds": network.all_reduce_seconds(nbytes, row["ranks"]),
+                    "all_reduce_seconds": buckets * network.all_reduce_seconds(nbytes / buckets, row["ranks"]),
                     "no overlap": none,
                     "full overlap": full,
-                    "measured": row["with_communication"],
-                    "measured, waiting apart": row["with_communication"] / row["with_barrier"],
+                    "measured": full_over_compute(row),
                 }
             )
     return found

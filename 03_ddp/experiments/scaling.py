@@ -4,9 +4,9 @@
     sbatch -N 2 experiments/scaling.slurm                # ranks of two nodes
 
 You should see samples/s for loading alone (IO), training alone (SYNTHETIC), both (FULL), training without
-communication (COMPUTE) and the same with a barrier in each step (BARRIER); then efficiency, beside what this machine
-can reach at all, and what communication costs. A rank on CPUs has one thread, so that one rank cannot take what
-belongs to two. Flags that are not listed here go to train.py.
+communication (COMPUTE) and the same with a barrier in each step (BARRIER). The last columns show FULL over COMPUTE: the
+share of the throughput that is left when the ranks communicate, with its spread. A rank on CPUs has one thread, because
+one rank with more threads would use the CPUs of the others. Flags that are not listed here go to train.py.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from lab.flags import Parser, make_output_folder, require_positive
-from lab.launching import benchmark, check_flags, run_and_read
+from lab.launching import benchmark, check_flags
 from lab.results import write_results
 from lab.timing import cpu_share
 from ranks_of_a_job import in_slurm, launcher, slurm_tasks
@@ -28,7 +28,6 @@ from scaling_study import (
     diagnosis,
     joined,
     plot,
-    powers_of_two,
     rows,
     scaling_table,
     settings,
@@ -92,14 +91,6 @@ def measure_training(setting: Setting, arguments: argparse.Namespace, train_flag
     return found
 
 
-def measure_products(ranks: int, arguments: argparse.Namespace) -> Trials:
-    """Return the trials of MATRIX, in matrix products per second."""
-    command = [*launcher(ranks), "experiments/matrix_products.py", "--seconds", arguments.seconds]
-    found = run_and_read(command, LESSON, out=arguments.out, threads=arguments.threads_per_rank)
-    print(f"{ranks} rank(s): {statistics.mean(found['MATRIX']):,.0f} matrix products/s", flush=True)
-    return found
-
-
 def main() -> None:
     """Measure all configurations alternately, in several rounds; then print, plot and write the results."""
     arguments, train_flags = parse_arguments()
@@ -112,22 +103,17 @@ def main() -> None:
     if arguments.quick:
         del studies["strong"]
     measured: dict[Setting, Trials] = {setting: {} for setting in itertools.chain(*studies.values())}
-    products: dict[int, Trials] = {} if arguments.quick else {ranks: {} for ranks in powers_of_two(arguments.max_ranks)}
     shares = [cpu_share()]
     for _ in range(arguments.rounds):
         for setting in measured:
             measured[setting] = joined(measured[setting], measure_training(setting, arguments, train_flags))
             shares.append(cpu_share())
-        for ranks in products:
-            products[ranks] = joined(products[ranks], measure_products(ranks, arguments))
-    for setting in measured:
-        measured[setting] |= products.get(setting.ranks, {})
 
     if min(shares) < 0.8:
         warn(f"at times only {min(shares):.0%} of the CPUs were free: others compute here too, so trust no ratio")
     found = [row for scaling, study in studies.items() for row in rows(scaling, study, measured)]
     diagnoses = {scaling: diagnosis([row for row in found if row["scaling"] == scaling]) for scaling in studies}
-    print(f"\nsamples/s and ratios\n{scaling_table(found)}\n")
+    print(f"\nsamples/s, and FULL over COMPUTE: the median of pairs of trials\n{scaling_table(found)}\n")
     print("\n".join(diagnoses.values()))
     figures = {
         "cpu_share": min(shares),

@@ -29,10 +29,11 @@ def init_worker(worker_id: int = 0) -> None:
 def _log_batches(dataset: Any, worker_id: int) -> None:  # noqa: ANN401
     """Have ``dataset`` log when it read the samples of a batch: start and end in ns, a line per batch."""
     file = Path(os.environ[WORKER_TIMES], f"worker {worker_id}")
+    own = getattr(dataset, "__getitems__", None)
 
     def get_items(keys: list) -> list:
         began = time.time_ns()
-        samples = [dataset[key] for key in keys]
+        samples = own(keys) if own else [dataset[key] for key in keys]
         with suppress(FileNotFoundError), file.open("a") as log:  # the folder is deleted when the trace is complete
             log.write(f"{began} {time.time_ns()}\n")
         return samples

@@ -19,6 +19,7 @@ from workshop.profiling.nvml import Gpu
 
 # The CPU time of a process is counted in ticks of 10 ms, and GPM counters need 100 ms between two samples.
 SHORTEST_INTERVAL = 0.1
+PSS_PAUSE = 50  # times as long as it took to read the proportional memory, until it is read again
 TIMEOUT = 5.0  # seconds; with a GPU that has failed, a call to NVML may never return
 
 LogSample = Callable[[str, float, float], None]
@@ -30,6 +31,8 @@ class ProcessTree:
     - ``cpu_percent``: CPU time since the `read` before, as a share of that of the CPUs this process may use
     - ``rss_bytes``: their resident memory; pages that processes share, as those of a dataset loaded before the workers
       were started, count once for each
+    - ``pss_bytes``: their proportional memory; of a page that N processes share, each counts an Nth. Linux walks
+      through all pages for it, so it is left out of as many samples as it takes to spend at most 2 % of the time on it.
     - ``system_memory_bytes``: memory in use on the whole machine, by everyone
     """
 
@@ -37,6 +40,9 @@ class ProcessTree:
         self._process = psutil.Process()
         self._cpus = available_cpus()
         self._time, self._cpu_seconds = time.perf_counter(), self._read_processes()[0]
+        self._pss_due = 0.0
+        self.left_out: dict[str, str] = {}
+        """what this system does not show, and why"""
 
     def read(self) -> dict[str, float]:
         """Return the present value of every quantity."""
@@ -47,11 +53,24 @@ class ProcessTree:
         used = min(max(0.0, used), elapsed * (psutil.cpu_count() or 1))
         self._time, self._cpu_seconds = now, cpu_seconds
         memory = psutil.virtual_memory()
-        return {
-            "cpu_percent": 100 * used / (elapsed * self._cpus),
-            "rss_bytes": float(rss),
-            "system_memory_bytes": float(memory.total - memory.available),
-        }
+        values = {"cpu_percent": 100 * used / (elapsed * self._cpus), "rss_bytes": float(rss)}
+        if now >= self._pss_due and not self.left_out:
+            values |= self._read_pss()
+            finished = time.perf_counter()
+            self._pss_due = finished + PSS_PAUSE * (finished - now)
+        return values | {"system_memory_bytes": float(memory.total - memory.available)}
+
+    def _read_pss(self) -> dict[str, float]:
+        pss = 0
+        for process in [*self._process.children(recursive=True), self._process]:
+            try:
+                pss += process.memory_full_info().pss
+            except psutil.NoSuchProcess:  # it has just ended
+                continue
+            except (psutil.AccessDenied, AttributeError):
+                self.left_out["pss_bytes"] = "this system does not show it"
+                return {}
+        return {"pss_bytes": float(pss)}
 
     def _read_processes(self) -> tuple[float, int]:
         """Return the CPU seconds that the processes have used since their start, and their resident bytes."""
@@ -130,8 +149,9 @@ class Monitor:
         summary = self.summary()
         lines = [f"{'monitor, ' + str(summary['samples']) + ' samples':32} {'mean':>18} {'max':>18}"]
         for name, value in summary["quantities"].items():
-            unit = 1e9 if name.endswith("bytes") else 1
-            lines.append(f"{name.replace('bytes', 'GB'):32} {value['mean'] / unit:18,.1f} {value['max'] / unit:18,.1f}")
+            unit, digits = (1e9, 2) if name.endswith("bytes") else (1, 1)
+            figures = (f"{value[kind] / unit:18,.{digits}f}" for kind in ("mean", "max"))
+            lines.append(f"{name.replace('bytes', 'GB'):32} {' '.join(figures)}")
         return "\n".join(lines)
 
     def _sample_until_stopped(self) -> None:
@@ -167,6 +187,7 @@ class Monitor:
         seconds = time.perf_counter() - self._started
         with self._lock:
             self._samples += 1
+            self._left_out |= self._processes.left_out
             for number in used:
                 self._left_out |= gpus[number].left_out
             for name, value in values.items():

@@ -30,7 +30,7 @@ def grade(script: Script) -> Iterator[str]:
         rank = script.run(*flags, train=samples, val=1, watch=watch)[0]
         processes = max((len(call.children) for call in rank.shown if call.training), default=0)
         if processes < WORKERS:
-            yield f"with --num_workers {WORKERS}, {processes} processes load"
+            yield f"with --num_workers {WORKERS}, {processes} processes load the training data"
             return
         epochs = [rank.trained[samples * epoch :][:samples] for epoch in range(EPOCHS)]
         if any(sorted(epoch) != list(range(samples)) for epoch in epochs):

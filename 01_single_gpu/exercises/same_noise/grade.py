@@ -28,7 +28,7 @@ def grade(script: Script) -> Iterator[str]:
     write_images(data_dir / cifar10.FOLDER)
     (alone, _), (by_workers, processes) = (moves_of(script, workers, data_dir) for workers in (0, 2))
     if processes < 2:
-        yield f"with --num_workers 2, {processes} processes load"
+        yield f"with --num_workers 2, {processes} processes load the training data"
         return
     for epochs, workers in ((alone, "no"), (by_workers, "2")):
         if any(sorted(epoch) != list(range(SAMPLES)) for epoch in epochs):

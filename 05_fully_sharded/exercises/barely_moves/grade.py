@@ -43,4 +43,4 @@ def first_step(script: Script, precision: str) -> Step:
 
 def names(dtypes: set[torch.dtype]) -> str:
     """Return the names of some formats."""
-    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)) or "nothing"
+    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)) or "no format"

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 from torch import nn
@@ -43,7 +44,7 @@ def grade(script: Script) -> Iterator[str]:
         sharded = sum(isinstance(weight, DTensor) for weight in weights.values())
         held = sum(local(weight).numel() for weight in weights.values())
     except Exception as error:
-        yield f"torch.load cannot read model.pt: {' '.join(str(error).split())[:150]}"
+        yield f"torch.load cannot read model.pt: {shorten(str(error), 200, placeholder=' ...')}"
         return
     model = build_vit("mnist", crop_size=64, patch=7, width=WIDTH, depth=DEPTH)
     needed = sum(weight.numel() for weight in model.parameters())
@@ -56,7 +57,7 @@ def grade(script: Script) -> Iterator[str]:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        yield f"the model in one process does not take what is in model.pt: {' '.join(str(error).split())[:150]}"
+        yield f"the model in one process cannot load model.pt: {shorten(str(error), 200, placeholder=' ...')}"
         return
     inputs, outputs = run[0].extra
     with torch.inference_mode():

@@ -19,7 +19,9 @@ def grade(script: Script) -> Iterator[str]:
     resumed = run(script, 2, first)
     steps = [len(rank.extra.steps) for rank in (*whole.ranks, *resumed.ranks)]
     if steps != [4, 4, 2, 2]:
-        yield f"two epochs have 4 steps on each rank, and a run resumed after the first one has 2; these had {steps}"
+        where = ("without a stop, rank 0", "without a stop, rank 1", "resumed, rank 0", "resumed, rank 1")
+        made = ", ".join(f"{name}: {number}" for name, number in zip(where, steps, strict=True))
+        yield f"a run of two epochs must make 4 steps on each rank, and one resumed after the first epoch 2 ({made})"
         return
     expected, found = (states(some, step) for some, step in ((whole, 2), (resumed, 0)))
     if torch.equal(expected[0], expected[1]):

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from clinic.catalogue import Exercise
-from clinic.observe import Observed, Script
+from clinic.observe import Observed, Script, percent
 from clinic.sharded import note_steps
 
 PARTS = 4
@@ -34,7 +34,7 @@ def grade(script: Script) -> Iterator[str]:
         if not off < 1e-4:
             yield (
                 f"with --accumulate {PARTS}, the gradients of step {number}, with {right.samples} samples per rank, "
-                f"differ by {off:.1e} (relative) from those of the whole batch"
+                f"differ by {percent(off)} from those of the whole batch"
             )
             break
     printed, right = found.epochs[0]["train_loss"], expected.epochs[0]["train_loss"]

@@ -1,0 +1,113 @@
+"""On two ranks, no sample that is validated on has been trained on, also when the run is stopped and resumed."""
+
+import builtins
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from clinic import coded
+from clinic.observe import Observed, Script
+
+BATCH, RANKS, EPOCHS, TRAIN = 16, 2, 2, 160
+SHARES = 0.1, 0.3
+"""of the samples may be held out: a split that decides sample by sample does not hold out exactly a fifth"""
+
+
+def grade(script: Script) -> Iterator[str]:
+    """Yield a line for each thing that is still wrong."""
+    run = train(script, EPOCHS)
+    for faults in (faults_of_split(run), faults_of_use(run), faults_of_dropout(run)):
+        if wrong := list(faults):
+            yield from wrong
+            return
+    first = train(script, 1)
+    second = train(script, EPOCHS, "--resume", "true", run_dir=first.run_dir)
+    for before, after, when in ((first, second, "before"), (second, first, "after")):
+        if both := trained(before) & validated(after):
+            yield (
+                f"in a run that is stopped after its first epoch and resumed, {len(both)} of the samples that are "
+                f"validated on {'after' if when == 'before' else 'before'} the stop are trained on {when} it"
+            )
+            break
+
+
+def faults_of_split(run: Observed) -> Iterator[str]:
+    """Yield which samples are validated on that should not be."""
+    held_out = validated(run)
+    if foreign := {sample for sample in held_out if sample >= coded.FIRST_VAL}:
+        yield f"{len(foreign)} samples of the test set are validated on, and no training samples are held out"
+    for number, rank in enumerate(run.ranks):
+        for other, its in enumerate(run.ranks):
+            if both := set(rank.trained) & set(its.validated):
+                whom = "it validates on itself" if number == other else f"rank {other} validates on"
+                yield f"rank {number} trains on {len(both)} of the {len(set(its.validated))} samples that {whom}"
+    if not SHARES[0] * TRAIN <= len(held_out) <= SHARES[1] * TRAIN:
+        yield f"{len(held_out)} of {TRAIN} samples are validated on, not about a fifth of them"
+
+
+def faults_of_use(run: Observed) -> Iterator[str]:
+    """Yield whether samples are left out, or used more than once in an epoch."""
+    held_out = validated(run)
+    counts = Counter(sample for rank in run.ranks for sample in rank.validated)
+    if any(count != EPOCHS for count in counts.values()):
+        yield "some of the samples that are held out are validated on more or less than once in an epoch"
+    counts = Counter(sample for rank in run.ranks for sample in rank.trained)
+    if twice := [sample for sample, count in counts.items() if count > EPOCHS]:
+        yield f"{len(twice)} samples are trained on more than once in an epoch"
+    others, used = TRAIN - len(held_out), sum(counts.values()) / EPOCHS
+    if used <= others - RANKS:  # at the end of an epoch, fewer samples than ranks may be left over
+        yield f"{others} of {TRAIN} samples are not held out, but only {used:.0f} of them are trained on in an epoch"
+
+
+def faults_of_dropout(run: Observed) -> Iterator[str]:
+    """Yield whether the ranks have the same random numbers in a step."""
+    if any(torch.equal(a, b) for a, b in zip(*(rank.extra for rank in run.ranks), strict=False)):
+        yield "in training, both ranks have the same random numbers, so dropout drops the same activations on both"
+
+
+def train(script: Script, epochs: int, *flags: object, run_dir: Path | None = None) -> Observed:
+    """Train on two ranks."""
+    flags = ("--batch_size", BATCH, "--epochs", epochs, *flags)
+    return script.run(*flags, ranks=RANKS, train=TRAIN, val=40, run_dir=run_dir, watch=as_in_a_new_process)
+
+
+def trained(run: Observed) -> set[int]:
+    """Return the samples that any rank trained on."""
+    return {sample for rank in run.ranks for sample in rank.trained}
+
+
+def validated(run: Observed) -> set[int]:
+    """Return the samples that any rank validated on."""
+    return {sample for rank in run.ranks for sample in rank.validated}
+
+
+def as_in_a_new_process(_: Path) -> Callable[[], list[torch.Tensor]]:
+    """Note the state of PyTorch's random numbers in each training step; see `Script.run`.
+
+    The ranks are forks of one process, so they would have the same state of NumPy's generator, and `hash` would return
+    the same numbers for texts. In processes of their own both differ.
+    """
+    np.random.seed()
+    own_hash = builtins.hash
+
+    def salted(value: object) -> object:
+        if isinstance(value, (str, bytes)):
+            return (os.getpid(), value)
+        return tuple(map(salted, value)) if isinstance(value, tuple) else value
+
+    builtins.hash = lambda value: own_hash(salted(value))
+    states: list[torch.Tensor] = []
+
+    def note(module: nn.Module, arguments: tuple) -> None:
+        is_model = isinstance(module, coded.SmallReader) and module.training
+        if is_model and not arguments[0].is_meta:  # on the meta device, the workshop only tries the model's shapes
+            states.append(torch.get_rng_state())
+
+    register_module_forward_pre_hook(note)
+    return lambda: states

@@ -1,0 +1,342 @@
+"""Turn the figures of first_changes.py and the published profiles into parts of lesson 01's pages; cog calls this."""
+
+import statistics
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from lab.render import RESULTS, definitions, figure, load, mean_std, not_measured, source, table
+from workshop.paths import REPOSITORY
+
+KINDS = ("IO", "SYNTHETIC", "FULL")
+WIDTH = 100
+"""characters of a line of a profile: what does not fit is cut off"""
+
+
+def profile(case: str) -> str:
+    """Render the line profile of the median trial, without the columns that depend on the machine."""
+    results = load("first_changes")
+    if not results:
+        return not_measured("first_changes")
+    lines = ["Line #      Hits   % Time  Line Contents", 62 * "="]
+    for line in results["rows"][case]["profile"]["lines"]:
+        if line["percent"] >= 0.5:
+            lines.append(
+                f"{line['line']:>6} {line['hits']:>9} {line['percent']:>8.1f}  {line['text']}"[:WIDTH].rstrip()
+            )
+    return "\n".join(["```text", *lines, "```"])
+
+
+def shares(*cases: str) -> str:
+    """Say what percentage of the time the line of the data loader took in all trials of some configurations."""
+    results = load("first_changes")
+    if not results:
+        return not_measured("first_changes")
+    said = []
+    for case in cases:
+        found = [trial["for_percent"] for trial in results["rows"][case]["trials"]]
+        said.append(f"{min(found):.0f} to {max(found):.0f} %")
+    how = f"In {results['rounds']} trials the `for` line took {', then '.join(said)} of the time."
+    if results["cpus_used"] < 0.75 * results["hardware"]["cpus_available"]:
+        how += " (Other work kept the CPUs busy, so the profile shows shares only, and no times.)"
+    return f"{how}\n{source(results)}"
+
+
+def timelines(what: str) -> str:
+    """Return the figure of six steps with 0, 1 and 4 workers and a slow file system; ``what`` says what one sees."""
+    measured = load("loading_timelines").get("slow_files")  # missing in older results, which are of other data
+    return figure("loading_timelines", what) if measured else not_measured("loading_timelines")
+
+
+BATCHES = {"cifar10": 128, "mnist": 64}
+"""samples per step of the two configurations"""
+
+
+def alone(name: str) -> dict[str, dict[str, Any]]:
+    """Return IO, SYNTHETIC and FULL of small images by the name of the loader, or of MNIST by "0 workers" and so on."""
+    if name in load("loaders")["loaders"]:
+        return load("loaders")["loaders"][name]
+    count = int(name.partition(" ")[0])
+    return next(row for row in load("worker_counts")["rows"] if row["num_workers"] == count)
+
+
+def step_milliseconds(name: str, data_set: str) -> tuple[float, float, float]:
+    """Return the milliseconds of a step of loading alone, of training alone, and of both together."""
+    io, synthetic, full = (1000 * BATCHES[data_set] / alone(name)[kind]["mean"] for kind in KINDS)
+    return io, synthetic, full
+
+
+def expected_share(name: str, data_set: str) -> float:
+    """Return the share of loading in a step without overlap, from the times of loading alone and of training alone."""
+    io, synthetic, _ = step_milliseconds(name, data_set)
+    return io / (io + synthetic)
+
+
+def loading_share() -> str:
+    """Say what share loading has of a step of small images without workers."""
+    io, synthetic, _ = step_milliseconds("map, 0 workers", "cifar10")
+    return (
+        f"Measured one at a time, loading a batch takes {io:.0f} ms here and training on it {synthetic:.0f} ms. "
+        f"So about {expected_share('map, 0 workers', 'cifar10'):.0%} of the time should be in the `for` line: this run "
+        f"mostly loads data.\n{source(load('loaders'))}"
+    )
+
+
+def most_to_gain(name: str, data_set: str) -> str:
+    """Say how much could be gained if loading took no time."""
+    part = expected_share(name, data_set)
+    return (
+        f"If the `for` line takes {part:.0%} of the time, {1 - part:.0%} remain without it. So the run would be at "
+        f"most 1 / {1 - part:.2f} = {1 / round(1 - part, 2):.1f} times as fast."
+    )
+
+
+def loader_gain() -> str:
+    """Render what the loader in memory gains over the training process that loads image by image."""
+    names = {"map, 0 workers": "`--loader map --num_workers 0`", "memory": "`--loader memory`"}
+    base = alone("map, 0 workers")["FULL"]
+    cells = []
+    for name, shown in names.items():
+        full = alone(name)["FULL"]
+        ratios = [one / base["mean"] for one in full["trials"]]
+        ratio = "1" if name == "map, 0 workers" else f"{min(ratios):.2f} to {max(ratios):.2f}"
+        cells.append((shown, f"{expected_share(name, 'cifar10'):.0%}", mean_std(full), ratio))
+    header = ["", "expected `for` line", "samples/s", "ratio"]
+    how = (
+        "Samples/s of whole steps (FULL of `--benchmark true`), mean ± standard deviation of three trials; the ratio "
+        "of each trial to the mean of the first row."
+    )
+    return "\n".join([table(header, cells), "", how, source(load("loaders"))])
+
+
+def mnist_gain() -> str:
+    """Render what workers gain on MNIST, and say whether it is more than the spread."""
+    base = alone("0 workers")["FULL"]
+    cells, said = [], []
+    for count in (0, 1, 2):
+        full = alone(f"{count} workers")["FULL"]
+        difference, limit = full["mean"] - base["mean"], full["std"] + base["std"]
+        cells.append((f"`--num_workers {count}`", mean_std(full), f"{full['mean'] / base['mean']:.2f}"))
+        if count:
+            word = "faster" if difference > 0 else "slower"
+            noise = "no difference beyond the spread"
+            said.append(f"{count} worker(s): {word if abs(difference) > limit else noise}.")
+    how = "FULL of `--benchmark true`, mean ± standard deviation of three trials. " + " ".join(said)
+    return "\n".join([table(["", "samples/s", "ratio"], cells), "", how, source(load("worker_counts"))])
+
+
+def together(row: dict[str, Any]) -> tuple[float, float]:
+    """Return what loading and training give together, in samples/s: one after the other, and with full overlap."""
+    io, synthetic = row["IO"]["mean"], row["SYNTHETIC"]["mean"]
+    return 1 / (1 / io + 1 / synthetic), min(io, synthetic)
+
+
+PREDICTED = {
+    "map, 0 workers": "CIFAR-10, 0 workers",
+    "memory": "CIFAR-10, `--loader memory`",
+    "0 workers": "MNIST, 0 workers",
+    "1 worker": "MNIST, 1 worker",
+    "2 workers": "MNIST, 2 workers",
+}
+"""what the tables call these configurations"""
+
+
+def predictions(*, with_full: bool = True) -> str:
+    """Render IO and SYNTHETIC, or what follows from them without overlap and with full overlap, beside FULL."""
+    cells: list[tuple[str, ...]] = []
+    for name, shown in PREDICTED.items():
+        row = alone(name)
+        if with_full:
+            without, overlapped = together(row)
+            full = row["FULL"]["mean"]
+            cells.append(
+                (
+                    shown,
+                    f"{without:,.0f}",
+                    f"{overlapped:,.0f}",
+                    mean_std(row["FULL"]),
+                    f"{full / without:.0%}",
+                    f"{full / overlapped:.0%}",
+                )
+            )
+        else:
+            cells.append((shown, mean_std(row["IO"]), mean_std(row["SYNTHETIC"])))
+    full_header = ["", "no overlap", "full overlap", "FULL, measured", "of no overlap", "of full overlap"]
+    how = "In samples/s, mean ± standard deviation of three trials."
+    sources = [source(load(name)) for name in ("loaders", "worker_counts")]
+    return "\n".join([table(full_header if with_full else ["", "IO", "SYNTHETIC"], cells), "", how, *sources])
+
+
+def data_loader() -> str:
+    """Render the call of the ``DataLoader`` in lesson 01's script."""
+    lines = definitions("01_single_gpu")["make_loader"]
+    start = next(number for number, line in enumerate(lines) if "return DataLoader(" in line)
+    return "\n".join(["```python", *(line.removeprefix("    ") for line in lines[start:]), "```"])
+
+
+def job_file() -> str:
+    """Render the job file of lesson 01."""
+    return f"```bash-file\n{(REPOSITORY / '01_single_gpu' / 'job.slurm').read_text()}```"
+
+
+def same_command() -> str:
+    """Say how much repeated runs of lesson 01 on MNIST with one worker differ: in one sitting, and between days."""
+    runs = next(row for row in load("success_rate")["rows"] if row["name"] == "standard")["runs"]
+    seconds = [run["process_seconds"] for run in runs]
+    apart = (max(seconds) - min(seconds)) / statistics.median(seconds)
+    others = {
+        "an epoch under the line profiler": load("baseline")["epoch"]["samples_per_second"],
+        "`--benchmark true`, FULL": alone("1 worker")["FULL"]["mean"],
+        "20,000 digits, another day": load("workers")["rows"][1]["samples_per_second"],
+    }
+    cells = [(name, f"{speed:,.0f}") for name, speed in others.items()]
+    return "\n".join(
+        [
+            f"Three runs in one sitting, with different seeds: {', '.join(f'{second:.1f}' for second in seconds)} s "
+            f"for the whole process. The slowest is {apart:.0%} of the median above the fastest.",
+            "",
+            "But the same flags, measured on different days and in different ways:",
+            "",
+            table(["", "samples/s"], cells),
+            "",
+            f"The fastest is {max(others.values()) / min(others.values()) - 1:.0%} above the slowest.",
+            source(load("workers")),
+        ]
+    )
+
+
+ASYNCHRONOUS = RESULTS / "asynchronous_launch.png"
+COLOURS = {"forward": "#56B4E9", "backward": "#0072B2", "wait": "#CC79A7"}
+
+
+def draw_asynchronous_launch() -> None:
+    """Draw how the CPU launches three steps and then waits for the GPU; a schematic drawing, nothing is measured."""
+    figure = Figure(figsize=(10, 2.9), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    cpu, gpu = 0.3, 0.8
+    for step in range(3):
+        for kind, launch, work in (("forward", 0.35, 1.5), ("backward", 0.35, 2.0)):
+            axes.broken_barh([(cpu, launch)], (0.6, 0.7), color=COLOURS[kind], edgecolor="white")
+            axes.broken_barh([(gpu, work)], (-0.6, 0.7), color=COLOURS[kind], edgecolor="white")
+            axes.text(gpu + work / 2, -0.25, f"{kind} {step + 1}", ha="center", va="center", color="white", fontsize=9)
+            cpu += launch
+            gpu += work
+    axes.text(0.3, 1.4, "launches forward and backward of three steps", fontsize=9, va="bottom")
+    axes.broken_barh([(cpu, gpu - cpu)], (0.6, 0.7), color=COLOURS["wait"])
+    text = "loss.item(): waits for all the work that was launched before"
+    axes.text((cpu + gpu) / 2, 0.95, text, ha="center", va="center", fontsize=10)
+    axes.set(yticks=[-0.25, 0.95], xticks=[], xlabel="time", xlim=(0, gpu + 0.3), ylim=(-0.9, 1.9))
+    axes.set_yticklabels(["GPU: does the work", "CPU: Python's lines"], fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(ASYNCHRONOUS)
+
+
+CPU_AND_GPU = RESULTS / "cpu_and_gpu.png"
+CORE, CACHE, MEMORY = "#0072B2", "#E69F00", "#999999"
+
+
+def draw_cpu_and_gpu() -> None:
+    """Draw a CPU with few large cores beside a GPU with many small ones; a schematic drawing, not to scale."""
+    figure = Figure(figsize=(10, 4), dpi=110, layout="constrained")
+    cpu, gpu = figure.subplots(1, 2)
+    for number in range(8):
+        column, row = number % 4, number // 4
+        cpu.add_patch(Rectangle((column * 2.5, 4.2 + row * 2.4), 2.2, 2.1, facecolor=CORE))
+        cpu.text(column * 2.5 + 1.1, 5.25 + row * 2.4, "core", ha="center", va="center", color="white", fontsize=10)
+    for number in range(20):
+        column, row = number % 5, number // 5
+        left, bottom = column * 2, 3.2 + row * 1.45
+        gpu.add_patch(Rectangle((left, bottom), 1.85, 1.3, facecolor="white", edgecolor="black"))
+        for core in range(32):
+            place = (left + 0.1 + 0.21 * (core % 8), bottom + 0.12 + 0.28 * (core // 8))
+            gpu.add_patch(Rectangle(place, 0.15, 0.2, facecolor=CORE))
+    for axes, title, cache, memory in (
+        (cpu, "CPU: tens of large cores", 1.5, "host memory: large"),
+        (gpu, "GPU: thousands of small cores in multiprocessors (SMs)", 0.7, "GPU memory: smaller, and faster"),
+    ):
+        axes.add_patch(Rectangle((0, 2.2), 9.7, cache, facecolor=CACHE))
+        axes.text(4.85, 2.2 + cache / 2, "caches", ha="center", va="center", fontsize=10)
+        axes.add_patch(Rectangle((0, 0.3), 9.7, 1.5, facecolor=MEMORY))
+        axes.text(4.85, 1.05, memory, ha="center", va="center", fontsize=10)
+        axes.set(xlim=(-0.1, 10), ylim=(0, 9.2))
+        axes.set_title(title, fontsize=11, loc="left")
+        axes.axis("off")
+    figure.savefig(CPU_AND_GPU)
+
+
+def spread(values: list[float], form: str = "{:.0f}") -> str:
+    """Return the median of several trials and the lowest and the highest of them."""
+    low, middle, high = (form.format(value) for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle} ({low} to {high})"
+
+
+def slow_files() -> str:
+    """Render what 0, 1 and 4 workers gain with the slow file system."""
+    results = load("slow_files")
+    if not results:
+        return not_measured("slow_files")
+    trials = {name: row["trials"] for name, row in results["rows"].items()}
+    first = next(iter(trials))
+    speeds = {name: [trial["samples_per_second"] for trial in found] for name, found in trials.items()}
+    cells = []
+    for name, found in trials.items():
+        ratios = [one / other for one, other in zip(speeds[name], speeds[first], strict=True)]
+        cells.append(
+            (
+                name,
+                spread([trial["for_percent"] for trial in found]),
+                spread(speeds[name]),
+                "1" if name == first else spread(ratios, "{:.1f}"),
+            )
+        )
+    header = ["", "`for` line, % of the time", "samples/s", "ratio"]
+    how = f"Median of {results['rounds']} trials, and in brackets the lowest and the highest; all rows in turn."
+    return "\n".join([table(header, cells), "", how, source(results)])
+
+
+PRINCETON_LINES = (  # line, hits, seconds, % of the time, text
+    (42, 2817, 40.01, 82.6, "for batch_idx, (data, target) in enumerate(train_loader):"),
+    (43, 2814, 0.20, 0.4, "    data, target = data.to(device), target.to(device)"),
+    (44, 2814, 0.35, 0.7, "    optimizer.zero_grad()"),
+    (45, 2814, 2.24, 4.6, "    output = model(data)"),
+    (46, 2814, 0.10, 0.2, "    loss = F.nll_loss(output, target)"),
+    (47, 2814, 2.85, 5.9, "    loss.backward()"),
+    (48, 2814, 2.66, 5.5, "    optimizer.step()"),
+)
+"""published at https://github.com/PrincetonUniversity/multi_gpu_training/tree/main/01_single_gpu: a V100, 1 worker"""
+
+
+def princeton_profile() -> str:
+    """Render the line profile that Princeton's lesson shows, shortened; the figures are theirs."""
+    lines = [f"{'Line':>4} {'Hits':>5} {'Seconds':>8} {'% Time':>7}  Line contents"]
+    lines += [f"{line:>4} {hits:>5} {s:>8.2f} {share:>7.1f}  {text}" for line, hits, s, share, text in PRINCETON_LINES]
+    return "\n".join(["```text", *lines, "```"])
+
+
+NERSC = (  # their loader, IO, SYNTHETIC, FULL
+    ("PyTorch's DataLoader, 2 workers", 89.177, 376.537, 89.971),
+    ("PyTorch's DataLoader, 8 workers", 303.304, 359.426, 252.044),
+    ("NVIDIA DALI, 4 threads", 779.272, 421.592, 396.084),
+)
+"""published at https://github.com/NERSC/sc22-dl-tutorial: a 3D U-Net on an A100 of 40 GB, batch size 64"""
+
+
+def nersc_table(fold_full: bool = False) -> str:
+    """Render the throughput that NERSC's tutorial shows, and the predictions; the figures are theirs."""
+    cells = []
+    for name, io, synthetic, full in NERSC:
+        shown = (
+            f"{io:,.0f}",
+            f"{synthetic:,.0f}",
+            f"{1 / (1 / io + 1 / synthetic):,.0f}",
+            f"{min(io, synthetic):,.0f}",
+        )
+        cells.append((name, *shown[:2]) if fold_full else (name, *shown[2:], f"{full:,.0f}"))
+    header = ["", "IO", "SYNTHETIC"] if fold_full else ["", "no overlap", "full overlap", "FULL, measured"]
+    return table(header, cells)
+
+
+if __name__ == "__main__":
+    draw_asynchronous_launch()
+    draw_cpu_and_gpu()
