@@ -21,13 +21,13 @@ demo: setup
 	@python -c "import json; epoch = json.load(open('runs/demo/summary.json'))['epochs'][-1]; \
 		print('Accuracy on the validation digits: {:.2%}. Now read 01_single_gpu/README.md'.format(epoch['val_accuracy']))"
 
-# what the lessons say, and the commands of their pages, on two cores and with a Slurm of its own: about twelve minutes
+# what the lessons say, and the commands of their pages, on two cores and with a Slurm of its own: about twenty minutes
 test: setup
 	python -m pytest -n 2 --dist worksteal -m 'not thorough'
 
-# all of that, the pages of experiments and exercises, and all right and wrong fixes of the exercises: half an hour
+# all of that, the pages of experiments and exercises, and all right and wrong fixes of the exercises: three quarters of an hour
 test-all: setup
-	python -m pytest -n 2 --dist worksteal
+	python -m pytest -n 3 --dist worksteal
 
 # for whoever changes a line, two minutes: not the pages' commands, nothing under Slurm, no study, few runs of ranks
 test-quick: setup
