@@ -29,7 +29,9 @@ SHARDING = (
     "step_timeline",
 )
 """the experiments of lesson 05 on two CPU ranks"""
-ELSEWHERE = dict.fromkeys(("fast", "emulated_gpu", "emulated_scaling", *SHARDING), WITHOUT_BF16)
+ELSEWHERE = dict.fromkeys(
+    ("fast", "first_changes", "slow_files", "emulated_gpu", "emulated_scaling", *SHARDING), WITHOUT_BF16
+)
 """the machine of these experiments, where it is not the first"""
 BY_MANY = ("compare", "scaling", "allreduce", "unet3d_scaling")
 """what is best shown of a machine with many GPUs; all else of one GPU"""
