@@ -87,7 +87,8 @@ DRAW = """\
 <script>%s</script>
 <script>
 mermaid.initialize({
-  startOnLoad: false, theme: "neutral", htmlLabels: false, flowchart: { htmlLabels: false },
+  startOnLoad: false, theme: "neutral", htmlLabels: false,
+  flowchart: { htmlLabels: false, wrappingWidth: 150, nodeSpacing: 25, rankSpacing: 30, diagramPadding: 2 },
   fontFamily: "Arial, sans-serif", themeVariables: { fontSize: "18px", fontFamily: "Arial, sans-serif" },
 });
 mermaid.run({ querySelector: ".mermaid" });
@@ -266,6 +267,8 @@ class Selection:
         elif block.kind == "code" and block.language == "bash":
             if follows in ("fault", "question"):
                 self.slides[-1].blocks.append(block)
+                if minutes := exercise_minutes(block.text, self.page.parent):
+                    self.slides[-1].blocks.append(Block("text", minutes))
             else:
                 self.add("", *self.announced(), block)
             self.follows = "command"
@@ -501,8 +504,9 @@ def _rendered(block: Block, page: Path, free: float, size: int) -> str:
         return f"![w:{width * scale:.0f} h:{height * scale:.0f} {found[1]}]({file})"
     if block.language == "mermaid":
         source = "\n".join(line for line in block.text.splitlines() if line.strip())
-        if "subgraph" not in source:  # a slide is wider than high
-            source = source.replace("flowchart TB", "flowchart LR")
+        # A slide is wider than high: a chain goes from left to right, and rows of nodes are below each other.
+        before, after = ("LR", "TB") if "subgraph" in source else ("TB", "LR")
+        source = source.replace(f"flowchart {before}", f"flowchart {after}")
         source = source.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         return f'<div class="mermaid" style="height: {free:.0f}px">\n{source}\n</div>'
     if block.kind == "code":
@@ -517,7 +521,8 @@ def _rendered(block: Block, page: Path, free: float, size: int) -> str:
 def deck(page: Path) -> str:
     """Return the slides of a page as one Markdown file for Marp."""
     slides = [part for slide in Selection(page).of(list(blocks_of(page.read_text()))) for part in fitted(slide)]
-    head = f"---\nmarp: true\ntheme: workshop\npaginate: true\ntitle: {json.dumps(title_of(page.relative_to(REPOSITORY)))}\n---\n"
+    title = json.dumps(title_of(page.relative_to(REPOSITORY)))
+    head = f"---\nmarp: true\ntheme: workshop\npaginate: true\nlang: en\ntitle: {title}\n---\n"
     return head + "\n---\n\n".join("\n" + as_markdown(slide, page) for slide in slides)
 
 
@@ -530,7 +535,8 @@ def self_contained(html: str) -> str:
     html = re.sub(r'src="(/[^"]+\.png)"', embedded, html)
     if 'class="mermaid"' in html:
         script = (TOOLS / "mermaid" / "dist" / "mermaid.min.js").read_text().replace("</script", "<\\/script")
-        html = html.replace("</body>", DRAW.replace("%s", script) + "</body>")
+        before, end, after = html.rpartition("</body>")  # the script of Marp has others in its texts
+        html = before + DRAW.replace("%s", script) + end + after
     return html
 
 
@@ -549,7 +555,14 @@ def main() -> None:
         decks.append(out / f"{page.parent.name}.md")
         decks[-1].write_text(deck(page))
     if arguments.html == "true":
-        marp = [str(TOOLS / ".bin" / "marp"), "--no-config-file", "--html", "--allow-local-files", "--theme", "theme.css"]
+        marp = [
+            str(TOOLS / ".bin" / "marp"),
+            "--no-config-file",
+            "--html",
+            "--allow-local-files",
+            "--theme",
+            "theme.css",
+        ]
         status = subprocess.run([*marp, *(file.name for file in decks)], cwd=out, stdin=subprocess.DEVNULL).returncode
         if status:
             sys.exit(status)
