@@ -172,29 +172,6 @@ def test_an_exercise_without_a_place_in_the_course_is_reported(tmp_path: Path) -
         _ = Exercise(tmp_path).about
 
 
-def test_the_exercises_of_a_schedule_fit_into_their_slots() -> None:
-    minutes = {exercise.name: exercise.about.minutes for exercise in EXERCISES}
-    page = (REPOSITORY / "INSTRUCTORS.md").read_text()
-    slots = re.findall(r"^\| *\d+:\d\d \| +(\d+) \| (.*Graded exercise.*) \|$", page, re.MULTILINE | re.IGNORECASE)
-    taught = []
-    for slot, text in slots:
-        names = [name for name in re.findall(r"`(\w+)`", text.partition(";")[0]) if name in minutes]
-        assert names, text
-        assert sum(minutes[name] for name in names) <= int(slot), text
-        taught += names
-    lessons = {exercise.lesson.name for exercise in EXERCISES if exercise.name in taught}
-    assert lessons == {exercise.lesson.name for exercise in EXERCISES}
-
-
-def test_a_three_hour_class_lasts_three_hours() -> None:
-    section = (REPOSITORY / "INSTRUCTORS.md").read_text().partition("### Three hours")[2].partition("### A day")[0]
-    slots = [tuple(map(int, slot)) for slot in re.findall(r"^\| *(\d+):(\d\d) \| +(\d+) \|", section, re.MULTILINE)]
-    ends = [60 * hour + minute + length for hour, minute, length in slots]
-    begins = [60 * hour + minute for hour, minute, _ in slots]
-    assert begins == [0, *ends[:-1]]
-    assert ends[-1] == 180
-
-
 def test_the_list_of_a_page_has_every_exercise_in_order() -> None:
     rows = [line for line in course.table().splitlines() if re.match(r"\| \d+ \|", line)]
     assert [re.search(r"`(\w+)`", row)[1] for row in rows] == [exercise.name for exercise in EXERCISES]
