@@ -110,8 +110,10 @@ def solution(exercise: Exercise) -> None:
 
 def show_class(folders: Sequence[str], page: str | None) -> None:
     """Print the table of a class, and write it as HTML."""
-    names, rows = progress.class_table(map(Path, folders))
+    names, rows, left_out = progress.class_table(map(Path, folders))
     print(progress.as_text(names, rows))
+    for reason in left_out:
+        print(f"left out: {reason}")
     if page:
         try:
             Path(page).write_text(progress.as_html(names, rows))

@@ -95,19 +95,28 @@ def cell_of(content: dict[str, Any], name: str) -> Cell:
     return Cell(first + 1, True, None if started is None else (checks[first]["time"] - started) / 60)
 
 
-def class_table(folders: Iterable[Path]) -> tuple[list[str], list[tuple[str, list[Cell]]]]:
-    """Return the names of all exercises, and each learner with a cell for each; most passed first.
+def class_table(folders: Iterable[Path]) -> tuple[list[str], list[tuple[str, list[Cell]]], list[str]]:
+    """Return the names of all exercises, each learner with a cell for each, and what was left out.
+
+    Learners who passed most come first. Left out are folders without an exercises.json, because their learner has not
+    started an exercise yet, and those that cannot be read.
 
     Raises:
-        UserError: a folder holds no exercises.json, or one that cannot be read.
+        UserError: nothing can be read.
     """
     names = [exercise.name for exercise in exercises()]
-    rows = []
+    rows, left_out = [], []
     for folder in folders:
         path = folder / NAME if folder.is_dir() else folder
-        content = read(path)
+        try:
+            content = read(path)
+        except UserError as error:
+            left_out.append(str(error))
+            continue
         rows.append((content["learner"], [cell_of(content, name) for name in names]))
-    return names, sorted(rows, key=lambda row: (-sum(cell.passed for cell in row[1]), row[0]))
+    if not rows:
+        raise UserError(left_out[0])
+    return names, sorted(rows, key=lambda row: (-sum(cell.passed for cell in row[1]), row[0])), left_out
 
 
 def as_text(names: Sequence[str], rows: Sequence[tuple[str, list[Cell]]]) -> str:

@@ -195,6 +195,15 @@ def test_a_folder_without_results_is_reported(run: Run, tmp_path: Path, content:
     assert "exercises.json" in err
 
 
+def test_a_learner_who_has_not_started_does_not_stop_the_table_of_the_others(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    status, out, _ = run("class", a_learner(tmp_path / "a", "ada", passed=True, tries=1), tmp_path / "b")
+    assert status == 0
+    *table, last = out.splitlines()
+    assert table[0].split() == ["exercise", "ada"]
+    assert last == f"left out: cannot read {tmp_path / 'b' / 'exercises.json'}: No such file or directory"
+
+
 def test_an_edit_for_another_script_is_refused() -> None:
     with pytest.raises(UserError, match=r"no longer what the exercise begins with.*git checkout train\.py"):
         edited("print(1)\n", find("same_half").fault)
