@@ -24,6 +24,40 @@ COMMANDS = {
 }
 """what is typed in lesson 03's folder, by the name of the file"""
 LESSON = REPOSITORY / "03_ddp"
+TRAIN_CIFAR = "train.py --config ../configs/cifar10.yaml --epochs 1 --limit_train 12800"
+SLOW_FILES = "python experiments/slow_files.py"
+FEW = "--limit_train 640 --limit_val 320 --loader memory --run_dir ../runs"
+OF_OTHER_LESSONS = {
+    "01_single_gpu_before": [
+        f"kernprof -l -o before.lprof {TRAIN_CIFAR} --num_workers 0",
+        "python -m line_profiler -mt before.lprof",
+    ],
+    "01_single_gpu_after": [
+        f"kernprof -l -o after.lprof {TRAIN_CIFAR} --loader memory",
+        "python -m line_profiler -mt after.lprof",
+    ],
+    "01_single_gpu_slow_files": [
+        f"{SLOW_FILES} --num_workers 0 --limit_train 1280 --limit_val 64 --log_interval 10",
+        f"{SLOW_FILES} --num_workers 4 --limit_train 1280 --limit_val 64 --log_interval 10",
+    ],
+    "01_single_gpu_mnist": [
+        "kernprof -l -o mnist.lprof train.py --limit_train 3200 --num_workers 0",
+        "python -m line_profiler -mt mnist.lprof",
+    ],
+    "01_single_gpu_benchmark": ["python train.py --config ../configs/cifar10.yaml --num_workers 0 --benchmark true"],
+    "02_dataparallel_train": ["python train.py --limit_train 6400"],
+    "04_mixed_precision_two_formats": [
+        f"python train.py {FEW}/plain",
+        f"python train.py {FEW}/bf16 --precision bf16 --channels_last true",
+    ],
+    "05_fully_sharded_train": [
+        f"{TORCHRUN} train.py --limit_train 1280 --limit_val 320 --run_dir ../runs/sharded",
+        f"{TORCHRUN} ../04_mixed_precision/train.py --model vit --limit_train 1280 --limit_val 320",
+    ],
+    "05_fully_sharded_memory": ["python experiments/what_fills_memory.py"],
+}
+"""what is typed in the folder of another lesson, by the name of the file, which begins with that of the lesson: for a
+class without a cluster"""
 OF_THIS_MACHINE = [
     (re.compile(r"\S+/bin/python\b"), "/path/to/your/python"),
     (re.compile(re.escape(str(REPOSITORY)) + "/"), ""),
@@ -32,7 +66,13 @@ OF_THIS_MACHINE = [
 """paths that are replaced"""
 
 
-def printed_by(command: str) -> str:
+def lesson_of(name: str) -> Path:
+    """Return the folder of the lesson whose commands are in the file ``name``."""
+    (lesson,) = [folder for folder in REPOSITORY.glob("0*_*") if name.startswith(f"{folder.name}_")]
+    return lesson
+
+
+def printed_by(command: str, lesson: Path = LESSON) -> str:
     """Return what a command prints to stdout; of a job, its log.
 
     Raises:
@@ -41,13 +81,13 @@ def printed_by(command: str) -> str:
     environment = os.environ | {"COLUMNS": "120", "PYTHONPATH": str(REPOSITORY)}
     if command.startswith("sbatch "):
         words = command.replace("sbatch ", "sbatch --parsable --wait ", 1)
-        started = subprocess.run(words.split(), cwd=LESSON, env=environment, text=True, check=True, capture_output=True)
-        log = LESSON / f"{started.stdout.split()[0]}.log"
+        started = subprocess.run(words.split(), cwd=lesson, env=environment, text=True, check=True, capture_output=True)
+        log = lesson / f"{started.stdout.split()[0]}.log"
         text = log.read_text()
         log.unlink()
     else:
         result = subprocess.run(
-            command.split(), cwd=LESSON, env=environment, text=True, check=True, capture_output=True
+            command.split(), cwd=lesson, env=environment, text=True, check=True, capture_output=True
         )
         text = result.stdout
     for pattern, instead in OF_THIS_MACHINE:
@@ -59,8 +99,13 @@ def main() -> None:
     """Run the commands that are named on the command line, and write their files."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[1:]:
-        text = f"$ {COMMANDS[name]}\n{printed_by(COMMANDS[name])}\n"
-        Path(FOLDER, f"03_ddp_{name}.txt").write_text(text)
+        if name in COMMANDS:
+            text = f"$ {COMMANDS[name]}\n{printed_by(COMMANDS[name])}\n"
+            Path(FOLDER, f"03_ddp_{name}.txt").write_text(text)
+        else:
+            parts = [f"$ {line}\n{printed_by(line, lesson_of(name))}\n" for line in OF_OTHER_LESSONS[name]]
+            text = "\n".join(parts)
+            Path(FOLDER, f"{name}.txt").write_text(text)
         print(text)
 
 

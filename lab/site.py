@@ -221,7 +221,9 @@ def navigation(pages: list[Path]) -> str:
     exercises.sort(key=lambda page: (page.parts[0], place_in_course(page)))
     clinic = [page for page in pages if page.parts[0] == "clinic"]
     lines.append(section("Clinic", [(title_of(page), page) for page in clinic + exercises]))
-    listed = {page for page in pages if re.match(r"\d\d_|clinic", page.parts[0])} | {Path("README.md")}
+    teaching = [page for page in pages if page.parts[0] in ("INSTRUCTORS.md", "instructors")]
+    lines.append(section("Teaching", [(title_of(page), page) for page in teaching]))
+    listed = {page for page in pages if re.match(r"\d\d_|clinic", page.parts[0])} | {Path("README.md"), *teaching}
     lines.append(section("More", [(title_of(page), page) for page in pages if page not in listed]))
     return "\n".join(lines)
 

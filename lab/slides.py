@@ -2,6 +2,7 @@
 
     python -m lab.slides --out build/slides                # Markdown and HTML
     python -m lab.slides --out build/slides --html false   # Markdown only: Marp is not needed
+    python -m lab.slides --out build/slides --keep true    # HTML of the Markdown that you have edited
 
 There is no second copy of any text: a slide is a part of the page. What becomes a slide:
 
@@ -35,6 +36,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lab.site import COG, REPOSITORY, title_of
+from workshop.entry import run_reporting_user_errors
+from workshop.errors import UserError
 
 TOOLS = REPOSITORY / ".slides" / "node_modules"
 WIDTH, HEIGHT = 1160, 536
@@ -77,7 +80,8 @@ th, td { border: 1px solid #ccc; padding: 0.18em 0.5em; vertical-align: top; bac
 th { background: #eaf2f8; text-align: left }
 small { display: block; font-size: 16px; line-height: 1.3; color: #555; font-style: italic }
 footer { position: absolute; left: 60px; bottom: 20px; font-size: 16px; line-height: 1.2; color: #666 }
-section::after { position: absolute; padding: 0; right: 60px; bottom: 20px; font-size: 16px; line-height: 1.2; color: #666 }
+section::after { position: absolute; padding: 0; right: 60px; bottom: 20px; font-size: 16px; line-height: 1.2;
+  color: #666 }
 img { display: block; margin: 0 auto } .mermaid { text-align: center } .mermaid svg { max-width: 100%; height: 100% }
 .hljs-comment { color: #5f6b76 } .hljs-string { color: #1e6b3a } .hljs-keyword, .hljs-built_in { color: #8e2a6b }
 .hljs-addition { color: #14532d; background: #e3f4e6 } .hljs-deletion { color: #7f1d1d; background: #fbe7e7 }
@@ -98,7 +102,7 @@ mermaid.run({ querySelector: ".mermaid" });
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a page between two empty lines: a paragraph, list, table, figure, code, or the edge of a folded part."""
+    """A part of a page between two empty lines, or the edge of a folded part."""
 
     kind: str
     """heading, text, list, table, figure, code, fold, unfold or mark"""
@@ -418,7 +422,7 @@ def row_heights(text: str, size: int) -> list[float]:
 
 
 def split(block: Block, size: int, free: float) -> tuple[Block, Block] | None:
-    """Cut a list, a table or code so that the first part has at most ``free`` pixels; None if it cannot be cut there."""
+    """Cut a list, a table or code so that the first part has at most ``free`` pixels; None if that cannot be done."""
     if block.kind == "list":
         parts, head, join = items_of(block.text), [], "\n"
     elif block.kind == "table":
@@ -545,15 +549,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "build" / "slides", help="folder of the slides")
     parser.add_argument("--html", choices=["true", "false"], default="true", help="run Marp (default: true)")
+    parser.add_argument("--keep", choices=["true", "false"], default="false", help="keep the Markdown (default: false)")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    (out / "theme.css").write_text(THEME)
-    decks = []
-    for page in sorted(REPOSITORY.glob("0*/README.md")):
-        decks.append(out / f"{page.parent.name}.md")
-        decks[-1].write_text(deck(page))
+    if arguments.keep == "false":
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        (out / "theme.css").write_text(THEME)
+        for page in sorted(REPOSITORY.glob("0*/README.md")):
+            (out / f"{page.parent.name}.md").write_text(deck(page))
+    decks = sorted(out.glob("*.md"))
+    if not decks:
+        raise UserError(f"there is no Markdown in {out}; leave out --keep")
+    if arguments.html == "true" and not (TOOLS / ".bin" / "marp").exists():
+        raise UserError(f"{TOOLS} has no Marp; `make slides` installs it")
     if arguments.html == "true":
         marp = [
             str(TOOLS / ".bin" / "marp"),
@@ -574,4 +583,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_reporting_user_errors(main)

@@ -1,0 +1,32 @@
+"""Plan B: the recorded output stands for commands of the lessons' pages, and is complete."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conftest import REPOSITORY
+from lab.example_output import FOLDER, OF_OTHER_LESSONS, lesson_of
+
+PAGE = (REPOSITORY / "instructors" / "plan_b.md").read_text()
+
+
+def test_every_recorded_file_is_in_the_table() -> None:
+    linked = re.findall(r"\]\(\.\./results/example_output/(\w+\.txt)\)", PAGE)
+    assert sorted(linked) == sorted(file.name for file in FOLDER.iterdir())
+
+
+@pytest.mark.parametrize("name", OF_OTHER_LESSONS)
+def test_a_recorded_command_is_one_of_the_page(name: str) -> None:
+    page = (lesson_of(name) / "README.md").read_text().replace("\\\n    ", "")
+    text = (FOLDER / f"{name}.txt").read_text()
+    assert re.findall(r"^\$ (.*)$", text, re.MULTILINE) == OF_OTHER_LESSONS[name]
+    for command in OF_OTHER_LESSONS[name]:
+        assert f"\n{command}\n" in page, command
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.iterdir()), ids=lambda file: file.stem)
+def test_a_recorded_file_has_output_and_nothing_of_the_machine_that_made_it(file: Path) -> None:
+    text = file.read_text()
+    assert len(text.splitlines()) > 2 and "Traceback" not in text
+    assert str(REPOSITORY) not in text and "/tmp/" not in text and "/root" not in text
