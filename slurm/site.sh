@@ -34,3 +34,9 @@ if [ -f "$venv/bin/activate" ]; then
     source "$venv/bin/activate"
 fi
 unset venv
+
+# 3. For a class only: data for all, and runs that the instructor can read. instructors/class_folder.md says how.
+#
+# export WORKSHOP_DATA=/shared/class/data
+# export WORKSHOP_RUNS=/shared/runs/$USER
+# umask 027
