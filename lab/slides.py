@@ -50,10 +50,10 @@ CODE = 0.8
 """size of code, relative to that of the text"""
 LETTER, MONOSPACE = 0.54, 0.605
 """mean width of a letter, relative to the size of the font; estimated, and rather too wide than too narrow"""
-LOWEST_FIGURE, LOWEST_DIAGRAM = 300, 500
+LOWEST_FIGURE, LOWEST_DIAGRAM = 400, 500
 QUESTION = re.compile(r"\*\*(Your guess|Exercise \d+)\b")
 LAST_SECTIONS = ("Key points", "What you learned")
-SOURCE = re.compile(r"^\*(?!\*)[^*]+\*$", re.MULTILINE)
+SOURCE = re.compile(r"^\*(?!\*|Optional)[^*]+\.\*(?=\s|$)", re.MULTILINE)
 IMAGE = re.compile(r"!\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 THEME = """\
@@ -128,7 +128,6 @@ def blocks_of(text: str) -> Iterator[Block]:
     """Yield the blocks of a page, without what makes its tables and figures."""
     text = COG.sub("", text)
     text = re.sub(r"^(<details>)?\s*<summary>(.*?)</summary>$", r"\n@fold \2\n", text, flags=re.MULTILINE)
-    text = re.sub(r"^<details>\s*<summary>(.*?)</summary>$", r"\n@fold \1\n", text, flags=re.MULTILINE)
     text = re.sub(r"^</details>$", r"\n@unfold\n", text, flags=re.MULTILINE)
     code, lines = None, []
     for line in [*text.splitlines(), ""]:
@@ -258,6 +257,8 @@ class Selection:
             slide.blocks.append(Block("text", rest))
         elif rest:
             self.note(block)
+            if slide.blocks and slide.blocks[-1].kind in ("text", "source"):
+                return  # the source of what is in the notes
         if source:
             slide.blocks.append(Block("source", source))
 
@@ -283,6 +284,7 @@ class Selection:
             self.follows = "figure"
         elif block.kind in ("list", "table") and follows == "question":
             self.slides[-1].blocks.append(block)
+            self.follows = "figure"  # the source may follow
         elif force == "show" or self.is_selected(block):
             self.add("", *self.announced(), block)
             self.follows = "figure"  # the source may follow
@@ -302,7 +304,7 @@ class Selection:
         if block.language != "text" or "# not tested" in block.text or not self.slides:
             return False
         before = self.slides[-1]
-        return before.where.endswith(f", {self.section}") and [b.language for b in before.blocks][-1] == "bash"
+        return before.where.endswith(f", {self.section}") and [b.language for b in before.blocks[-1:]] == ["bash"]
 
     def announced(self) -> list[Block]:
         """Return the sentence before, if it announces this block."""
@@ -314,6 +316,9 @@ class Selection:
             self.add(re.sub(r"[`*]", "", line.removeprefix("# "))).first = True
             return
         self.section, self.optional, self.asked, self.lead = line.lstrip("# "), False, False, ""
+        if self.waiting:  # of a section without slides
+            self.slides[-1].notes += self.waiting
+            self.waiting = []
 
     def text(self, block: Block, force: str, follows: str) -> None:
         """Take a paragraph."""
@@ -343,7 +348,7 @@ class Selection:
 
 
 def sources(text: str) -> str:
-    """Return the sentences of a paragraph that say where figures come from: those in italics at the start of a line."""
+    """Return the sentences of a paragraph that say where figures come from: in italics, at the start of a line."""
     return "\n".join(SOURCE.findall(text))
 
 
