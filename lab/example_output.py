@@ -24,28 +24,8 @@ COMMANDS = {
 }
 """what is typed in lesson 03's folder, by the name of the file"""
 LESSON = REPOSITORY / "03_ddp"
-TRAIN_CIFAR = "train.py --config ../configs/cifar10.yaml --epochs 1 --limit_train 12800"
-SLOW_FILES = "python experiments/slow_files.py"
 FEW = "--limit_train 640 --limit_val 320 --loader memory --run_dir ../runs"
 OF_OTHER_LESSONS = {
-    "01_single_gpu_before": [
-        f"kernprof -l -o before.lprof {TRAIN_CIFAR} --num_workers 0",
-        "python -m line_profiler -mt before.lprof",
-    ],
-    "01_single_gpu_after": [
-        f"kernprof -l -o after.lprof {TRAIN_CIFAR} --loader memory",
-        "python -m line_profiler -mt after.lprof",
-    ],
-    "01_single_gpu_slow_files": [
-        f"{SLOW_FILES} --num_workers 0 --limit_train 1280 --limit_val 64 --log_interval 10",
-        f"{SLOW_FILES} --num_workers 4 --limit_train 1280 --limit_val 64 --log_interval 10",
-    ],
-    "01_single_gpu_mnist": [
-        "kernprof -l -o mnist.lprof train.py --limit_train 3200 --num_workers 0",
-        "python -m line_profiler -mt mnist.lprof",
-    ],
-    "01_single_gpu_benchmark": ["python train.py --config ../configs/cifar10.yaml --num_workers 0 --benchmark true"],
-    "02_dataparallel_train": ["python train.py --limit_train 6400"],
     "04_mixed_precision_two_formats": [
         f"python train.py {FEW}/plain",
         f"python train.py {FEW}/bf16 --precision bf16 --channels_last true",
@@ -54,10 +34,9 @@ OF_OTHER_LESSONS = {
         f"{TORCHRUN} train.py --limit_train 1280 --limit_val 320 --run_dir ../runs/sharded",
         f"{TORCHRUN} ../04_mixed_precision/train.py --model vit --limit_train 1280 --limit_val 320",
     ],
-    "05_fully_sharded_memory": ["python experiments/what_fills_memory.py"],
 }
-"""what is typed in the folder of another lesson, by the name of the file, which begins with that of the lesson: for a
-class without a cluster"""
+"""what is typed in the folder of another lesson, by the name of the file, which begins with that of the lesson: output
+of which the losses matter and not the speeds, for a class without computers"""
 OF_THIS_MACHINE = [
     (re.compile(r"\S+/bin/python\b"), "/path/to/your/python"),
     (re.compile(re.escape(str(REPOSITORY)) + "/"), ""),

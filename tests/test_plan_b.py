@@ -30,3 +30,15 @@ def test_a_recorded_file_has_output_and_nothing_of_the_machine_that_made_it(file
     text = file.read_text()
     assert len(text.splitlines()) > 2 and "Traceback" not in text
     assert str(REPOSITORY) not in text and "/tmp/" not in text and "/root" not in text
+
+
+def test_a_page_that_is_named_has_something_folded_in_that_section() -> None:
+    rows = re.findall(r"^\| \d\d, \[.*?\]\(\.\./(\S+?\.md)#([\w-]+)\) \| .*? \| page\b", PAGE, re.MULTILINE)
+    assert len(rows) >= 10
+    for file, anchor in rows:
+        sections = re.split(r"^#+ ", (REPOSITORY / file).read_text(), flags=re.MULTILINE)
+        heading = [
+            re.sub(r"[^\w\- ]", "", section.partition("\n")[0].lower()).replace(" ", "-") for section in sections
+        ]
+        section = sections[heading.index(anchor)]
+        assert "<details>" in section, (file, anchor)
