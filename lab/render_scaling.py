@@ -93,6 +93,15 @@ def scaling_diagnosis(kind: str, machine: str | None = None) -> str:
     return diagnosis([row for row in load("scaling", machine)["rows"] if row["scaling"] == kind])
 
 
+def one_rank_range() -> str:
+    """Say between which values FULL over COMPUTE lies with one rank, where nothing is sent: this is the noise."""
+    ratio = full_over_compute(next(row for row in load("scaling")["rows"] if row["ranks"] == 1))
+    return (
+        f"- One rank, which has nobody to send to: {ratio.median:.0%} (the median of {ratio.pairs} pairs of trials, which "
+        f"range from {ratio.lowest:.0%} to {ratio.highest:.0%}). This range shows how large the noise is."
+    )
+
+
 @also_on_gpu("allreduce")
 def allreduce(machine: str | None = None) -> str:
     """Render the fitted latency and bandwidth of the all-reduce, and its plot."""
