@@ -90,7 +90,8 @@ def of_another_machine(experiment: str) -> str:
         [load(name)["hardware"].get(key) for key in ("device_name", "cpu", "cpu_instructions")]
         for name in (experiment, "first_changes")
     )
-    return "" if here == there else " This was another machine than that of the profile, so the figures need not be equal."
+    other = " This was another machine than that of the profile, so the figures need not be equal."
+    return "" if here == there else other
 
 
 def share_in_profile(case: str) -> float:
@@ -368,10 +369,10 @@ def princeton_profile() -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
-NERSC = (  # their loader, IO, SYNTHETIC, FULL
-    ("PyTorch's DataLoader, 2 workers", 89.177, 376.537, 89.971),
-    ("PyTorch's DataLoader, 8 workers", 303.304, 359.426, 252.044),
-    ("NVIDIA DALI, 4 threads", 779.272, 421.592, 396.084),
+NERSC = (  # their loader; IO, SYNTHETIC and FULL, each with its +/-
+    ("PyTorch's DataLoader, 2 workers", (89.177, 1.011), (376.537, 0.604), (89.971, 0.621)),
+    ("PyTorch's DataLoader, 8 workers", (303.304, 1.468), (359.426, 3.380), (252.044, 0.253)),
+    ("NVIDIA DALI, 4 threads", (779.272, 1.352), (421.592, 0.008), (396.084, 0.058)),
 )
 """published at https://github.com/NERSC/sc22-dl-tutorial: a 3D U-Net on an A100 of 40 GB, batch size 64"""
 
@@ -379,14 +380,11 @@ NERSC = (  # their loader, IO, SYNTHETIC, FULL
 def nersc_table(fold_full: bool = False) -> str:
     """Render the throughput that NERSC's tutorial shows, and the predictions; the figures are theirs."""
     cells = []
-    for name, io, synthetic, full in NERSC:
-        shown = (
-            f"{io:,.0f}",
-            f"{synthetic:,.0f}",
-            f"{1 / (1 / io + 1 / synthetic):,.0f}",
-            f"{min(io, synthetic):,.0f}",
-        )
-        cells.append((name, *shown[:2]) if fold_full else (name, *shown[2:], f"{full:,.0f}"))
+    for name, *measured in NERSC:
+        shown = [f"{mean:,.1f} ± {deviation:,.1f}" for mean, deviation in measured]
+        (io, _), (synthetic, _), _ = measured
+        predicted = (f"{1 / (1 / io + 1 / synthetic):,.0f}", f"{min(io, synthetic):,.0f}")
+        cells.append((name, *shown[:2]) if fold_full else (name, *predicted, shown[2]))
     header = ["", "IO", "SYNTHETIC"] if fold_full else ["", "no overlap", "full overlap", "FULL, measured"]
     return table(header, cells)
 

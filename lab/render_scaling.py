@@ -27,7 +27,8 @@ def compare(machine: str | None = None) -> str:
     trials = sorted({len(row["FULL"]["trials"]) for row in results["rows"] if "reason" not in row})
     unit = (
         f"In samples/s, mean ± standard deviation of {' or '.join(map(str, trials))} trials; "
-        f"{results['global_batch_size']} samples per step over all devices. *Ratio* is that to the mean of the first row."
+        f"{results['global_batch_size']} samples per step over all devices. *Ratio* is that to the mean of the first "
+        "row."
     )
     return "\n".join([table(["", "SYNTHETIC", "ratio", "FULL", "ratio"], rows), "", unit, source(results)])
 
@@ -97,8 +98,8 @@ def one_rank_range() -> str:
     """Say between which values FULL over COMPUTE lies with one rank, where nothing is sent: this is the noise."""
     ratio = full_over_compute(next(row for row in load("scaling")["rows"] if row["ranks"] == 1))
     return (
-        f"- One rank, which has nobody to send to: {ratio.median:.0%} (the median of {ratio.pairs} pairs of trials, which "
-        f"range from {ratio.lowest:.0%} to {ratio.highest:.0%}). This range shows how large the noise is."
+        f"- One rank, which has nobody to send to: {ratio.median:.0%} (the median of {ratio.pairs} pairs of trials, "
+        f"which range from {ratio.lowest:.0%} to {ratio.highest:.0%}). This range shows how large the noise is."
     )
 
 

@@ -135,8 +135,9 @@ def bandwidths() -> str:
     machines = [results["hardware"].get("device_name") or results["hardware"]["cpu"] for results in all_results]
     lines = [table(["path", "usual GB/s", "hours per PB", *(f"measured: {name}" for name in machines)], rows), ""]
     how = (
-        "Each path was measured once. The disk of that machine is a virtual one, and which kind of disk it is on is not "
-        "known: it stands in the row that is closest. Its memory was copied by two CPUs, which cannot use all channels."
+        "Each path was measured once. The disk of that machine is a virtual one, and which kind of disk it is on is "
+        "not known: it stands in the row that is closest. Its memory was copied by two CPUs, which cannot use all "
+        "channels."
     )
     return "\n".join([*lines, how, *(source(results) for results in all_results)])
 
