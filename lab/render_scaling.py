@@ -79,7 +79,8 @@ def scaling() -> str:
         f"FULL and COMPUTE in samples/s, mean ± standard deviation of {' or '.join(map(str, pairs))} trials. The ratio "
         f"is the median over pairs of trials; the range is that of the pairs."
     )
-    return "\n".join([table(header, rows), "", unit, *map(source, studies)])
+    named = [study | {"hardware": study["hardware"] | {"cpu_instructions": short_name(study)}} for study in studies]
+    return "\n".join([table(header, rows), "", unit, *map(source, named)])
 
 
 def short_name(results: dict[str, Any]) -> str:
