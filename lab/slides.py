@@ -129,7 +129,8 @@ def blocks_of(text: str) -> Iterator[Block]:
     text = COG.sub("", text)
     text = re.sub(r"^(<details>)?\s*<summary>(.*?)</summary>$", r"\n@fold \2\n", text, flags=re.MULTILINE)
     text = re.sub(r"^</details>$", r"\n@unfold\n", text, flags=re.MULTILINE)
-    code, lines = None, []
+    code: str | None = None
+    lines: list[str] = []
     for line in [*text.splitlines(), ""]:
         if code is not None:
             if line.strip() == "```":
@@ -191,7 +192,8 @@ class Selection:
     """The slides of a page, in the order of the page."""
 
     def __init__(self, page: Path) -> None:
-        self.page, self.slides, self.section, self.optional = page, [], "", False
+        self.page, self.section, self.optional = page, "", False
+        self.slides: list[Slide] = []
         self.waiting: list[str] = []  # notes for the next slide of this section
         self.asked = False  # the last question has no answer yet
         self.follows = ""  # what the next block may join: "question", "command" or "figure"
