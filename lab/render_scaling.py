@@ -43,7 +43,7 @@ def two_ranks_or_two_threads() -> str:
         difference = ranks[kind]["mean"] - two[kind]["mean"]
         larger = max(ranks[kind]["std"], two[kind]["std"])
         if abs(difference) <= larger:
-            said.append(f"In {kind}, two ranks and two threads differ by less than the spread, so this is noise.")
+            said.append(f"In {kind}, two ranks and two threads differ by less than the spread, so it may be noise.")
         else:
             faster = "faster" if difference > 0 else "slower"
             said.append(f"In {kind}, two ranks are {faster} than two threads, by more than the spread.")
