@@ -14,7 +14,7 @@ import pytest
 
 import exercise
 from clinic import progress
-from clinic.catalogue import Exercise, edited, exercises, find
+from clinic.catalogue import REPOSITORY, Exercise, edited, exercises, find
 from data_helpers import assert_one_line
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
@@ -320,6 +320,41 @@ def test_a_script_cannot_give_the_result_itself(judge: Callable[..., list[str]],
         "os.kill(os.getppid(), signal.SIGKILL)\n"
     )
     assert judge(file)
+
+
+def test_forks_of_forks_lose_only_the_pipe_of_the_result() -> None:
+    code = """
+import os
+from clinic.grader import only_in_this_process
+
+def status_of_fork(work):
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os._exit(work())
+
+def in_rank():
+    try:
+        os.fstat(writing)
+        return 3  # it still has the pipe
+    except OSError:
+        pass
+    assert os.open(os.devnull, os.O_RDONLY) == writing  # the number is free again
+    return status_of_fork(in_worker)
+
+def in_worker():
+    os.fstat(writing)  # this is the file now
+    return 0
+
+reading, writing = os.pipe()
+result = only_in_this_process(writing)
+status = status_of_fork(in_rank)
+result.write("seen")
+result.close()
+assert os.read(reading, 10) == b"seen"
+raise SystemExit(status)
+"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_grader_that_is_ended_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
