@@ -144,14 +144,15 @@ def test_a_check_is_saved(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cell.minutes < 5
 
 
-def test_an_unreadable_file_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["[1, 2", '{"learner": "ada", "started": {}, "checks": [], "hints": []}'])
+def test_an_unreadable_file_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path, content: str) -> None:
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "exercises.json").write_text("[1, 2")
+    (tmp_path / "runs" / "exercises.json").write_text(content)
     status, _, err = run("start", "same_half")
     assert status == 0
     assert err.startswith("warning: ")
     (kept,) = (tmp_path / "runs").glob("*.unreadable")
-    assert kept.read_text() == "[1, 2"
+    assert kept.read_text() == content
     assert "same_half" in progress.read(tmp_path / "runs" / "exercises.json")["started"]
 
 
@@ -184,7 +185,19 @@ def test_the_table_of_a_class(run: Run, tmp_path: Path) -> None:
     assert html.count('class="tried"') == 1
 
 
-@pytest.mark.parametrize("content", [None, "{}", "[]", '{"learner": 1, "started": {}, "checks": []}', "nonsense"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "{}",
+        "[]",
+        '{"learner": 1, "started": {}, "checks": []}',
+        '{"learner": "ada", "started": {}, "checks": [{"exercise": "same_half"}]}',
+        '{"learner": "ada", "started": {}, "checks": [{"exercise": "same_half", "seen": [], "time": "noon"}]}',
+        '{"learner": "ada", "started": {"same_half": null}, "checks": []}',
+        "nonsense",
+    ],
+)
 def test_a_folder_without_results_is_reported(run: Run, tmp_path: Path, content: str | None) -> None:
     (tmp_path / "x").mkdir()
     if content is not None:
