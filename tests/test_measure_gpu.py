@@ -379,6 +379,20 @@ def test_shards_that_fail_do_not_cost_the_images(
     assert measure_gpu.generate_data(measure_gpu.with_boxes(session)) == {"cifar10": "disk full"}
 
 
+def test_data_that_are_there_in_spite_of_an_error_are_used(
+    data_folder: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = measure_gpu.with_boxes(session)
+
+    def generate(commands: dict, _: Path) -> dict[str, str]:
+        assert "nbody" in commands
+        (session.boxes / "nbody").mkdir(parents=True)
+        return {"nbody": "exit status 1"}
+
+    monkeypatch.setattr(measure_gpu, "run_together", generate)
+    assert measure_gpu.generate_data(session) == {}
+
+
 def test_without_a_package_the_rest_is_measured(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "installed", lambda name: name != "line_profiler")
     chosen = [one for one in experiments.EXPERIMENTS if one.name in ("baseline", "line_profiles")]
