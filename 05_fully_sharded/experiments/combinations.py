@@ -30,12 +30,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as recompute
 
+from lab.process_group import mean_over_ranks
 from small_training import (
     LESSON,
     batches,
     make_model,
     make_optimizer,
-    mean_over_ranks,
     part_of,
     whole_weights,
 )
