@@ -21,12 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lab.experiments import EXPERIMENTS, NEEDS, Experiment, Session, installed
+from lab.experiments import EXPERIMENTS
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.lesson_runs import RESULTS, describe_failure
 from lab.machine_facts import this_machine
 from lab.processes import run_together
 from lab.results_file import machine_name, read_results, save_results
+from lab.session import NEEDS, Experiment, Session, installed
 from workshop.errors import UserError
 from workshop.paths import REPOSITORY, default_data_dir, default_runs_dir
 
