@@ -294,16 +294,17 @@ def test_what_a_script_leaves_behind_is_ended(judge: Callable[..., list[str]], t
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
         "    if os.fork() == 0:\n"
-        f"        with open({str(pids)!r}, 'a') as out:\n"
-        "            out.write(f'{os.getpid()}\\n')\n"
+        f"        with open({str(pids)!r} + '.new', 'w') as out:\n"
+        "            out.write(f'{os.getpid()}')\n"
+        f"        os.rename(out.name, {str(pids)!r})\n"
         "        time.sleep(600)\n"
         "    os._exit(0)\n"
         f"while not os.path.exists({str(pids)!r}):\n"
         "    time.sleep(0.01)\n"
     )
     judge(file)
-    for pid in map(int, pids.read_text().split()):
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    pid = int(pids.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_grader_that_is_ended_takes_everything_along(tmp_path: Path) -> None:
