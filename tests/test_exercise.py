@@ -168,18 +168,18 @@ def a_learner(folder: Path, name: str, passed: bool, tries: int) -> Path:
 def test_the_table_of_a_class(run: Run, tmp_path: Path) -> None:
     folders = [
         a_learner(tmp_path / "a", "ada", passed=False, tries=3),
-        a_learner(tmp_path / "b", "<b>bob", passed=True, tries=2),
+        a_learner(tmp_path / "b", "zoe<b>", passed=True, tries=2),
         a_learner(tmp_path / "c", "cyd", passed=False, tries=0),
     ]
     page = tmp_path / "class.html"
     status, out, _ = run("class", *folders, "--html", page)
     assert status == 0
     head, line, *_, last = out.splitlines()
-    assert head.split() == ["exercise", "<b>bob", "ada", "cyd"]
+    assert head.split() == ["exercise", "zoe<b>", "ada", "cyd"]  # most passed first, then by name
     assert line.split("  ") == ["same_half", "passed (2, 2 min)", "3 tried"]
     assert last.startswith("passed")
     html = page.read_text()
-    assert "&lt;b&gt;bob" in html
+    assert "zoe&lt;b&gt;" in html
     assert "<b>" not in html
     assert html.count('class="passed"') == 1
     assert html.count('class="tried"') == 1
