@@ -322,6 +322,14 @@ def test_a_grader_that_is_ended_takes_everything_along(tmp_path: Path) -> None:
     assert not psutil.wait_procs(everything, timeout=10)[1]
 
 
+def test_a_grader_that_has_ended_is_reported(tmp_path: Path) -> None:
+    with exercise.Grader() as started:
+        started.process.kill()
+        started.process.wait()
+        with pytest.raises(UserError, match="the grader ended before it had a result"):
+            started.check(find("same_half"), tmp_path / "exercise_same_half.py")
+
+
 def test_a_script_cannot_give_the_result_itself(judge: Callable[..., list[str]], tmp_path: Path) -> None:
     file = tmp_path / "exercise_same_half.py"
     file.write_text(
