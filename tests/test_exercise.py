@@ -249,6 +249,11 @@ def test_an_edit_needs_the_code_it_is_about(find: str) -> None:
         edited(SCRIPT, f"<<<<<<< find\n{find}======= replace with\n>>>>>>>\n")
 
 
+def test_a_block_without_its_end_is_not_ignored() -> None:
+    with pytest.raises(UserError, match="in none: '<<<<<<< find'"):
+        edited("one = 1\n", "<<<<<<< find\none = 1\n======= replace with\none = 2\n>>>>>>\n")
+
+
 def test_an_edit_that_fits_twice_is_refused() -> None:
     with pytest.raises(UserError, match="is there 2 times"):
         edited("one = 1\none = 1\n", "<<<<<<< find\none = 1\n======= replace with\n>>>>>>>\n")
