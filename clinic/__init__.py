@@ -3,9 +3,7 @@
 catalogue    the exercises, and the learner's file of each
 course       the lists of exercises on the pages
 coded        digits that carry their own number, so that one can see which of them a script trained on
-observe      run a script as one or several ranks, and return what they did
-notes        what a rank does: calls of the model, updates, collectives, all-reduces of DistributedDataParallel
-collectives  ranks that would wait for each other forever
+observe      run a script as one or several ranks, and log what it does
 sharded      what a rank with a sharded model gathers, keeps, computes and moves
 grader       a process that judges files, and lets none of them hang or leave processes behind
 progress     exercises.json, and the table of a class

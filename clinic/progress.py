@@ -52,7 +52,7 @@ class Progress:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path, self.content, suffix=f".{os.getpid()}.tmp")
         except OSError as error:
-            warn(f"cannot write {self.path}: {error.strerror}; what you have done now is not saved")
+            warn(f"cannot write {self.path}: {error.strerror}; this check is not saved")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 For the experiments of the lessons:
 
-flags, launching, process_group   the command line; starting scripts and ranks; their process group
+flags, launching                  the command line; starting scripts and ranks
+process_group, collectives        the process group of the ranks; what they compute together
 processes, results                programs that do not outlive who needs them; the JSON file of an experiment
 tables, timing, timelines         aligned columns; how long a computation takes; plots of traced runs
 allocations, trace_table          memory by the profiler; time by kernel or operator

@@ -1,4 +1,4 @@
-"""The process group of an experiment that is started as ranks, joined and left by the calls of 03_ddp/train.py."""
+"""The process group of an experiment that is started as ranks: joined and left by the calls of 03_ddp/train.py."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,10 +36,3 @@ def process_group() -> Iterator[tuple[int, int, torch.device]]:
         )
         yield rank, world_size, device
         dist.destroy_process_group()
-
-
-def mean_over_ranks(value: torch.Tensor) -> float:
-    """Return the mean of a number () over all ranks, on all of them; added up in 64 bits."""
-    total = value.detach().double().clone()
-    dist.all_reduce(total)
-    return total.item() / dist.get_world_size()

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint as recompute
 
-from lab.process_group import mean_over_ranks
+from lab.collectives import mean_over_ranks
 from small_training import (
     LESSON,
     batches,

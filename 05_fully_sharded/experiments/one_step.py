@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lab.flags import Parser, require_positive
-from lab.process_group import mean_over_ranks, process_group
+from lab.process_group import process_group
 from lab.results import write_results
 from lab.tables import format_table
 from sharded_models import (
@@ -29,6 +29,7 @@ from sharded_models import (
     config_of,
     count_collectives,
     flags_of,
+    mean_over_ranks,
     own_batches,
     read_arguments,
     replicated,

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
+from lab.collectives import mean_over_ranks as mean_over_ranks
 from lab.flags import make_output_folder
 from lab.launching import load_script
 from workshop.commandline import load_config

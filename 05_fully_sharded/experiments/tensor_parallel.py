@@ -32,8 +32,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab.collectives import mean_over_ranks
 from lab.flags import default_folder, make_output_folder
-from lab.process_group import mean_over_ranks, process_group
+from lab.process_group import process_group
 from lab.results import write_results
 from lab.tables import format_table
 from small_training import (
