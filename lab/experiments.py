@@ -21,6 +21,7 @@ from lab.experiment_functions import (
     small_study,
     study,
     trace,
+    trivial_loss,
     unet3d,
     unet3d_scaling,
     unet3d_throughput,
@@ -28,6 +29,8 @@ from lab.experiment_functions import (
 )
 from lab.lesson_runs import LESSON_01, LESSON_02, LESSON_03, LESSON_04, LESSON_05
 from lab.session import Experiment
+
+__all__ = ["EXPERIMENTS", "trivial_loss"]
 
 SHARDED_STEPS = {
     "one_step": "what two ranks store and send in one step of lesson 05, by --shard",
