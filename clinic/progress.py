@@ -59,13 +59,28 @@ def read(path: Path) -> dict[str, Any]:
     """Return the content of an exercises.json; raise `UserError` if it is none."""
     try:
         content = json.loads(path.read_text())
-        fields = content["learner"], content["started"].items(), [check["exercise"] for check in content["checks"]]
-        assert isinstance(fields[0], str)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        raise UserError(f"{path} is not what `exercise.py check` writes") from None
+    except ValueError:
+        content = None
+    if not _is_complete(content):
+        raise UserError(f"{path} is not what `exercise.py check` writes")
     return content
+
+
+def _is_complete(content: Any) -> bool:  # noqa: ANN401, a JSON value
+    """Whether everything that is read later is there, and of the right type."""
+    try:
+        checks = content["checks"]
+        numbers = [*content["started"].values(), *content.get("hints", {}).values(), *(one["time"] for one in checks)]
+        named = isinstance(content["learner"], str) and all(isinstance(one["exercise"], str) for one in checks)
+        return (
+            named
+            and all(isinstance(n, int | float) for n in numbers)
+            and all(isinstance(one["seen"], list) for one in checks)
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 @dataclass(frozen=True)

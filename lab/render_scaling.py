@@ -3,13 +3,11 @@
 from typing import Any
 
 import prediction
+from allreduce import TRIALS
 from alpha_beta import Network
 from lab import render
 from lab.render import MACHINE, WITHOUT_BF16, also_on_gpu, figure, load, mean_std, not_measured, source, table
 from scaling_study import diagnosis, full_over_compute
-
-TRIALS = 5
-"""of each message size, as in experiments/allreduce.py"""
 
 
 @also_on_gpu("compare")

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 from lab.render import RESULTS, figure, load, not_measured, source, table
 
 SCHEMATIC = RESULTS / "what_each_rank_stores.png"
-WEIGHTS, GRADIENTS, STATE, GATHERED = "#56B4E9", "#E69F00", "#009E73", "#D9D9D9"
+WEIGHTS, GRADIENTS, STATE = "#56B4E9", "#E69F00", "#009E73"
 """colours that people who are colour-blind can distinguish (Okabe and Ito)"""
 BLOCKS = 4
 RANKS = 2
@@ -255,7 +255,7 @@ def step_timeline() -> str:
 
 
 def schematic() -> str:
-    """Render the plot of what each rank stores, for a page in the folder of experiments or of the lesson."""
+    """Render the plot of what each rank stores; the path is that for the page of the lesson."""
     what = (
         "Four panels. With DDP each of two ranks stores all weights, gradients and optimizer state of four blocks. "
         "With FSDP2 each stores one half of those of every block; while block 1 computes, each rank also has the other "

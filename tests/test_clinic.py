@@ -128,7 +128,7 @@ def test_its_place_in_the_course_is_described(exercise: Exercise) -> None:
 
 
 def words(text: str) -> str:
-    """A text without its line breaks, and without the prefix that each line has in a list."""
+    """A text in one line, so that it does not matter where its lines were broken."""
     return " ".join(text.split())
 
 

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
+from lab.collectives import mean_over_ranks as mean_over_ranks
 from lab.flags import make_output_folder
 from lab.launching import load_script
 from workshop.commandline import load_config
@@ -85,13 +85,6 @@ def own_batches(
     images = torch.randn(count, batch_size, 1, 28, 28, generator=generator).to(device)
     labels = torch.randint(10, (count, batch_size), generator=generator).to(device)
     return list(zip(images, labels, strict=True))
-
-
-def mean_over_ranks(value: torch.Tensor) -> float:
-    """Return the mean of a number () over all ranks."""
-    mean = value.detach().clone()
-    dist.all_reduce(mean)
-    return mean.item() / dist.get_world_size()
 
 
 def count_collectives(step: Callable[[], object]) -> dict[str, int]:
