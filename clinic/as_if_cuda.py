@@ -1,9 +1,9 @@
 """Have a script's training loop take the branches that it has for an NVIDIA GPU, on a machine without one.
 
-A line such as ``if torch.cuda.is_available(): torch.cuda.synchronize()`` does nothing on a CPU. Here, in the lines of the
-script and while its model trains, `torch.cuda.is_available` returns True, and so does a comparison of a device's type with
-"cuda". What the loop then calls of `torch.cuda` to wait for the GPU is replaced. Its other lines for a GPU may fail without
-one; therefore a run in this mode that fails says nothing about the script.
+A line such as ``if torch.cuda.is_available(): torch.cuda.synchronize()`` does nothing on a CPU. Here, in the lines of
+the script and while its model trains, `torch.cuda.is_available` returns True, and a comparison of a device's type with "cuda"
+is true. What the loop then calls of `torch.cuda` in order to wait for the GPU is replaced. Other lines for a GPU may fail
+without one; therefore a run in this mode that fails says nothing about the script.
 """
 
 import ast
@@ -20,7 +20,7 @@ IS_CUDA = "_type_is_cuda"
 
 
 def rewritten(source: str) -> str:
-    """Return a script that asks `IS_CUDA` instead of comparing ``X.type`` with "cuda" or "cpu", line by line the same."""
+    """Return a script that asks `IS_CUDA` instead of comparing ``X.type`` with "cuda" or "cpu"; its lines stay."""
     lines = [line.encode() for line in source.split("\n")]  # the columns of a syntax tree count bytes
     found = [node for node in ast.walk(ast.parse(source)) if _is_comparison(node)]
     for node in sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True):

@@ -10,7 +10,7 @@ from clinic import coded
 from clinic.observe import Observed, Script
 
 RUNS = (("bf16", torch.bfloat16, 3000, 1), ("fp16", torch.float16, 5000, 1), ("bf16", torch.bfloat16, 301, 2))
-"""precision, what the model then returns, number of validation samples, and of ranks: fp16 counts correctly up to 2048"""
+"""precision, what the model then returns, validation samples (fp16 counts correctly up to 2048), and ranks"""
 BATCH = 16
 """the smaller the batches, the more of each is lost when it is added to a large sum"""
 
