@@ -2,8 +2,8 @@
 
 A line such as ``if torch.cuda.is_available(): torch.cuda.synchronize()`` does nothing on a CPU. Here, in the lines of
 the script and while its model trains, `torch.cuda.is_available` returns True, and a comparison of the type of a device
-with "cuda" is true. What the loop then calls of `torch.cuda` in order to wait for the GPU is replaced. Other lines for a
-GPU may fail without one; therefore a run in this mode that fails says nothing about the script.
+with "cuda" is true. What the loop then calls of `torch.cuda` in order to wait for the GPU is replaced. Other lines for
+a GPU may fail without one; therefore a run in this mode that fails says nothing about the script.
 """
 
 import ast
