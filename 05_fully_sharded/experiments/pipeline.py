@@ -260,7 +260,8 @@ def main(config: Config) -> None:
     with process_group() as (rank, world_size, device):
         if device.type != "cpu":
             raise UserError(
-                "this experiment emulates computation on CPUs; hide the GPUs: CUDA_VISIBLE_DEVICES= torchrun"
+                "this experiment emulates computation on CPUs; hide the GPUs: CUDA_VISIBLE_DEVICES= torchrun",
+                already_reported=rank > 0,
             )
         if world_size not in (2, 4):
             raise UserError(
