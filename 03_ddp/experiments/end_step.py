@@ -76,9 +76,7 @@ def main(config: EndStepConfig) -> None:
                     started = time.perf_counter()
         pairs = list(zip(blocks[True], blocks[False], strict=False))[2:]  # the first ones warm up
         if not pairs:
-            raise UserError(
-                f"{len(loader)} steps are too few: raise --limit_train, or lower --block", already_reported=rank > 0
-            )
+            raise UserError(f"{len(loader)} steps are too few: raise --limit_train, or lower --block")
         with_it, without = (statistics.mean(seconds) for seconds in zip(*pairs, strict=True))
         cost = with_it / without  # of means, because only some blocks have a check of all ranks in them
         if rank == 0:

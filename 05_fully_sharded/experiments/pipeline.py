@@ -260,8 +260,7 @@ def main(config: Config) -> None:
     with process_group() as (rank, world_size, device):
         if device.type != "cpu":
             raise UserError(
-                "this experiment emulates computation on CPUs; hide the GPUs: CUDA_VISIBLE_DEVICES= torchrun",
-                already_reported=rank > 0,
+                "this experiment emulates computation on CPUs; hide the GPUs: CUDA_VISIBLE_DEVICES= torchrun"
             )
         if world_size not in (2, 4):
             raise UserError(
