@@ -162,7 +162,7 @@ def test_where_nothing_can_be_saved_an_exercise_can_be_started_all_the_same(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "exercises.json").write_text("[1, 2")
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Path, "rename", refuse)

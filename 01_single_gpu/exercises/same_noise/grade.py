@@ -42,10 +42,10 @@ def grade(script: Script) -> Iterator[str]:
             return
         first = epochs[0]
         for number, epoch in enumerate(epochs[1:], 2):
+            moves, others = list(first.values()), list(epoch.values())
             if (same := sum(first[sample] == epoch[sample] for sample in epoch)) > FEW * SAMPLES:
                 yield f"with {workers} workers, {same} of {SAMPLES} samples are moved alike in epochs 1 and {number}"
-            moves, others = list(first.values()), list(epoch.values())
-            if (same := sum(a == b for a, b in zip(moves, others, strict=True))) > FEW * SAMPLES:
+            elif (same := sum(a == b for a, b in zip(moves, others, strict=True))) > FEW * SAMPLES:
                 yield f"with {workers} workers, epoch {number} repeats {same} of the {SAMPLES} moves of epoch 1 in turn"
             elif (same := (Counter(moves) & Counter(others)).total()) > ALIKE * SAMPLES:
                 text = f"epoch {number} has {same} of the {SAMPLES} moves of epoch 1 again, for other samples"
