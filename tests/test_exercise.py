@@ -1,5 +1,6 @@
 """exercise.py as a learner uses it, also wrongly: one line, the right status, and nothing of theirs is lost."""
 
+import errno
 import json
 import os
 import re
@@ -154,6 +155,32 @@ def test_an_unreadable_file_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path
     (kept,) = (tmp_path / "runs").glob("*.unreadable")
     assert kept.read_text() == content
     assert "same_half" in progress.read(tmp_path / "runs" / "exercises.json")["started"]
+
+
+def test_where_nothing_can_be_saved_an_exercise_can_be_started_all_the_same(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "exercises.json").write_text("[1, 2")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(progress, "write_json", refuse)
+    status, out, err = run("start", "same_half")
+    assert status == 0
+    assert out.startswith("wrote ")
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["warning", "warning"]
+
+
+def test_a_user_without_a_name_has_a_number(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_name() -> str:
+        raise OSError("No username set in the environment")
+
+    monkeypatch.setattr(progress.getpass, "getuser", no_name)
+    assert run("start", "same_half")[0] == 0
+    assert progress.read(tmp_path / "runs" / "exercises.json")["learner"] == str(os.getuid())
 
 
 def a_learner(folder: Path, name: str, passed: bool, tries: int) -> Path:
