@@ -316,7 +316,7 @@ def make_optimizer(model: nn.Module, update: str) -> torch.optim.Optimizer:
 
 
 def train_step(setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, tracker: Any) -> None:  # noqa: ANN401
-    """Make a training step as the lesson does, without its learning-rate schedule; tell the tracker what is running."""
+    """Make a training step as the lesson does, without its learning-rate schedule, and set what the tracker notes."""
     policy = isinstance(model, FSDPModule)
     split = [tensor.tensor_split(setup.parts) for tensor in batch]
     for number, (inputs, targets) in enumerate(zip(*split, strict=True), start=1):
