@@ -30,10 +30,6 @@ OF_OTHER_LESSONS = {
         f"python train.py {FEW}/plain",
         f"python train.py {FEW}/bf16 --precision bf16 --channels_last true",
     ],
-    "05_fully_sharded_train": [
-        f"{TORCHRUN} train.py --limit_train 1280 --limit_val 320 --run_dir ../runs/sharded",
-        f"{TORCHRUN} ../04_mixed_precision/train.py --model vit --limit_train 1280 --limit_val 320",
-    ],
 }
 """what is typed in the folder of another lesson, by the name of the file, which begins with that of the lesson: output
 of which the losses matter and not the speeds, for a class without computers"""
