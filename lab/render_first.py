@@ -1,12 +1,16 @@
 """Turn the figures of first_changes.py and the published profiles into parts of lesson 01's pages; cog calls this."""
 
+import json
+import re
 import statistics
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from lab.example_figures import COMMANDS, JOB_LOG
 from lab.render import RESULTS, definitions, figure, load, mean_std, not_measured, source, table
+from lab.render_ddp import SPEEDS
 from workshop.paths import REPOSITORY
 
 KINDS = ("IO", "SYNTHETIC", "FULL")
@@ -312,6 +316,22 @@ def princeton_profile() -> str:
     lines = [f"{'Line':>4} {'Hits':>5} {'Seconds':>8} {'% Time':>7}  Line contents"]
     lines += [f"{line:>4} {hits:>5} {s:>8.2f} {share:>7.1f}  {text}" for line, hits, s, share, text in PRINCETON_LINES]
     return "\n".join(["```text", *lines, "```"])
+
+
+def job_log() -> str:
+    """Return the log of a job that was run for the page, without the speeds."""
+    command, _, text = JOB_LOG.read_text().partition("\n")
+    if command != f"$ {COMMANDS['job'][1]}":
+        raise ValueError("python lab/example_figures.py job: the command has changed")
+    for pattern in SPEEDS:
+        text = re.sub(pattern, "  ...", text, flags=re.MULTILINE)
+    return f"```text\n{text}```"
+
+
+def example_figure(name: str, file: str, what: str, above: str = "..") -> str:
+    """Return the link to a plot of lab/example_figures.py, and where it was made; ``above`` leads to the repository."""
+    about = json.loads((RESULTS / "example_figures.json").read_text())[name]
+    return f"![{what}]({above}/results/{file})\n\n{source(about).replace('Measured', 'Made')}"
 
 
 NERSC = (  # their loader, IO, SYNTHETIC, FULL

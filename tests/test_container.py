@@ -37,7 +37,9 @@ def test_docker_gets_what_the_recipe_copies() -> None:
 
 def test_the_image_has_the_packages_of_the_local_cluster() -> None:
     installed = (CONTAINER / "install.sh").read_text()
-    (named,) = re.findall(r"install it with: apt-get install ([\w -]+)", (REPOSITORY / "slurm/local_cluster.sh").read_text())
+    (named,) = re.findall(
+        r"install it with: apt-get install ([\w -]+)", (REPOSITORY / "slurm/local_cluster.sh").read_text()
+    )
     assert all(f" {package}" in installed for package in named.split())
 
 
