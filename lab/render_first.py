@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from lab.example_figures import COMMANDS, JOB_LOG
+from lab.example_figures import ABOUT, COMMANDS, JOB_LOG
 from lab.render import RESULTS, definitions, figure, load, mean_std, not_measured, source, table
 from lab.render_ddp import SPEEDS
 from workshop.paths import REPOSITORY
@@ -320,6 +320,8 @@ def princeton_profile() -> str:
 
 def job_log() -> str:
     """Return the log of a job that was run for the page, without the speeds."""
+    if not JOB_LOG.exists():
+        return "*Not run yet: `python lab/example_figures.py job`.*"
     command, _, text = JOB_LOG.read_text().partition("\n")
     if command != f"$ {COMMANDS['job'][1]}":
         raise ValueError("python lab/example_figures.py job: the command has changed")
@@ -330,7 +332,9 @@ def job_log() -> str:
 
 def example_figure(name: str, file: str, what: str, above: str = "..") -> str:
     """Return the link to a plot of lab/example_figures.py, and where it was made; ``above`` leads to the repository."""
-    about = json.loads((RESULTS / "example_figures.json").read_text())[name]
+    about = json.loads(ABOUT.read_text()).get(name) if ABOUT.exists() else None
+    if about is None:
+        return f"*Not made yet: `python lab/example_figures.py {name}`.*"
     return f"![{what}]({above}/results/{file})\n\n{source(about).replace('Measured', 'Made')}"
 
 
