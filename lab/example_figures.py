@@ -39,7 +39,7 @@ COMMANDS = {
     ),
     "nbody": (
         "04_mixed_precision",
-        "python train.py --config ../configs/unet3d.yaml --config ../configs/unet3d_tiny.yaml",
+        "python train.py --config ../configs/unet3d.yaml --config ../configs/unet3d_tiny.yaml --epochs 1",
     ),
 }
 """in which folder what is typed; --run_dir is added to the last two"""
