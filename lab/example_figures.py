@@ -31,7 +31,7 @@ JOB_LOG = FOLDER / "01_single_gpu_job.txt"
 TRACE = RESULTS / "example_trace.png"
 NBODY = RESULTS / "nbody_slice.png"
 COMMANDS = {
-    "job": ("01_single_gpu", "sbatch job.slurm --limit_train 12800"),
+    "job": ("01_single_gpu", "sbatch job.slurm --limit_train 12800 --limit_val 2000"),
     "trace": (
         "01_single_gpu",
         "python train.py --config ../configs/cifar10.yaml --epochs 1 --limit_train 3200 --limit_val 128 "

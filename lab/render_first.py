@@ -338,6 +338,15 @@ def example_figure(name: str, file: str, what: str, above: str = "..") -> str:
     return f"![{what}]({above}/results/{file})\n\n{source(about).replace('Measured', 'Made')}"
 
 
+def nbody_errors() -> str:
+    """Say how far the tiny U-Net's prediction and the identity baseline are from the gas."""
+    found = json.loads(ABOUT.read_text())["nbody"]
+    return (
+        f"The mean absolute error of the density is {found['error'][0]:.2f}. That of the *identity baseline*, which "
+        f"takes the dark matter itself as the prediction, is {found['error_of_identity'][0]:.2f}."
+    )
+
+
 NERSC = (  # their loader, IO, SYNTHETIC, FULL
     ("PyTorch's DataLoader, 2 workers", 89.177, 376.537, 89.971),
     ("PyTorch's DataLoader, 8 workers", 303.304, 359.426, 252.044),
