@@ -32,8 +32,8 @@ OF_THIS_MACHINE = [
 """paths that are replaced"""
 
 
-def printed_by(command: str) -> str:
-    """Return what a command prints to stdout; of a job, its log.
+def printed_by(command: str, lesson: Path = LESSON) -> str:
+    """Return what a command that is typed in a lesson's folder prints to stdout; of a job, its log.
 
     Raises:
         subprocess.CalledProcessError: it failed.
@@ -41,13 +41,13 @@ def printed_by(command: str) -> str:
     environment = os.environ | {"COLUMNS": "120", "PYTHONPATH": str(REPOSITORY)}
     if command.startswith("sbatch "):
         words = command.replace("sbatch ", "sbatch --parsable --wait ", 1)
-        started = subprocess.run(words.split(), cwd=LESSON, env=environment, text=True, check=True, capture_output=True)
-        log = LESSON / f"{started.stdout.split()[0]}.log"
+        started = subprocess.run(words.split(), cwd=lesson, env=environment, text=True, check=True, capture_output=True)
+        log = lesson / f"{started.stdout.split()[0]}.log"
         text = log.read_text()
         log.unlink()
     else:
         result = subprocess.run(
-            command.split(), cwd=LESSON, env=environment, text=True, check=True, capture_output=True
+            command.split(), cwd=lesson, env=environment, text=True, check=True, capture_output=True
         )
         text = result.stdout
     for pattern, instead in OF_THIS_MACHINE:
