@@ -48,7 +48,7 @@ def lesson_of(name: str) -> Path:
 
 
 def printed_by(command: str, lesson: Path = LESSON) -> str:
-    """Return what a command prints to stdout; of a job, its log.
+    """Return what a command that is typed in a lesson's folder prints to stdout; of a job, its log.
 
     Raises:
         subprocess.CalledProcessError: it failed.

@@ -11,9 +11,10 @@ from lab.example_output import FOLDER, OF_OTHER_LESSONS, lesson_of
 PAGE = (REPOSITORY / "instructors" / "plan_b.md").read_text()
 
 
-def test_every_recorded_file_is_in_the_table() -> None:
+def test_the_recorded_files_of_the_table_exist_and_none_is_there_twice() -> None:
     linked = re.findall(r"\]\(\.\./results/example_output/(\w+\.txt)\)", PAGE)
-    assert sorted(linked) == sorted(file.name for file in FOLDER.iterdir())
+    assert len(linked) == len(set(linked)) > 10
+    assert set(linked) <= {file.name for file in FOLDER.iterdir()}
 
 
 @pytest.mark.parametrize("name", OF_OTHER_LESSONS)
