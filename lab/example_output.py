@@ -13,6 +13,8 @@ from workshop.paths import REPOSITORY
 
 FOLDER = REPOSITORY / "results" / "example_output"
 TORCHRUN = "torchrun --standalone --nproc-per-node 2"
+UNET = "--config ../configs/unet3d.yaml --config ../configs/unet3d_tiny.yaml"
+FEW = "--limit_train 640 --limit_val 320 --loader memory --log_interval 5"
 COMMANDS = {
     "one_rank": "python train.py --limit_train 3200 --log_interval 10",
     "two_ranks": f"{TORCHRUN} train.py --limit_train 3200 --log_interval 10",
@@ -23,7 +25,15 @@ COMMANDS = {
     "flight_recorder": f"{TORCHRUN} experiments/flight_recorder.py",
 }
 """what is typed in lesson 03's folder, by the name of the file"""
-LESSON = REPOSITORY / "03_ddp"
+COMMANDS_04 = {
+    "fp32": f"python train.py {FEW}",
+    "bf16": f"python train.py {FEW} --precision bf16 --run_dir ../runs/bf16",
+    "number_formats": "python experiments/number_formats.py",
+    "unet": f"python train.py {UNET} --limit_train 160 --epochs 1",
+}
+"""the same for lesson 04"""
+LESSONS = {"03_ddp": COMMANDS, "04_mixed_precision": COMMANDS_04}
+"""the commands by the name of the lesson"""
 OF_THIS_MACHINE = [
     (re.compile(r"\S+/bin/python\b"), "/path/to/your/python"),
     (re.compile(re.escape(str(REPOSITORY)) + "/"), ""),
@@ -32,8 +42,8 @@ OF_THIS_MACHINE = [
 """paths that are replaced"""
 
 
-def printed_by(command: str) -> str:
-    """Return what a command prints to stdout; of a job, its log.
+def printed_by(command: str, lesson: Path) -> str:
+    """Return what a command prints to stdout, typed in the folder of a lesson; of a job, its log.
 
     Raises:
         subprocess.CalledProcessError: it failed.
@@ -41,13 +51,13 @@ def printed_by(command: str) -> str:
     environment = os.environ | {"COLUMNS": "120", "PYTHONPATH": str(REPOSITORY)}
     if command.startswith("sbatch "):
         words = command.replace("sbatch ", "sbatch --parsable --wait ", 1)
-        started = subprocess.run(words.split(), cwd=LESSON, env=environment, text=True, check=True, capture_output=True)
-        log = LESSON / f"{started.stdout.split()[0]}.log"
+        started = subprocess.run(words.split(), cwd=lesson, env=environment, text=True, check=True, capture_output=True)
+        log = lesson / f"{started.stdout.split()[0]}.log"
         text = log.read_text()
         log.unlink()
     else:
         result = subprocess.run(
-            command.split(), cwd=LESSON, env=environment, text=True, check=True, capture_output=True
+            command.split(), cwd=lesson, env=environment, text=True, check=True, capture_output=True
         )
         text = result.stdout
     for pattern, instead in OF_THIS_MACHINE:
@@ -58,10 +68,11 @@ def printed_by(command: str) -> str:
 def main() -> None:
     """Run the commands that are named on the command line, and write their files."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[1:]:
-        text = f"$ {COMMANDS[name]}\n{printed_by(COMMANDS[name])}\n"
-        Path(FOLDER, f"03_ddp_{name}.txt").write_text(text)
-        print(text)
+    for lesson, commands in LESSONS.items():
+        for name in commands.keys() & set(sys.argv[1:]):
+            text = f"$ {commands[name]}\n{printed_by(commands[name], REPOSITORY / lesson)}\n"
+            Path(FOLDER, f"{lesson}_{name}.txt").write_text(text)
+            print(text)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,66 @@
-"""Turn the figures of lesson 04 into parts of its README; cog calls this."""
+"""Turn the figures of lesson 04 into parts of its pages; cog calls this."""
 
 import math
+import re
 from typing import Any
 
-from lab.render import also_on_gpu, figure, load, mean_std, not_measured, on_gpu, source, table
+from lab.example_output import COMMANDS_04, FOLDER
+from lab.render import also_on_gpu, figure, gpu_machine, load, mean_std, not_measured, on_gpu, source, table
+
+SPEEDS = (r"  [\d,]+ samples/s  load .* ms$", r"  [\d.]+ s  [\d,]+ samples/s$")
+"""of a line of training and of an epoch: left out, because they differ from run to run"""
+
+
+def output(name: str, speeds: bool = False) -> str:
+    """Return what a command of the pages printed when it was run for them, by default without the speeds."""
+    command, _, text = (FOLDER / f"04_mixed_precision_{name}.txt").read_text().partition("\n")
+    if command != f"$ {COMMANDS_04[name]}":
+        raise ValueError(f"python lab/example_output.py {name}: the command has changed")
+    for pattern in () if speeds else SPEEDS:
+        text = re.sub(pattern, "  ...", text, flags=re.MULTILINE)
+    return f"```text\n{text}```"
 
 
 @also_on_gpu("precision_ladder")
 def short_ladder(machine: str | None = None) -> str:
-    """Render speed and error of each option of lesson 04, and the plot."""
+    """Render what each option of lesson 04 gains compared with the row that it is added to, and the error."""
     results = load("precision_ladder", machine)
-    rows = [
-        (
-            row["name"],
-            f"{row['samples_per_second']:,.0f} ± {row['samples_per_second_std']:,.0f}",
-            "-" if row["output_error"] is None else f"{row['output_error']:.0e}",
+    measured = [row for row in results["rows"] if not row["note"]]
+    before, rows = measured[0], []
+    for row in measured:
+        # A number format is compared with float32; an option, whose name begins with "+", with the row above.
+        before = before if row["name"].startswith("+") else measured[0]
+        rows.append(
+            (
+                row["name"],
+                f"{row['samples_per_second']:,.0f} ± {row['samples_per_second_std']:,.0f}",
+                "" if row is measured[0] else change_of_speed(before, row),
+                "-" if row["output_error"] is None else f"{row['output_error']:.0e}",
+            )
         )
-        for row in results["rows"]
-        if not row["note"]
-    ]
-    plot = figure("precision_ladder", "Speed, memory and error of each row", machine)
-    return "\n".join([table(["", "samples/s", "error of outputs"], rows), "", source(results), "", plot])
+        before = row
+    header = ["", "samples/s", "compared with", "error of outputs"]
+    return "\n".join([table(header, rows), "", source(results)])
+
+
+def change_of_speed(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Say by which factor the speed of two rows of the comparison differs, or that the difference is noise."""
+    speeds, spreads = (
+        [row[key] for row in (before, after)] for key in ("samples_per_second", "samples_per_second_std")
+    )
+    if abs(speeds[1] - speeds[0]) <= sum(spreads):
+        return f"{before['name']}: noise"
+    ratio = speeds[1] / speeds[0]
+    return f"{before['name']}: {ratio:.1f}x" if ratio >= 0.95 else f"{before['name']}: {ratio:.2f}x"
+
+
+def memory_saved() -> str:
+    """Say how much lower the peak of the tensors' memory is in bf16 than in float32."""
+    rows = {row["name"]: row["peak_memory_bytes"] for row in load("precision_ladder")["rows"]}
+    return (
+        f"{rows['fp32'] / 1e6:.1f} MB in fp32, {rows['bf16'] / 1e6:.1f} MB in bf16: "
+        f"{1 - rows['bf16'] / rows['fp32']:.0%} less, and not half."
+    )
 
 
 @also_on_gpu("precision_ladder")
@@ -126,14 +166,13 @@ def underflow(machine: str | None = None) -> str:
     return "\n".join([table(header, rows), "", trained, source(results), "", plot])
 
 
-@also_on_gpu("tensor_cores")
-def tensor_cores(machine: str | None = None) -> str:
-    """Render how the rate of matrix products depends on their sizes."""
-    results = load("tensor_cores", machine)
+def tensor_cores() -> str:
+    """Render how the speed of matrix products depends on their sizes, on a GPU: a CPU has no tensor cores."""
+    results = on_gpu("tensor_cores")
     if not results:
-        return not_measured("tensor_cores")
+        return not_measured("gpu")
     conclusions = [f"- {text}" for text in results["conclusions"].values()]
-    plot = figure("tensor_cores", "Rate of matrix products by size", machine)
+    plot = figure("tensor_cores", "TFLOP/s of matrix products by size", gpu_machine("tensor_cores"))
     return "\n".join([*conclusions, "", plot, "", source(results)])
 
 
@@ -148,11 +187,13 @@ def unet3d() -> str:
             f"`{row['precision']}`",
             f"{row['val_loss']:.4f}",
             f"{row['val_loss'] / first - 1:+.1%}",
-            f"{results['trivial_loss'] / row['val_loss']:.1f}x",
             f"{row['seconds']:.0f}",
         )
         for row in results["rows"]
     ]
-    header = ["`--precision`", "val loss", "against fp32", "below the copy", "training seconds"]
-    copying = f"A predictor that copies its input and knows no temperature has a loss of {results['trivial_loss']:.4f}."
-    return "\n".join([table(header, rows), "", copying, source(results)])
+    header = ["`--precision`", "validation loss", "against fp32", "training seconds"]
+    baseline = (
+        f"Compare them with {results['trivial_loss']:.4f}, the loss of the identity baseline: it predicts the density "
+        "and velocity of the gas to be those of the dark matter, and no temperature."
+    )
+    return "\n".join([table(header, rows), "", baseline, source(results)])
