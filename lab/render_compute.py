@@ -1,14 +1,19 @@
 """Turn the figures of lesson 04 into parts of its pages; cog calls this."""
 
+import json
 import math
 import re
 from typing import Any
 
 from lab.example_output import COMMANDS_04, FOLDER
-from lab.render import also_on_gpu, figure, gpu_machine, load, mean_std, not_measured, on_gpu, source, table
+from lab.render import RESULTS, also_on_gpu, figure, gpu_machine, load, mean_std, not_measured, on_gpu, source, table
 
 SPEEDS = (r"  [\d,]+ samples/s  load .* ms$", r"  [\d.]+ s  [\d,]+ samples/s$")
 """of a line of training and of an epoch: left out, because they differ from run to run"""
+
+
+PREDICTION = RESULTS / "unet_prediction.json"
+"""what see_prediction.py has found, with its plot beside it"""
 
 
 def output(name: str, speeds: bool = False) -> str:
@@ -93,7 +98,8 @@ def underflow_shares() -> str:
             f"{shares[1.0]['coarse']:.0%} lose digits. After {results['steps']} steps the validation loss is "
             f"{losses['fp16, not scaled']:.4f}; in fp32 it is {losses['fp32']:.4f}, and in fp16 with the scaler "
             f"{losses['fp16, scaled']:.4f}. These are single runs, early in a training, so the differences between the "
-            "three may be chance. (Trained to the end, [all formats agree](experiments/unet3d.md#the-u-net-in-each-format).)",
+            "three may be chance. (Trained to the end, "
+            "[all formats agree](experiments/unet3d.md#the-u-net-in-each-format).)",
             f"- **With the loss times 2<sup>-8</sup>**, so that it is as small as that of the full U-Net, "
             f"{shares[2.0**-8]['zero']:.1%} become zero. The validation loss stays at "
             f"{losses['fp16, loss times 2^-8']:.4f}.",
@@ -214,6 +220,25 @@ def tensor_cores() -> str:
     conclusions = [f"- {text}" for text in results["conclusions"].values()]
     plot = figure("tensor_cores", "TFLOP/s of matrix products by size", gpu_machine("tensor_cores"))
     return "\n".join([*conclusions, "", plot, "", source(results)])
+
+
+def prediction() -> str:
+    """Render what the trained tiny U-Net predicts, and its error beside that of the identity baseline."""
+    if not PREDICTION.exists():
+        return "*Not measured yet: `python experiments/see_prediction.py`.*"
+    results = json.loads(PREDICTION.read_text())
+    baseline, predicted = results["errors"]["identity baseline"], results["errors"]["prediction"]
+    lower = [f"{name} {1 - predicted[name] / baseline[name]:.0%}" for name in ("density", "velocity", "temperature")]
+    what = (
+        "A slice. Above: density of the dark matter, of the gas, and of the gas as it is predicted. Below: velocity of "
+        "the dark matter, temperature of the gas, and the temperature as it is predicted"
+    )
+    said = (
+        f"A slice through a cube of {results['cells']}³ cells, after {results['run']['epochs']} epochs. The mean "
+        f"absolute error is {predicted['all']:.4f}; that of the identity baseline, which takes the dark matter for the gas, is "
+        f"{baseline['all']:.4f}. It is lower by: {', '.join(lower)}."
+    )
+    return "\n".join([f"![{what}](../results/{PREDICTION.stem}.png)", "", said, source(results)])
 
 
 def unet3d() -> str:
