@@ -235,8 +235,8 @@ def prediction() -> str:
     )
     said = (
         f"A slice through a cube of {results['cells']}³ cells, after {results['run']['epochs']} epochs. The mean "
-        f"absolute error is {predicted['all']:.4f}; that of the identity baseline, which takes the dark matter for the gas, is "
-        f"{baseline['all']:.4f}. It is lower by: {', '.join(lower)}."
+        f"absolute error is {predicted['all']:.4f}; that of the identity baseline, which takes the dark matter for the "
+        f"gas, is {baseline['all']:.4f}. It is lower by: {', '.join(lower)}."
     )
     return "\n".join([f"![{what}](../results/{PREDICTION.stem}.png)", "", said, source(results)])
 
