@@ -27,7 +27,7 @@ LARGEST = 64
 """edge, in cells, of the largest cube: the full U-Net needs gigabytes for it on a CPU"""
 DENSITY, TEMPERATURE = 0, 4
 """channels of the gas; the density of the dark matter is channel 0, too"""
-PARTS = {"density": DENSITY, "velocity": slice(1, 4), "temperature": TEMPERATURE}
+PARTS: dict[str, int | slice] = {"density": DENSITY, "velocity": slice(1, 4), "temperature": TEMPERATURE}
 
 
 def read_model(folder: Path) -> tuple[UNet3D, dict[str, Any]]:
@@ -89,7 +89,7 @@ def plot(inputs: torch.Tensor, targets: torch.Tensor, predicted: torch.Tensor, f
         low, high = (torch.quantile(target, share).item() for share in (0.01, 0.99))
         for axes, (title, volume) in zip(panels, row, strict=True):
             velocity = "velocity" in title
-            limits = {} if velocity else {"vmin": low, "vmax": high}
+            limits: dict[str, float] = {} if velocity else {"vmin": low, "vmax": high}
             axes.imshow(volume[middle].numpy(), cmap="coolwarm" if velocity else "magma", **limits)
             axes.set_title(title, fontsize=10.5)
             axes.set(xticks=[], yticks=[])
