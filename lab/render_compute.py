@@ -100,7 +100,7 @@ def underflow_shares() -> str:
             f"{losses['fp16, scaled']:.4f}. These are single runs, early in a training, so the differences between the "
             "three may be chance. (Trained to the end, "
             "[all formats agree](experiments/unet3d.md#the-u-net-in-each-format).)",
-            f"- **With the loss times 2<sup>-8</sup>**, so that it is as small as that of the full U-Net, "
+            f"- **With the loss times 2<sup>-8</sup>**, so that the gradients are as small as those of the full U-Net, "
             f"{shares[2.0**-8]['zero']:.1%} become zero. The validation loss stays at "
             f"{losses['fp16, loss times 2^-8']:.4f}.",
             "",
