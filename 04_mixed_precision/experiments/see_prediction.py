@@ -3,8 +3,8 @@
     python experiments/see_prediction.py ../runs/baseline     # a run of train.py with --model unet3d that has finished
 
 It cuts one cube out of the box for validation, which the training has never used, and applies the model of the run's
-checkpoint to it in float32. You should see that the prediction has the structures of the gas but not its finest details,
-and that its error is far below that of the identity baseline.
+checkpoint to it in float32. You should see that the prediction has the structures of the gas but not its finest
+details, and that its error is far below that of the identity baseline.
 """
 
 import json
