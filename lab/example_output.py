@@ -30,6 +30,8 @@ COMMANDS_04 = {
     "bf16": f"python train.py {FEW} --precision bf16 --run_dir ../runs/bf16",
     "number_formats": "python experiments/number_formats.py",
     "unet": f"python train.py {UNET} --limit_train 160 --epochs 1",
+    "mfu": "python train.py --model vit --limit_train 640 --limit_val 320 --log_interval 5 --mfu true "
+    "--run_dir ../runs/mfu",
 }
 """the same for lesson 04"""
 LESSONS = {"03_ddp": COMMANDS, "04_mixed_precision": COMMANDS_04}
