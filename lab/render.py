@@ -169,7 +169,7 @@ def baseline_epoch(name: str | None = None) -> str:
     results = load("baseline", name)
     return (
         f"**{results['epoch']['val_accuracy']:.2%}** of the validation digits are classified correctly "
-        "after one epoch.\n"
+        "after one epoch (one run).\n"
         f"{source(results)}"
     )
 
@@ -351,7 +351,7 @@ def bandwidth() -> str:
     rows = [(path, counted, *(cell for f in measured for cell in cells(f, path))) for path, counted in paths.items()]
     header = ["path", "bytes counted", "GB/s", "hours per PB"]
     header += ["GB/s, GPU machine", "hours per PB"] if gpu else []
-    return "\n".join([table(header, rows), "", *map(source, measured)])
+    return "\n".join([table(header, rows), "", "Each path was measured once.", *map(source, measured)])
 
 
 def sequential_reads() -> str:
@@ -364,6 +364,17 @@ def sequential_reads() -> str:
 
 CLEARLY = 0.9
 """one is clearly faster than another if it needs less than this share of its time, as in the experiment itself"""
+
+
+def half_range(row: dict[str, Any]) -> float:
+    """Return half of the interquartile range of the repeats, in seconds."""
+    return row["spread"] / 2
+
+
+def clearly_faster(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Say whether one time is clearly shorter than another, also beyond the spread of both."""
+    apart = one["seconds"] + half_range(one) < other["seconds"] - half_range(other)
+    return one["seconds"] < CLEARLY * other["seconds"] and apart
 
 
 def short_time(seconds: float) -> str:
@@ -392,16 +403,21 @@ def cpu_or_gpu(machine: str | None = None) -> str:
         by_size = {size: sorted((r for r in rows if r["size"] == size), key=lambda r: r["seconds"]) for size in sizes}
         parallel = []
         for size in sizes:
-            single = [r["seconds"] for r in by_size[size] if r["threads"] == 1 and r["device"] == "cpu"]
-            if single and by_size[size][0]["seconds"] < CLEARLY * min(single):
+            single = [r for r in by_size[size] if r["threads"] == 1 and r["device"] == "cpu"]
+            if single and clearly_faster(by_size[size][0], single[0]):
                 parallel.append(f"{size:,}")
         ends = []
         for size in (sizes[0], sizes[-1]):
             best = by_size[size][0]
-            ends.append(f"{size:,} {best['unit']}: {label_of(best)}, {short_time(best['seconds'])}")
+            share = half_range(best) / best["seconds"]
+            ends.append(f"{size:,} {best['unit']}: {label_of(best)}, {short_time(best['seconds'])} ± {share:.0%}")
         cells.append((name, *ends, ", ".join(parallel) or "none"))
     header = ["problem", "fastest at the smallest size", "fastest at the largest size", "more than one thread pays at"]
-    return "\n".join([table(header, cells), "", source(results)])
+    how = (
+        "Each time is the median of three or more repeats ± half of their interquartile range, which is the range of "
+        "the middle half of the repeats."
+    )
+    return "\n".join([table(header, cells), "", how, source(results)])
 
 
 def package_map() -> str:

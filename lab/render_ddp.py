@@ -306,9 +306,9 @@ def step() -> str:
     )
     about = (
         f"One training step of a {results['model']} on two CPU ranks with {results['batch_size']} images each, and "
-        f"with {results['buckets']} buckets: the shortest of {results['steps']} traced steps. The machine was busy "
-        "with other work, so a step took long, and the ranks are not equally fast. Look at the order of things, not "
-        "at their lengths."
+        f"with {results['buckets']} buckets: the shortest of {results['steps']} steps that were recorded. The machine "
+        "was busy with other work, so a step took long, and the ranks are not equally fast. Look at the order of "
+        "things, not at their lengths."
     )
     return f"{figure('ddp_step', what, STEP_MACHINE)}\n\n{about}\n{source(results)}"
 
@@ -322,9 +322,8 @@ def backward_milliseconds() -> str:
     rows = load("bucket_timelines")["rows"]
     times = [f"{row['backward_milliseconds']:.0f} ms with {row['buckets']}" for row in rows]
     return (
-        f"On average, backward took {', '.join(times[:-1])} and {times[-1]} buckets. Single steps of the same run "
-        f"differ by "
-        "as much, so these figures do not say which number of buckets is faster here."
+        f"On average over the steps of its run, backward took {', '.join(times[:-1])} and {times[-1]} buckets. How "
+        "much single steps differ was not kept, so these figures do not say which number of buckets is faster here."
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from lab.render import RESULTS
-from lab.render_first import step_milliseconds
+from lab.render_first import KINDS, alone, step_milliseconds
 
 FIGURE = RESULTS / "front.png"
 PANELS = {
@@ -32,6 +32,12 @@ def gain(title: str) -> float:
     data_set, _, cases = PANELS[title]
     before, after = (step_milliseconds(case, data_set)[2] for case in (next(iter(cases)), next(reversed(cases))))
     return before / after
+
+
+def largest_deviation() -> float:
+    """Return the largest standard deviation of what the figure shows, as a share of its mean."""
+    found = [alone(case)[kind] for _, _, cases in PANELS.values() for case in cases for kind in KINDS]
+    return max(one["std"] / one["mean"] for one in found)
 
 
 def draw(file: Path) -> None:

@@ -24,7 +24,12 @@ def compare(machine: str | None = None) -> str:
         if "reason" not in row:
             cells = [c for k in ("SYNTHETIC", "FULL") for c in (mean_std(row[k]), f"{row[k]['ratio']:.2f}x")]
         rows.append((row["name"], *cells))
-    unit = f"In samples/s, mean ± standard deviation; {results['global_batch_size']} samples per step over all devices."
+    trials = sorted({len(row["FULL"]["trials"]) for row in results["rows"] if "reason" not in row})
+    unit = (
+        f"In samples/s, mean ± standard deviation of {' or '.join(map(str, trials))} trials; "
+        f"{results['global_batch_size']} samples per step over all devices. *Ratio* is that to the mean of the first "
+        "row."
+    )
     return "\n".join([table(["", "SYNTHETIC", "ratio", "FULL", "ratio"], rows), "", unit, source(results)])
 
 
@@ -74,7 +79,8 @@ def scaling() -> str:
         f"FULL and COMPUTE in samples/s, mean ± standard deviation of {' or '.join(map(str, pairs))} trials. The ratio "
         f"is the median over pairs of trials; the range is that of the pairs."
     )
-    return "\n".join([table(header, rows), "", unit, *map(source, studies)])
+    named = [study | {"hardware": study["hardware"] | {"cpu_instructions": short_name(study)}} for study in studies]
+    return "\n".join([table(header, rows), "", unit, *map(source, named)])
 
 
 def short_name(results: dict[str, Any]) -> str:
@@ -87,6 +93,15 @@ def short_name(results: dict[str, Any]) -> str:
 def scaling_diagnosis(kind: str, machine: str | None = None) -> str:
     """Render in words what communication costs in weak or strong scaling."""
     return diagnosis([row for row in load("scaling", machine)["rows"] if row["scaling"] == kind])
+
+
+def one_rank_range() -> str:
+    """Say between which values FULL over COMPUTE lies with one rank, where nothing is sent: this is the noise."""
+    ratio = full_over_compute(next(row for row in load("scaling")["rows"] if row["ranks"] == 1))
+    return (
+        f"- One rank, which has nobody to send to: {ratio.median:.0%} (the median of {ratio.pairs} pairs of trials, "
+        f"which range from {ratio.lowest:.0%} to {ratio.highest:.0%}). This range shows how large the noise is."
+    )
 
 
 @also_on_gpu("allreduce")
@@ -113,6 +128,21 @@ def allreduce(machine: str | None = None) -> str:
     plot = figure("allreduce", "Left: time of an all-reduce by message size. Right: its bus bandwidth", machine)
     header = ["KiB", "ms", "slowest - fastest, ms", "bus GB/s"]
     return "\n".join([table(header, rows), "", fitted, source(results), "", plot])
+
+
+def allreduce_in_words() -> str:
+    """Say how long a small, a medium and the largest message took."""
+    results = load("allreduce")
+    by_size = {row["bytes"] // 1024: row for row in results["rows"]}
+    small, medium, large = (by_size[kib] for kib in (4, 64, 64 * 1024))
+
+    def time_of(row: dict[str, Any]) -> str:
+        return f"{1e3 * row['seconds']:.1f} ms ± {1e3 * row['spread'] / 2:.1f}"
+
+    return (
+        f"4 KiB took {time_of(small)}, 64 KiB {time_of(medium)}, and 64 MiB {time_of(large)} (median of {TRIALS} "
+        "trials ± half of the difference between the slowest and the fastest one)."
+    )
 
 
 def predicted_here() -> str:

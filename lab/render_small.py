@@ -11,7 +11,11 @@ def throughputs(experiment: str, key: str, header: str, kinds: tuple[str, ...]) 
     if not results:
         return not_measured(experiment)
     rows = [(str(row[key]), *(mean_std(row[kind]) for kind in kinds)) for row in results["rows"]]
-    return "\n".join([table([header, *kinds], rows), "", source(results)])
+    return "\n".join([table([header, *kinds], rows), "", THREE_TRIALS, source(results)])
+
+
+THREE_TRIALS = "In samples/s, mean ± standard deviation of three trials."
+"""what `--benchmark true` measures"""
 
 
 def worker_counts() -> str:
@@ -39,7 +43,7 @@ def cifar_loading() -> str:
         )
         for row in results["rows"]
     ]
-    return "\n".join([table(["batch", "workers", "prefetch", *kinds], rows), "", source(results)])
+    return "\n".join([table(["batch", "workers", "prefetch", *kinds], rows), "", THREE_TRIALS, source(results)])
 
 
 def ddp_options() -> str:
@@ -130,7 +134,12 @@ def bandwidths() -> str:
         rows.append((name, f"{usual:,g}", f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}", *cells))
     machines = [results["hardware"].get("device_name") or results["hardware"]["cpu"] for results in all_results]
     lines = [table(["path", "usual GB/s", "hours per PB", *(f"measured: {name}" for name in machines)], rows), ""]
-    return "\n".join([*lines, *(source(results) for results in all_results)])
+    how = (
+        "Each path was measured once. The disk of that machine is a virtual one, and which kind of disk it is on is "
+        "not known: it stands in the row that is closest. Its memory was copied by two CPUs, which cannot use all "
+        "channels."
+    )
+    return "\n".join([*lines, how, *(source(results) for results in all_results)])
 
 
 def exercise(*names: str) -> str:
@@ -140,7 +149,10 @@ def exercise(*names: str) -> str:
         return not_measured("exercises")
     runs = [(name, results["runs"][name]) for name in names]
     ends = [f"{name}: {run['val_loss']:.3f} and {run['val_accuracy']:.1%}" for name, run in runs]
-    return f"Validation loss and accuracy on an {results['hardware']['cpu']} (other CPUs differ): {'; '.join(ends)}."
+    return (
+        f"Validation loss and accuracy on an {results['hardware']['cpu']} (other CPUs differ), one run each: "
+        f"{'; '.join(ends)}."
+    )
 
 
 def predicted_full() -> str:
@@ -152,7 +164,8 @@ def predicted_full() -> str:
         shares = (cell for value in predicted for cell in (f"{value:,.0f}", f"{full / value:.0%}"))
         rows.append((f"`{name}`", f"{full:,.0f}", *shares))
     header = ["`--loader`", "FULL", "no overlap", "FULL is", "full overlap", "FULL is"]
-    return table(header, rows)
+    how = "From the means of the table above, in samples/s; *FULL is* says what share of each prediction was measured."
+    return "\n".join([table(header, rows), "", how])
 
 
 def higher_rate() -> str:

@@ -93,14 +93,26 @@ def test_without_overlap_the_times_add_up() -> None:
 
 
 def test_the_most_that_can_be_gained_follows_from_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render_first, "alone", lambda _: {k: {"mean": m} for k, m in MADE_UP.items()})
-    assert render_first.most_to_gain("memory", "mnist").endswith("at most 1 / 0.25 = 4.0 times as fast.")
+    trials = [{"for_percent": percent} for percent in (70.0, 75.0, 90.0)]
+    monkeypatch.setattr(render_first, "load", lambda _: {"rows": {"CIFAR-10, map": {"trials": trials}}})
+    assert render_first.most_to_gain("CIFAR-10, map").endswith("at most 1 / 0.25 = 4.0 times as fast.")
+
+
+def test_a_ratio_above_what_the_share_allows_is_explained(made_up: dict[str, Any]) -> None:
+    rows = made_up["first_changes"]["rows"]
+    for name, speed in (("CIFAR-10, map", 100.0), ("CIFAR-10, memory", 400.0)):
+        rows[name]["trials"] = [{"samples_per_second": speed, "for_percent": 75.0}] * 3
+    assert "| 4.0 (4.0 to 4.0) |" in render_first.loader_gain()
+    assert "above" not in render_first.loader_gain()
+    rows["CIFAR-10, memory"]["trials"] = [{"samples_per_second": 410.0, "for_percent": 1.0}] * 3
+    assert "above the 4.0 of exercise 1" in render_first.loader_gain()
 
 
 @pytest.mark.parametrize(("mean", "said"), [(103, "no difference"), (130, "faster"), (70, "slower")])
 def test_what_lies_within_the_spread_is_not_claimed(mean: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     full = {"0 workers": {"mean": 100, "std": 2}}
-    monkeypatch.setattr(render_first, "alone", lambda name: {"FULL": full.get(name, {"mean": mean, "std": 2})})
+    alone = {kind: {"mean": MADE_UP[kind]} for kind in ("IO", "SYNTHETIC")}
+    monkeypatch.setattr(render_first, "alone", lambda name: alone | {"FULL": full.get(name, {"mean": mean, "std": 2})})
     assert render_first.mnist_gain().count(said) == 2
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -118,7 +119,8 @@ def test_nsys_writes_a_report_for_each_rank(
 def test_a_mistake_ends_all_ranks_of_a_job(slurm: SlurmCluster, user_environment: dict[str, str]) -> None:
     lesson = REPOSITORY / "03_ddp"
     status, _, log = submit_and_wait(slurm, user_environment, lesson, "job.slurm", "--global_batch_size", "65")
-    assert status == 2, log
+    # srun reports the highest status: 2, or that of the rank which it ended while that was still writing its profile
+    assert status in (2, 128 + signal.SIGTERM), log
     assert log.count("error: --global_batch_size 65 cannot be shared evenly by 2 ranks") == 1
 
 
