@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from clinic import progress
@@ -42,12 +43,18 @@ class Grader:
         self.process.communicate()
 
     def check(self, exercise: Exercise, file: Path, **options: float) -> list[str]:
-        """Return what is still seen to be wrong with the file."""
+        """Return what is still seen to be wrong with the file.
+
+        Raises:
+            UserError: the grader has ended.
+        """
         request = {"exercise": exercise.name, "file": str(file.resolve()), **options}
         assert self.process.stdin and self.process.stdout, "started with pipes"
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
+        answer = ""
+        with suppress(BrokenPipeError):  # it has ended; without this, it would look as if nobody read what we print
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
         if not answer:
             raise UserError("the grader ended before it had a result; its messages are above")
         return json.loads(answer)["seen"]

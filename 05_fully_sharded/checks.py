@@ -42,6 +42,11 @@ def check_options(options: Flags, make_model: Callable[[Flags], nn.Module], devi
     """Raise `UserError` unless ``device`` has all options that were chosen, and they can be combined."""
     if options.fused and options.optimizer == "adadelta":
         raise UserError("--fused true: PyTorch has no fused adadelta; choose another --optimizer, or --fused false")
+    if options.fused and options.optimizer == "sgd":
+        raise UserError(
+            "--fused true: PyTorch's fused SGD does not accept sharded weights; use --optimizer adam or adamw, or "
+            "--fused false"
+        )
     check_precision(options.precision, device)
     if options.cudnn_benchmark and device.type != "cuda":
         raise UserError(f"--cudnn_benchmark true needs an NVIDIA GPU; {this_is(device)}")

@@ -168,8 +168,10 @@ def edited(script: str, edits: str) -> str:
     after the last import. So an edit only depends on the code that it is about.
 
     Raises:
-        UserError: the lines of a block are not in the script, or more than once.
+        UserError: the lines of a block are not in the script, or more than once, or a block is not complete.
     """
+    if rest := BLOCK.sub("", edits).strip():
+        raise UserError(f"an edit consists of blocks, and this line is in none: {rest.splitlines()[0]!r}")
     lines = script.split("\n")
     for find, replace in BLOCK.findall(edits):
         wanted, new = find.split("\n")[:-1], replace.split("\n")[:-1]

@@ -96,12 +96,12 @@ def answer(request: dict[str, Any]) -> dict[str, list[str]]:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # `leave` is for the grader itself
             os.close(result)
-            os.register_at_fork(after_in_child=lambda: os.close(child_result))
+            out = only_in_this_process(child_result)
             with open(os.devnull) as nothing:
                 os.dup2(nothing.fileno(), 0)
             os.dup2(2, 1)  # stdout carries the answers, so the script must not write there
             seen = judge(catalogue.find(request["exercise"]), Path(request["file"]), folder)
-            with open(child_result, "w") as out:
+            with out:
                 out.write(json.dumps({"seen": seen}))
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -129,6 +129,17 @@ def answer(request: dict[str, Any]) -> dict[str, list[str]]:
         return json.loads(written)
     except ValueError:
         return {"seen": ["the check itself ended early: was it killed by the script?"]}
+
+
+def only_in_this_process(descriptor: int) -> TextIO:
+    """Return an open file to write to, which the processes that this one forks do not have.
+
+    Each fork closes it, also one that is forked by a fork. Closing the file a second time does nothing; closing the
+    descriptor a second time could close another file, which has got the same number in the meantime.
+    """
+    file = open(descriptor, "w")  # noqa: SIM115
+    os.register_at_fork(after_in_child=file.close)
+    return file
 
 
 def end_all(processes: Iterable[psutil.Process]) -> None:

@@ -4,7 +4,6 @@ That is at the outermost call of a model, at an optimizer's step, at a collectiv
 DistributedDataParallel. Nothing here reads the script.
 """
 
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -250,5 +249,4 @@ def _note_calls(name: str, calls: list[str], script: Path) -> None:
             calls.append(f"{name} in line {caller.f_lineno}")
         return own(*arguments, **keywords)
 
-    with contextlib.suppress(AttributeError):
-        setattr(dist, name, noted)
+    setattr(dist, name, noted)

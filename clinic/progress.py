@@ -23,14 +23,17 @@ class Progress:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
-        self.content: dict[str, Any] = {"learner": getpass.getuser(), "started": {}, "checks": []}
+        self.content: dict[str, Any] = {"learner": user_name(), "started": {}, "checks": []}
         if self.path.exists():
             try:
                 self.content = read(self.path)
             except UserError as error:
                 kept = self.path.with_suffix(f".{int(time.time())}.unreadable")
-                self.path.rename(kept)
-                warn(f"{error}; kept as {kept.name}, and a new one begun")
+                try:
+                    self.path.rename(kept)
+                    warn(f"{error}; kept as {kept.name}, and a new one begun")
+                except OSError:
+                    warn(f"{error}; nothing can be written there, so nothing is saved")
 
     def started(self, exercise: Exercise) -> None:
         """Note the first start of an exercise."""
@@ -52,20 +55,43 @@ class Progress:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path, self.content, suffix=f".{os.getpid()}.tmp")
         except OSError as error:
-            warn(f"cannot write {self.path}: {error.strerror}; this check is not saved")
+            warn(f"cannot write {self.path}: {error.strerror}; this is not saved")
+
+
+def user_name() -> str:
+    """Return the name of the user; the number, where there is no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # KeyError before Python 3.13
+        return str(os.getuid())
 
 
 def read(path: Path) -> dict[str, Any]:
     """Return the content of an exercises.json; raise `UserError` if it is none."""
     try:
         content = json.loads(path.read_text())
-        fields = content["learner"], content["started"].items(), [check["exercise"] for check in content["checks"]]
-        assert isinstance(fields[0], str)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        raise UserError(f"{path} is not what `exercise.py check` writes") from None
+    except ValueError:
+        content = None
+    if not _is_complete(content):
+        raise UserError(f"{path} is not what `exercise.py check` writes")
     return content
+
+
+def _is_complete(content: Any) -> bool:  # noqa: ANN401, a JSON value
+    """Whether everything that is read later is there, and of the right type."""
+    try:
+        checks = content["checks"]
+        numbers = [*content["started"].values(), *content.get("hints", {}).values(), *(one["time"] for one in checks)]
+        named = isinstance(content["learner"], str) and all(isinstance(one["exercise"], str) for one in checks)
+        return (
+            named
+            and all(isinstance(n, int | float) for n in numbers)
+            and all(isinstance(one["seen"], list) for one in checks)
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,9 @@ def note_steps(_: Path) -> Callable[[], Notes]:
     own_backward = torch.autograd.backward
 
     def backward(tensors: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401
+        if observer.phase == "backward":  # activation checkpointing with use_reentrant=True: a backward pass within one
+            own_backward(tensors, *arguments, **keywords)
+            return
         observer.before_backward(tensors if isinstance(tensors, torch.Tensor) else tensors[0])
         own_backward(tensors, *arguments, **keywords)
         observer.phase = ""

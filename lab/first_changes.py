@@ -119,6 +119,7 @@ def in_turn(script: ModuleType, flags: dict[str, Flags]) -> dict[str, Any]:
                 if number > 0:
                     profiles[name].append(found)
             print(f"round {number} of {ROUNDS}", flush=True)
+        # Of this process: the times of workers count only when they have ended, and these have not.
         busy = (sum(os.times()[:4]) - cpu) / (time.perf_counter() - started)
         del cases  # ends the workers, which have files in the folder
     rows = {}

@@ -71,7 +71,7 @@ def flops(*flags: str) -> float:
 
     config = load_config(LESSON.Config, list(flags))
     edges = 3 * [config.crop_size]
-    channels = (nbody.SAMPLE_SHAPE[0], nbody.TARGET_CHANNELS)
+    channels = (nbody.INPUT_CHANNELS, nbody.TARGET_CHANNELS)
     return flops_per_sample(config, tuple(torch.empty(1, count, *edges, device="meta") for count in channels))
 
 

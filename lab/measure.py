@@ -16,10 +16,11 @@ import subprocess
 import sys
 
 from lab import measure_gpu
-from lab.experiments import EXPERIMENTS, Experiment, Session
+from lab.experiments import EXPERIMENTS
 from lab.flags import Parser
 from lab.lesson_runs import RESULTS, last, prepare
 from lab.results_file import machine_name, read_results, save_results
+from lab.session import Experiment, Session
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError, nearest
 from workshop.paths import REPOSITORY

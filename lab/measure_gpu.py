@@ -21,12 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lab.experiments import EXPERIMENTS, NEEDS, Experiment, Session, installed
+from lab.experiments import EXPERIMENTS
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.lesson_runs import RESULTS, describe_failure
 from lab.machine_facts import this_machine
 from lab.processes import run_together
 from lab.results_file import machine_name, read_results, save_results
+from lab.session import NEEDS, Experiment, Session, installed
 from workshop.errors import UserError
 from workshop.paths import REPOSITORY, default_data_dir, default_runs_dir
 
@@ -166,8 +167,9 @@ def with_boxes(session: Session) -> Session:
 def generate_data(session: Session) -> dict[str, str]:
     """Generate the data sets that are missing, all at the same time; return why, by name, those that cannot be had."""
     failures = run_together(data_commands(session), REPOSITORY)
-    still_missing = data_commands(session)  # images whose shards failed are no failure: the other loaders read them
-    return {name: reason for name, reason in failures.items() if not {"--shards"} >= set(still_missing[name][3:])}
+    still_missing = data_commands(session)
+    # Images whose shards failed are no failure, because the other loaders read them; nor is data that is there now.
+    return {name: why for name, why in failures.items() if not {"--shards"} >= set(still_missing.get(name, [])[3:])}
 
 
 def rehearse(out: Path | None) -> Session:

@@ -53,7 +53,8 @@ def tensor_parallel(ranks: int) -> str:
     header = ["layout", "all-gathers", "reduce-scatters", "all-reduces", "MB", "weights on rank 0", "differs by"]
     about = (
         f"{results['parameters']:,} weights, {results['batch_size']} samples per step. Collectives and MB are those of "
-        "one step. *Differs by* is the largest difference from one process, of the losses of four steps and of the "
+        "one step of one rank. MB: the sizes of the whole tensors that are gathered, reduced or summed, added up. "
+        "*Differs by* is the largest difference from one process, of the losses of four steps and of the "
         "weights after them."
     )
     return "\n".join([table(header, rows), "", about, source(results)])

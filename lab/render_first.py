@@ -1,5 +1,6 @@
 """Turn the figures of first_changes.py and the published profiles into parts of lesson 01's pages; cog calls this."""
 
+import math
 import statistics
 from typing import Any
 
@@ -67,6 +68,17 @@ def step_milliseconds(name: str, data_set: str) -> tuple[float, float, float]:
     return io, synthetic, full
 
 
+RATIO = "The ratio is the median of the ratios of the rounds, not the ratio of the medians."
+
+
+def limit_of_gain(share: float) -> float:
+    """Return how many times as fast a run can become at most without what takes this share of its time.
+
+    Rounded up to a tenth, because a limit that is rounded down is none.
+    """
+    return math.ceil(10 / (1 - share)) / 10
+
+
 def expected_share(name: str, data_set: str) -> float:
     """Return the share of loading in a step without overlap, from the times of loading alone and of training alone."""
     io, synthetic, _ = step_milliseconds(name, data_set)
@@ -127,6 +139,7 @@ def loader_gain() -> str:
         cells.append((shown, shares_of_trials, spread(speeds[name], "{:,.0f}"), ratio))
     header = ["", "`for` line, % of the time", "samples/s", "ratio"]
     how = f"Median of {results['rounds']} trials, and in brackets the lowest and the highest; both rows in turn."
+    how += f" {RATIO}"
     most = 1 / round(1 - share_in_profile(first), 2)
     if max(ratios) > most:
         how += (
@@ -141,11 +154,13 @@ def loader_gain_without_profiler() -> str:
     before, after = alone("map, 0 workers"), alone("memory")
     ratios = [one / before["FULL"]["mean"] for one in after["FULL"]["trials"]]
     part = expected_share("map, 0 workers", "cifar10")
+    where = " and on another machine" if of_another_machine("loaders") else ""
     return (
-        f"The same change, measured without a profiler (FULL of `--benchmark true`, mean ± standard deviation of three "
-        f"trials): from {mean_std(before['FULL'])} to {mean_std(after['FULL'])} samples/s, which is {min(ratios):.1f} "
-        f"to {max(ratios):.1f} times as many. There, by the times above, loading takes {part:.0%} of a step, so at "
-        f"most a factor of {1 / round(1 - part, 2):.1f} was to be expected.\n{source(load('loaders'))}"
+        f"The same change, measured without a profiler{where} (FULL of `--benchmark true`, which is loading and "
+        f"training together; mean ± standard deviation of three trials): from {mean_std(before['FULL'])} to "
+        f"{mean_std(after['FULL'])} samples/s, which is {min(ratios):.1f} to {max(ratios):.1f} times as many. There, "
+        f"by the times above, loading takes {part:.0%} of a step, so at most a factor of {limit_of_gain(part):.1f} was "
+        f"to be expected.\n{source(load('loaders'))}"
     )
 
 
@@ -166,7 +181,7 @@ def mnist_gain() -> str:
     how = (
         f"FULL of `--benchmark true`, mean ± standard deviation of three trials.{of_another_machine('worker_counts')} "
         f"By the times of loading alone and training alone, loading takes {part:.0%} of a step there, so workers could "
-        f"gain at most a factor of {1 / round(1 - part, 2):.1f}. " + " ".join(said)
+        f"gain at most a factor of {limit_of_gain(part):.1f}. " + " ".join(said)
     )
     return "\n".join([table(["", "samples/s", "ratio"], cells), "", how, source(load("worker_counts"))])
 
@@ -347,6 +362,7 @@ def slow_files() -> str:
         )
     header = ["", "`for` line, % of the time", "samples/s", "ratio"]
     how = f"Median of {results['rounds']} trials, and in brackets the lowest and the highest; all rows in turn."
+    how += f" {RATIO}"
     return "\n".join([table(header, cells), "", how, source(results)])
 
 

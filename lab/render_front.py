@@ -4,6 +4,7 @@ Two changes of lesson 01: one that pays, and one that does not. Bars are what lo
 step; a black mark is what a step takes that does both.
 """
 
+import math
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -34,10 +35,10 @@ def gain(title: str) -> float:
     return before / after
 
 
-def largest_deviation() -> float:
-    """Return the largest standard deviation of what the figure shows, as a share of its mean."""
+def largest_deviation_percent() -> int:
+    """Return the largest standard deviation of what the figure shows, in percent of its mean, rounded up."""
     found = [alone(case)[kind] for _, _, cases in PANELS.values() for case in cases for kind in KINDS]
-    return max(one["std"] / one["mean"] for one in found)
+    return math.ceil(100 * max(one["std"] / one["mean"] for one in found))
 
 
 def draw(file: Path) -> None:

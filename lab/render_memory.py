@@ -4,11 +4,13 @@ python lab/render_memory.py      # draws results/memory_bars.png
 """
 
 import json
+import re
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
+from lab import memory_tables
 from lab.render import RESULTS, machine, table
 
 GB = 1e9
@@ -53,29 +55,45 @@ def yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def marked(header: list[str], cells: list[list[str]]) -> str:
+    """Return a table of `lab.memory_tables` in Markdown: names as code, peaks in bold type."""
+    shown = [
+        [
+            re.sub(r"^(?!DDP|GB)\w+", r"`\g<0>`", cell) if number == 0 else f"**{cell}**" if name == "peak" else cell
+            for number, (name, cell) in enumerate(zip(header, row, strict=True))
+        ]
+        for row in cells
+    ]
+    return table(header, shown)
+
+
+def sources(found: list[dict[str, Any]]) -> str:
+    """Return the caption under a table of several parts that were computed on the same machine."""
+    (where,) = {machine(results) for results in found}
+    commands = dict.fromkeys(f"`{results['typed']}`" for results in found)
+    return f"*Computed on {where}, with {', '.join(commands)}.*"
+
+
 def what_fills() -> str:
     """Render what fills the memory for the lesson's models."""
     results = load("what_fills")
     if not results:
         return missing("what_fills")
-    shown = ("parameters", "gradients", "optimizer state", "activations", "temporaries")
-    rows = [
-        (
-            f"`{row['model']}`, batch {row['batch_size']}, {row['precision']}",
-            *(in_gb(row["parts"][part]) for part in shown),
-            f"**{in_gb(row['peak'])}**",
-            f"{row['state_share']:.0%}: {row['cure']}",
-        )
-        for row in results["rows"]
-    ]
-    header = ["", "weights", *shown[1:], "peak", "state, and what helps"]
     seconds = [row["cpu_seconds"] for row in results["rows"]]
     counts = {row["model"]: f"`{row['model']}` {row['parameters'] / 1e6:,.1f}" for row in results["rows"]}
     note = (
-        f"In GB; the rest of each peak is the batch. Million parameters: {', '.join(counts.values())}. A row took "
-        f"{min(seconds):.1f} to {max(seconds):.1f} seconds of one CPU."
+        f"Million parameters: {', '.join(counts.values())}. AdamW. A row took {min(seconds):.1f} to {max(seconds):.1f} "
+        "seconds of one CPU."
     )
-    return "\n".join([table(header, rows), "", note, source(results)])
+    return "\n".join([marked(*memory_tables.what_fills(results["rows"])), "", note, source(results)])
+
+
+def what_helps() -> str:
+    """Render when the peak is, and what each cure leaves of it, for the lesson's models."""
+    results = load("what_fills")
+    if not results:
+        return missing("what_fills")
+    return "\n".join([marked(*memory_tables.what_helps(results["rows"])), "", source(results)])
 
 
 def two_ranks() -> str:
@@ -97,37 +115,48 @@ def two_ranks() -> str:
     return "\n".join([table(header, rows), "", source(results, "Measured")])
 
 
-def fit(*parts: str) -> str:
-    """Render bytes per rank of one model, from several parts."""
+SEVEN = ("seven_ways", "seven_64", "seven_1024", "seven_1024_recomputed", "seven_groups")
+"""all that was computed of the language model of 7 billion weights"""
+SHORT = (
+    ("ddp", 8, False),
+    ("blocks", 8, False),
+    ("blocks", 64, False),
+    ("blocks", 1024, False),
+    ("blocks", 1024, True),
+)
+"""way, ranks and activation checkpointing of the rows that the lesson's page shows"""
+
+
+def fit(*parts: str, short: bool = False) -> str:
+    """Render bytes per rank of one model, from several parts; all rows, or those of `SHORT` in its order."""
     found = [results for results in map(load, parts) if results]
     if not found:
         return missing(" ".join(parts))
-    rows = [
-        (
-            NAMES[row["way"]]
-            + (f", {row['replicas']} groups of ranks (HSDP)" if row["replicas"] > 1 else "")
-            + (", checkpointing" if row["checkpointing"] else ""),
-            f"{row['ranks']:,}",
-            f"**{in_gb(row['peak'])}**",
-            *(in_gb(row["parts"][part]) for part in ("activations", "gathered weights")),
-            f"{row['step']['communication']:.3g}",
-            f"{row['step']['full overlap']:.3g} to {row['step']['no overlap']:.3g}",
-            f"{row['cpu_seconds']:.0f}",
-        )
-        for results in found
-        for row in results["rows"]
-    ]
-    header = ["", "ranks", "GB per rank", "activations", "gathered weights", "communication, s", "step, s", "CPU s"]
+    rows = [row for results in found for row in results["rows"]]
+    if short:
+        by_kind = {(row["way"], row["ranks"], row["checkpointing"]): row for row in rows if row["replicas"] == 1}
+        rows = [by_kind[kind] for kind in SHORT]
     model = found[0]
-    count = model["rows"][0]["parameters"]
     what = (
-        f"{model['what'][0].upper()}{model['what'][1:]}; {count / 1e9:.2f} billion parameters, {model['batch_size']} "
-        f"sample(s) per rank, {model['precision']}, AdamW. CPU s: that the row took to compute. Seconds of a step: "
-        f"{model['tflops']:g} TFLOP/s per rank, "
-        f"{model['gb_per_second']:g} GB/s and {model['alpha_us']:g} µs per message."
+        f"{model['what'][0].upper()}{model['what'][1:]}; {rows[0]['parameters'] / 1e9:.2f} billion parameters, "
+        f"{model['batch_size']} sample(s) per rank, {model['precision']}, AdamW."
     )
     absent = [missing(part) for part in parts if not load(part)]
-    return "\n".join([table(header, rows), "", what, *map(source, found), *absent])
+    return "\n".join([marked(*memory_tables.forecast(rows)), "", what, sources(found), *absent])
+
+
+def step_times(*parts: str) -> str:
+    """Render the bounds of the time of a step of one model, from several parts."""
+    found = [results for results in map(load, parts) if results]
+    if not found:
+        return missing(" ".join(parts))
+    model = found[0]
+    speeds = (
+        f"Assumed: {model['tflops']:g} TFLOP/s per rank, {model['gb_per_second']:g} GB/s and {model['alpha_us']:g} µs "
+        "per message."
+    )
+    rows = [row for results in found for row in results["rows"]]
+    return "\n".join([marked(*memory_tables.times(rows)), "", speeds, sources(found)])
 
 
 def gpus() -> str:
@@ -141,19 +170,19 @@ def gpus() -> str:
             fewest, batch, depth = (row[name] for name in ("fewest_ranks", "largest_batch", "most_blocks"))
             rows.append(
                 (
-                    f"`{results['model']}`",
-                    f"{NAMES[row['way']]}{', checkpointing' if row['checkpointing'] else ''}",
+                    f"`{results['model']}`, {results['precision']}",
+                    f"{NAMES[row['way']]}{', recomputed' if row['checkpointing'] else ''}",
                     f"{row['budget_gb']:g}",
                     "-" if row["way"] == "ddp" else number(fewest),
                     f"{number(batch)} on {row['ranks']}",
                     "-" if depth is None else f"{number(depth)} on {row['ranks']}",
                 )
             )
-    header = ["model", "", "GB", "fewest ranks for one sample each", "largest batch per rank", "most blocks"]
+    header = ["model, precision", "", "GB", "fewest ranks for one sample each", "largest batch per rank", "most blocks"]
     found = [results for results in parts.values() if results]
     note = f"{found[0]['reserve_gb']:g} GB of each are left for what is not counted."
     absent = [missing(part) for part, results in parts.items() if not results]
-    return "\n".join([table(header, rows), "", note, *map(source, found), *absent])
+    return "\n".join([table(header, rows), "", note, sources(found), *absent])
 
 
 def number(found: dict[str, Any]) -> str:

@@ -3,13 +3,11 @@
 from typing import Any
 
 import prediction
+from allreduce import TRIALS
 from alpha_beta import Network
 from lab import render
 from lab.render import MACHINE, WITHOUT_BF16, also_on_gpu, figure, load, mean_std, not_measured, source, table
 from scaling_study import diagnosis, full_over_compute
-
-TRIALS = 5
-"""of each message size, as in experiments/allreduce.py"""
 
 
 @also_on_gpu("compare")
@@ -43,7 +41,7 @@ def two_ranks_or_two_threads() -> str:
         difference = ranks[kind]["mean"] - two[kind]["mean"]
         larger = max(ranks[kind]["std"], two[kind]["std"])
         if abs(difference) <= larger:
-            said.append(f"In {kind}, two ranks and two threads differ by less than the spread, so this is noise.")
+            said.append(f"In {kind}, two ranks and two threads differ by less than the spread, so it may be noise.")
         else:
             faster = "faster" if difference > 0 else "slower"
             said.append(f"In {kind}, two ranks are {faster} than two threads, by more than the spread.")

@@ -3,15 +3,18 @@
 `python lab/render_sharding.py` draws the schematic plot of what each rank stores.
 """
 
+import re
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from lab.example_output import FOLDER
+from lab.output_05 import COMMANDS
 from lab.render import RESULTS, figure, load, not_measured, source, table
 
 SCHEMATIC = RESULTS / "what_each_rank_stores.png"
-WEIGHTS, GRADIENTS, STATE, GATHERED = "#56B4E9", "#E69F00", "#009E73", "#D9D9D9"
+WEIGHTS, GRADIENTS, STATE = "#56B4E9", "#E69F00", "#009E73"
 """colours that people who are colour-blind can distinguish (Okabe and Ito)"""
 BLOCKS = 4
 RANKS = 2
@@ -20,6 +23,20 @@ RANKS = 2
 def megabytes(size: float) -> str:
     """Return bytes as MB with one digit after the point."""
     return f"{size / 1e6:,.1f}"
+
+
+SPEEDS = (r"  [\d,]+ samples/s  load .* ms$", r"  [\d.]+ s  [\d,]+ samples/s$")
+"""of a line of training and of an epoch: left out, because they differ from run to run"""
+
+
+def output(name: str) -> str:
+    """Return what a command of the lesson's page printed when it was run for the page."""
+    command, _, text = (FOLDER / f"05_fully_sharded_{name}.txt").read_text().partition("\n")
+    if command != f"$ {COMMANDS[name]}":
+        raise ValueError(f"python lab/output_05.py {name}: the command has changed")
+    for pattern in SPEEDS:
+        text = re.sub(pattern, "  ...", text, flags=re.MULTILINE)
+    return f"```text\n{text}```"
 
 
 def same_losses() -> str:
@@ -255,7 +272,7 @@ def step_timeline() -> str:
 
 
 def schematic() -> str:
-    """Render the plot of what each rank stores, for a page in the folder of experiments or of the lesson."""
+    """Render the plot of what each rank stores; the path is that for the page of the lesson."""
     what = (
         "Four panels. With DDP each of two ranks stores all weights, gradients and optimizer state of four blocks. "
         "With FSDP2 each stores one half of those of every block; while block 1 computes, each rank also has the other "

@@ -23,6 +23,8 @@ SPOILERS = ("hints.md", "why.md")
 TEXT = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".slurm": "bash", ".sh": "bash", ".toml": "toml", "": "make"}
 """files that are shown as pages, by how their names end, and the language in which they are coloured"""
 
+SETTINGS = "zensical.toml"
+"""the file of Zensical's settings; a folder that has it was made here"""
 CONFIG = """\
 [project]
 site_name = "Multi-GPU training workshop"
@@ -172,7 +174,7 @@ def with_site_links(page: Path, text: str, pages: set[Path]) -> str:
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Write all pages, and what they link to, into an empty folder; return the pages."""
+    """Write all pages, and what they link to, into a folder; return the pages."""
     pages = tracked_pages()
     linked: set[Path] = set()
     for page in pages:
@@ -226,14 +228,22 @@ def navigation(pages: list[Path]) -> str:
     return "\n".join(lines)
 
 
+def remove_former(out: Path) -> None:
+    """Remove the pages and the HTML of an earlier build; whatever else is in the folder stays."""
+    if not (out / SETTINGS).exists():
+        return  # it is not a folder of ours
+    for folder in ("pages", "html"):
+        shutil.rmtree(out / folder, ignore_errors=True)
+
+
 def main() -> None:
     """Write the pages, then build the site."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "build" / "site", help="folder of pages and HTML")
     out = parser.parse_args().out
-    shutil.rmtree(out, ignore_errors=True)
+    remove_former(out)
     pages = write_pages(out / "pages")
-    (out / "zensical.toml").write_text(CONFIG % {"nav": navigation(pages)})
+    (out / SETTINGS).write_text(CONFIG % {"nav": navigation(pages)})
     build = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     sys.exit(subprocess.run(build, cwd=out).returncode)
 

@@ -1,5 +1,6 @@
 """Tracing runs of a lesson with different flags, and plotting for each of them the run that was disturbed least."""
 
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ def trace(start: Sequence[str], lesson: Path, flags: Sequence[object], folder: P
     words = [*start, *map(str, [*common, *flags, "--run_dir", folder])]
     result = subprocess.run(words, cwd=lesson, capture_output=True, text=True)
     if result.returncode:
-        raise UserError(reason(result.stderr))
+        raise UserError(reason(result.stderr) or f"exit status {result.returncode} from: {shlex.join(words)}")
     return folder / "rank0.pt.trace.json.gz"
 
 

@@ -79,7 +79,11 @@ def with_the_other_ranks(mine: Callable[[], list[CheckResult]]) -> list[CheckRes
     nodes = len({node for node, _ in gathered})
     joined = f"{world_size} on {nodes} node(s) joined over {backend} after {seconds:.1f} s, and added up correctly"
     every = [CheckResult(**result) for _, results in gathered for result in results]
-    return [*every, CheckResult("ranks", "ok", joined, lessons=SEVERAL_RANKS), bandwidth(gb_per_second, backend)]
+    return [
+        *every,
+        CheckResult("ranks", "ok", joined, lessons=SEVERAL_RANKS),
+        bandwidth(gb_per_second, backend, world_size),
+    ]
 
 
 def all_reduce_gb_per_second(device: object, mib: int = 16) -> float:
@@ -100,8 +104,11 @@ def all_reduce_gb_per_second(device: object, mib: int = 16) -> float:
     return 2 * (ranks - 1) / ranks * mib * 2**20 / min(times) / 1e9
 
 
-def bandwidth(gb_per_second: float, backend: str) -> CheckResult:
-    """Report how fast the all-reduce is, and whether that looks like the wrong network."""
+def bandwidth(gb_per_second: float, backend: str, ranks: int) -> CheckResult:
+    """Report how fast the all-reduce is, and whether that looks like the wrong network; one rank sends nothing."""
+    if ranks == 1:
+        remedy = "start several, for example with --ntasks-per-node=2"
+        return CheckResult("all-reduce", "warning", "one rank sends nothing, so not measured", remedy, SEVERAL_RANKS)
     found = f"{gb_per_second:.2f} GB/s bus bandwidth over {backend}, messages of 16 MiB"
     if gb_per_second < SLOW_GB_PER_SECOND[backend]:
         remedy = "NCCL_DEBUG=INFO names the network in use, NCCL_SOCKET_IFNAME chooses one; or other work runs here"

@@ -311,7 +311,7 @@ def _partition(lines: list[list[str]], asked: str | None) -> list[CheckResult]:
     if gpus < 2:
         remedy = f"{site}; or `sbatch --gres=gpu:1 --ntasks-per-node=1`, or without GPUs `--gres=none`"
         results = [
-            CheckResult("partition", "fail", f"{found}; the jobs of lessons 02 to 04 ask for 2", remedy, ALL[1:])
+            CheckResult("partition", "fail", f"{found}; the jobs of lessons 02 to 05 ask for 2", remedy, ALL[1:])
         ]
     elif nodes < 2:
         results = [

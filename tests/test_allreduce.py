@@ -132,6 +132,7 @@ def test_predict_prints_and_plots(run_script: Script, tmp_path: Path) -> None:
         ("predict", ["--scaling", "x.json"], "give both --allreduce FILE and --scaling FILE"),
         ("predict", ["--scaling", "x.json", "--allreduce", "y.json"], "cannot read y.json: No such file"),
         ("predict", ["--max_ranks", 1], "--max_ranks 2 or more"),
+        ("predict", ["--buckets", 0.5], "--buckets: invalid int value: '0.5'"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
@@ -142,3 +143,13 @@ def test_a_mistake_is_one_line_and_status_2(
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_files_of_other_scripts_are_refused_in_one_line(run_script: Script, tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text('{"rows": []}')
+    flags = ("--allreduce", file, "--scaling", file, "--out", tmp_path)
+    result = run_script("03_ddp/experiments/predict.py", *flags)
+    assert result.status == 2
+    (line,) = result.stderr.splitlines()
+    assert line.endswith("are not what allreduce.py and scaling.py write: 'alpha' is missing")

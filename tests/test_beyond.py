@@ -113,7 +113,7 @@ def test_a_wrong_number_of_ranks_is_refused_in_one_line(script: str, tmp_path: P
 
 
 def test_every_combination_that_was_measured_is_on_the_page() -> None:
-    page = (LESSON / "experiments" / "beyond.md").read_text()
+    page = (LESSON / "experiments" / "combinations.md").read_text()
     measured = render_beyond.compositions()
     assert measured
     for group in {row["group"] for results in measured for row in results["rows"]}:

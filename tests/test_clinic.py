@@ -9,7 +9,7 @@ from tokenize import COMMENT, NL, generate_tokens
 
 import pytest
 
-from clinic import course
+from clinic import as_if_cuda, course
 from clinic.catalogue import REPOSITORY, Exercise, edited, exercises
 from exercise import Grader
 from lab.launching import load_script
@@ -76,6 +76,16 @@ def test_variants_are_judged_as_their_folder_says(
     assert not any("the script ended" in line or "the check itself" in line for line in seen), seen
 
 
+def test_a_script_asks_whether_a_device_is_cuda_in_the_same_lines() -> None:
+    source = (
+        'é = 1; a = x.device.type != "cpu" or y.type == "cuda"\n'
+        'if (device.type\n        == "cuda"): pass\nb = z.kind == "cuda"'
+    )
+    others = source.split("\n")[1:]
+    asked = "é = 1; a = (_type_is_cuda(x.device)) or (_type_is_cuda(y))"
+    assert as_if_cuda.rewritten(source).split("\n") == [asked, *others]
+
+
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_the_flags_on_its_page_are_understood(exercise: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(exercise.lesson)
@@ -128,7 +138,7 @@ def test_its_place_in_the_course_is_described(exercise: Exercise) -> None:
 
 
 def words(text: str) -> str:
-    """A text without its line breaks, and without the prefix that each line has in a list."""
+    """A text in one line, so that it does not matter where its lines were broken."""
     return " ".join(text.split())
 
 

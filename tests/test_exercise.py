@@ -1,5 +1,6 @@
 """exercise.py as a learner uses it, also wrongly: one line, the right status, and nothing of theirs is lost."""
 
+import errno
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 
 import exercise
 from clinic import progress
-from clinic.catalogue import Exercise, edited, exercises, find
+from clinic.catalogue import REPOSITORY, Exercise, edited, exercises, find
 from data_helpers import assert_one_line
 from workshop.entry import run_reporting_user_errors
 from workshop.errors import UserError
@@ -144,15 +145,42 @@ def test_a_check_is_saved(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cell.minutes < 5
 
 
-def test_an_unreadable_file_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["[1, 2", '{"learner": "ada", "started": {}, "checks": [], "hints": []}'])
+def test_an_unreadable_file_is_kept_and_a_new_one_begun(run: Run, tmp_path: Path, content: str) -> None:
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "exercises.json").write_text("[1, 2")
+    (tmp_path / "runs" / "exercises.json").write_text(content)
     status, _, err = run("start", "same_half")
     assert status == 0
     assert err.startswith("warning: ")
     (kept,) = (tmp_path / "runs").glob("*.unreadable")
-    assert kept.read_text() == "[1, 2"
+    assert kept.read_text() == content
     assert "same_half" in progress.read(tmp_path / "runs" / "exercises.json")["started"]
+
+
+def test_where_nothing_can_be_saved_an_exercise_can_be_started_all_the_same(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "exercises.json").write_text("[1, 2")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(progress, "write_json", refuse)
+    status, out, err = run("start", "same_half")
+    assert status == 0
+    assert out.startswith("wrote ")
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["warning", "warning"]
+
+
+def test_a_user_without_a_name_has_a_number(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_name() -> str:
+        raise OSError("No username set in the environment")
+
+    monkeypatch.setattr(progress.getpass, "getuser", no_name)
+    assert run("start", "same_half")[0] == 0
+    assert progress.read(tmp_path / "runs" / "exercises.json")["learner"] == str(os.getuid())
 
 
 def a_learner(folder: Path, name: str, passed: bool, tries: int) -> Path:
@@ -167,24 +195,36 @@ def a_learner(folder: Path, name: str, passed: bool, tries: int) -> Path:
 def test_the_table_of_a_class(run: Run, tmp_path: Path) -> None:
     folders = [
         a_learner(tmp_path / "a", "ada", passed=False, tries=3),
-        a_learner(tmp_path / "b", "<b>bob", passed=True, tries=2),
+        a_learner(tmp_path / "b", "zoe<b>", passed=True, tries=2),
         a_learner(tmp_path / "c", "cyd", passed=False, tries=0),
     ]
     page = tmp_path / "class.html"
     status, out, _ = run("class", *folders, "--html", page)
     assert status == 0
     head, line, *_, last = out.splitlines()
-    assert head.split() == ["exercise", "<b>bob", "ada", "cyd"]
+    assert head.split() == ["exercise", "zoe<b>", "ada", "cyd"]  # most passed first, then by name
     assert line.split("  ") == ["same_half", "passed (2, 2 min)", "3 tried"]
     assert last.startswith("passed")
     html = page.read_text()
-    assert "&lt;b&gt;bob" in html
+    assert "zoe&lt;b&gt;" in html
     assert "<b>" not in html
     assert html.count('class="passed"') == 1
     assert html.count('class="tried"') == 1
 
 
-@pytest.mark.parametrize("content", [None, "{}", "[]", '{"learner": 1, "started": {}, "checks": []}', "nonsense"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "{}",
+        "[]",
+        '{"learner": 1, "started": {}, "checks": []}',
+        '{"learner": "ada", "started": {}, "checks": [{"exercise": "same_half"}]}',
+        '{"learner": "ada", "started": {}, "checks": [{"exercise": "same_half", "seen": [], "time": "noon"}]}',
+        '{"learner": "ada", "started": {"same_half": null}, "checks": []}',
+        "nonsense",
+    ],
+)
 def test_a_folder_without_results_is_reported(run: Run, tmp_path: Path, content: str | None) -> None:
     (tmp_path / "x").mkdir()
     if content is not None:
@@ -236,6 +276,11 @@ def test_an_edit_needs_the_code_it_is_about(find: str) -> None:
         edited(SCRIPT, f"<<<<<<< find\n{find}======= replace with\n>>>>>>>\n")
 
 
+def test_a_block_without_its_end_is_not_ignored() -> None:
+    with pytest.raises(UserError, match="in none: '<<<<<<< find'"):
+        edited("one = 1\n", "<<<<<<< find\none = 1\n======= replace with\none = 2\n>>>>>>\n")
+
+
 def test_an_edit_that_fits_twice_is_refused() -> None:
     with pytest.raises(UserError, match="is there 2 times"):
         edited("one = 1\none = 1\n", "<<<<<<< find\none = 1\n======= replace with\n>>>>>>>\n")
@@ -281,16 +326,17 @@ def test_what_a_script_leaves_behind_is_ended(judge: Callable[..., list[str]], t
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
         "    if os.fork() == 0:\n"
-        f"        with open({str(pids)!r}, 'a') as out:\n"
-        "            out.write(f'{os.getpid()}\\n')\n"
+        f"        with open({str(pids)!r} + '.new', 'w') as out:\n"
+        "            out.write(f'{os.getpid()}')\n"
+        f"        os.rename(out.name, {str(pids)!r})\n"
         "        time.sleep(600)\n"
         "    os._exit(0)\n"
         f"while not os.path.exists({str(pids)!r}):\n"
         "    time.sleep(0.01)\n"
     )
     judge(file)
-    for pid in map(int, pids.read_text().split()):
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    pid = int(pids.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_grader_that_is_ended_takes_everything_along(tmp_path: Path) -> None:
@@ -308,6 +354,14 @@ def test_a_grader_that_is_ended_takes_everything_along(tmp_path: Path) -> None:
     assert not psutil.wait_procs(everything, timeout=10)[1]
 
 
+def test_a_grader_that_has_ended_is_reported(tmp_path: Path) -> None:
+    with exercise.Grader() as started:
+        started.process.kill()
+        started.process.wait()
+        with pytest.raises(UserError, match="the grader ended before it had a result"):
+            started.check(find("same_half"), tmp_path / "exercise_same_half.py")
+
+
 def test_a_script_cannot_give_the_result_itself(judge: Callable[..., list[str]], tmp_path: Path) -> None:
     file = tmp_path / "exercise_same_half.py"
     file.write_text(
@@ -320,6 +374,41 @@ def test_a_script_cannot_give_the_result_itself(judge: Callable[..., list[str]],
         "os.kill(os.getppid(), signal.SIGKILL)\n"
     )
     assert judge(file)
+
+
+def test_forks_of_forks_lose_only_the_pipe_of_the_result() -> None:
+    code = """
+import os
+from clinic.grader import only_in_this_process
+
+def status_of_fork(work):
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os._exit(work())
+
+def in_rank():
+    try:
+        os.fstat(writing)
+        return 3  # it still has the pipe
+    except OSError:
+        pass
+    assert os.open(os.devnull, os.O_RDONLY) == writing  # the number is free again
+    return status_of_fork(in_worker)
+
+def in_worker():
+    os.fstat(writing)  # this is the file now
+    return 0
+
+reading, writing = os.pipe()
+result = only_in_this_process(writing)
+status = status_of_fork(in_rank)
+result.write("seen")
+result.close()
+assert os.read(reading, 10) == b"seen"
+raise SystemExit(status)
+"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_grader_that_is_ended_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

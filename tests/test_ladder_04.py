@@ -1,6 +1,7 @@
 """The measurements of lesson 04: step-by-step comparison, gradient underflow, tensor cores, and the score of a run."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -489,6 +490,8 @@ def test_score(run_script: Script, tmp_path: Path) -> None:
     faster = summary(tmp_path / "faster", [0.45, 0.4, 0.3], 4.0)
     slower = summary(tmp_path / "slower", [0.45, 0.4], 12.0)
     worse = summary(tmp_path / "worse", [0.5], 1.0)
+    not_always_a_number = summary(tmp_path / "some_nan", [math.nan, 0.5], 1.0)
+    assert score(not_always_a_number).stdout.startswith("some_nan: lowest validation loss 0.5000 after 2.0 s")
     assert score(faster).stdout == "faster: lowest validation loss 0.3000 after 12.0 s of training (unet3d on nbody)\n"
     last_line = {
         faster: "2.50 times as fast to the baseline's loss (8.0 s against 20.0 s); the lowest is 25.0% lower",
@@ -547,11 +550,13 @@ def test_what_cannot_be_scored_is_reported_in_one_line(run_script: Script, tmp_p
     run = summary(tmp_path / "run", [0.5], 1.0)
     other = summary(tmp_path / "other", [0.5], 1.0, model="resnet18")
     empty = summary(tmp_path / "empty", [], 1.0)
+    no_number = summary(tmp_path / "no_number", [math.nan, math.nan], 1.0)
     damaged = summary(tmp_path / "damaged", [0.5], 1.0)
     (damaged / "summary.json").write_text("[1, 2]")
     for arguments, message in (
         ([tmp_path], "summary.json: No such file or directory; name the folder of a run that has finished"),
         ([empty], "is of a run that has not finished an epoch"),
+        ([no_number], "is of a run whose validation loss was never a number"),
         ([damaged], "is not the summary of a run: TypeError"),
         ([run, "--baseline", other], "unet3d on nbody cannot be compared with resnet18 on nbody"),
     ):

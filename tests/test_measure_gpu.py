@@ -17,9 +17,19 @@ import yaml
 
 import workshop.profiling
 from conftest import REPOSITORY, Result, Script
-from lab import experiments, lesson_runs, machine_facts, measure, measure_gpu, processes, results_file, small_studies
-from lab.experiments import Experiment, Session
+from lab import (
+    experiment_functions,
+    lesson_runs,
+    machine_facts,
+    measure,
+    measure_gpu,
+    processes,
+    results_file,
+    small_studies,
+)
+from lab.experiments import EXPERIMENTS
 from lab.launching import load_script
+from lab.session import Experiment, Session, installed
 from lab.trace_table import trace_table
 from workshop.commandline import load_config
 from workshop.errors import UserError
@@ -379,19 +389,33 @@ def test_shards_that_fail_do_not_cost_the_images(
     assert measure_gpu.generate_data(measure_gpu.with_boxes(session)) == {"cifar10": "disk full"}
 
 
+def test_data_that_are_there_in_spite_of_an_error_are_used(
+    data_folder: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = measure_gpu.with_boxes(session)
+
+    def generate(commands: dict, _: Path) -> dict[str, str]:
+        assert "nbody" in commands
+        (session.boxes / "nbody").mkdir(parents=True)
+        return {"nbody": "exit status 1"}
+
+    monkeypatch.setattr(measure_gpu, "run_together", generate)
+    assert measure_gpu.generate_data(session) == {}
+
+
 def test_without_a_package_the_rest_is_measured(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments, "installed", lambda name: name != "line_profiler")
-    chosen = [one for one in experiments.EXPERIMENTS if one.name in ("baseline", "line_profiles")]
+    monkeypatch.setattr("lab.session.installed", lambda name: name != "line_profiler")
+    chosen = [one for one in EXPERIMENTS if one.name in ("baseline", "line_profiles")]
     reasons = run([*chosen, experiment("other")], session)
     assert reasons == dict.fromkeys(("line_profiles", "baseline"), "not measured: line_profiler is not installed")
 
 
 def test_loaders_whose_package_is_missing_are_named(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not experiments.installed("no_such_package.at_all") and experiments.installed("torch.nn")
-    monkeypatch.setattr(experiments, "installed", lambda name: False)
+    assert not installed("no_such_package.at_all") and installed("torch.nn")
+    monkeypatch.setattr(experiment_functions, "installed", lambda name: False)
     monkeypatch.setattr(lesson_runs, "train", lambda *flags, **_: {"flags": [str(flag) for flag in flags]})
     session = Session(session.file, cpus=16)
-    for measured in (one for one in experiments.EXPERIMENTS if one.name in ("loaders", "mnist_loaders")):
+    for measured in (one for one in EXPERIMENTS if one.name in ("loaders", "mnist_loaders")):
         *_, figures = measured.run(session)
         assert (list(figures["loaders"]), figures["not_installed"]) == (["map", "memory", "device"], ["shards", "dali"])
         assert figures["num_workers"] == 14
@@ -454,14 +478,14 @@ def test_every_experiment_starts_what_is_there(mode: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(lesson_runs, "run_parts", note)
     monkeypatch.setattr(lesson_runs, "this_machine", lambda: {"emulates_bf16": False})
-    monkeypatch.setattr(experiments, "trace_table", lambda _: {})
-    monkeypatch.setattr(experiments, "ask", lambda *_: 1e12)
+    monkeypatch.setattr(experiment_functions, "trace_table", lambda _: {})
+    monkeypatch.setattr(experiment_functions, "ask", lambda *_: 1e12)
     monkeypatch.setattr(
-        experiments, "line_profile", lambda *flags: next(note(["train.py", *flags], lesson_runs.LESSON_01))
+        experiment_functions, "line_profile", lambda *flags: next(note(["train.py", *flags], lesson_runs.LESSON_01))
     )
     monkeypatch.setattr(Session, "cells", lambda _: 128)
     session = Session(tmp_path / "a.json", mode, cpus=16, gpus=4, boxes=tmp_path)
-    for measured in experiments.EXPERIMENTS:
+    for measured in EXPERIMENTS:
         if measured.flags(session) is None or measured.name in small:
             continue
         count = len(started)
@@ -537,10 +561,10 @@ def test_one_gpu_is_masked_for_what_needs_two(
         seen.append((ranks, os.environ["CUDA_VISIBLE_DEVICES"]))
         yield {}
 
-    monkeypatch.setattr(experiments, "study_parts", study_parts)
+    monkeypatch.setattr("lab.session.study_parts", study_parts)
     session = Session(tmp_path / "a.json", "cpu")
-    list(experiments.allreduce(session))
-    list(experiments.scaling(session))
+    list(experiment_functions.allreduce(session))
+    list(experiment_functions.scaling(session))
     assert seen == [(ranks, "" if masked else "0"), (1, "" if masked else "0")]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 

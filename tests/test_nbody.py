@@ -12,7 +12,7 @@ import torch
 
 from data_helpers import Mirror, assert_one_line
 from data_helpers import prepare as prepare
-from lab.experiments import trivial_loss
+from lab.experiment_functions import trivial_loss
 from sources import NBODY_FILES, generate
 from synthetic_nbody import Physics, generate_box, linear_density
 from workshop.datasets import nbody

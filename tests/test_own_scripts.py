@@ -173,6 +173,13 @@ def test_what_lesson_01_prints(alone: Alone) -> None:
     assert re.fullmatch(benchmark, alone("01_single_gpu", "step2_bottleneck", *options, 1, "--benchmark"))
 
 
+def test_an_epoch_with_too_few_batches_is_not_measured(alone: Alone) -> None:
+    threads = torch.get_num_threads()
+    with pytest.raises(AssertionError, match="too few batches"):
+        alone("01_single_gpu", "step2_bottleneck", "--batch_size", 128, "--benchmark")
+    torch.set_num_threads(threads)
+
+
 def test_loading_differently_changes_no_loss(alone: Alone) -> None:
     losses = [epochs_in(alone("01_single_gpu", name, "--epochs", 1)) for name in render_own.STEPS["01_single_gpu"][:3]]
     for name in ("step3_loader", "step4_nvtx"):

@@ -146,6 +146,14 @@ def test_a_mistake_with_the_flight_recorder_is_one_line(run_script: Script, tmp_
     assert line.startswith("error: --timeout must be above 0" if flags else "error: this needs two ranks")
 
 
+def test_of_three_ranks_one_reports_that_the_flight_recorder_needs_two(run_script: Script, tmp_path: Path) -> None:
+    script, out = "03_ddp/experiments/flight_recorder.py", ("--out", tmp_path)
+    first, last = (run_script(script, *out, RANK=rank, WORLD_SIZE="3") for rank in "02")
+    assert (first.status, last.status) == (2, 2)
+    assert first.stderr.startswith("error: this needs two ranks")
+    assert last.stderr == ""
+
+
 @pytest.mark.parametrize(("name", "flags"), [("unused", []), ("found_unused", ["--find_unused_parameters", "true"])])
 def test_an_unused_parameter_is_reported_unless_ddp_looks_for_it(
     name: str, flags: list, user_environment: dict[str, str]

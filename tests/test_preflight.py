@@ -244,6 +244,7 @@ def test_partition_that_lacks_something(monkeypatch: Patch) -> None:
     assert first(good).status == "ok" and "4 nodes, up to 4 GPUs, 64 CPUs and 512000 MB" in first(good).found
     no_gpus = first("cpu*|up|1-00:00:00|9|(null)|64|256000")
     assert says(no_gpus, "fail", "up to 0 GPUs", "set SBATCH_PARTITION", ("02", "03", "04", "05"))
+    assert "the jobs of lessons 02 to 05 ask for 2" in no_gpus.found
     assert says(
         first("gpu*|up|30:00|1|gpu:2|8|1"), "warning", "1 nodes", "leave out what asks for two", ("03", "04", "05")
     )
@@ -294,8 +295,11 @@ def test_ranks_that_add_up_wrong_or_slowly(monkeypatch: Patch) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda _: None)
     with pytest.raises(RuntimeError, match=r"an all-reduce over 2 ranks gave 1.0, not the sum"):
         preflight.all_reduce_gb_per_second(torch.device("cpu"))
-    assert says(preflight.bandwidth(0.12, "nccl"), "warning", "0.12 GB/s", "NCCL_SOCKET_IFNAME", ("03", "04", "05"))
-    assert preflight.bandwidth(0.12, "gloo").status == "ok"
+    slow = preflight.bandwidth(0.12, "nccl", 2)
+    assert says(slow, "warning", "0.12 GB/s", "NCCL_SOCKET_IFNAME", ("03", "04", "05"))
+    assert preflight.bandwidth(0.12, "gloo", 2).status == "ok"
+    alone = preflight.bandwidth(0.0, "gloo", 1)
+    assert says(alone, "warning", "one rank sends nothing", "--ntasks-per-node=2", ("03", "04", "05"))
 
 
 def test_results_of_many_nodes_are_merged_and_decide_about_lessons(capsys: pytest.CaptureFixture) -> None:

@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 import quick_python
 from conftest import REPOSITORY, Script
@@ -67,6 +70,23 @@ def test_collectives_of_accumulation_and_equal_gradients(facts: dict) -> None:
     assert all(row["gradient_difference"] < 1e-5 for row in rows)
     whole, each, last, _ = (row["peak_bytes"] for row in rows)
     assert each < last < whole
+
+
+def test_nine_samples_are_accumulated_in_four_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    from accumulation import backward_in_parts
+
+    model = nn.Linear(4, 10)
+    inputs, targets = torch.randn(9, 4), torch.arange(9)
+    F.cross_entropy(model(inputs), targets).backward()
+    expected = model.weight.grad.clone()
+    model.zero_grad()
+    synchronized: list[bool] = []
+    model.set_requires_gradient_sync = synchronized.append
+    model.set_reshard_after_backward = lambda _: None
+    backward_in_parts(model, (inputs, targets), parts=4)
+    assert synchronized == [False, False, False, True]
+    torch.testing.assert_close(model.weight.grad, expected)
 
 
 @pytest.mark.slow

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from lab.site import CONFIG, as_site_page, navigation, site_target, tracked_pages, with_site_links, write_pages
+from lab.site import (
+    CONFIG,
+    SETTINGS,
+    as_site_page,
+    navigation,
+    remove_former,
+    site_target,
+    tracked_pages,
+    with_site_links,
+    write_pages,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -74,3 +84,14 @@ def test_code_is_shown_as_a_page_and_folders_by_their_readme() -> None:
     text = "[its script](train.py#L7), [the package](../workshop), `[no](train.py)`, [far](https://pytorch.org)\n"
     found = with_site_links(page, text, pages)
     assert found == "[its script](../03_ddp/train.py.md), the package, `[no](train.py)`, [far](https://pytorch.org)\n"
+
+
+def test_only_a_former_build_is_removed(tmp_path: Path) -> None:
+    for folder in ("pages", "html", "own"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "file").touch()
+    remove_former(tmp_path)
+    assert len(list(tmp_path.rglob("file"))) == 3  # no build was ever made here
+    (tmp_path / SETTINGS).touch()
+    remove_former(tmp_path)
+    assert list(tmp_path.rglob("file")) == [tmp_path / "own" / "file"]

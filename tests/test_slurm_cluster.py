@@ -185,8 +185,10 @@ def test_two_nodes_with_two_tasks_reach_each_other_by_name(slurm: SlurmCluster, 
 
 @pytest.mark.parametrize("request_gpus", ["--gres=gpu:2", "--gpus-per-node=2", "--gpus=4"])
 def test_each_way_to_ask_for_gpus_gives_them(slurm: SlurmCluster, request_gpus: str) -> None:
-    rows = slurm.run("srun", "--nodes=2", request_gpus, "bash", "-c", "echo $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES")
-    for row in rows.splitlines():
+    out = slurm.run("srun", "--nodes=2", request_gpus, "bash", "-c", "echo $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES")
+    rows = out.splitlines()
+    assert len(rows) >= 2
+    for row in rows:
         count, numbers = row.split()
         assert count == "2" and len(set(numbers.split(","))) == 2
         assert all(int(number) >= 100 for number in numbers.split(",")), "a real GPU could have this number"

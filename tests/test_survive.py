@@ -19,6 +19,8 @@ import torch
 
 from conftest import REPOSITORY, Result, Script
 from sources import generate, pack
+from workshop.errors import UserError
+from workshop.run.checkpoint import check_compatible
 from workshop.run.position import Position
 from workshop.signals import StopSignals, ignore_stop_signals
 
@@ -270,6 +272,17 @@ def test_a_checkpoint_of_another_run_is_refused(
         data = ["--data_dir", data_dir] if "cifar10" in flags else []
         line = one_line(train(*MEMORY, *flags, *data, "--resume", "true", "--run_dir", tmp_path))
         assert f"{tmp_path}/checkpoint.pt is of another run: " in line and difference in line
+
+
+def test_what_may_change_between_epochs_may_not_change_within_one() -> None:
+    file = Path("checkpoint.pt")
+    theirs = {"model": "vit", "world_size": 2, "seed": 1, "loader": "map", "only here": 1}
+    mine = {"model": "vit", "world_size": 4, "seed": 2, "loader": "memory", "only there": 1}
+    check_compatible(file, theirs, mine, in_epoch=None)
+    with pytest.raises(UserError, match=r"seed is 1 there and 2 here.* and it was saved in the middle of epoch 3"):
+        check_compatible(file, theirs, mine, in_epoch=3)
+    with pytest.raises(UserError, match="another run: model is vit there and unet3d here; give"):
+        check_compatible(file, theirs, mine | {"model": "unet3d"}, in_epoch=None)
 
 
 def fail_with(error: Exception) -> Callable[..., None]:

@@ -90,6 +90,7 @@ def train(run_script: Script) -> Script:
         (["--vit_patch", 5], "--vit_patch 5 does not divide 28, the edge of the samples; 4 does"),
         (["--vit_width", 30], "--vit_width 30 is not a multiple of 4"),
         (["--fused", "true", "--optimizer", "adadelta"], "PyTorch has no fused adadelta"),
+        (["--fused", "true", "--optimizer", "sgd"], "PyTorch's fused SGD does not accept sharded weights"),
         (["--precision", "tf32"], "--precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer"),
         (["--cudnn_benchmark", "true"], "--cudnn_benchmark true needs an NVIDIA GPU; this is the CPU"),
     ],

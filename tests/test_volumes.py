@@ -255,6 +255,12 @@ def test_an_interrupted_epoch_does_not_change_the_next_one(data_dir: Path, kind:
     assert same(epoch_of(train, 2), epoch_of(loaders(data_dir, kind)[0], 2))
 
 
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_limited_loader_says_how_many_samples_it_has(data_dir: Path, kind: str) -> None:
+    for loader, samples in zip(loaders(data_dir, kind, limit_train=4, limit_val=3), (4, 3), strict=True):
+        assert len(loader.dataset) == samples  # by which the sum of the losses is divided
+
+
 def test_limits_take_the_first_cubes(data_dir: Path) -> None:
     train, val = loaders(data_dir, "memory", limit_train=4, limit_val=3)
     full, full_val = loaders(data_dir, "memory")

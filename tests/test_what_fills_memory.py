@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Script
-from what_fills_memory import cure
+from lab import memory_tables
 
 SCRIPT = "05_fully_sharded/experiments/what_fills_memory.py"
 
@@ -21,7 +21,15 @@ def test_the_table_adds_up_and_names_the_cure(run_script: Script, tmp_path: Path
         assert row["parts"]["optimizer state"] == 8 * row["parameters"]
     one, sixteen, many = rows
     assert many["parts"]["activations"] == pytest.approx(4 * sixteen["parts"]["activations"], rel=0.01)
-    assert one["cure"] == cure(1.0) != many["cure"] == cure(0.0)
+    assert (one["moment"], many["moment"]) == ("optimizer", "backward")
+    assert [memory_tables.advice(row["peak"], row["cures"]) for row in (one, many)] == ["shard", "split the batch"]
+    assert many["cures"][memory_tables.RECOMPUTED] == many["peak"], "a block of the U-Net is a single convolution"
+    assert one["cures"][memory_tables.PARTS] is None
+    assert one["cures"][memory_tables.SHARDED] < one["peak"] / 3
+    for header, cells in (memory_tables.what_fills(rows), memory_tables.what_helps(rows)):
+        printed = [line.split() for line in result.stdout.splitlines()]
+        for row in (header, *cells):
+            assert " ".join(row).split() in printed
     assert "26%" in result.stdout
     fused = run_script(SCRIPT, "--model", "unet3d", "--batch_size", "1", "--update", "fused", "--out", tmp_path)
     assert fused.status == 0, fused.stderr

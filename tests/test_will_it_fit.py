@@ -14,6 +14,7 @@ import step_time
 import will_it_fit
 from alpha_beta import Network
 from conftest import Script
+from lab import memory_tables
 from memory_model import Setup, estimate, predict
 from memory_on_ranks import end_copies_with_collectives
 from workshop.errors import UserError
@@ -53,6 +54,27 @@ def test_the_ways_differ_as_the_page_says() -> None:
     assert many.peak > peaks["blocks"] / 4, "activations are not sharded"
     assert predict(small(ranks=32, replicas=4)).peak == pytest.approx(peaks["blocks"], rel=0.01), "HSDP"
     assert sum(many.parts.values()) == many.peak
+
+
+def test_the_script_prints_the_tables_of_the_pages(run_script: Script, tmp_path: Path) -> None:
+    flags = ("--num_blocks", 1, "--ranks", 2, "--ways", "ddp,blocks", "--checkpointing", "false", "--out", tmp_path)
+    result = run_script(SCRIPT, *flags)
+    assert result.status == 0, result.stderr
+    rows = json.loads((tmp_path / "will_it_fit.json").read_text())["rows"]
+    printed = [line.split() for line in result.stdout.splitlines()]
+    for header, cells in (memory_tables.forecast(rows), memory_tables.times(rows)):
+        for row in (header, *cells):
+            assert " ".join(row).split() in printed
+    _, cells = memory_tables.forecast(rows)
+    for _, *parts, peak, moment in cells:
+        assert sum(map(float, parts)) == pytest.approx(float(peak), abs=0.31)
+        assert moment in ("forward", "backward", "optimizer")
+
+
+def test_parts_of_a_batch_store_fewer_activations() -> None:
+    whole, parts = (predict(small(way="alone", ranks=1, depth=4, batch_size=8, parts=number)) for number in (1, 4))
+    assert parts.parts["activations"] < 0.5 * whole.parts["activations"]
+    assert parts.peak < whole.peak
 
 
 def test_a_deep_model_follows_from_shallow_ones() -> None:

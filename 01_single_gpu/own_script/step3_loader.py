@@ -55,6 +55,7 @@ def train_one_epoch(model, loader, optimizer, device, timers):
 
 def throughput(batches, step, device):
     """Return samples per second; the first three batches, with which everything starts, are not counted."""
+    assert len(batches) > 3, "an epoch has too few batches to measure"
     for number, (images, targets) in enumerate(batches, start=1):
         step(images, targets)
         if number == 3:

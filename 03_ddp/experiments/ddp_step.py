@@ -120,10 +120,9 @@ def main() -> None:
     ]
     for rank, step in enumerate(shifted):
         lengths = ", ".join(f"{name} {end - start:.0f} ms" for name in PARTS for start, end in step[name])
-        early = sum(end < step["backward"][0][1] for _, end in step["all-reduces"][:-1])
-        print(
-            f"rank {rank}: {lengths}; {len(step['all-reduces'])} buckets, {early} of them reduced before the last one"
-        )
+        early = sum(end <= step["all-reduces"][-1][0] for _, end in step["all-reduces"][:-1])
+        buckets = len(step["all-reduces"])
+        print(f"rank {rank}: {lengths}; {buckets} buckets, {early} of them reduced before the last one is sent")
     figures: dict[str, Any] = {
         "model": arguments.model,
         "batch_size": arguments.batch_size,

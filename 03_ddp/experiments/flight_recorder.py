@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 
-from lab.flags import default_folder
+from lab.flags import default_folder, make_output_folder
 from lab.tables import format_table
 from workshop.commandline import run_with_config
 from workshop.distributed import int_from_env
@@ -91,11 +91,14 @@ def wait_for(file: Path, seconds: float) -> bytes:
 def main(config: Config) -> None:
     """Hang, give up, and write what the flight recorder has seen; rank 0 prints the recordings of both."""
     rank = int_from_env("RANK") if "RANK" in os.environ else 0
-    files = [config.out / f"flight_recorder_{number}" for number in range(len(BATCHES))]
-    config.out.mkdir(parents=True, exist_ok=True)
-    files[rank].unlink(missing_ok=True)  # of an earlier run
     if os.environ.get("WORLD_SIZE") != str(len(BATCHES)):
-        raise UserError("this needs two ranks: torchrun --standalone --nproc-per-node 2 experiments/flight_recorder.py")
+        raise UserError(
+            "this needs two ranks: torchrun --standalone --nproc-per-node 2 experiments/flight_recorder.py",
+            already_reported=rank > 0,
+        )
+    files = [config.out / f"flight_recorder_{number}" for number in range(len(BATCHES))]
+    make_output_folder(config.out)
+    files[rank].unlink(missing_ok=True)  # of an earlier run
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the default of PyTorch 2.15
     dist.init_process_group("gloo", timeout=timedelta(seconds=config.timeout))
     try:

@@ -42,7 +42,8 @@ def parse_arguments() -> argparse.Namespace:
 
     number("--samples_per_second", prediction.SAMPLES_PER_SECOND, "of one GPU that trains alone")
     number("--parameters", prediction.PARAMETERS, "of the model; their gradients have 4 bytes each")
-    number("--buckets", prediction.BUCKETS, "all-reduces per step")
+    text = "all-reduces per step (default: %(default)s)"
+    parser.add_argument("--buckets", type=int, default=prediction.BUCKETS, help=text)
     number("--gb_per_second", prediction.GB_PER_SECOND, "from a node into the network")
     number("--alpha_us", prediction.ALPHA_US, "microseconds per message")
     parser.add_argument("--max_ranks", type=int, default=1024, help="default: %(default)s")
@@ -73,7 +74,7 @@ def read(file: Path) -> dict[str, Any]:
 def predict_published(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print and plot the prediction for the published study; return it."""
     network = Network(arguments.alpha_us * 1e-6, 1e-9 / arguments.gb_per_second)
-    steps = prediction.published_steps(arguments.samples_per_second, arguments.parameters, int(arguments.buckets))
+    steps = prediction.published_steps(arguments.samples_per_second, arguments.parameters, arguments.buckets)
     counts = [2**i for i in range(1, arguments.max_ranks.bit_length())]
     curves = {f"batch {batch}": prediction.curve(step, network, counts) for batch, step in steps.items()}
     header = ["ranks", *(f"{name}: {bound}" for name in curves for bound in ("no overlap", "full overlap"))]
@@ -126,9 +127,17 @@ def plot(curves: dict[str, dict[int, tuple[float, float]]], published: Sequence[
 
 
 def predict_measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Print the prediction for this machine's own study beside what was measured; return it."""
+    """Print the prediction for this machine's own study beside what was measured; return it.
+
+    Raises:
+        UserError: the files are not those of the study.
+    """
     allreduce, scaling = read(arguments.allreduce), read(arguments.scaling)
-    rows = prediction.against_measured(scaling, allreduce)
+    try:
+        rows = prediction.against_measured(scaling, allreduce)
+    except (KeyError, TypeError) as error:
+        files = f"{arguments.allreduce} and {arguments.scaling}"
+        raise UserError(f"{files} are not what allreduce.py and scaling.py write: {error} is missing") from None
     cells = [
         [
             str(row["ranks"]),

@@ -11,6 +11,7 @@ several runs a table, the best first. Runs of other work, or validated on other 
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,8 @@ class Score:
 
     @property
     def best(self) -> float:
-        """The lowest validation loss."""
-        return min(self.losses)
+        """The lowest validation loss; one that is not a number does not count."""
+        return min(loss for loss in self.losses if not math.isnan(loss))
 
     def seconds_to(self, loss: float) -> float | None:
         """Return the training seconds until the validation loss was first at most ``loss``; None if it never was."""
@@ -73,6 +74,8 @@ def read_score(path: Path, epochs: int | None = None) -> Score:
         raise UserError(f"{file} is not the summary of a run: {type(error).__name__} {error}") from None
     if not losses:
         raise UserError(f"{file} is of a run that has not finished an epoch: there is nothing to score")
+    if all(map(math.isnan, losses)):
+        raise UserError(f"{file} is of a run whose validation loss was never a number: there is nothing to score")
     return Score(file.parent.name or str(file), work, seconds, losses, about)
 
 

@@ -16,16 +16,13 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from lab.flags import Parser, require_positive
-from lab.process_group import process_group
-from lab.results import write_results
 from lab.tables import format_table
 from sharded_models import (
     LESSON_05,
-    config_of,
     count_collectives,
     flags_of,
+    measure_on_ranks,
     own_batches,
-    read_arguments,
     sharded,
     whole,
 )
@@ -70,7 +67,9 @@ def backward_in_parts(
         keep_weights: do not free the gathered weights between the parts.
     """
     inputs, targets = batch
-    for number, (part, part_targets) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True), start=1):
+    # As train.py does. `chunk` can make fewer parts: of 9 samples, three in place of four.
+    pairs = zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True)
+    for number, (part, part_targets) in enumerate(pairs, start=1):
         last = number == parts
         model.set_requires_gradient_sync(reduce_each or last)
         model.set_reshard_after_backward(last or not keep_weights)
@@ -111,26 +110,25 @@ def measure(arguments: argparse.Namespace, rank: int, world_size: int, device: t
     return {"ranks": world_size, "gradient_bytes": gradient_bytes, "rows": rows}
 
 
+def report(figures: dict[str, Any]) -> None:
+    """Print the figures."""
+    cells = [
+        [
+            row["way"],
+            *(str(row["collectives"][kind]) for kind in ("all-gathers", "reduce-scatters")),
+            f"{row['peak_bytes'] / 1e6:.1f}",
+            f"{row['gradient_difference']:.0e}",
+        ]
+        for row in figures["rows"]
+    ]
+    header = ["", "all-gathers", "reduce-scatters", "MB at most", "gradient differs by"]
+    print(format_table(header, cells))
+    print(f"all gradients of the model, not sharded: {figures['gradient_bytes'] / 1e6:.1f} MB")
+
+
 def main() -> None:
-    """Measure on all ranks; rank 0 prints and saves what was found."""
-    arguments = read_arguments(parse_arguments)
-    torch.set_num_threads(1)
-    with process_group() as (rank, world_size, device):
-        figures = measure(arguments, rank, world_size, device)
-        if rank == 0:
-            cells = [
-                [
-                    row["way"],
-                    *(str(row["collectives"][kind]) for kind in ("all-gathers", "reduce-scatters")),
-                    f"{row['peak_bytes'] / 1e6:.1f}",
-                    f"{row['gradient_difference']:.0e}",
-                ]
-                for row in figures["rows"]
-            ]
-            header = ["", "all-gathers", "reduce-scatters", "MB at most", "gradient differs by"]
-            print(format_table(header, cells))
-            print(f"all gradients of the model, not sharded: {figures['gradient_bytes'] / 1e6:.1f} MB")
-            write_results(arguments.out / "accumulation.json", device, {"config": config_of(arguments)} | figures)
+    """Measure, print and save."""
+    measure_on_ranks(parse_arguments, measure, report, "accumulation.json")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from combinations import COMBINATIONS, DEPTH, MAX_NORM, Combination, Process
+from combination_training import DEPTH, MAX_NORM, Combination, Process
+from combinations import COMBINATIONS
 from lab.flags import default_folder, make_output_folder
 from lab.process_group import process_group
 from lab.results import write_results

@@ -30,6 +30,7 @@ from workshop.paths import REPOSITORY
 
 LESSON: Any = load_script(REPOSITORY / "05_fully_sharded")
 """the lesson's script: which modules are its blocks, and its loss"""
+CPU = torch.device("cpu")
 CELLS = 64
 """edge of the volumes of the U-Net and of the large vision transformer"""
 STATE_BYTES = 16
@@ -179,6 +180,8 @@ class Setup:
     """fp32 or bf16; bf16 is autocast with DDP, as in lesson 04, and FSDP2's policy otherwise, as in lesson 05"""
     update: str = "foreach"
     """one of `UPDATES`"""
+    parts: int = 1
+    """of a batch, computed one after the other, whose gradients are added up (the lesson's --accumulate)"""
 
     def __post_init__(self) -> None:
         most = workload(self.model).depth
@@ -196,6 +199,8 @@ class Prediction:
     """bytes"""
     parts: dict[str, int]
     """bytes at that moment by what they are; their sum is the peak"""
+    moment: str
+    """in which part of the step that moment is: forward, backward or optimizer"""
     parameters: int
     """of the whole model"""
     seconds: float
@@ -220,21 +225,28 @@ def private_tools() -> SimpleNamespace:
             "torch 2.11 and 2.15"
         ) from None
 
-    class PlainTracker(MemTracker):
-        """Does not keep the peak of each module, which takes most of the time where there are many."""
+    class PeakOfStep:
+        """Notes in which part of the step the peak is.
+
+        It does not keep the peak of each module, which takes most of the time where there are many.
+        """
+
+        now = moment = "forward"
+        """the part of the step that is running, and the one that the peak is in"""
 
         def _update_peak_stats(self, peak_state: Any) -> None:  # noqa: ANN401, a private type
             modules, self.memory_tracking = self.memory_tracking, {}
+            before = self._peak_mem.get(CPU, 0)
             super()._update_peak_stats(peak_state)
+            if self._peak_mem.get(CPU, 0) > before:
+                self.moment = self.now
             self.memory_tracking = modules
 
-    class ShardedTracker(FSDPMemTracker):
-        """As `PlainTracker`, for a sharded model."""
+    class PlainTracker(PeakOfStep, MemTracker):
+        """For a model that is not sharded."""
 
-        def _update_peak_stats(self, peak_state: Any) -> None:  # noqa: ANN401, a private type
-            modules, self.memory_tracking = self.memory_tracking, {}
-            super()._update_peak_stats(peak_state)
-            self.memory_tracking = modules
+    class ShardedTracker(PeakOfStep, FSDPMemTracker):
+        """For a sharded model."""
 
     return SimpleNamespace(
         FakeTensorMode=FakeTensorMode, PlainTracker=PlainTracker, ShardedTracker=ShardedTracker, FakeStore=FakeStore
@@ -303,13 +315,22 @@ def make_optimizer(model: nn.Module, update: str) -> torch.optim.Optimizer:
     return optimizer
 
 
-def train_step(setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-    """Make a training step as the lesson does, without its learning-rate schedule."""
-    inputs, targets = batch
+def train_step(setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, tracker: Any) -> None:  # noqa: ANN401
+    """Make a training step as the lesson does, without its learning-rate schedule, and set what the tracker notes."""
     policy = isinstance(model, FSDPModule)
-    with torch.autocast("cpu", torch.bfloat16) if setup.precision == "bf16" and not policy else nullcontext():
-        outputs = model(inputs)
-    LESSON.loss_function(outputs.float(), targets).backward()
+    split = [tensor.tensor_split(setup.parts) for tensor in batch]
+    for number, (inputs, targets) in enumerate(zip(*split, strict=True), start=1):
+        if number > 1:
+            tracker.reset_mod_stats()  # else it refuses a second call of the model
+        if policy:
+            model.set_requires_gradient_sync(number == setup.parts)
+        tracker.now = "forward"
+        with torch.autocast("cpu", torch.bfloat16) if setup.precision == "bf16" and not policy else nullcontext():
+            outputs = model(inputs)
+        loss = LESSON.loss_function(outputs.float(), targets) * (len(inputs) / len(batch[0]))
+        tracker.now = "backward"
+        loss.backward()
+    tracker.now = "optimizer"
     for part, weight in zip(optimizer.param_groups[0]["params"], model.parameters(), strict=True):
         part.grad = local(weight.grad)
     optimizer.step()
@@ -332,10 +353,10 @@ def predict(setup: Setup) -> Prediction:
     """Return the most bytes of tensors that rank 0 would need in a training step after the first one."""
     started = time.process_time()
     if setup.way in ("alone", "ddp"):
-        peak, parameters = peak_of_plain_model(setup)
+        peak, moment, parameters = peak_of_plain_model(setup)
     else:
         with fake_ranks(setup.ranks):
-            peak, parameters = peak_of_sharded_model(setup, mesh_of(setup))
+            peak, moment, parameters = peak_of_sharded_model(setup, mesh_of(setup))
     by_name = {getattr(name, "value", name): count for name, count in peak.items()}
     parts = {what: sum(by_name.get(name, 0) for name in names) for what, names in NAMES.items()}
     state = 2 * parts["parameters"]  # the two moments; what else the optimizer's step has made, it frees at once
@@ -343,11 +364,11 @@ def predict(setup: Setup) -> Prediction:
     parts["optimizer state"] = min(parts["optimizer state"], state)
     if setup.way == "ddp":  # its buckets hold all gradients a second time, from the first step on
         parts["gradients to send"] = 4 * parameters
-    return Prediction(sum(parts.values()), parts, parameters, time.process_time() - started)
+    return Prediction(sum(parts.values()), parts, moment, parameters, time.process_time() - started)
 
 
-def peak_of_plain_model(setup: Setup) -> tuple[dict[Any, int], int]:
-    """Return the bytes at the peak by PyTorch's names, without a wrapper; and the number of parameters."""
+def peak_of_plain_model(setup: Setup) -> tuple[dict[Any, int], str, int]:
+    """Return the bytes at the peak by PyTorch's names, without a wrapper; when that is; the number of parameters."""
     tools = private_tools()
     with tools.FakeTensorMode():
         model = build(setup)
@@ -356,13 +377,13 @@ def peak_of_plain_model(setup: Setup) -> tuple[dict[Any, int], int]:
         tracker = tools.PlainTracker()
         tracker.track_external(model, optimizer, *batch)
         with tracker:
-            train_step(setup, model, optimizer, batch)
-        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
-    return peak, sum(weight.numel() for weight in model.parameters())
+            train_step(setup, model, optimizer, batch, tracker)
+        peak = tracker.get_tracker_snapshot("peak")[CPU]
+    return peak, tracker.moment, sum(weight.numel() for weight in model.parameters())
 
 
-def peak_of_sharded_model(setup: Setup, mesh: DeviceMesh) -> tuple[dict[Any, int], int]:
-    """Return the bytes at the peak by PyTorch's names, on one rank; and the number of parameters of the whole model."""
+def peak_of_sharded_model(setup: Setup, mesh: DeviceMesh) -> tuple[dict[Any, int], str, int]:
+    """Return the bytes at the peak by PyTorch's names, on one rank; when that is; the parameters of the whole model."""
     tools = private_tools()
     with tools.FakeTensorMode():
         with torch.device("meta"):
@@ -375,9 +396,9 @@ def peak_of_sharded_model(setup: Setup, mesh: DeviceMesh) -> tuple[dict[Any, int
         tracker = tools.ShardedTracker(model, optimizer)
         tracker.track_inputs(batch)
         with tracker:
-            train_step(setup, model, optimizer, batch)
-        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
-    return peak, parameters
+            train_step(setup, model, optimizer, batch, tracker)
+        peak = tracker.get_tracker_snapshot("peak")[CPU]
+    return peak, tracker.moment, parameters
 
 
 SHALLOW = (4, 8)

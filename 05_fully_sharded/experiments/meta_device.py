@@ -18,10 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from lab.flags import Parser, require_positive
-from lab.process_group import process_group
-from lab.results import write_results
 from lab.tables import format_table
-from sharded_models import LESSON_05, config_of, flags_of, read_arguments, sharded
+from sharded_models import LESSON_05, flags_of, measure_on_ranks, sharded
 from workshop.entry import run_reporting_user_errors
 from workshop.models.vit import build_vit
 
@@ -97,18 +95,17 @@ def measure(arguments: argparse.Namespace, rank: int, world_size: int, device: t
     return {"ranks": world_size, "rows": rows, "buffer": buffer}
 
 
+def report(figures: dict[str, Any]) -> None:
+    """Print the figures."""
+    cells = [[row["way"], str(row["rows"]), str(row["distinct"])] for row in figures["rows"]]
+    print(format_table(["weights", "rows", "different ones"], cells))
+    after = figures["buffer"]["after_meta"]
+    print(f"the buffer outside the state dict, which __init__ sets to {SCALE:g}, is now {after:g}")
+
+
 def main() -> None:
-    """Measure on all ranks; rank 0 prints and saves what was found."""
-    arguments = read_arguments(parse_arguments)
-    torch.set_num_threads(1)
-    with process_group() as (rank, world_size, device):
-        figures = measure(arguments, rank, world_size, device)
-        if rank == 0:
-            cells = [[row["way"], str(row["rows"]), str(row["distinct"])] for row in figures["rows"]]
-            print(format_table(["weights", "rows", "different ones"], cells))
-            after = figures["buffer"]["after_meta"]
-            print(f"the buffer outside the state dict, which __init__ sets to {SCALE:g}, is now {after:g}")
-            write_results(arguments.out / "meta_device.json", device, {"config": config_of(arguments)} | figures)
+    """Measure, print and save."""
+    measure_on_ranks(parse_arguments, measure, report, "meta_device.json")
 
 
 if __name__ == "__main__":

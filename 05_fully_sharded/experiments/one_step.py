@@ -20,18 +20,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lab.flags import Parser, require_positive
-from lab.process_group import process_group
-from lab.results import write_results
 from lab.tables import format_table
 from sharded_models import (
     LESSON_05,
     Step,
-    config_of,
     count_collectives,
     flags_of,
     mean_over_ranks,
+    measure_on_ranks,
     own_batches,
-    read_arguments,
     replicated,
     sharded,
 )
@@ -144,14 +141,8 @@ def report(figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure on all ranks; rank 0 prints and saves what was found."""
-    arguments = read_arguments(parse_arguments)
-    torch.set_num_threads(1)
-    with process_group() as (rank, world_size, device):
-        figures = measure(arguments, rank, world_size, device)
-        if rank == 0:
-            report(figures)
-            write_results(arguments.out / "one_step.json", device, {"config": config_of(arguments)} | figures)
+    """Measure, print and save."""
+    measure_on_ranks(parse_arguments, measure, report, "one_step.json")
 
 
 if __name__ == "__main__":

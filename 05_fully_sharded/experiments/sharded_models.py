@@ -6,14 +6,16 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
+from lab.collectives import mean_over_ranks as mean_over_ranks
 from lab.flags import make_output_folder
 from lab.launching import load_script
+from lab.process_group import process_group
+from lab.results import write_results
 from workshop.commandline import load_config
 from workshop.distributed import AllReduceCounter
 from workshop.errors import UserError, first_on_node
@@ -43,6 +45,33 @@ def read_arguments(parse: Callable[[], argparse.Namespace]) -> argparse.Namespac
         error.already_reported = not first_on_node()  # all ranks have the same command line
         raise
     return arguments
+
+
+def measure_on_ranks(
+    parse: Callable[[], argparse.Namespace],
+    measure: Callable[[argparse.Namespace, int, int, torch.device], dict[str, Any]],
+    report: Callable[[dict[str, Any]], None],
+    file: str,
+) -> None:
+    """Measure on all ranks; rank 0 prints and saves what was found.
+
+    Args:
+        parse: reads the command line.
+        measure: is called on each rank with the command line, rank, world size and device; returns the figures.
+        report: prints the figures.
+        file: name of the results file in the folder ``--out``.
+
+    Raises:
+        UserError: as `read_arguments`, or not all ranks join.
+    """
+    arguments = read_arguments(parse)
+    torch.set_num_threads(1)
+    with process_group() as (rank, world_size, device):
+        figures = measure(arguments, rank, world_size, device)
+        if rank == 0:
+            report(figures)
+            config = {name: value for name, value in vars(arguments).items() if name != "out"}
+            write_results(arguments.out / file, device, {"config": config} | figures)
 
 
 def flags_of(width: int, depth: int, *more: object) -> list[str]:
@@ -87,13 +116,6 @@ def own_batches(
     return list(zip(images, labels, strict=True))
 
 
-def mean_over_ranks(value: torch.Tensor) -> float:
-    """Return the mean of a number () over all ranks."""
-    mean = value.detach().clone()
-    dist.all_reduce(mean)
-    return mean.item() / dist.get_world_size()
-
-
 def count_collectives(step: Callable[[], object]) -> dict[str, int]:
     """Return how often this rank called each collective during ``step``.
 
@@ -112,8 +134,3 @@ def count_collectives(step: Callable[[], object]) -> dict[str, int]:
 def whole(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return all numbers of these tensors as one vector (n,). Sharded ones are gathered: all ranks must call this."""
     return torch.cat([(t.full_tensor() if isinstance(t, DTensor) else t).detach().float().flatten() for t in tensors])
-
-
-def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the flags of an experiment, for its results file."""
-    return {name: value for name, value in vars(arguments).items() if name != "out"}

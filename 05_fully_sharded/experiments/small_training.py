@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -71,13 +70,6 @@ def train_one_process(
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
-
-
-def mean_over_ranks(value: torch.Tensor, group: dist.ProcessGroup | None = None) -> float:
-    """Return the mean of a number () over the ranks of a group (default: all)."""
-    total = value.detach().double().clone()
-    dist.all_reduce(total, group=group)
-    return total.item() / dist.get_world_size(group)
 
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:

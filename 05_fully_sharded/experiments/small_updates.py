@@ -15,10 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lab.flags import Parser, require_positive
-from lab.process_group import process_group
-from lab.results import write_results
 from lab.tables import format_table
-from sharded_models import LESSON_05, config_of, own_batches, read_arguments, whole
+from sharded_models import LESSON_05, measure_on_ranks, own_batches, whole
 from workshop.entry import run_reporting_user_errors
 from workshop.models.vit import build_vit
 
@@ -75,20 +73,18 @@ def measure(arguments: argparse.Namespace, rank: int, world_size: int, device: t
     return {"ranks": world_size, "rows": rows}
 
 
+def report(figures: dict[str, Any]) -> None:
+    """Print the figures."""
+    cells = [
+        [row["stored"], row["optimizer_state"], f"{row['lr']:g}", f"{row['changed']:.1%}"] for row in figures["rows"]
+    ]
+    header = ["weights in", "optimizer state in", "lr", "weights that the step changes"]
+    print(format_table(header, cells, left=(0, 1)))
+
+
 def main() -> None:
-    """Measure on all ranks; rank 0 prints and saves what was found."""
-    arguments = read_arguments(parse_arguments)
-    torch.set_num_threads(1)
-    with process_group() as (rank, world_size, device):
-        figures = measure(arguments, rank, world_size, device)
-        if rank == 0:
-            cells = [
-                [row["stored"], row["optimizer_state"], f"{row['lr']:g}", f"{row['changed']:.1%}"]
-                for row in figures["rows"]
-            ]
-            header = ["weights in", "optimizer state in", "lr", "weights that the step changes"]
-            print(format_table(header, cells, left=(0, 1)))
-            write_results(arguments.out / "small_updates.json", device, {"config": config_of(arguments)} | figures)
+    """Measure, print and save."""
+    measure_on_ranks(parse_arguments, measure, report, "small_updates.json")
 
 
 if __name__ == "__main__":

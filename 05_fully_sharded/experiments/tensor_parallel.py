@@ -32,6 +32,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab.collectives import mean_over_ranks
 from lab.flags import default_folder, make_output_folder
 from lab.process_group import process_group
 from lab.results import write_results
@@ -44,7 +45,6 @@ from small_training import (
     largest_difference,
     make_model,
     make_optimizer,
-    mean_over_ranks,
     part_of,
     train_one_process,
     whole_weights,

@@ -4,18 +4,21 @@
     python experiments/what_fills_memory.py --model unet3d --batch_size 1,16,64    # one model, with these batches
 
 You should see that the *state* (weights, gradients and the two moments of AdamW: 16 bytes per parameter) is the same
-with every batch, and that the rest grows with the batch. Where the state is most of it, shard it (FSDP2). Where
-it is the activations, recompute them (activation checkpointing), accumulate gradients, or take a smaller batch. On a
-GPU, each step is really made as well: the peak that PyTorch's allocator measures stands beside the computed one, and a
-snapshot is written for https://docs.pytorch.org/memory_viz.
+with every batch, and that the rest grows with the batch. Each row is then computed again with each of three cures: the
+state sharded over 8 ranks (FSDP2), the activations recomputed (activation checkpointing), the batch computed in 4 parts
+(gradient accumulation). The last column names those that take at least a quarter off the peak. On a GPU, each step is
+really made as well: the peak that PyTorch's allocator measures stands beside the computed one, and a snapshot is
+written for https://docs.pytorch.org/memory_viz.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lab import memory_tables
 from lab.flags import Parser, make_output_folder
 from lab.results import write_results
 from lab.tables import format_table
@@ -30,6 +33,7 @@ from memory_model import (
     Setup,
     build,
     predict,
+    private_tools,
     workload,
 )
 from will_it_fit import GB, numbers, words
@@ -45,8 +49,8 @@ ROWS = (
     ("vit3d", 4, "bf16"),
 )
 """model, batch and precision of each row without flags"""
-MOSTLY = 0.6
-"""from this share of the peak on, one thing fills the memory; below it, and above 1 minus this, two things do"""
+SHARDED_OVER, PARTS = 8, 4
+"""ranks, and parts of a batch, of the cures that are tried; `lab/memory_tables.py` names them"""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -77,18 +81,25 @@ def setups(arguments: argparse.Namespace) -> list[Setup]:
     return [Setup(model=model, batch_size=batch, precision=kind, **same) for model, batch, kind in rows]
 
 
-def cure(share: float) -> str:
-    """Return what to do if so large a share of the peak is state."""
-    if share >= MOSTLY:
-        return "shard the state"
-    if share <= 1 - MOSTLY:
-        return "recompute, accumulate, or a smaller batch"
-    return "both help"
+def cures(setup: Setup) -> dict[str, int | None]:
+    """Return the peak in bytes with each cure; None where it is impossible."""
+    blocks = has_blocks(setup.model)
+    sharded = replace(setup, way="blocks" if blocks else "root", ranks=SHARDED_OVER)
+    return {
+        memory_tables.SHARDED: predict(sharded).peak,
+        memory_tables.RECOMPUTED: predict(replace(setup, checkpointing=True)).peak if blocks else None,
+        memory_tables.PARTS: predict(replace(setup, parts=PARTS)).peak if setup.batch_size >= PARTS else None,
+    }
+
+
+def has_blocks(model: str) -> bool:
+    """Return whether a model has blocks that can be sharded or computed again one by one."""
+    with private_tools().FakeTensorMode():
+        return bool(LESSON.blocks_of(build(Setup(model=model, depth=1 if workload(model).depth else 0))))
 
 
 def row_of(setup: Setup, found: Prediction) -> dict[str, Any]:
-    """Return a row of the table as numbers."""
-    share = STATE_BYTES * found.parameters / found.peak
+    """Return a row of the tables as numbers."""
     return {
         "model": setup.model,
         "batch_size": setup.batch_size,
@@ -96,8 +107,9 @@ def row_of(setup: Setup, found: Prediction) -> dict[str, Any]:
         "parameters": found.parameters,
         "peak": found.peak,
         "parts": found.parts,
-        "state_share": share,
-        "cure": cure(share),
+        "moment": found.moment,
+        "state_share": STATE_BYTES * found.parameters / found.peak,
+        "cures": cures(setup),
         "cpu_seconds": found.seconds,
     }
 
@@ -134,35 +146,18 @@ def measure_on_gpu(setup: Setup, device: torch.device, snapshot: Path) -> int | 
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def in_gb(count: float) -> str:
-    """Return a number of bytes in GB, to a thousandth of one."""
-    return f"{count / GB:.3f}"
-
-
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """Print the table."""
-    measured = any("measured" in row for row in rows)
-    shown = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "batch")
-    cells = []
-    for row in rows:
-        on_gpu = [in_gb(row["measured"]) if row.get("measured") else "out of memory"] if measured else []
-        cells.append(
-            [
-                row["model"],
-                f"{row['parameters'] / 1e6:,.1f} M",
-                str(row["batch_size"]),
-                row["precision"],
-                *(in_gb(row["parts"][part]) for part in shown),
-                in_gb(row["peak"]),
-                *on_gpu,
-                f"{row['state_share']:.0%}",
-                row["cure"],
-            ]
-        )
-    header = ["model", "parameters", "batch", "format", "weights", *shown[1:], "peak"]
-    header += [*(["on this GPU"] if measured else []), "state", "what helps"]
-    print("GB (10^9 bytes) at the moment when most is in use\n")
-    print(format_table(header, cells, left=(0, len(header) - 1)))
+    """Print the tables."""
+    print("What the memory holds at the moment of the step when it holds most\n")
+    print(format_table(*memory_tables.what_fills(rows)))
+    print("\nWhen that moment is, the share of the state (16 bytes per parameter), and the peak with each cure\n")
+    helps, cells = memory_tables.what_helps(rows)
+    print(format_table(helps, cells, left=(0, 2, len(helps) - 1)))
+    if any("measured" in row for row in rows):
+        print("\nReally allocated on this GPU\n")
+        measured = [f"{row['measured'] / GB:.3f}" if row["measured"] else "out of memory" for row in rows]
+        names = map(memory_tables.what_is_trained, rows)
+        print(format_table(["GB", "peak"], [[name, peak] for name, peak in zip(names, measured, strict=True)]))
 
 
 def main() -> None:

@@ -22,11 +22,12 @@ import torch
 
 import step_time
 from alpha_beta import Network
+from lab import memory_tables
 from lab.flags import Parser, make_output_folder, require_positive
 from lab.launching import run_and_read, torchrun
 from lab.machine_facts import ask
 from lab.results import write_results
-from lab.tables import format_seconds, format_table
+from lab.tables import format_table
 from memory_model import (
     LESSON,
     NOT_COUNTED,
@@ -166,7 +167,7 @@ def forecast(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 found = cached(replace(setup, ranks=1) if way == "ddp" else setup)
                 rows.append(
                     {"way": way, "checkpointing": checkpointing, "ranks": ranks, "replicas": setup.replicas}
-                    | {"peak": found.peak, "parts": found.parts, "parameters": found.parameters}
+                    | {"peak": found.peak, "parts": found.parts, "moment": found.moment, "parameters": found.parameters}
                     | {"cpu_seconds": found.seconds, "step": step_time.step_bounds(setup, arguments.tflops, network)}
                 )
                 print(".", end="", file=sys.stderr, flush=True)
@@ -175,23 +176,12 @@ def forecast(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def print_forecast(rows: list[dict[str, Any]]) -> None:
-    """Print a table of the rows of `forecast`."""
-    cells = [
-        [
-            row["way"] + (f", {row['replicas']} groups" if row["replicas"] > 1 else ""),
-            "yes" if row["checkpointing"] else "no",
-            f"{row['ranks']:,}",
-            f"{row['peak'] / GB:.4g}",
-            max(row["parts"], key=lambda part: row["parts"][part]),
-            format_seconds(row["step"]["compute"]),
-            format_seconds(row["step"]["communication"]),
-            f"{format_seconds(row['step']['full overlap'])} to {format_seconds(row['step']['no overlap'])}",
-            f"{row['cpu_seconds']:.1f}",
-        ]
-        for row in rows
-    ]
-    header = ["way", "checkpointing", "ranks", "GB per rank", "most of it", "compute", "communication", "step"]
-    print(format_table([*header, "CPU s for this row"], cells, left=(0, 1, 4)))
+    """Print the tables of the rows of `forecast`."""
+    print("What a rank holds at the moment of the step when it holds most\n")
+    header, cells = memory_tables.forecast(rows)
+    print(format_table(header, cells, left=(0, len(header) - 1)))
+    print("\nBounds of the time of a step\n")
+    print(format_table(*memory_tables.times(rows)))
 
 
 def largest(peak: Callable[[int], float], budget: float) -> int:

@@ -15,8 +15,10 @@ class ImageSource(Protocol):
     NUM_CLASSES: int
     SAMPLE_SHAPE: tuple[int, ...]
     """of one sample: channels, rows, columns"""
-    MEAN: tuple[float, ...]  # of the training pixels of each channel, on a scale where white is 1; STD likewise
+    MEAN: tuple[float, ...]
+    """of the training pixels of each channel, on a scale where white is 1"""
     STD: tuple[float, ...]
+    """their standard deviation"""
     AUGMENT: bool
     """whether training images are flipped and shifted at random"""
 

@@ -18,12 +18,11 @@ from workshop.datasets import files
 from workshop.errors import UserError
 
 NAME = "nbody"
-NUM_CLASSES = None
-SAMPLE_SHAPE = (4, 64, 64, 64)
+INPUT_CHANNELS = 4
 TARGET_CHANNELS = 5
 
 SPLITS = ("train", "val")
-CHANNELS = {"Nbody": SAMPLE_SHAPE[0], "Hydro": TARGET_CHANNELS}
+CHANNELS = {"Nbody": INPUT_CHANNELS, "Hydro": TARGET_CHANNELS}
 VELOCITY = (1, 2, 3)
 """channels of both fields that hold the velocity along the first, second and third axis of the volume"""
 

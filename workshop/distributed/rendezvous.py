@@ -117,7 +117,7 @@ def rendezvous(rank: int, world_size: int, device: torch.device) -> dist.Store:
         if "EADDRINUSE" in str(error):
             raise UserError(f"port {port} is in use on this machine; export another MASTER_PORT") from None
         raise UserError(
-            f"rank {rank} of {world_size} waited up to {timeout.seconds} s at {address}:{port}, but not all ranks "
+            f"rank {rank} of {world_size} waited up to {seconds} s at {address}:{port}, but not all ranks "
             "joined: start as many processes as the world size says, and check that all nodes can reach that address"
         ) from None
     except ValueError as error:

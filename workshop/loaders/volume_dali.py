@@ -29,7 +29,7 @@ class VolumeDaliLoader(PipelineLoader):
         num_threads: int,
         device: torch.device,
     ) -> None:
-        super().__init__(range(crops.samples), batch_sampler)
+        super().__init__(range(batch_sampler.num_samples), batch_sampler)
         beyond = crops.size - 1 if periodic else 0
         self.pipeline = _pipeline(
             partial(_batches_of_boxes, [_channels_last(box, beyond) for box in boxes], batch_sampler),

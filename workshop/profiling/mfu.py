@@ -76,7 +76,7 @@ def utilization(options: Options, make_model: Callable[[], nn.Module], device: t
         device: that trains. The switch for TF32 must be that of the run already.
     """
     if options.dataset == "nbody":
-        shape = (nbody.SAMPLE_SHAPE[0], *3 * [options.crop_size])
+        shape = (nbody.INPUT_CHANNELS, *3 * [options.crop_size])
     else:
         shape = image_dataset(options.dataset).SAMPLE_SHAPE
     peak = peak_flops_per_second(options.precision, device)

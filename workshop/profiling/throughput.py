@@ -177,8 +177,9 @@ def max_over_ranks(seconds: float, device: torch.device) -> float:
 
 
 def _parts(loader: Loader, steps: int) -> list[int]:
-    """Divide ``steps`` into epochs and return the steps in each: a part of one epoch, or the number of epochs that is
-    closest. An epoch ends with its last full batch. All ranks get the same result.
+    """Divide ``steps`` into epochs and return the steps in each; all ranks get the same result.
+
+    That is a part of one epoch, or the closest number of epochs. An epoch ends with its last full batch.
     """
     full_steps = max(1, loader.batch_sampler.full_steps)  # 0: shards so small that some ranks can fill no batch
     return [steps] if steps < full_steps else [full_steps] * round(steps / full_steps)

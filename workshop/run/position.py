@@ -400,7 +400,7 @@ class Position:
         return {"train_samples": len(self.loader.dataset), "steps_per_epoch": len(self.loader)}
 
     def _restore(self, run: dict[str, Any]) -> None:
-        """Take over the position and this rank's random state from what `_write` has put into a checkpoint."""
+        """Take over the position and this rank's random state from what `_run_state` has put into a checkpoint."""
         self.results, self.finished_steps, self._saved_size = run["epochs"], run["steps"], run.get("size", {})
         if self.rank < len(run["ranks"]):  # the others are new to this run, and keep the random numbers of their seed
             own = run["ranks"][self.rank]

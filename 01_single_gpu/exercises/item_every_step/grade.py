@@ -7,6 +7,8 @@ the device, what was made there, and what was computed from such tensors. Only t
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import decode_source
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 import workshop.hardware
-from clinic import coded
+from clinic import as_if_cuda, coded
 from clinic.notes import GraphCounter, Shown
 from clinic.observe import Observed, Script
 from workshop.paths import REPOSITORY
@@ -31,6 +33,7 @@ READS = {
 SYNCHRONIZE = ((torch.cuda, "synchronize"), (torch.accelerator, "synchronize"), (torch.cpu, "synchronize"))
 ITS_OWN = ("torch/optim/", "torch/utils/data/", f"{REPOSITORY / 'workshop'}/", f"{REPOSITORY / 'clinic'}/")
 """who may read: optimizers on a CPU keep their step there, loaders have no device, the package does so on purpose"""
+IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 SAMPLES, BATCH, INTERVAL = 196, 8, 10
 STOP = 13
 """updates after which a run is stopped, to be resumed: not a multiple of `INTERVAL`"""
@@ -45,6 +48,9 @@ def grade(script: Script) -> Iterator[str]:
     if wrong := list(faults_of(run)):
         yield from wrong
         return
+    if wrong := list(waits_on_a_gpu(script, flags)):
+        yield from wrong
+        return
     first = script.run(*flags, train=SAMPLES, val=8, keep=True, stop_after=STOP)
     second = script.run(*flags, "--resume", "true", train=SAMPLES, val=8, keep=True, run_dir=first.run_dir)
     if difference := wrong_loss(second, first[0].shown + second[0].shown):
@@ -54,19 +60,33 @@ def grade(script: Script) -> Iterator[str]:
 def faults_of(run: Observed) -> Iterator[str]:
     """Yield what is wrong in a run that was not stopped."""
     reads, graphs = run[0].extra
-    steps = len(run[0].updates)
     if sorted(run[0].trained) != list(range(SAMPLES)):
         yield f"it does not train on each of the {SAMPLES} samples once"
         return
-    often = {place: count for place, count in reads.items() if count > steps / INTERVAL + 1}
-    for (name, line), count in often.items():
-        yield f"in {steps} training steps, line {line} waits {count} times for a value from the device ({name})"
-    if sum(reads.values()) > 2 * steps / INTERVAL + 2 and not often:
-        yield f"in {steps} training steps, the CPU waits {sum(reads.values())} times for a value from the device"
+    yield from too_often(reads, len(run[0].updates))
     if graphs > GRAPHS:
         yield f"the memory that it needs grows: the autograd graphs of {graphs} steps are in memory at once"
     if difference := wrong_loss(run, run[0].shown):
         yield difference
+
+
+def too_often(reads: Counter[tuple[str, int]], steps: int, where: str = "") -> Iterator[str]:
+    """Yield which lines wait in every step, if some do."""
+    often = {place: count for place, count in reads.items() if count > steps / INTERVAL + 1}
+    for (name, line), count in often.items():
+        yield f"{where}in {steps} training steps, line {line} waits {count} times for a value from the device ({name})"
+    if sum(reads.values()) > 2 * steps / INTERVAL + 2 and not often:
+        yield f"{where}in {steps} training steps, the CPU waits {sum(reads.values())} times for a value from the device"
+
+
+def waits_on_a_gpu(script: Script, flags: tuple[object, ...]) -> Iterator[str]:
+    """Yield which lines that only run on a GPU would wait in every step."""
+    copy = script.folder / script.path.name
+    copy.write_text(as_if_cuda.rewritten(decode_source(script.path.read_bytes())))
+    watch = partial(watch_loop, has_gpu=True)
+    run = Script(copy, script.folder).run(*flags, train=SAMPLES, val=8, watch=watch, fail=False)
+    if run[0].extra is not None:  # otherwise it has failed, as a line for a GPU may do here: that says nothing
+        yield from too_often(run[0].extra[0], len(run[0].updates), where="on a GPU, ")
 
 
 def wrong_loss(run: Observed, shown: list[Shown]) -> str | None:
@@ -82,11 +102,12 @@ def wrong_loss(run: Observed, shown: list[Shown]) -> str | None:
     return None
 
 
-def watch_loop(script: Path) -> Callable[[], tuple[Counter[tuple[str, int]], int]]:
+def watch_loop(script: Path, has_gpu: bool = False) -> Callable[[], tuple[Counter[tuple[str, int]], int]]:
     """Note what the loop reads while the model trains, and how many autograd graphs it keeps; see `Script.run`.
 
-    The result is how often each line of the script waited and by which function, and the largest number of training
-    steps whose graphs were in memory at once.
+    With ``has_gpu`` the loop takes the branches that it has for a GPU: see `clinic.as_if_cuda`. The result is how often
+    each line of the script waited and by which function, and the largest number of training steps whose graphs were in
+    memory at once.
     """
     reads: Counter[tuple[str, int]] = Counter()
     training = False
@@ -104,7 +125,9 @@ def watch_loop(script: Path) -> Callable[[], tuple[Counter[tuple[str, int]], int
     register_module_forward_pre_hook(before_forward)
     for module, name in SYNCHRONIZE:
         setattr(module, name, lambda *_, **__: waits("synchronize"))
-    EmulatedDevice(waits).__enter__()
+    if has_gpu:
+        as_if_cuda.take_cuda_branches(script, lambda: training, waits)
+    EmulatedDevice(waits, has_gpu).__enter__()
     return lambda: (reads, graphs.most_kept)
 
 
@@ -112,7 +135,8 @@ def line_of(script: Path) -> int | None:
     """Return the line of the script that is being executed; None if it is the package or a loader that reads."""
     frame = sys._getframe(1)
     while frame and frame.f_code.co_filename != str(script):
-        if frame.f_code.co_filename != __file__ and any(part in frame.f_code.co_filename for part in ITS_OWN):
+        file = frame.f_code.co_filename
+        if file not in (__file__, as_if_cuda.__file__) and any(part in file for part in ITS_OWN):
             return None
         frame = frame.f_back
     line = frame.f_lineno if frame else None
@@ -128,11 +152,16 @@ class EmulatedDevice(TorchFunctionMode):
 
     A tensor of the loader is on the host until `Tensor.to` is called with a device. The script's device and
     ``torch.device("cpu")`` are equal here, so the only difference is which object they are.
+
+    Args:
+        waits: called with the name of the function.
+        has_gpu: let ``tensor.is_cuda`` of a marked tensor be true.
     """
 
-    def __init__(self, waits: Callable[[str], None]) -> None:
+    def __init__(self, waits: Callable[[str], None], has_gpu: bool) -> None:
         super().__init__()
         self.waits = waits
+        self.has_gpu = has_gpu
         self.devices: list[torch.device] = []
         """the objects that stand for the GPU; kept, so that no other object gets the same id"""
         own_pick = workshop.hardware.pick_device
@@ -157,6 +186,8 @@ class EmulatedDevice(TorchFunctionMode):
             here = True
         if marked and self.reads(name, function, arguments, keywords, marked, bool(devices) and not here):
             self.waits(name)
+        if self.has_gpu and marked and function == IS_CUDA:
+            return True
         result = function(*arguments, **keywords)
         if name == "__get__" and marked and isinstance(result, torch.device):
             self.devices.append(result)

@@ -4,6 +4,7 @@ The images here show where they were moved to: one bright pixel, in a frame of e
 """
 
 import builtins
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ SEED = 4711
 """another seed than the default"""
 FEW = 0.2
 """share of samples that may be moved alike by chance; there are 162 ways"""
+ALIKE = 0.65
+"""share of an epoch's moves that may also be those of another epoch, of whichever samples; by chance it is near 0.48"""
 Moves = list[dict[int, tuple[int, ...]]]
 """for each epoch, where each sample's bright pixel was moved to, in the order in which the model saw the samples"""
 
@@ -39,11 +42,14 @@ def grade(script: Script) -> Iterator[str]:
             return
         first = epochs[0]
         for number, epoch in enumerate(epochs[1:], 2):
+            moves, others = list(first.values()), list(epoch.values())
             if (same := sum(first[sample] == epoch[sample] for sample in epoch)) > FEW * SAMPLES:
                 yield f"with {workers} workers, {same} of {SAMPLES} samples are moved alike in epochs 1 and {number}"
-            moves, others = list(first.values()), list(epoch.values())
-            if (same := sum(a == b for a, b in zip(moves, others, strict=True))) > FEW * SAMPLES:
+            elif (same := sum(a == b for a, b in zip(moves, others, strict=True))) > FEW * SAMPLES:
                 yield f"with {workers} workers, epoch {number} repeats {same} of the {SAMPLES} moves of epoch 1 in turn"
+            elif (same := (Counter(moves) & Counter(others)).total()) > ALIKE * SAMPLES:
+                text = f"epoch {number} has {same} of the {SAMPLES} moves of epoch 1 again, for other samples"
+                yield f"with {workers} workers, {text}; by chance it would be about half"
         for number, epoch in enumerate(epochs, 1):
             moves = list(epoch.values())
             if (same := sum(a == b for a, b in zip(moves, moves[BATCH:], strict=False))) > FEW * SAMPLES:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook
 
-from clinic.observe import Script
+from clinic.observe import Script, slowness
 from clinic.sharded import local
 from workshop.models.vit import build_vit
 
@@ -33,7 +33,7 @@ FLAGS = (
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    run = script.run(*FLAGS, ranks=2, train=32, val=16, notes=False, watch=note_validation, timeout=20)
+    run = script.run(*FLAGS, ranks=2, train=32, val=16, notes=False, watch=note_validation, timeout=20 * slowness())
     file = run.run_dir / "model.pt"
     if not file.exists():
         yield f"there is no model.pt in the run folder, but {names(run.run_dir.glob('*.pt'))}"
