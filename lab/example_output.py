@@ -45,7 +45,7 @@ OF_THIS_MACHINE = [
 
 
 def printed_by(command: str, lesson: Path) -> str:
-    """Return what a command prints to stdout, typed in the folder of a lesson; of a job, its log.
+    """Return what a command that is typed in a lesson's folder prints to stdout; of a job, its log.
 
     Raises:
         subprocess.CalledProcessError: it failed.

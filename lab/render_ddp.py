@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -254,22 +255,30 @@ def ring_frames() -> list[tuple[str, list[list[frozenset[int]]], list[tuple[int,
     return frames
 
 
+LABELLED = 1.26
+"""how wide the first frame is, which has the names of the chunks, if the others are 1"""
+
+
 def draw_ring(file: Path) -> None:
     """Draw the ring all-reduce in four frames: the start, after one message, after two, and after the last."""
     frames = ring_frames()
     chosen = [frames[0], frames[1], frames[RANKS - 1], frames[-1]]
     notes = (
-        "each rank sends one chunk\nto its right neighbour,",
-        "which adds it to its own.\nNext chunk:",
-        "each rank has one complete\nchunk, and passes it on:",
-        "all ranks have\nall sums.",
+        "each rank sends one\nchunk to the right",
+        "the right rank has added it,\nand sends the next chunk",
+        "each rank has one complete\nchunk, and passes it on",
+        "all ranks have\nall sums",
     )
-    plot = Figure(figsize=(12, 4.1), layout="constrained")
-    for axis, (title, state, sent), note in zip(plot.subplots(1, 4), chosen, notes, strict=True):
-        axis.set_title(f"{title}:\n{note}", fontsize=11)
+    plot = Figure(figsize=(11, 3.2), layout=ConstrainedLayoutEngine(wspace=0.06))
+    frames_with_labels = (LABELLED, 1, 1, 1)
+    panels = plot.subplots(1, 4, width_ratios=frames_with_labels)
+    for axis, (title, state, sent), note, width in zip(panels, chosen, notes, frames_with_labels, strict=True):
+        axis.set_title(f"{title}:\n{note}", fontsize=10)
         _draw_frame(axis, state, sent)
+        right = axis.get_xlim()[1]
+        axis.set_xlim(right - width * (right + 0.1), right)
     for chunk in range(RANKS):
-        plot.axes[0].text(-0.15, RANKS - 1 - chunk + 0.45, f"chunk {chunk}", ha="right", va="center", fontsize=9)
+        panels[0].text(-0.15, RANKS - 1 - chunk + 0.45, f"chunk {chunk}", ha="right", va="center", fontsize=9.5)
     plot.savefig(file, dpi=110)
 
 
@@ -282,7 +291,7 @@ def _draw_frame(axis: Axes, state: list[list[frozenset[int]]], sent: list[tuple[
             axis.add_patch(Rectangle(place, 1, 0.9, facecolor=shades[len(whose)], edgecolor="black", linewidth=0.8))
             text = "+".join("abc"[one] for one in sorted(whose))
             color = "white" if len(whose) == RANKS else "black"
-            axis.text(place[0] + 0.5, place[1] + 0.45, text, ha="center", va="center", fontsize=10, color=color)
+            axis.text(place[0] + 0.5, place[1] + 0.45, text, ha="center", va="center", fontsize=9, color=color)
     for rank, chunk in sent:
         height = RANKS - 1 - chunk + 0.45
         if rank < RANKS - 1:
@@ -291,7 +300,7 @@ def _draw_frame(axis: Axes, state: list[list[frozenset[int]]], sent: list[tuple[
             start, end, curve = (1.6 * rank + 0.5, height - 0.45), (0.5, height - 0.45), "arc3,rad=-0.3"
         look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "color": "tab:red", "linewidth": 1.8}
         axis.add_patch(FancyArrowPatch(start, end, connectionstyle=curve, **look))
-    axis.set(xlim=(-1.1, 1.6 * RANKS - 0.4), ylim=(-0.9, RANKS + 0.5))
+    axis.set(xlim=(-0.1, 1.6 * RANKS - 0.4), ylim=(-0.6, RANKS + 0.5))
     axis.axis("off")
 
 
@@ -374,7 +383,9 @@ def draw_requeue(seen: dict[str, Any], file: Path) -> None:
         axis.plot([at, at], [0, height], color="black", linewidth=1)
         side = "right" if number == 0 else "left"
         axis.text(at, height, f" {name} ", ha=side, va="top", fontsize=10)
-    for at, text in ((first + 12, "trains"), (last - 15, "resumes and trains")):
+    end = next(stop for (_, name), stop in zip(seen["states"], ends, strict=False) if name == "R")
+    ending = (events["checkpoint saved"] + end) / 2
+    for at, text in ((first + 12, "trains"), (ending, "profiles, end of ranks"), (last - 15, "resumes and trains")):
         axis.text(at, 0.5, text, ha="center", va="center", fontsize=10)
     axis.set(xlim=(first, last), ylim=(0, 3.1), yticks=(), xlabel="seconds since sbatch")
     axis.spines[["top", "right", "left"]].set_visible(False)

@@ -1,13 +1,17 @@
 """Turn the figures of first_changes.py and the published profiles into parts of lesson 01's pages; cog calls this."""
 
+import json
 import math
+import re
 import statistics
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from lab.example_figures import ABOUT, COMMANDS, JOB_LOG
 from lab.render import RESULTS, definitions, figure, load, mean_std, not_measured, source, table
+from lab.render_ddp import SPEEDS
 from workshop.paths import REPOSITORY
 
 KINDS = ("IO", "SYNTHETIC", "FULL")
@@ -383,6 +387,35 @@ def princeton_profile() -> str:
     lines = [f"{'Line':>4} {'Hits':>5} {'Seconds':>8} {'% Time':>7}  Line contents"]
     lines += [f"{line:>4} {hits:>5} {s:>8.2f} {share:>7.1f}  {text}" for line, hits, s, share, text in PRINCETON_LINES]
     return "\n".join(["```text", *lines, "```"])
+
+
+def job_log() -> str:
+    """Return the log of a job that was run for the page, without the speeds."""
+    if not JOB_LOG.exists():
+        return "*Not run yet: `python lab/example_figures.py job`.*"
+    command, _, text = JOB_LOG.read_text().partition("\n")
+    if command != f"$ {COMMANDS['job'][1]}":
+        raise ValueError("python lab/example_figures.py job: the command has changed")
+    for pattern in SPEEDS:
+        text = re.sub(pattern, "  ...", text, flags=re.MULTILINE)
+    return f"```text\n{text}```"
+
+
+def example_figure(name: str, file: str, what: str, above: str = "..") -> str:
+    """Return the link to a plot of lab/example_figures.py, and where it was made; ``above`` leads to the repository."""
+    about = json.loads(ABOUT.read_text()).get(name) if ABOUT.exists() else None
+    if about is None:
+        return f"*Not made yet: `python lab/example_figures.py {name}`.*"
+    return f"![{what}]({above}/results/{file})\n\n{source(about).replace('Measured', 'Made')}"
+
+
+def nbody_errors() -> str:
+    """Say how far the tiny U-Net's prediction and the identity baseline are from the gas."""
+    found = json.loads(ABOUT.read_text())["nbody"]
+    return (
+        f"The mean absolute error of the density is {found['error'][0]:.2f}. That of the *identity baseline*, which "
+        f"takes the dark matter itself as the prediction, is {found['error_of_identity'][0]:.2f}."
+    )
 
 
 NERSC = (  # their loader; IO, SYNTHETIC and FULL, each with its +/-

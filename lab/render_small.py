@@ -99,7 +99,11 @@ def line_fit() -> str:
         f"y = {slope:.3f} x + {intercept:.3f}" for slope, intercept in (results["found"], results["least_squares"])
     )
     words = f"After {results['steps']} steps it is {found}; least squares, which solves it at once, gives {best}."
-    return "\n".join([figure("line_fit", "Samples, and the line after 0, 5, 20 and 200 steps"), "", words])
+    what = (
+        "Fifty points that lie near a rising line, and four lines. After 0 steps the line is flat at zero, after 5 it "
+        "is too low and too flat, after 20 it is almost among the points, and after 200 it lies in their middle"
+    )
+    return "\n".join([figure("line_fit", what), "", words])
 
 
 USUAL_BANDWIDTHS = (  # GB/s of the specifications, one way, and the row of bandwidth.py that measures it

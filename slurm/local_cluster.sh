@@ -126,6 +126,10 @@ EOF_CONF
     # How long finished jobs stay in scontrol is the controller's setting: 10 minutes.
     sed 's/^MinJobAge=.*/MinJobAge=600/' "$state/slurmd.conf" >"$state/slurmctld.conf"
 
+    # Slurm sets up cgroups when it starts, although nothing here uses them. In a container, and for most users, that
+    # fails, and slurmd ends. The older plugin does nothing before it is used.
+    [[ -w /sys/fs/cgroup ]] || echo CgroupPlugin=cgroup/v1 >"$state/cgroup.conf"
+
     # Slurm wants a character device for each GPU; any will do, and these two are everywhere.
     cat >"$state/gres.conf" <<EOF_CONF
 AutoDetect=off

@@ -11,7 +11,7 @@
 # export SBATCH_RESERVATION=workshop
 # export SBATCH_CONSTRAINT=a100
 
-# 2. Where Python is. Keep one of the three. The nodes' driver must suit its PyTorch: see README.md, "Which GPU".
+# 2. Where Python is. Keep one of the four. The nodes' driver must suit its PyTorch: see README.md, "Which GPU".
 #
 # (a) Modules and a conda environment called workshop. conda activate is a function of interactive shells, which a job
 #     is not, so conda.sh has to define it first.
@@ -27,7 +27,12 @@
 # module load python/3.11
 # source ~/envs/workshop/bin/activate
 #
-# (c) As shipped: the .venv that make puts beside this folder. Without one, the python found first is taken as right.
+# (c) In an image of Apptainer: see container/README.md. python, kernprof and torchrun then start inside of it.
+#
+# export WORKSHOP_IMAGE=$HOME/workshop.sif
+# export PATH=$HOME/workshop/container/bin:$PATH   # the folder of your clone
+#
+# (d) As shipped: the .venv that make puts beside this folder. Without one, the python found first is taken as right.
 venv=$(dirname -- "${BASH_SOURCE[0]:-$0}")/../.venv # zsh has no BASH_SOURCE and keeps the name in $0
 if [ -f "$venv/bin/activate" ]; then
     # shellcheck source=/dev/null
