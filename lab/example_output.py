@@ -13,6 +13,8 @@ from workshop.paths import REPOSITORY
 
 FOLDER = REPOSITORY / "results" / "example_output"
 TORCHRUN = "torchrun --standalone --nproc-per-node 2"
+UNET = "--config ../configs/unet3d.yaml --config ../configs/unet3d_tiny.yaml"
+FEW = "--limit_train 640 --limit_val 320 --loader memory --log_interval 5"
 COMMANDS = {
     "one_rank": "python train.py --limit_train 3200 --log_interval 10",
     "two_ranks": f"{TORCHRUN} train.py --limit_train 3200 --log_interval 10",
@@ -23,16 +25,17 @@ COMMANDS = {
     "flight_recorder": f"{TORCHRUN} experiments/flight_recorder.py",
 }
 """what is typed in lesson 03's folder, by the name of the file"""
-LESSON = REPOSITORY / "03_ddp"
-FEW = "--limit_train 640 --limit_val 320 --loader memory --run_dir ../runs"
-OF_OTHER_LESSONS = {
-    "04_mixed_precision_two_formats": [
-        f"python train.py {FEW}/plain",
-        f"python train.py {FEW}/bf16 --precision bf16 --channels_last true",
-    ],
+COMMANDS_04 = {
+    "fp32": f"python train.py {FEW}",
+    "bf16": f"python train.py {FEW} --precision bf16 --run_dir ../runs/bf16",
+    "number_formats": "python experiments/number_formats.py",
+    "unet": f"python train.py {UNET} --limit_train 160 --epochs 1",
+    "mfu": "python train.py --model vit --limit_train 640 --limit_val 320 --log_interval 5 --mfu true "
+    "--run_dir ../runs/mfu",
 }
-"""what is typed in the folder of another lesson, by the name of the file, which begins with that of the lesson: output
-of which the losses matter and not the speeds, for a class without computers"""
+"""the same for lesson 04"""
+LESSONS = {"03_ddp": COMMANDS, "04_mixed_precision": COMMANDS_04}
+"""the commands by the name of the lesson"""
 OF_THIS_MACHINE = [
     (re.compile(r"\S+/bin/python\b"), "/path/to/your/python"),
     (re.compile(re.escape(str(REPOSITORY)) + "/"), ""),
@@ -41,13 +44,7 @@ OF_THIS_MACHINE = [
 """paths that are replaced"""
 
 
-def lesson_of(name: str) -> Path:
-    """Return the folder of the lesson whose commands are in the file ``name``."""
-    (lesson,) = [folder for folder in REPOSITORY.glob("0*_*") if name.startswith(f"{folder.name}_")]
-    return lesson
-
-
-def printed_by(command: str, lesson: Path = LESSON) -> str:
+def printed_by(command: str, lesson: Path) -> str:
     """Return what a command that is typed in a lesson's folder prints to stdout; of a job, its log.
 
     Raises:
@@ -73,15 +70,11 @@ def printed_by(command: str, lesson: Path = LESSON) -> str:
 def main() -> None:
     """Run the commands that are named on the command line, and write their files."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[1:]:
-        if name in COMMANDS:
-            text = f"$ {COMMANDS[name]}\n{printed_by(COMMANDS[name])}\n"
-            Path(FOLDER, f"03_ddp_{name}.txt").write_text(text)
-        else:
-            parts = [f"$ {line}\n{printed_by(line, lesson_of(name))}\n" for line in OF_OTHER_LESSONS[name]]
-            text = "\n".join(parts)
-            Path(FOLDER, f"{name}.txt").write_text(text)
-        print(text)
+    for lesson, commands in LESSONS.items():
+        for name in commands.keys() & set(sys.argv[1:]):
+            text = f"$ {commands[name]}\n{printed_by(commands[name], REPOSITORY / lesson)}\n"
+            Path(FOLDER, f"{lesson}_{name}.txt").write_text(text)
+            print(text)
 
 
 if __name__ == "__main__":

@@ -214,7 +214,6 @@ EXPERIMENTS = (
         name="tensor_cores",
         title="matrix products of sizes that are multiples of 8, and others",
         measure=study(LESSON_04, "tensor_cores.py"),
-        cpu=(),
         gpu=("--around", 8),
         rehearsal=("--quick", "true"),
         seconds=40,

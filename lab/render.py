@@ -320,6 +320,23 @@ def success_rate() -> str:
     return "\n".join([table(header, rows), "", how, source(results)])
 
 
+def success_rate_spread() -> str:
+    """Say how much the runs of `success_rate` differ from seed to seed."""
+    rows = {row["name"]: row["runs"] for row in load("success_rate")["rows"]}
+    seconds = {name: sorted(run["process_seconds"] for run in runs) for name, runs in rows.items()}
+    accuracies = {name: sorted(run["val_accuracy"] for run in runs) for name, runs in rows.items()}
+    fast, dropout = seconds["fast"], seconds["dropout"]
+    said = (
+        f"How large is the noise? The {len(fast)} runs with `mnist_fast.yaml` take {fast[0]:.1f} to {fast[-1]:.1f} s, "
+        f"and their accuracies are from {accuracies['fast'][0]:.2%} to {accuracies['fast'][-1]:.2%}. The runs with "
+        f"dropout take {', '.join(f'{value:.1f}' for value in dropout)} s and end at {accuracies['dropout'][0]:.2%} to "
+        f"{accuracies['dropout'][-1]:.2%}"
+    )
+    if dropout[0] > fast[-1] and accuracies["dropout"][-1] < accuracies["fast"][0]:
+        return f"{said}: each of them is slower and ends lower than each of the others."
+    return f"{said}. These ranges overlap, so the difference may be noise."
+
+
 def bandwidth() -> str:
     """Render this machine's row of the bandwidth table."""
     results, gpu = load("bandwidth"), on_gpu("bandwidth")

@@ -1,26 +1,112 @@
-"""Turn the figures of lesson 04 into parts of its README; cog calls this."""
+"""Turn the figures of lesson 04 into parts of its pages; cog calls this."""
 
+import json
 import math
+import re
 from typing import Any
 
-from lab.render import also_on_gpu, figure, load, mean_std, not_measured, on_gpu, source, table
+from lab.example_output import COMMANDS_04, FOLDER
+from lab.render import RESULTS, also_on_gpu, figure, gpu_machine, load, mean_std, not_measured, on_gpu, source, table
+
+SPEEDS = (r"  [\d,]+ samples/s  load .* ms$", r"  [\d.]+ s  [\d,]+ samples/s$")
+"""of a line of training and of an epoch: left out, because they differ from run to run"""
+
+
+PREDICTION = RESULTS / "unet_prediction.json"
+"""what see_prediction.py has found, with its plot beside it"""
+
+
+def output(name: str, speeds: bool = False) -> str:
+    """Return what a command of the pages printed when it was run for them, by default without the speeds."""
+    command, _, text = (FOLDER / f"04_mixed_precision_{name}.txt").read_text().partition("\n")
+    if command != f"$ {COMMANDS_04[name]}":
+        raise ValueError(f"python lab/example_output.py {name}: the command has changed")
+    for pattern in () if speeds else SPEEDS:
+        text = re.sub(pattern, "  ...", text, flags=re.MULTILINE)
+    return f"```text\n{text}```"
 
 
 @also_on_gpu("precision_ladder")
 def short_ladder(machine: str | None = None) -> str:
-    """Render speed and error of each option of lesson 04, and the plot."""
+    """Render what each option of lesson 04 gains compared with the row that it is added to, and the error."""
     results = load("precision_ladder", machine)
-    rows = [
-        (
-            row["name"],
-            f"{row['samples_per_second']:,.0f} ± {row['samples_per_second_std']:,.0f}",
-            "-" if row["output_error"] is None else f"{row['output_error']:.0e}",
+    measured = [row for row in results["rows"] if not row["note"]]
+    before, rows = measured[0], []
+    for row in measured:
+        # A number format is compared with float32; an option, whose name begins with "+", with the row above.
+        before = before if row["name"].startswith("+") else measured[0]
+        rows.append(
+            (
+                row["name"],
+                f"{row['samples_per_second']:,.0f} ± {row['samples_per_second_std']:,.0f}",
+                "" if row is measured[0] else change_of_speed(before, row),
+                "-" if row["output_error"] is None else f"{row['output_error']:.0e}",
+            )
         )
-        for row in results["rows"]
-        if not row["note"]
-    ]
-    plot = figure("precision_ladder", "Speed, memory and error of each row", machine)
-    return "\n".join([table(["", "samples/s", "error of outputs"], rows), "", source(results), "", plot])
+        before = row
+    header = ["", "samples/s", "compared with", "error of outputs"]
+    return "\n".join([table(header, rows), "", source(results)])
+
+
+def change_of_speed(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Say by which factor the speed of two rows of the comparison differs, or that the difference is noise."""
+    speeds, spreads = (
+        [row[key] for row in (before, after)] for key in ("samples_per_second", "samples_per_second_std")
+    )
+    if abs(speeds[1] - speeds[0]) <= sum(spreads):
+        return f"{before['name']}: noise"
+    ratio = speeds[1] / speeds[0]
+    return f"{before['name']}: {ratio:.1f}x" if ratio >= 0.95 else f"{before['name']}: {ratio:.2f}x"
+
+
+def why_bf16_gains() -> str:
+    """Explain the speed and the error of bf16 in the comparison, by the speed of products and by significant bits."""
+    results = load("precision_ladder")
+    peaks = results["peaks"]
+    errors = {row["name"]: row["output_error"] for row in results["rows"]}
+    return (
+        "- **bf16 gains**, because this CPU has instructions for it. Its fastest matrix product is "
+        f"{peaks['bf16'] / peaks['fp32']:.1f} times as fast in bf16 as in fp32. The whole step gains less, because "
+        "everything that is not a product is as fast as before.\n"
+        f"- **The errors** are relative to float64. That of bf16 is {errors['bf16'] / errors['fp16']:.0f} times that "
+        "of fp16; eight times would follow from the significant bits alone. The options below bf16 change at most the "
+        "order of additions, so they do not add to it."
+    )
+
+
+def peak_megabytes(name: str) -> str:
+    """Return the peak of the tensors' memory of one row of the comparison."""
+    rows = {row["name"]: row["peak_memory_bytes"] for row in load("precision_ladder")["rows"]}
+    return f"{rows[name] / 1e6:.1f} MB"
+
+
+def memory_saved() -> str:
+    """Say how much lower the peak of the tensors' memory is in bf16 than in float32."""
+    rows = {row["name"]: row["peak_memory_bytes"] for row in load("precision_ladder")["rows"]}
+    share = 1 - rows["bf16"] / rows["fp32"]
+    return f"{peak_megabytes('bf16')}. That is {share:.0%} less than in fp32, and not half."
+
+
+def underflow_shares() -> str:
+    """Say how many gradients fp16 makes zero, without a scaler and with a loss like that of the full U-Net."""
+    results = load("underflow")
+    shares = {row["scale"]: row for row in results["rows"] if row["format"] == "fp16"}
+    losses = results["val_losses"]
+    return "\n".join(
+        [
+            f"- **Without a scaler**, {shares[1.0]['zero']:.0%} of the gradients become zero, and "
+            f"{shares[1.0]['coarse']:.0%} lose digits. After {results['steps']} steps the validation loss is "
+            f"{losses['fp16, not scaled']:.4f}; in fp32 it is {losses['fp32']:.4f}, and in fp16 with the scaler "
+            f"{losses['fp16, scaled']:.4f}. These are single runs, early in a training, so the differences between the "
+            "three may be chance. (Trained to the end, "
+            "[all formats agree](experiments/unet3d.md#the-u-net-in-each-format).)",
+            f"- **With the loss times 2<sup>-8</sup>**, so that the gradients are as small as those of the full U-Net, "
+            f"{shares[2.0**-8]['zero']:.1%} become zero. The validation loss stays at "
+            f"{losses['fp16, loss times 2^-8']:.4f}.",
+            "",
+            source(results),
+        ]
+    )
 
 
 @also_on_gpu("precision_ladder")
@@ -126,15 +212,33 @@ def underflow(machine: str | None = None) -> str:
     return "\n".join([table(header, rows), "", trained, source(results), "", plot])
 
 
-@also_on_gpu("tensor_cores")
-def tensor_cores(machine: str | None = None) -> str:
-    """Render how the rate of matrix products depends on their sizes."""
-    results = load("tensor_cores", machine)
+def tensor_cores() -> str:
+    """Render how the speed of matrix products depends on their sizes, on a GPU: a CPU has no tensor cores."""
+    results = on_gpu("tensor_cores")
     if not results:
-        return not_measured("tensor_cores")
+        return not_measured("gpu")
     conclusions = [f"- {text}" for text in results["conclusions"].values()]
-    plot = figure("tensor_cores", "Rate of matrix products by size", machine)
+    plot = figure("tensor_cores", "TFLOP/s of matrix products by size", gpu_machine("tensor_cores"))
     return "\n".join([*conclusions, "", plot, "", source(results)])
+
+
+def prediction() -> str:
+    """Render what the trained tiny U-Net predicts, and its error beside that of the identity baseline."""
+    if not PREDICTION.exists():
+        return "*Not measured yet: `python experiments/see_prediction.py`.*"
+    results = json.loads(PREDICTION.read_text())
+    baseline, predicted = results["errors"]["identity baseline"], results["errors"]["prediction"]
+    lower = [f"{name} {1 - predicted[name] / baseline[name]:.0%}" for name in ("density", "velocity", "temperature")]
+    what = (
+        "A slice. Above: density of the dark matter, of the gas, and of the gas as it is predicted. Below: velocity of "
+        "the dark matter, temperature of the gas, and the temperature as it is predicted"
+    )
+    said = (
+        f"A slice through a cube of {results['cells']}³ cells, after {results['run']['epochs']} epochs. The mean "
+        f"absolute error is {predicted['all']:.4f}; that of the identity baseline, which takes the dark matter for the "
+        f"gas, is {baseline['all']:.4f}. It is lower by: {', '.join(lower)}."
+    )
+    return "\n".join([f"![{what}](../results/{PREDICTION.stem}.png)", "", said, source(results)])
 
 
 def unet3d() -> str:
@@ -148,11 +252,13 @@ def unet3d() -> str:
             f"`{row['precision']}`",
             f"{row['val_loss']:.4f}",
             f"{row['val_loss'] / first - 1:+.1%}",
-            f"{results['trivial_loss'] / row['val_loss']:.1f}x",
             f"{row['seconds']:.0f}",
         )
         for row in results["rows"]
     ]
-    header = ["`--precision`", "val loss", "against fp32", "below the copy", "training seconds"]
-    copying = f"A predictor that copies its input and knows no temperature has a loss of {results['trivial_loss']:.4f}."
-    return "\n".join([table(header, rows), "", copying, source(results)])
+    header = ["`--precision`", "validation loss", "against fp32", "training seconds"]
+    baseline = (
+        f"Compare them with {results['trivial_loss']:.4f}, the loss of the identity baseline: it predicts the density "
+        "and velocity of the gas to be those of the dark matter, and no temperature."
+    )
+    return "\n".join([table(header, rows), "", baseline, source(results)])

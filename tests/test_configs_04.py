@@ -46,7 +46,7 @@ def configuration(*files: Path, flags: tuple[object, ...] = ()) -> Config:
 def test_the_named_configurations_are_there() -> None:
     names = {"short", "tiny", "opt", "bs256_opt", "bs512_test", "bs512_opt", "bs2048_opt"}
     assert {file.stem.removeprefix("unet3d_") for file in OVERLAYS} == names
-    page = (REPOSITORY / "04_mixed_precision" / "experiments" / "README.md").read_text()
+    page = (REPOSITORY / "04_mixed_precision" / "experiments" / "unet3d.md").read_text()
     assert [file.name for file in OVERLAYS if f"../../configs/{file.name}" not in page] == []
 
 

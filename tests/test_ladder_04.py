@@ -25,7 +25,7 @@ from gradients import (
 )
 from matrix_peak import calls_per_wait, matmul_tflops, matrix_peak
 from precision_ladder import (
-    AS_PYTORCH_COMES,
+    DEFAULT_SWITCHES,
     NAMES,
     SHARED,
     _throughputs,
@@ -70,11 +70,11 @@ def test_the_comparison_measures_every_configuration(run_script: Script, tmp_pat
     assert result.stderr == ""
     results = json.loads((tmp_path / "ladder.json").read_text())
     rows = {row["name"]: row for row in results["rows"]}
-    plain = ["fp32", "tf32", AS_PYTORCH_COMES, "fp16", "bf16"]
+    plain = ["fp32", "tf32", DEFAULT_SWITCHES, "fp16", "bf16"]
     more = ["+ channels_last", "+ cudnn_benchmark", "+ fused", "+ compile", "+ cuda_graph"]
     assert list(rows) == [*plain, *more]
     lacking = {name for name, row in rows.items() if row["note"].startswith("not available: ")}
-    assert lacking == {"tf32", AS_PYTORCH_COMES, "+ cudnn_benchmark", "+ compile", "+ cuda_graph"}
+    assert lacking == {"tf32", DEFAULT_SWITCHES, "+ cudnn_benchmark", "+ compile", "+ cuda_graph"}
     for name, row in rows.items():
         assert (name in result.stdout) and (row["samples_per_second"] is None) == (name in lacking)
         if name not in lacking:
@@ -112,8 +112,8 @@ class Processes:
 
 
 def test_each_configuration_has_a_process_of_its_own_and_is_there_at_once(tmp_path: Path) -> None:
-    processes = Processes(tmp_path, lacking=("tf32", AS_PYTORCH_COMES))
-    available = [name for name in NAMES if name not in ("tf32", AS_PYTORCH_COMES)]
+    processes = Processes(tmp_path, lacking=("tf32", DEFAULT_SWITCHES))
+    available = [name for name in NAMES if name not in ("tf32", DEFAULT_SWITCHES)]
     found = []
     for figures in compare(tmp_path, processes):
         measured = [row["name"] for row in figures["rows"] if not row["note"]]
@@ -159,7 +159,7 @@ def test_the_file_is_whole_after_every_configuration(
         run_script("04_mixed_precision/experiments/ladder.py", "--quick", "true", "--out", tmp_path)
     results = json.loads((tmp_path / "ladder.json").read_text())
     assert results["unfinished"] is True
-    assert [row["name"] for row in results["rows"]] == ["fp32", "tf32", AS_PYTORCH_COMES]
+    assert [row["name"] for row in results["rows"]] == ["fp32", "tf32", DEFAULT_SWITCHES]
 
 
 def test_sigterm_ends_the_process_that_measures() -> None:
@@ -173,7 +173,7 @@ def test_configurations_add_one_option_each_to_what_the_device_has(monkeypatch: 
     monkeypatch.setitem(LESSON.check_options.__globals__, "check_compiler", lambda _: None)
     config = WorkloadConfig(batch_size=7)
     lacking = missing(config, CPU)
-    assert set(lacking) == {"tf32", AS_PYTORCH_COMES, "+ cudnn_benchmark", "+ cuda_graph"}
+    assert set(lacking) == {"tf32", DEFAULT_SWITCHES, "+ cudnn_benchmark", "+ cuda_graph"}
     assert "needs an NVIDIA GPU" in lacking["+ cuda_graph"]
     options = {name: options_of(name, config, lacking) for name in NAMES if name not in lacking}
     assert options["fp16"] == WorkloadConfig(batch_size=7, precision="fp16")
@@ -186,7 +186,7 @@ def test_configurations_add_one_option_each_to_what_the_device_has(monkeypatch: 
 
 
 def test_one_configuration_has_the_switches_with_which_torch_is_imported() -> None:
-    assert options_of(AS_PYTORCH_COMES, WorkloadConfig(), ()) == WorkloadConfig()
+    assert options_of(DEFAULT_SWITCHES, WorkloadConfig(), ()) == WorkloadConfig()
     switches = "[b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32, b.cudnn.conv.fp32_precision, b.cudnn.benchmark]"
     fresh = subprocess.run(
         [sys.executable, "-c", f"from torch import backends as b; print({switches})"], capture_output=True, text=True
@@ -213,7 +213,7 @@ def test_no_other_configuration_has_them(monkeypatch: pytest.MonkeyPatch, data_d
     monkeypatch.setattr("precision_ladder.missing", lambda *_: {})
     config = WorkloadConfig(data_dir=data_dir, loader="memory", batch_size=4, limit_train=8, limit_val=8)
     prepare(config, CPU, tmp_path)
-    for name in ("fp32", AS_PYTORCH_COMES, "bf16"):
+    for name in ("fp32", DEFAULT_SWITCHES, "bf16"):
         measure(name, config, CPU, tmp_path, steps=1, trials=2, seconds=0.001)
     assert found == [False, True, False]
 

@@ -56,6 +56,7 @@ NOT_RUN_HERE = {
 PRINTED = {
     "01_single_gpu/exercises/item_every_step/README.md": r'^ +6 "name": "aten::item"$',
     "03_ddp/README.md": r"^gradients: 2 all-reduce\(s\) per step, 4\.80 MB\nepoch 1  train loss ",
+    "04_mixed_precision/README.md": r"^fp16 .* inf +0\nbf16 +0\.1001 +256 ",
     # two updates, as there are fewer digits here, so that the last update is traced too
     "03_ddp/exercises/accumulation/README.md": r"^backward +6 .*\noptimizer +2 (.*\n)+all-reduces +12 .*\n\Z",
 }

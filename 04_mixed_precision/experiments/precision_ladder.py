@@ -31,9 +31,9 @@ from workshop.hardware import describe_hardware
 from workshop.loaders import Loader
 from workshop.profiling.calibration import repeats_for
 
-AS_PYTORCH_COMES = "fp32 as PyTorch comes"
+DEFAULT_SWITCHES = "fp32, default settings"
 """the configuration for which nobody sets TF32: on NVIDIA GPUs convolutions round to it, and matrix products do not"""
-NAMES = ("fp32", "tf32", AS_PYTORCH_COMES, "fp16", "bf16", *(f"+ {name}" for name in MORE))
+NAMES = ("fp32", "tf32", DEFAULT_SWITCHES, "fp16", "bf16", *(f"+ {name}" for name in MORE))
 """all configurations: the number formats alone; then on top of bf16, each with one option more than the one before"""
 SHARED = "shared"
 """in place of a configuration's name: what `prepare` does"""
@@ -65,7 +65,7 @@ class Measurement:
 
 def options_of(name: str, config: WorkloadConfig, left_out: Collection[str]) -> WorkloadConfig:
     """Return the configuration of a name; one with a + has all options up to it but for those that are ``left_out``."""
-    if name == AS_PYTORCH_COMES:
+    if name == DEFAULT_SWITCHES:
         return config
     if name in FORMATS:
         return dataclasses.replace(config, **FORMATS[name])
@@ -85,7 +85,7 @@ def missing(config: WorkloadConfig, device: torch.device, compiled: bool = True)
     """Return what the device lacks for a configuration, by name; without ``compiled``, torch.compile is left out."""
     found: dict[str, str] = {}
     for name in NAMES:
-        if name == AS_PYTORCH_COMES and "tf32" in found:
+        if name == DEFAULT_SWITCHES and "tf32" in found:
             found[name] = "where there is no TF32, it is fp32"
         elif name == "+ compile" and not compiled:
             found[name] = "left out by --quick"
@@ -243,7 +243,7 @@ def measure(
     options = options_of(name, config, shared["left_out"])
     work = Work.of(config, device)
     cuda_peak = PeakOnCuda(device) if device.type == "cuda" else None
-    switches = reset_switches if name == AS_PYTORCH_COMES else None  # None: those of the options
+    switches = reset_switches if name == DEFAULT_SWITCHES else None  # None: those of the options
     trainer = Trainer(options, work.model, device, set_switches=switches)
     outputs, gradients = None, None
     if not shared["reference"]:

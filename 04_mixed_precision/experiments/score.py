@@ -1,9 +1,9 @@
 """Score runs by their summary.json: the lowest validation loss they reached, or how soon they reached a baseline's.
 
-    python experiments/score.py ../runs/mine                               # lowest validation loss
-    python experiments/score.py ../runs/mine --baseline ../runs/plain      # and how it compares with another run
-    python experiments/score.py /class/*/contest --baseline ../runs/plain  # a class: who is there first
-    python experiments/score.py /class/*/contest --epochs 5                # who gets lowest within five epochs
+    python experiments/score.py ../runs/mine                                  # lowest validation loss
+    python experiments/score.py ../runs/mine --baseline ../runs/baseline      # and how it compares with another run
+    python experiments/score.py /class/*/contest --baseline ../runs/baseline  # a class: who is there first
+    python experiments/score.py /class/*/contest --epochs 5                   # who gets lowest within five epochs
 
 A run is named by its folder, or by the summary.json in it. Seconds are those of training, summed over all epochs up to
 the one after which the loss was reached. You should see one line for each run and, with a baseline, a conclusion; of

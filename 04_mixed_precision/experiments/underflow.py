@@ -3,13 +3,14 @@
     python experiments/underflow.py --quick true      # seconds
     python experiments/underflow.py                   # the 3D U-Net: a small one on a CPU, the full one on a GPU
 
-You should see gradients below what fp16 can hold, which would be zero: some of the small U-Net's, most of the full
+You should see gradients below what fp16 can hold, which would become zero: some of the small U-Net's, most of the full
 one's. Multiplying the loss multiplies all gradients and moves them up; one can also go too far. Then short trainings
 show what it means for the loss.
 The gradients are collected in gradients.py.
 """
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,17 @@ def val_losses(config: WorkloadConfig, device: torch.device, model: nn.Module) -
     return losses
 
 
+def shown(exponents: list[int], histogram: list[float]) -> tuple[int, int]:
+    """Return the exponents at which the plot begins and ends: with nearly all gradients, scaled and not, between them.
+
+    What becomes 0 in fp16, below 2^-25, and what overflows, from 2^16 on, can always be seen.
+    """
+    below = itertools.accumulate(histogram)
+    smallest = next(exponent for exponent, share in zip(exponents, below, strict=True) if share > 1e-4)
+    largest = max(exponent for exponent, share in zip(exponents, histogram, strict=True) if share)
+    return min(smallest - 1, -32), max(largest + START_SCALE + 1, 20)
+
+
 def plot(results: dict[str, Any], file: Path) -> None:
     """Plot a histogram of the gradients' exponents, unscaled and scaled, over what becomes of them in fp16."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -64,14 +76,15 @@ def plot(results: dict[str, Any], file: Path) -> None:
     smallest, normal, largest = -25, -14, 16  # powers of two: to zero below, fewer digits below, overflow from here on
     assert Format(torch.float16).smallest / 2 == 2.0**smallest
     exponents, shares = results["exponents"], [100 * share for share in results["histogram"]]
-    axes.axvspan(exponents[0], smallest, color="tab:red", alpha=0.18, label="fp16: becomes 0")
+    begin, end = shown(exponents, results["histogram"])
+    axes.axvspan(begin, smallest, color="tab:red", alpha=0.18, label="fp16: becomes 0")
     axes.axvspan(smallest, normal, color="tab:orange", alpha=0.18, label="fp16: loses digits")
-    axes.axvspan(largest, exponents[-1] + START_SCALE, color="tab:purple", alpha=0.18, label="fp16: overflows")
+    axes.axvspan(largest, end, color="tab:purple", alpha=0.18, label="fp16: overflows")
     axes.stairs(shares, [*exponents, exponents[-1] + 1], fill=True, color="tab:blue", alpha=0.8, label="gradients")
     scaled = [exponent + START_SCALE for exponent in [*exponents, exponents[-1] + 1]]
     axes.stairs(shares, scaled, color="black", linewidth=1.5, label=f"gradients times $2^{{{START_SCALE}}}$")
     axes.set(xlabel="magnitude of a gradient", ylabel="% of the gradients")
-    axes.set_xlim(exponents[0], exponents[-1] + START_SCALE)
+    axes.set_xlim(begin, end)
     axes.xaxis.set_major_formatter(lambda power, _: f"$2^{{{power:.0f}}}$")
     before, after = (next(r for r in results["rows"] if r["scale"] == 2.0**power) for power in (0, START_SCALE))
     axes.set_title(
