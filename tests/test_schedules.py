@@ -108,6 +108,6 @@ def test_the_front_page_gives_the_minutes_of_each_shortest_path() -> None:
     assert len(given) == 5
     for lesson, minutes in given.items():
         page = (REPOSITORY / lesson / "README.md").read_text()
-        rows = re.findall(r"^\| (.+?) \| (\d+) \| (.*) \|$", page, flags=re.MULTILINE)
+        rows = re.findall(r"^\| (.+?) \| (\d+) \|(.*)\|$", page, flags=re.MULTILINE)
         path = [int(number) for name, number, text in rows if name.startswith("**[") or "shortest path" in text]
         assert sum(path) == int(minutes), lesson
