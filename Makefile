@@ -23,11 +23,11 @@ demo: setup
 
 # what the lessons say, and the commands of their pages, on two cores and with a Slurm of its own: about twenty minutes
 test: setup
-	python -m pytest -n 2 --dist worksteal -m 'not thorough'
+	python -m pytest -n 4 --dist worksteal -m 'not thorough'
 
 # all of that, the pages of experiments and exercises, and all right and wrong fixes of the exercises: three quarters of an hour
 test-all: setup
-	python -m pytest -n 3 --dist worksteal
+	python -m pytest -n 4 --dist worksteal
 
 # for whoever changes a line, two minutes: not the pages' commands, nothing under Slurm, no study, few runs of ranks
 test-quick: setup

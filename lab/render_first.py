@@ -409,15 +409,6 @@ def example_figure(name: str, file: str, what: str, above: str = "..") -> str:
     return f"![{what}]({above}/results/{file})\n\n{source(about).replace('Measured', 'Made')}"
 
 
-def nbody_errors() -> str:
-    """Say how far the tiny U-Net's prediction and the identity baseline are from the gas."""
-    found = json.loads(ABOUT.read_text())["nbody"]
-    return (
-        f"The mean absolute error of the density is {found['error'][0]:.2f}. That of the *identity baseline*, which "
-        f"takes the dark matter itself as the prediction, is {found['error_of_identity'][0]:.2f}."
-    )
-
-
 NERSC = (  # their loader; IO, SYNTHETIC and FULL, each with its +/-
     ("PyTorch's DataLoader, 2 workers", (89.177, 1.011), (376.537, 0.604), (89.971, 0.621)),
     ("PyTorch's DataLoader, 8 workers", (303.304, 1.468), (359.426, 3.380), (252.044, 0.253)),

@@ -1,10 +1,8 @@
-"""What the pages show of runs that were made for them: a job's log, a trace, a slice of a volume."""
+"""What the pages show of runs that were made for them: a job's log and a trace."""
 
 from pathlib import Path
 
 import pytest
-import torch
-from matplotlib.image import imread
 
 from conftest import REPOSITORY
 from lab import example_figures, render_first
@@ -40,11 +38,3 @@ def test_the_command_of_the_trace_is_on_its_page() -> None:
 def test_what_was_not_made_says_how_to_make_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(render_first, "ABOUT", tmp_path / "not there")
     assert "`python lab/example_figures.py trace`" in render_first.example_figure("trace", "x.png", "what one sees")
-
-
-def test_the_slice_of_a_volume_is_drawn(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    example_figures.draw_nbody(
-        torch.randn(4, 8, 8, 8), torch.randn(5, 8, 8, 8), torch.randn(5, 8, 8, 8), tmp_path / "a.png"
-    )
-    assert imread(tmp_path / "a.png").shape[1] == 990

@@ -100,3 +100,14 @@ def test_the_exercises_of_a_schedule_fit_into_their_slots() -> None:
 def test_an_exercise_comes_after_what_it_needs_and_only_once(name: str) -> None:
     graded = [exercise for slot in schedules()[name] for exercise in slot.graded]
     assert graded == [exercise for exercise in EXERCISES if exercise in graded], "not in teaching order"
+
+
+def test_the_front_page_gives_the_minutes_of_each_shortest_path() -> None:
+    front = (REPOSITORY / "README.md").read_text()
+    given = dict(re.findall(r"^\| \[\d\d [^]]+\]\((\w+)/README\.md\) \| (\d+) \|", front, flags=re.MULTILINE))
+    assert len(given) == 5
+    for lesson, minutes in given.items():
+        page = (REPOSITORY / lesson / "README.md").read_text()
+        rows = re.findall(r"^\| (.+?) \| (\d+) \|(.*)\|$", page, flags=re.MULTILINE)
+        path = [int(number) for name, number, text in rows if name.startswith("**[") or "shortest path" in text]
+        assert sum(path) == int(minutes), lesson
