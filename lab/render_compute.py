@@ -200,12 +200,13 @@ def underflow(machine: str | None = None) -> str:
     rows = [
         (
             row["format"],
-            f"2^{math.log2(row['scale']):.0f}",
+            f"2<sup>{math.log2(row['scale']):.0f}</sup>",
             *(f"{row[name]:.1%}" for name in ("zero", "coarse", "overflow")),
         )
         for row in results["rows"]
     ]
-    losses = "; ".join(f"{name}: **{loss:.4f}**" for name, loss in results["val_losses"].items())
+    named = {name.replace("2^-8", "2<sup>-8</sup>"): loss for name, loss in results["val_losses"].items()}
+    losses = "; ".join(f"{name}: **{loss:.4f}**" for name, loss in named.items())
     plot = figure("underflow", "Histogram of the gradients' powers of two", machine)
     header = ["format", "loss times", "become 0", "lose digits", "overflow"]
     trained = f"Validation loss after {results['steps']} steps, by format and scale: {losses}."
