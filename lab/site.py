@@ -106,15 +106,21 @@ def as_site_page(text: str) -> str:
     text = text.replace('<summary markdown="1"', "<summary")
     text = re.sub(r"(<details[^>]*>)\s*(<summary>.*?</summary>)\s*", r"\1\n\2\n\n", text, flags=re.DOTALL)
     lines: list[str] = []
-    in_code = False
+    in_code, margin = False, ""
     for line in text.splitlines():
         before = lines[-1] if lines else ""
-        if line.lstrip().startswith("```"):
+        fence = line.lstrip().startswith("```")
+        if fence:
             in_code = not in_code
+            if in_code:
+                indent = len(line) - len(line.lstrip())
+                margin = " " * (4 - indent) if 2 <= indent <= 3 and _in_list(lines) else ""
         item = re.match(r"([-*]|\d+\.) ", line)
         if not in_code and item and before.strip() and not re.match(r"\s*([-*]|\d+\.) | {2,}", before):
             lines.append("")
-        if not in_code and re.match(r" {2,3}\S", line) and _in_list(lines):
+        if in_code or fence:
+            line = margin + line if line.strip() else line
+        elif re.match(r" {2,3}\S", line) and _in_list(lines):
             line = "    " + line.lstrip()
         lines.append(line)
     return "\n".join(lines) + "\n"
