@@ -72,6 +72,8 @@ def test_lists_and_folded_parts_are_in_the_dialect_of_the_site() -> None:
         '<details markdown="1">\n<summary>Answer</summary>\n\n| a |\n| - |\n\n</details>\n'
     )
     assert as_site_page("text\n```text\n- no list\n  here\n```\n") == "text\n```text\n- no list\n  here\n```\n"
+    item = "- one:\n\n  ```text\n  - no item\n  ```\n\n  more\n"
+    assert as_site_page(item) == "- one:\n\n    ```text\n    - no item\n    ```\n\n    more\n"
 
 
 def test_code_is_shown_as_a_page_and_folders_by_their_readme() -> None:
