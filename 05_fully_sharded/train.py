@@ -236,7 +236,7 @@ def shard_model(config: Config, rank: int, device: torch.device, world_size: int
             block.forward = recomputed(block.forward)
     mesh = init_device_mesh(device.type, (world_size,))  # the ranks in a row: all of them share each weight
     # Compute in 16 bits, but store weights, gradients and optimizer state in 32: small updates would be lost in 16.
-    # This takes the place of autocast: the weights are sent in this format too, which halves what is sent.
+    # This takes the place of autocast: the weights are sent in this format too, which halves their bytes.
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     if config.shard != "root":
@@ -493,6 +493,9 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
             benchmark(config, model, train_loader, optimizer, scheduler, scaler, device, run)
             return
         load_checkpoint(config, model, optimizer, scheduler, scaler, run)
+        for group in optimizer.param_groups:
+            if "fused" in group:  # the checkpoint holds that of the run that saved
+                group["fused"] = config.fused or None
         for epoch in range(run.next_epoch, config.epochs + 1):
             train_loader.batch_sampler.set_epoch(epoch)  # a new order of the samples, the same on all ranks
             started = time.perf_counter()

@@ -11,7 +11,7 @@ import builtins
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 import torch
 
@@ -24,18 +24,18 @@ def rewritten(source: str) -> str:
     lines = [line.encode() for line in source.split("\n")]  # the columns of a syntax tree count bytes
     found = [node for node in ast.walk(ast.parse(source)) if _is_comparison(node)]
     for node in sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True):
-        value = node.left.value
         if node.lineno != node.end_lineno:
             continue
+        device, other = node.left.value, node.comparators[0]  # type: ignore[attr-defined]  # `_is_comparison` has looked
         line = lines[node.lineno - 1]
-        name = line[value.col_offset : value.end_col_offset].decode()
-        is_cuda = isinstance(node.ops[0], ast.Eq) == (node.comparators[0].value == "cuda")
+        name = line[device.col_offset : device.end_col_offset].decode()
+        is_cuda = isinstance(node.ops[0], ast.Eq) == (ast.literal_eval(other) == "cuda")
         call = f"({'' if is_cuda else 'not '}{IS_CUDA}({name}))".encode()
         lines[node.lineno - 1] = line[: node.col_offset] + call + line[node.end_col_offset :]
     return b"\n".join(lines).decode()
 
 
-def _is_comparison(node: Any) -> bool:  # noqa: ANN401
+def _is_comparison(node: ast.AST) -> TypeGuard[ast.Compare]:
     return (
         isinstance(node, ast.Compare)
         and isinstance(node.left, ast.Attribute)
@@ -90,4 +90,4 @@ def take_cuda_branches(script: Path, is_training: Callable[[], bool], waits: Cal
         module.is_available = only_in_script(module.is_available)
         module.synchronize = lambda *_, **__: waits("synchronize")
         module.current_stream = make_stand_in
-    torch.cuda.default_stream = torch.cuda.Stream = torch.cuda.Event = make_stand_in  # type: ignore[misc, assignment]
+    torch.cuda.default_stream = torch.cuda.Stream = torch.cuda.Event = make_stand_in

@@ -30,7 +30,8 @@ SHARDING = (
 )
 """the experiments of lesson 05 on two CPU ranks"""
 ELSEWHERE = dict.fromkeys(
-    ("fast", "first_changes", "slow_files", "emulated_gpu", "emulated_scaling", *SHARDING), WITHOUT_BF16
+    ("fast", "first_changes", "slow_files", "loading_timelines", "emulated_gpu", "emulated_scaling", *SHARDING),
+    WITHOUT_BF16,
 )
 """the machine of these experiments, where it is not the first"""
 BY_MANY = ("compare", "scaling", "allreduce", "unet3d_scaling")

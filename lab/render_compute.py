@@ -69,8 +69,8 @@ def why_bf16_gains() -> str:
         f"{peaks['bf16'] / peaks['fp32']:.1f} times as fast in bf16 as in fp32. The whole step gains less, because "
         "everything that is not a product is as fast as before.\n"
         f"- **The errors** are relative to float64. That of bf16 is {errors['bf16'] / errors['fp16']:.0f} times that "
-        "of fp16; eight times would follow from the significant bits alone. The options below bf16 change at most the "
-        "order of additions, so they do not add to it."
+        "of fp16; eight times would follow from the significant bits alone. The options below bf16 change the order of "
+        "additions, and `compile` leaves out some roundings, so they add nothing to it."
     )
 
 
@@ -101,7 +101,8 @@ def underflow_shares() -> str:
             "three may be chance. (Trained to the end, "
             "[all formats agree](experiments/unet3d.md#the-u-net-in-each-format).)",
             f"- **With the loss times 2<sup>-8</sup>**, so that the gradients are as small as those of the full U-Net, "
-            f"{shares[2.0**-8]['zero']:.1%} become zero. The validation loss stays at "
+            f"{shares[2.0**-8]['zero']:.1%} are too small for fp16, each counted by itself. (In the training all "
+            "become zero, because all follow from those of the outputs.) The validation loss stays at "
             f"{losses['fp16, loss times 2^-8']:.4f}.",
             "",
             source(results),

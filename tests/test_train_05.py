@@ -6,6 +6,7 @@ That its losses are also those of lesson 04's script, is in test_same_losses_05.
 import json
 import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,3 +119,12 @@ def test_a_rank_without_a_validation_sample_is_one_line_for_all(user_environment
     assert [result.status for result in results] == [2, 2]
     (line,) = {line for result in results for line in result.stderr.splitlines()}
     assert re.match(r"error: 1 validation sample\(s\) for 2 ranks: .*; use at least 2, or fewer ranks$", line)
+
+
+def test_a_resumed_run_takes_fused_from_its_own_flags(train: Script, tmp_path: Path) -> None:
+    flags = ["--limit_train", 64, "--limit_val", 32, "--run_dir", tmp_path]
+    for more, expected in (["--fused", "true"], True), (["--epochs", 2, "--resume", "true"], None):
+        result = train(*flags, *more)
+        assert result.status == 0, result.stderr
+        saved = torch.load(tmp_path / "checkpoint.pt")
+        assert [group["fused"] for group in saved["optimizer"]["param_groups"]] == [expected]
