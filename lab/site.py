@@ -208,6 +208,15 @@ def place_in_course(page: Path) -> int:
     return tomllib.loads((REPOSITORY / page.parent / "about.toml").read_text())["order"]
 
 
+def place_in_folder(page: Path) -> tuple[int, str]:
+    """Return where the README of its folder first links a page, and its name; the README itself comes before all."""
+    if page.name == "README.md":
+        return -1, page.name
+    text = (REPOSITORY / page.parent / "README.md").read_text()
+    found = text.find(f"({page.name}")
+    return found if found >= 0 else len(text), page.name
+
+
 def navigation(pages: list[Path]) -> str:
     """Return the table of contents: the front page, the lessons in their order, and what belongs to no lesson."""
 
@@ -219,7 +228,7 @@ def navigation(pages: list[Path]) -> str:
     lines = ['    { "Home" = "README.md" },']
     for lesson in lessons:
         own = [page for page in pages if page.parts[0] == lesson and page.parts[1] != "exercises"]
-        own.sort(key=lambda page: (len(page.parts), page.name != "README.md", page))
+        own.sort(key=lambda page: (len(page.parts), place_in_folder(page)))
         name, _, subject = title_of(own[0]).partition(": ")  # such as "Lesson 01: one process, one device"
         titles = [subject, *(title_of(page).removeprefix(f"{name}: ") for page in own[1:])]
         lines.append(

@@ -73,6 +73,7 @@ def learner(user: int, home: Path, runs: Path, command: list[str], **environment
     return as_user(user, ["bash", "-ec", f"{site}\n{shlex.join(command)}"], home, **environment)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_instructor_reads_the_runs_of_learners_and_a_stranger_does_not(
     runs: Path, tmp_path: Path, python: tuple[str, str]

@@ -225,6 +225,7 @@ def test_the_time_of_a_line_is_a_list_of_rounds() -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_study_measures_every_part(
     monkeypatch: pytest.MonkeyPatch, user_environment: dict[str, str], tmp_path: Path

@@ -116,6 +116,7 @@ def test_the_default_step_is_that_of_the_published_gpu() -> None:
     assert 4 * Config().weights_per_layer * Config().layers == 4_800_000
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_study_measures_each_number_of_ranks(
     run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -64,6 +64,7 @@ class Digits:
         return ((self.images[batch], self.labels[batch]) for batch in self.batch_sampler.batches())
 
 
+@pytest.mark.thorough
 def test_the_comparison_measures_every_configuration(run_script: Script, tmp_path: Path) -> None:
     result = run_script("04_mixed_precision/experiments/ladder.py", "--quick", "true", "--out", tmp_path)
     assert result.status == 0, result.stderr

@@ -161,10 +161,14 @@ def slurm_folder() -> Iterator[str]:
         yield f"{folder}/state"
 
 
+LESSON_PAGE = re.compile(r"\d\d_\w+/")
+LESSON_README = re.compile(r"\d\d_\w+/README\.md$")
+
+
 def pages_with_commands() -> list:
     """The pages as parameters; those beside the lessons are marked, because their commands take many minutes."""
     pages = [page for page in READMES if commands_of(page)]
-    beside = {page for page in pages if {"exercises", "experiments"} & set(page.parts)}
+    beside = {page for page in pages if LESSON_PAGE.match(name_of(page)) and not LESSON_README.match(name_of(page))}
     return [
         pytest.param(page, id=name_of(page), marks=[pytest.mark.thorough] if page in beside else []) for page in pages
     ]

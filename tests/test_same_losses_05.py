@@ -10,6 +10,7 @@ from conftest import Script
 SCRIPT = "05_fully_sharded/experiments/same_losses.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_losses_are_those_of_ddp_up_to_rounding(run_script: Script, tmp_path: Path) -> None:
     result = run_script(SCRIPT, "--ranks", "2", "--quick", "true", "--out", tmp_path)

@@ -118,6 +118,7 @@ def test_checkpoints_around_blocks_save_memory_and_around_layers_nothing(run_scr
     assert all(row["gradient_norm"] == pytest.approx(none["gradient_norm"], rel=1e-5) for row in (block, second, layer))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA is Linux's")
 def test_ddp_runs_out_of_memory_where_sharded_state_fits(run_script: Script, tmp_path: Path) -> None:

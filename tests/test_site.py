@@ -63,6 +63,8 @@ def test_the_navigation_has_each_page_once(written: tuple[Path, list[Path]]) -> 
     assert listed[0] == "README.md"
     lessons = [page for page in listed if re.match(r"\d\d_\w+/README", page)]
     assert lessons == sorted(lessons)
+    names = [Path(page).stem for page in listed if page.startswith("05_fully_sharded/experiments/")]
+    assert names[:4] == ["README", "two_ranks", "memory", "tensor_parallel"]  # as that README lists them
 
 
 def test_lists_and_folded_parts_are_in_the_dialect_of_the_site() -> None:

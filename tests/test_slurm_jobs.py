@@ -62,13 +62,16 @@ SHORT = ["--limit_train", "640", "--limit_val", "101", "--loader", "memory"]
 RANKS = [("03_ddp", "job.slurm"), ("03_ddp", "torchrun.slurm"), ("05_fully_sharded", "job.slurm")]
 """lessons and job files of several ranks; that of lesson 04 is the same as that of lesson 05"""
 
+FIRST_OF_RANKS = [RANKS[0], *(pytest.param(*job, marks=pytest.mark.thorough) for job in RANKS[1:])]
+"""the same, for `make test` only the first"""
+
 
 def test_the_job_files_of_lessons_04_and_05_differ_in_their_names() -> None:
     fourth, fifth = ((REPOSITORY / lesson / "job.slurm") for lesson in ("04_mixed_precision", "05_fully_sharded"))
     assert fourth.read_text().replace("04_mixed_precision", "05_fully_sharded") == fifth.read_text()
 
 
-@pytest.mark.parametrize(("lesson", "script"), RANKS)
+@pytest.mark.parametrize(("lesson", "script"), FIRST_OF_RANKS)
 def test_a_job_of_ranks_on_two_nodes(
     slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path, lesson: str, script: str
 ) -> None:
@@ -94,7 +97,7 @@ exec "${@:3}"
 """
 
 
-@pytest.mark.parametrize(("folder", "script"), RANKS)
+@pytest.mark.parametrize(("folder", "script"), FIRST_OF_RANKS)
 def test_nsys_writes_a_report_for_each_rank(
     slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path, folder: str, script: str
 ) -> None:

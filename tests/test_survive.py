@@ -419,6 +419,7 @@ def test_a_disk_that_is_full_is_one_line(train: Script, tmp_path: Path, monkeypa
     assert f"cannot write {tmp_path}/checkpoint.pt: No space left on device" in line
 
 
+@pytest.mark.thorough
 def test_killed_fifty_times_around_its_saves(tmp_path: Path) -> None:
     script = REPOSITORY / "tests" / "killed_often.py"
     output = subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True, text=True).stdout

@@ -16,6 +16,7 @@ def quick_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(quick_python.commands() / "python"))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_waiting_for_data_is_part_of_a_step_with_any_number_of_workers(run_script: Script, tmp_path: Path) -> None:
     flags = ("--batch_size", 8, "--rounds", 1, "--out", tmp_path)
@@ -28,6 +29,7 @@ def test_waiting_for_data_is_part_of_a_step_with_any_number_of_workers(run_scrip
     assert imread(tmp_path / "loading_timelines.png").shape[1] == 1100
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_buckets_of_each_configuration_are_counted(run_script: Script, tmp_path: Path) -> None:
     flags = ("--batch_size", 2, "--steps", 14, "--rounds", 1, "--model", "resnet18", "--out", tmp_path)

@@ -64,6 +64,7 @@ def test_options_of_a_cpu_hardly_change_the_loss(
     assert (epoch["val_accuracy"] is None) == (workload == "nbody")
 
 
+@pytest.mark.thorough
 def test_the_fast_configuration_learns_as_well(train: Script, tmp_path: Path) -> None:
     configs = ["--config", "../configs/mnist.yaml", "--config", "../configs/mnist_fast.yaml"]
     result = train(*configs, "--run_dir", tmp_path)
@@ -71,6 +72,7 @@ def test_the_fast_configuration_learns_as_well(train: Script, tmp_path: Path) ->
     assert summary_of(tmp_path)["epochs"][0]["val_accuracy"] > 0.7
 
 
+@pytest.mark.thorough
 def test_the_loss_of_the_tiny_unet_is_half_of_the_identity_baseline(
     train: Script, data_dir: Path, tmp_path: Path
 ) -> None:

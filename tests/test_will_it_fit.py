@@ -26,6 +26,7 @@ def small(**values: object) -> Setup:
     return Setup(**({"model": "gpt_small", "batch_size": 4, "ranks": 8, "way": "blocks"} | values))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_real_ranks_allocate_what_was_predicted(run_script: Script, tmp_path: Path) -> None:
     result = run_script(SCRIPT, "--check", "true", "--out", tmp_path)
