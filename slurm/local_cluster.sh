@@ -62,11 +62,15 @@ all_ready() { # idle or at work
 }
 no_jobs() { [[ -z $(squeue --noheader 2>&1) ]]; }
 
-free_ports() { # the first of three neighbouring ports that nobody answers on; other users may have a cluster too
+listens() { # PORT: some process does, on whatever address (0A is the state LISTEN, see man 5 proc)
+    grep -qs " [0-9A-F]*:$(printf %04X "$1") [0-9A-F]*:[0-9A-F]* 0A " /proc/net/tcp /proc/net/tcp6
+}
+
+free_ports() { # the first of three neighbouring ports that nobody listens on; other users may have a cluster too
     local first port
     for first in {17817..18817..10}; do
         for port in "$first" $((first + 1)) $((first + 2)); do
-            if (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then continue 2; fi
+            if listens "$port"; then continue 2; fi
         done
         echo "$first"
         return
@@ -149,7 +153,7 @@ EOF_PROLOG
 }
 
 up() {
-    local command port
+    local command lock port
     for command in munged slurmctld slurmd sbatch; do
         command -v "$command" >/dev/null ||
             fail 2 "$command is missing; install it with: apt-get install slurmctld slurmd slurm-client munge"
@@ -160,6 +164,9 @@ up() {
         say_up
         return
     fi
+    # Two clusters that start at the same moment would find the same ports free: the second one waits.
+    exec {lock}</tmp # a folder can be locked too; it leaves no file behind, and holds for other users' clusters
+    flock --timeout 120 "$lock" || fail 1 "another cluster has been starting for two minutes (or something locks /tmp)"
     port=$(free_ports)
     down >/dev/null # what a crash or a reboot left
     rmdir "$state" 2>/dev/null || true
@@ -169,8 +176,9 @@ up() {
     trap 'tail -n 5 "$state"/*.log >&2 2>/dev/null || true; down >/dev/null; fail 1 "Slurm did not start"' EXIT
     write_settings "$port"
     head -c 128 /dev/urandom >"$state/munge.key"
-    start_dead
+    start_dead {lock}>&- # the daemons live on, and must not keep the lock
     trap - EXIT
+    exec {lock}>&-
     say_up
 }
 

@@ -1,6 +1,5 @@
 """A Slurm of the tests' own; `from slurm_cluster import slurm` in conftest.py makes it a fixture of every test."""
 
-import fcntl
 import os
 import re
 import shutil
@@ -81,9 +80,7 @@ def slurm() -> Iterator[SlurmCluster]:
     require_slurm()
     with tempfile.TemporaryDirectory() as folder:  # not tmp_path: the name of a socket may have 107 characters only
         state = Path(folder).resolve() / "slurm"
-        with Path(tempfile.gettempdir(), f"workshop-slurm-{os.getuid()}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two at once, of tests in several processes, would find the same ports
-            started = local_cluster(state, "up")
+        started = local_cluster(state, "up")
         assert started.returncode == 0, started.stderr
         try:
             yield SlurmCluster(state)

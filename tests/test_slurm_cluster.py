@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -99,6 +100,22 @@ def test_up_starts_again_what_is_dead_and_jobs_go_on(state: Path, tmp_path: Path
 
 
 @pytest.mark.skipif(not shutil.which("ss"), reason="needs ss, of the package iproute2")
+def test_clusters_that_start_at_the_same_moment_take_different_ports() -> None:
+    require_slurm()
+    with tempfile.TemporaryDirectory() as folder:
+        states = [Path(folder).resolve() / name for name in ("a", "b", "c", "d")]
+        try:
+            with ThreadPoolExecutor(len(states)) as pool:
+                started = list(pool.map(lambda state: local_cluster(state, "up"), states))
+            assert [each.returncode for each in started] == [0] * len(states), [each.stderr for each in started]
+            settings = [(state / "slurm.conf").read_text() for state in states]
+        finally:
+            for state in states:
+                local_cluster(state, "down")
+    ports = [port for text in settings for port in re.findall(r"^SlurmctldPort=(\d+)|\bPort=(\d+)", text, re.M)]
+    assert len(ports) == len(set(ports)) == 3 * len(states)
+
+
 def test_no_other_machine_reaches_it(slurm: SlurmCluster) -> None:
     if not socket.gethostbyname(socket.gethostname()).startswith("127."):
         pytest.skip(
