@@ -3,7 +3,7 @@
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,16 +28,29 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs Slurm; begin both halves of the list with what takes longest: each of two processes has one."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what needs Slurm; then, when -m and -k have chosen, let each process begin with what takes longest.
+
+    pytest-xdist gives each process a stretch of the list, and whoever is done takes tests from the others' ends. A test
+    of two minutes at an end would run while all other processes wait.
+    """
     for item in items:
         if "slurm" in item.fixturenames:
             item.add_marker("slurm")
+    yield
     pages = [item for item in items if item.name.startswith("test_commands_run")]
     pages.sort(key=lambda item: len(item.module.commands_of(item.callspec.params["readme"])), reverse=True)
     others = [item for item in items if item not in pages]
-    half = max(len(items) // 2 - len(pages[::2]), 0)
-    items[:] = [*pages[::2], *others[:half], *pages[1::2], *others[half:]]
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    stretch = len(items) // processes
+    items.clear()
+    for number in range(processes):
+        items += pages[number::processes]
+        taken = max(stretch * (number + 1) - len(items), 0)
+        items += others[:taken]
+        del others[:taken]
+    items += others
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ FEW = "--limit_train 320 --limit_val 64"
 RUNS = {
     "map": f"01_single_gpu/train.py {FEW} --trace true --monitor true",
     "shards": f"01_single_gpu/train.py {FEW} --loader shards",
-    "memory": f"01_single_gpu/train.py {FEW} --loader memory --benchmark true --benchmark_seconds 0.1",
+    "memory": f"01_single_gpu/train.py {FEW} --loader memory --batch_size 8 --benchmark true --benchmark_seconds 0.1",
     "device": f"01_single_gpu/train.py {FEW} --loader device --dataset cifar10 --model cifar_cnn",
     "dali": f"01_single_gpu/train.py {FEW} --loader dali",
     "volumes": f"04_mixed_precision/train.py {UNET} --loader map",

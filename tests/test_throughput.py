@@ -182,7 +182,7 @@ def test_a_trial_takes_about_as_long_as_was_asked_for() -> None:
 def test_a_results_file_that_cannot_be_written_is_one_line(run_script: Script, tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("of a run")
     (tmp_path / "throughput.json").mkdir()
-    flags = ["--benchmark", "true", "--benchmark_seconds", 0.01, "--loader", "memory", "--limit_train", 640]
+    flags = ["--benchmark", "true", "--benchmark_seconds", 0.01, "--loader", "memory", "--batch_size", 8]
     result = run_script("01_single_gpu/train.py", *flags, "--run_dir", tmp_path)
     assert result.status == 2
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
@@ -190,7 +190,7 @@ def test_a_results_file_that_cannot_be_written_is_one_line(run_script: Script, t
 
 
 def test_the_lesson_prints_table_and_diagnosis(run_script: Script, tmp_path: Path) -> None:
-    flags = ["--benchmark", "true", "--benchmark_seconds", 0.2, "--loader", "memory"]
+    flags = ["--benchmark", "true", "--benchmark_seconds", 0.2, "--loader", "memory", "--batch_size", 8]
     result = run_script("01_single_gpu/train.py", *flags, "--run_dir", tmp_path)
     assert result.status == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]

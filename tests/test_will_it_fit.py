@@ -134,8 +134,8 @@ def test_budgets(run_script: Script, tmp_path: Path) -> None:
         (("--ways", "zero"), "does not know 'zero'; known are: blocks, ddp, keep, root"),
         (("--tflops", "fast"), "--tflops takes a positive number, or the word measure, got 'fast'"),
         (
-            ("--budget_gb", "2.0001", "--num_blocks", "1", "--ways", "blocks"),
-            "no number of ranks up to 1,024 is enough for --model vit",
+            ("--budget_gb", "2.0001", "--model", "gpt_small", "--num_blocks", "1", "--ways", "blocks"),
+            "no number of ranks up to 1,024 is enough for --model gpt_small",
         ),
     ],
 )
