@@ -411,7 +411,8 @@ def cpu_or_gpu(machine: str | None = None) -> str:
         for size in (sizes[0], sizes[-1]):
             best = by_size[size][0]
             share = half_range(best) / best["seconds"]
-            ends.append(f"{size:,} {best['unit']}: {label_of(best)}, {short_time(best['seconds'])} ± {share:.0%}")
+            unit = best["unit"].removesuffix("s") if size == 1 else best["unit"]
+            ends.append(f"{size:,} {unit}: {label_of(best)}, {short_time(best['seconds'])} ± {share:.0%}")
         cells.append((name, *ends, ", ".join(parallel) or "none"))
     header = ["problem", "fastest at the smallest size", "fastest at the largest size", "more than one thread pays at"]
     how = (

@@ -1,7 +1,6 @@
 """Turn the figures of first_changes.py and the published profiles into parts of lesson 01's pages; cog calls this."""
 
 import json
-import math
 import re
 import statistics
 from typing import Any
@@ -50,8 +49,24 @@ def shares(*cases: str) -> str:
 
 def timelines(what: str) -> str:
     """Return the figure of six steps with 0, 1 and 4 workers and a slow file system; ``what`` says what one sees."""
-    measured = load("loading_timelines").get("slow_files")  # missing in older results, which are of other data
-    return figure("loading_timelines", what) if measured else not_measured("loading_timelines")
+    results = load("loading_timelines")
+    if not results.get("slow_files"):  # missing in older results, which are of other data
+        return not_measured("loading_timelines")
+    return f"{figure('loading_timelines', what)}\n\n{source(results)}"
+
+
+def computing_beside_workers() -> str:
+    """Say how long the steps of the figure compute, by number of workers."""
+    results = load("loading_timelines")
+    if not results.get("slow_files"):
+        return not_measured("loading_timelines")
+    rows = {row["num_workers"]: row["step_milliseconds"] - row["data_milliseconds"] for row in results["rows"]}
+    said = [f"{ms:.0f} ms with {count or 'no'} worker{'s' * (count != 1)}" for count, ms in rows.items()]
+    return (
+        f"In these steps everything but *data* took {', '.join(said)} (one run of each). So the computation was slower "
+        "beside workers, although they mostly wait. The probable reason is that what they do compute takes time of the "
+        "same CPUs."
+    )
 
 
 BATCHES = {"cifar10": 128, "mnist": 64}
@@ -72,15 +87,20 @@ def step_milliseconds(name: str, data_set: str) -> tuple[float, float, float]:
     return io, synthetic, full
 
 
+TAUGHT_BELOW = (
+    "This is what `--benchmark true` calls FULL; the section [What is the bottleneck?](#what-is-the-bottleneck) "
+    "teaches it."
+)
 RATIO = "The ratio is the median of the ratios of the rounds, not the ratio of the medians."
 
 
-def limit_of_gain(share: float) -> float:
-    """Return how many times as fast a run can become at most without what takes this share of its time.
+def limit_of_gain(share: float) -> str:
+    """Say how many times as fast a run can become at most without what takes this share of its time.
 
-    Rounded up to a tenth, because a limit that is rounded down is none.
+    It is computed from the percentage that the page shows, so that a reader who computes it gets the same.
     """
-    return math.ceil(10 / (1 - share)) / 10
+    rest = 1 - round(share, 2)
+    return f"1 / {rest:.2f} = {1 / rest:.1f}"
 
 
 def expected_share(name: str, data_set: str) -> float:
@@ -118,10 +138,10 @@ def share_in_profile(case: str) -> float:
 
 def most_to_gain(case: str) -> str:
     """Say how much could be gained if loading took no time, by the line profile that the page shows."""
-    part = share_in_profile(case)
+    part = round(share_in_profile(case), 2)
     return (
         f"In the profile above the `for` line takes {part:.0%} of the time, so {1 - part:.0%} remain without it. "
-        f"Therefore the run would be at most 1 / {1 - part:.2f} = {1 / round(1 - part, 2):.1f} times as fast."
+        f"Therefore the run would be at most {limit_of_gain(part)} times as fast."
     )
 
 
@@ -144,7 +164,7 @@ def loader_gain() -> str:
     header = ["", "`for` line, % of the time", "samples/s", "ratio"]
     how = f"Median of {results['rounds']} trials, and in brackets the lowest and the highest; both rows in turn."
     how += f" {RATIO}"
-    most = 1 / round(1 - share_in_profile(first), 2)
+    most = 1 / (1 - round(share_in_profile(first), 2))
     if max(ratios) > most:
         how += (
             f" The highest ratio is above the {most:.1f} of exercise 1. That limit assumes that all other lines take "
@@ -160,11 +180,26 @@ def loader_gain_without_profiler() -> str:
     part = expected_share("map, 0 workers", "cifar10")
     where = " and on another machine" if of_another_machine("loaders") else ""
     return (
-        f"The same change, measured without a profiler{where} (FULL of `--benchmark true`, which is loading and "
-        f"training together; mean ± standard deviation of three trials): from {mean_std(before['FULL'])} to "
-        f"{mean_std(after['FULL'])} samples/s, which is {min(ratios):.1f} to {max(ratios):.1f} times as many. There, "
-        f"by the times above, loading takes {part:.0%} of a step, so at most a factor of {limit_of_gain(part):.1f} was "
-        f"to be expected.\n{source(load('loaders'))}"
+        f"The same change, measured without a profiler{where}: from {mean_std(before['FULL'])} to "
+        f"{mean_std(after['FULL'])} samples/s, which is {min(ratios):.1f} to {max(ratios):.1f} times as many. "
+        f"(Loading and training together, mean ± standard deviation of three trials. {TAUGHT_BELOW}) There, by the "
+        f"times above, loading takes {part:.0%} of a step, so at most a factor of {limit_of_gain(part)} was to be "
+        f"expected.\n{source(load('loaders'))}"
+    )
+
+
+def limit_with_memory() -> str:
+    """Say what the limit is if the time that the loader in memory needs is not left out."""
+    load_before, train_before, _ = (round(found) for found in step_milliseconds("map, 0 workers", "cifar10"))
+    load_after, train_after, _ = step_milliseconds("memory", "cifar10")
+    load_after = round(load_after, 1)
+    limit = (load_before + train_before) / (load_after + train_before)
+    return (
+        f"Both limits are those of a loader that takes no time. `memory` takes a little: in the second measurement, "
+        f"loading a batch with it takes {load_after:.1f} ms. This lowers the second limit to ({load_before} + "
+        f"{train_before}) / ({load_after:.1f} + {train_before}) = {limit:.1f}. It was not reached, because training "
+        f"alone was slower there with `memory` ({train_after:.0f} ms per batch) than with `map` ({train_before} ms). "
+        "We did not investigate why."
     )
 
 
@@ -183,9 +218,10 @@ def mnist_gain() -> str:
             said.append(f"{name}: {word if abs(difference) > limit else noise}.")
     part = expected_share("0 workers", "mnist")
     how = (
-        f"FULL of `--benchmark true`, mean ± standard deviation of three trials.{of_another_machine('worker_counts')} "
-        f"By the times of loading alone and training alone, loading takes {part:.0%} of a step there, so workers could "
-        f"gain at most a factor of {limit_of_gain(part):.1f}. " + " ".join(said)
+        f"Loading and training together, mean ± standard deviation of three trials. {TAUGHT_BELOW}"
+        f"{of_another_machine('worker_counts')} By the times of loading alone and training alone, loading takes "
+        f"{part:.0%} of a step there, so workers could gain at most a factor of {limit_of_gain(part)}. "
+        + " ".join(said)
     )
     return "\n".join([table(["", "samples/s", "ratio"], cells), "", how, source(load("worker_counts"))])
 

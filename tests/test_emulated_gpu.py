@@ -15,7 +15,7 @@ import emulated_study
 import lab.emulated_gpu
 import quick_python
 from conftest import Script
-from emulated_timeline import plot, read_timeline
+from emulated_timeline import plot, read_timeline, steps_launched_together
 from lab.emulated_gpu import PUBLISHED, EmulatedGPU, EmulatedTensor
 from slow_work import Clock
 
@@ -188,6 +188,11 @@ def test_a_trace_has_the_work_of_the_emulated_gpu(run_script: Script, tmp_path: 
     assert len(found["waits for the GPU"]) == 2, "the loss is read after the steps 15 and 18"
     plot({"one": trace, "the same": trace}, "Emulated GPU", tmp_path / "plot.png")
     assert imread(tmp_path / "plot.png").shape[1] == 1100
+
+
+def test_the_numbers_of_steps_that_are_launched_together_stand_side_by_side() -> None:
+    launches = [2.0, 4.0, 5.5, 67.0, 80.0]
+    assert steps_launched_together(launches, apart=3) == [(2.0, "1, 2, 3"), (67.0, "4"), (80.0, "5")]
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def diagnosis_of(io: float, synthetic: float, full: float, loader: str, spread: 
 
 
 def test_the_diagnosis_says_by_how_much() -> None:
-    assert "could take 4.0 times" in diagnosis_of(io=100, synthetic=400, full=99, loader="memory")
+    assert "could process 4.0 times as many samples/s" in diagnosis_of(io=100, synthetic=400, full=99, loader="memory")
     assert "Try --loader device" in diagnosis_of(io=100, synthetic=400, full=99, loader="memory")
     assert "could give 3.0 times" in diagnosis_of(io=300, synthetic=100, full=95, loader="map")
     assert "60% of the slower part" in diagnosis_of(io=300, synthetic=100, full=60, loader="map")

@@ -58,8 +58,10 @@ def plot(traces: Mapping[str, Path], title: str, file: Path) -> None:
     figure = Figure(figsize=(10, 0.9 + 1.55 * len(traces)), dpi=110, layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
     panels = figure.subplots(len(traces), sharex=True, squeeze=False)[:, 0]
-    for axes, (name, trace) in zip(panels, traces.items(), strict=True):
-        _draw(axes, read_timeline(trace))
+    timelines = {name: read_timeline(trace) for name, trace in traces.items()}
+    total = max(start + length for found in timelines.values() for spans in found.values() for start, length in spans)
+    for axes, (name, timeline) in zip(panels, timelines.items(), strict=True):
+        _draw(axes, timeline, total)
         axes.set_title(name, loc="left", fontsize=11)
     panels[-1].set(xlim=(0, None), xlabel="milliseconds")
     figure.legend(
@@ -71,24 +73,29 @@ def plot(traces: Mapping[str, Path], title: str, file: Path) -> None:
     figure.savefig(file)
 
 
-def _draw(axes: Axes, timeline: Mapping[str, Spans]) -> None:
+def steps_launched_together(launches: list[float], apart: float) -> list[tuple[float, str]]:
+    """Return where to write the numbers of the steps: "1, 2, 3" at the first of steps less than ``apart`` apart."""
+    groups: list[list[tuple[float, int]]] = []
+    for number, launched in enumerate(launches, start=1):
+        if groups and launched - groups[-1][-1][0] < apart:
+            groups[-1].append((launched, number))
+        else:
+            groups.append([(launched, number)])
+    return [(group[0][0], ", ".join(str(number) for _, number in group)) for group in groups]
+
+
+def _draw(axes: Axes, timeline: Mapping[str, Spans], total: float) -> None:
+    """Draw one panel; the axis is ``total`` milliseconds long."""
     for name, found in timeline.items():
         row = GPU if name in ("forward", "backward") else CPU
         # A launch takes less than a millisecond: without a width of its own, its line would not be seen.
         width = 1.5 if name.startswith("launches") else 0
         axes.broken_barh(found, (row - 0.35, 0.7), facecolor=COLOURS[name], edgecolor=COLOURS[name], linewidth=width)
-    launches = timeline["launches forward and backward"][: len(timeline["forward"])]
-    for number, ((launched, _), (began, seconds)) in enumerate(
-        zip(launches, timeline["forward"], strict=True), start=1
-    ):
-        axes.text(
-            launched,
-            CPU + 0.38,
-            str(number),
-            ha="center",
-            va="bottom",
-            fontsize=9,
-            color=COLOURS["launches forward and backward"],
-        )
-        axes.text(began + seconds / 2, GPU, str(number), ha="center", va="center", fontsize=9)
+    launches = [launched for launched, _ in timeline["launches forward and backward"][: len(timeline["forward"])]]
+    for place, numbers in steps_launched_together(launches, 0.03 * total):
+        colour = COLOURS["launches forward and backward"]
+        side = "left" if "," in numbers else "center"  # several numbers need more space than is left of the first step
+        axes.text(place, CPU + 0.38, numbers, ha=side, va="bottom", fontsize=9, color=colour)
+    for number, (began, length) in enumerate(timeline["forward"], start=1):
+        axes.text(began + length / 2, GPU, str(number), ha="center", va="center", fontsize=9)
     axes.set(ylim=(-0.5, 1.75), yticks=(GPU, CPU), yticklabels=("emulated GPU", "CPU"))

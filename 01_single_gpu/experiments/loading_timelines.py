@@ -4,9 +4,9 @@
     python experiments/loading_timelines.py --slow_files false         # the same without waiting for files
 
 You should see that without workers a step takes the time of loading plus the time of computing. With workers loading
-and computing overlap, so that the slower one sets the pace. Four workers load four batches at a time: then a step takes
-little more than its computation. With ``--slow_files false`` loading needs CPU time, which the workers take from the
-training if there are only two CPUs.
+and computing overlap, so that the slower one sets the pace. Four workers can load four batches at a time: then a step
+takes little more than its computation. With ``--slow_files false`` loading needs CPU time, which the workers take from
+the training if there are only two CPUs.
 
 The configurations are measured alternately, and of each the run that other work disturbed least is plotted. Flags that
 are not listed here are passed to train.py.

@@ -225,9 +225,10 @@ def diagnosis(measured: dict[str, Throughput], loader: str) -> str:
             f"Loading and training wait for each other or share the CPUs: try {NEXT_STEP[loader]}."
         )
     if io < synthetic:
-        faster = f"training could take {synthetic / io:.1f} times what the loader gives"
+        faster = f"training could process {synthetic / io:.1f} times as many samples/s as the loader gives"
         return f"Data-bound: {faster}. Try {NEXT_STEP[loader]}."
     return (
-        f"Compute-bound: the loader could give {io / synthetic:.1f} times what training takes. Faster loading will not "
-        "help; try a larger --batch_size. The lesson on mixed precision makes the step itself faster."
+        f"Compute-bound: the loader could give {io / synthetic:.1f} times as many samples/s as training processes. "
+        "Faster loading will not help; try a larger --batch_size. The lesson on mixed precision makes the step itself "
+        "faster."
     )

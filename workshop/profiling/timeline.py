@@ -86,6 +86,9 @@ def plot_traces(traces: dict[str, Path]) -> Figure:
                 where = (place - 0.4 + 0.8 * lane / len(lanes), 0.8 / len(lanes))
                 colour = COLOURS[row.partition(" ")[0]]
                 axes.broken_barh([(start - first, length) for start, length in spans], where, color=colour, linewidth=0)
+                if row.startswith("worker"):  # a worker may begin the next batch at once: a line separates the two
+                    starts = [start - first for start, _ in spans[1:]]
+                    axes.vlines(starts, where[0], sum(where), color="white", linewidth=1.2)
         for start, _ in rows["data"][0]:
             axes.axvline(start - first, color="black", linewidth=0.8, linestyle=":")
         labels = [f"{len(lanes)} {row}" if len(lanes) > 1 else row for row, lanes in rows.items()]
