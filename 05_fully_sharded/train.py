@@ -390,7 +390,7 @@ def train_one_epoch(
     device: torch.device,
     run: Run,
 ) -> float:
-    """Train on every training sample once; return the mean loss."""
+    """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks."""
     model.train()
     loss_sum = torch.tensor(run.partial_loss_sum, device=device)  # 0, unless this run was stopped within this epoch
     for inputs, targets in run.batches(loader):  # the batches of the loader; measures how long each is waited for
@@ -403,7 +403,7 @@ def train_one_epoch(
         if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
             save_checkpoint(config, model, optimizer, scheduler, scaler, run, loss_sum)
     dist.all_reduce(loss_sum)  # the sum over all ranks
-    return loss_sum.item() / len(loader.dataset)
+    return loss_sum.item() / loader.batch_sampler.samples_per_epoch  # without those that are left out
 
 
 def same_steps(loader: Loader, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor, bool]]:
