@@ -199,8 +199,8 @@ def train_one_epoch(
 def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> tuple[float, float]:
     """Return the mean loss and the share of correct answers over the validation samples.
 
-    It is given the model itself, not the DDP model, whose forward pass can communicate: ranks with a batch more than
-    others would wait forever.
+    It is given the model itself, not the DDP model, whose forward pass can communicate: a rank with a batch more than
+    the others would wait there for ranks that have left the loop.
     """
     model.eval()
     loss_sum = torch.zeros((), device=device)
@@ -228,7 +228,7 @@ def main(config: Config) -> None:
     # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 listens; exit with one line if not.
     # torchrun sets these two variables; for srun, job.slurm exports them. A single rank needs none.
     store = rendezvous(rank, world_size, device)
-    with failure_detector(store, rank, world_size):  # ends all ranks within a minute if one dies or stops, and names it
+    with failure_detector(store, rank, world_size):  # if a rank dies or stops, ends the others within a minute, and names it
         dist.init_process_group(  # without `store` it does the rendezvous itself, and needs the two variables always
             backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
             store=store,
