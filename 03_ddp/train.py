@@ -106,11 +106,11 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
-    # Every rank shuffles in the same way and takes every world_size-th sample of each global batch. In training, a last
-    # one with fewer samples than ranks is left out. For its training data, a script of your own can use
-    # DataLoader(dataset, batch_size, sampler=torch.utils.data.DistributedSampler(dataset, world_size, rank)), and call
-    # set_epoch(epoch) of that sampler. Not for validation: it repeats samples until all ranks have equally many, and
-    # these would count twice.
+    # Every rank shuffles in the same way and takes every world_size-th sample of each global batch. In training, the
+    # last global batch is left out if it has fewer samples than there are ranks. For its training data, a script of
+    # your own can use DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, world_size, rank)), with the
+    # sampler of torch.utils.data, and call its set_epoch(epoch). Not for validation: it repeats samples until all ranks
+    # have equally many, and these would count twice.
     sampler = DistributedBatchSampler(
         len(dataset), config.batch_size, rank=rank, num_replicas=world_size, shuffle=training, seed=config.seed
     )
@@ -170,7 +170,7 @@ def train_one_epoch(
     device: torch.device,
     run: Run,
 ) -> float:
-    """Train on every training sample once; return the mean loss."""
+    """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks."""
     ddp_model.train()
     loss_sum = torch.tensor(run.partial_loss_sum, device=device)  # 0, unless this run was stopped within this epoch
     for inputs, targets in run.batches(loader):  # the batches of the loader; measures how long each is waited for
@@ -192,15 +192,15 @@ def train_one_epoch(
         if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
             run.save(state_of(ddp_model, optimizer, scheduler), loss_sum)  # called by all ranks; may end the run
     dist.all_reduce(loss_sum)  # the sum over all ranks
-    return loss_sum.item() / len(loader.dataset)
+    return loss_sum.item() / loader.batch_sampler.samples_per_epoch  # without those that are left out
 
 
 @torch.inference_mode()
 def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> tuple[float, float]:
     """Return the mean loss and the share of correct answers over the validation samples.
 
-    It is given the model itself, not the DDP model, whose forward pass can communicate: ranks with a batch more than
-    others would wait forever.
+    It is given the model itself, not the DDP model, whose forward pass can communicate: a rank with a batch more than
+    the others would wait there for ranks that have left the loop.
     """
     model.eval()
     loss_sum = torch.zeros((), device=device)
@@ -220,7 +220,7 @@ def main(config: Config) -> None:
     """Join the other ranks, train with them, and destroy the process group at the end."""
     rank, local_rank, world_size = ranks_from_env()
     if torch.cuda.is_available():
-        # Each rank has its own GPU. Slurm can show each task only its own: then that is number 0 for all.
+        # Each rank has its own GPU. On some clusters a task sees no other GPU, and its own is cuda:0: hence the %.
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     else:
@@ -228,7 +228,7 @@ def main(config: Config) -> None:
     # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 listens; exit with one line if not.
     # torchrun sets these two variables; for srun, job.slurm exports them. A single rank needs none.
     store = rendezvous(rank, world_size, device)
-    with failure_detector(store, rank, world_size):  # ends all ranks within a minute if one dies or stops, and names it
+    with failure_detector(store, rank, world_size):  # if a rank dies or stops, it ends the others within a minute
         dist.init_process_group(  # without `store` it does the rendezvous itself, and needs the two variables always
             backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
             store=store,
@@ -253,7 +253,8 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
         gradient_as_bucket_view=config.gradient_as_bucket_view,
         static_graph=config.static_graph,
     )
-    # An attribute, because torch 2.13 renamed the argument broadcast_buffers to forward_sync_buffers.
+    # An attribute, because torch 2.13 renamed the argument broadcast_buffers to forward_sync_buffers: this line works
+    # with older and with newer versions.
     ddp_model.broadcast_buffers = config.forward_sync_buffers
     counter = AllReduceCounter(ddp_model, enabled=not config.benchmark)
     maybe_no_sync = nullcontext() if config.sync_gradients else ddp_model.no_sync()

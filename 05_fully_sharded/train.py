@@ -163,11 +163,11 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
             dataset.check_values()  # ends the run with one line if some are not finite numbers
     else:
         dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
-    # Every rank shuffles in the same way and takes every world_size-th sample of each global batch. In training, a last
-    # one with fewer samples than ranks is left out. For its training data, a script of your own can use
-    # DataLoader(dataset, batch_size, sampler=torch.utils.data.DistributedSampler(dataset, world_size, rank)), and call
-    # set_epoch(epoch) of that sampler. Not for validation: it repeats samples until all ranks have equally many, and
-    # these would count twice.
+    # Every rank shuffles in the same way and takes every world_size-th sample of each global batch. In training, the
+    # last global batch is left out if it has fewer samples than there are ranks. For its training data, a script of
+    # your own can use DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, world_size, rank)), with the
+    # sampler of torch.utils.data, and call its set_epoch(epoch). Not for validation: it repeats samples until all ranks
+    # have equally many, and these would count twice.
     sampler = DistributedBatchSampler(
         len(dataset), config.batch_size, rank=rank, num_replicas=world_size, shuffle=training, seed=config.seed
     )
@@ -390,7 +390,7 @@ def train_one_epoch(
     device: torch.device,
     run: Run,
 ) -> float:
-    """Train on every training sample once; return the mean loss."""
+    """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks."""
     model.train()
     loss_sum = torch.tensor(run.partial_loss_sum, device=device)  # 0, unless this run was stopped within this epoch
     for inputs, targets in run.batches(loader):  # the batches of the loader; measures how long each is waited for
@@ -403,7 +403,7 @@ def train_one_epoch(
         if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
             save_checkpoint(config, model, optimizer, scheduler, scaler, run, loss_sum)
     dist.all_reduce(loss_sum)  # the sum over all ranks
-    return loss_sum.item() / len(loader.dataset)
+    return loss_sum.item() / loader.batch_sampler.samples_per_epoch  # without those that are left out
 
 
 def same_steps(loader: Loader, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor, bool]]:
@@ -446,7 +446,7 @@ def main(config: Config) -> None:
     """Join the other ranks, train with them, and destroy the process group at the end."""
     rank, local_rank, world_size = ranks_from_env()
     if torch.cuda.is_available():
-        # Each rank has its own GPU. Slurm can show each task only its own: then that is number 0 for all.
+        # Each rank has its own GPU. On some clusters a task sees no other GPU, and its own is cuda:0: hence the %.
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     else:
@@ -454,7 +454,7 @@ def main(config: Config) -> None:
     # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 listens; exit with one line if not.
     # torchrun sets these two variables; for srun, job.slurm exports them. A single rank needs none.
     store = rendezvous(rank, world_size, device)
-    with failure_detector(store, rank, world_size):  # ends all ranks within a minute if one dies or stops, and names it
+    with failure_detector(store, rank, world_size):  # if a rank dies or stops, it ends the others within a minute
         dist.init_process_group(  # without `store` it does the rendezvous itself, and needs the two variables always
             backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
             store=store,

@@ -81,7 +81,7 @@ JOB_FILE = {
     "log. It also passes `--cpus-per-task` on to `srun`, which does not inherit it since Slurm 22.05",
     "MASTER_ADDR=": "the address at which the ranks join: the first node of the job",
     "MASTER_PORT=": "a port that other jobs on this node do not use, computed from the number of the job",
-    "export MASTER_ADDR": "makes both visible to all ranks",
+    "export MASTER_ADDR": "makes `MASTER_ADDR` and `MASTER_PORT` visible to all ranks",
     "run=(bash -c": "what each rank runs: the script under the line profiler, with a file of its own",
     "if [[ ${NSYS-} ]]": "`NSYS=1 sbatch job.slurm` runs it under Nsight Systems instead",
     "srun --kill-on-bad-exit": "starts all ranks on all nodes, and ends all of them if one fails. `--resume true` "
@@ -265,7 +265,7 @@ def draw_ring(file: Path) -> None:
     chosen = [frames[0], frames[1], frames[RANKS - 1], frames[-1]]
     notes = (
         "each rank sends one\nchunk to the right",
-        "the right rank has added it,\nand sends the next chunk",
+        "the right rank has added it,\nand sends on the sum",
         "each rank has one complete\nchunk, and passes it on",
         "all ranks have\nall sums",
     )
@@ -375,7 +375,11 @@ def draw_requeue(seen: dict[str, Any], file: Path) -> None:
     ends = [start for start, _ in seen["states"][1:]]
     labelled = set()
     for (start, name), stop in zip(seen["states"], ends, strict=False):
+        if stop < first or start > last:
+            continue
         label, colour = STATES[name]
+        if stop - start < (last - first) / 200:  # a thin line
+            label += f" ({stop - start:.1f} s)"
         axis.broken_barh([(start, stop - start)], (0, 1), color=colour, label=None if label in labelled else label)
         labelled.add(label)
     for number, (name, at) in enumerate(events.items()):
@@ -387,7 +391,8 @@ def draw_requeue(seen: dict[str, Any], file: Path) -> None:
     ending = (events["checkpoint saved"] + end) / 2
     for at, text in ((first + 12, "trains"), (ending, "profiles, end of ranks"), (last - 15, "resumes and trains")):
         axis.text(at, 0.5, text, ha="center", va="center", fontsize=10)
-    axis.set(xlim=(first, last), ylim=(0, 3.1), yticks=(), xlabel="seconds since sbatch")
+    axis.set(xlim=(first, last), ylim=(0, 3.1), yticks=())
+    axis.set_xlabel(f"seconds since sbatch; the first {first:.0f} s are not shown")
     axis.spines[["top", "right", "left"]].set_visible(False)
     plot.legend(loc="outside upper right", ncols=3, frameon=False, fontsize=9.5)
     plot.savefig(file, dpi=110)

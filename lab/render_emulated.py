@@ -198,6 +198,24 @@ def scaling() -> str:
     return "\n".join([table(header, rows), "", unit, source(results)])
 
 
+def largest_difference() -> str:
+    """Say by how much measured and predicted efficiencies differ at most, and where."""
+    results = load("emulated_scaling")
+    if not results:
+        return not_measured("emulated_scaling")
+    differences = {
+        (row["ranks"], label): row[kind]["mean"] - row["predicted"][kind]
+        for row in results["rows"]
+        for kind, label in emulated_figures.LABELS.items()
+        if "predicted" in row
+    }
+    (ranks, label), largest = max(differences.items(), key=lambda item: abs(item[1]))
+    return (
+        f"They differ most with {ranks} ranks and {label}: the measured efficiency is {100 * abs(largest):.1f} "
+        f"percentage points {'higher' if largest > 0 else 'lower'}."
+    )
+
+
 def scaling_figure(what: str) -> str:
     """Render the figure of the efficiencies."""
     if not load("emulated_scaling"):
@@ -217,7 +235,7 @@ def published_points() -> str:
 def at_1024() -> str:
     """Say what the model predicts for 1,024 GPUs."""
     parts = [
-        f"{none:.0%} without overlap and {full:.0%} with full overlap for a batch of {batch_size}"
+        f"with a batch of {batch_size} per GPU, {none:.0%} without overlap and {full:.0%} with full overlap"
         for batch_size, [(none, full)] in emulated_figures.published_curves([1024]).items()
     ]
-    return f"For 1,024 GPUs it predicts {' and '.join(parts)}."
+    return f"For 1,024 GPUs the model predicts the following efficiencies: {'; '.join(parts)}."

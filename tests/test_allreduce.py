@@ -6,14 +6,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from alpha_beta import Network, Step, beta_for, bus_bandwidth_factor, fit, weak_efficiency
+from alpha_beta import Network, Step, beta_for, bus_bandwidth_factor, equal_buckets, fit, weak_efficiency
 from conftest import REPOSITORY, Script
-from prediction import against_measured, against_published, published_steps
+from prediction import against_measured, against_published, ddp_buckets, published_steps
 from ranks import start_ranks
+from workshop.models import build_model
 
 NETWORK = Network(alpha=50e-6, beta=1 / 2e9)
-STEP = Step(compute_seconds=0.1, gradient_bytes=4e7, buckets=4)
+STEP = Step(compute_seconds=0.1, bucket_bytes=equal_buckets(4e7, 4))
 RANKS = [2**i for i in range(11)]
 
 
@@ -48,19 +52,19 @@ def test_efficiency_falls_with_ranks_from_one(overlap: bool) -> None:
 
 def test_what_can_hide_and_what_cannot() -> None:
     for ranks in RANKS[1:]:
-        bucket = NETWORK.all_reduce_seconds(STEP.gradient_bytes / 4, ranks)
+        bucket = NETWORK.all_reduce_seconds(1e7, ranks)
         none, full = (STEP.compute_seconds / weak_efficiency(STEP, NETWORK, ranks, o) for o in (False, True))
         assert none == pytest.approx(0.1 + 4 * bucket)
         assert 0.1 + bucket <= full + 1e-12
         assert full < none
     fast = Network(0, 1e-12)
     assert 0.1 / weak_efficiency(STEP, fast, 2, True) == pytest.approx(0.1 + fast.all_reduce_seconds(1e7, 2))
-    one_bucket = Step(0.1, 4e7, buckets=1)
+    one_bucket = Step(0.1, (4e7,))
     assert weak_efficiency(one_bucket, NETWORK, 8, True) == weak_efficiency(one_bucket, NETWORK, 8, False)
 
 
 def test_more_work_per_step_scales_better() -> None:
-    twice = Step(2 * STEP.compute_seconds, STEP.gradient_bytes, STEP.buckets)
+    twice = Step(2 * STEP.compute_seconds, STEP.bucket_bytes)
     for overlap in (True, False):
         assert weak_efficiency(twice, NETWORK, 64, overlap) > weak_efficiency(STEP, NETWORK, 64, overlap)
 
@@ -88,12 +92,27 @@ def test_the_measured_study_is_set_beside_the_prediction() -> None:
     row = {"scaling": "weak", "ranks": 2, "batch_size": 50, "FULL": {"trials": [900, 800, 990]}}
     row |= {"COMPUTE": {"mean": 1000, "trials": [1000, 1000, 1000]}}
     others = [row | {"scaling": "strong"}, row | {"ranks": 1}]
-    (found,) = against_measured({"rows": [*others, row], "gradient_bytes": 1e7}, {"alpha": 1e-4, "beta": 1e-9})
+    study = {"rows": [*others, row], "bucket_bytes": [9e6, 1e6]}
+    (found,) = against_measured(study, {"alpha": 1e-4, "beta": 1e-9})
     assert found["compute_seconds"] == pytest.approx(0.1)
     assert found["no overlap"] == pytest.approx(0.1 / (0.1 + 2 * 2e-4 + 0.01))
     assert found["all_reduce_seconds"] == pytest.approx(2 * 2e-4 + 0.01)
-    assert found["no overlap"] < found["full overlap"] < 1
+    assert found["full overlap"] == pytest.approx(0.1 / (0.1 + 2e-4 + 0.001))  # of the last bucket alone
     assert (found["measured"].median, found["measured"].lowest, found["measured"].highest) == (0.9, 0.8, 0.99)
+
+
+@pytest.mark.parametrize(("model", "dataset", "side"), [("mnist_cnn", "mnist", 28), ("resnet18", "cifar10", 32)])
+def test_the_buckets_are_those_of_ddp(model: str, dataset: str, side: int) -> None:
+    network = build_model(model, dataset)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ddp_model = DistributedDataParallel(network)
+        for _ in range(3):  # after the first step DDP arranges the buckets anew, and later logs them
+            ddp_model(torch.ones(2, 1 if dataset == "mnist" else 3, side, side)).sum().backward()
+        sizes = ddp_model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    finally:
+        dist.destroy_process_group()
+    assert ", ".join(map(str, ddp_buckets(network.parameters()))) == sizes
 
 
 def test_two_ranks_measure_together(user_environment: dict[str, str], tmp_path: Path) -> None:

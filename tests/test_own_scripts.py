@@ -317,12 +317,28 @@ def test_a_rank_is_found_in_the_environment(
 
 
 def test_a_missing_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "0")  # so that what the script sets is undone
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="environment variable MASTER_ADDR expected, but not set"):
         namespace(DDP, "step1_ddp")["join_ranks"]()
+
+
+@pytest.mark.parametrize(("own", "seen"), [(None, "0"), ("1", "1")], ids=["default", "the user's"])
+def test_the_older_nccl_backend_is_selected(monkeypatch: pytest.MonkeyPatch, own: str | None, seen: str) -> None:
+    name = "TORCH_DIST_USE_NCCL2"
+    found = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: found.append(os.environ.get(name)))
+    for lesson, scripts in ((DDP, render_own.STEPS[DDP][1:]), (SHARDED, render_own.STEPS[SHARDED])):
+        for script in scripts:
+            with monkeypatch.context() as patch:
+                patch.setenv(name, own or "")  # so that what the script sets is undone
+                if own is None:
+                    patch.delenv(name)
+                namespace(lesson, script)["join_ranks"]()
+    assert found == [seen] * 7
 
 
 def test_without_set_epoch_each_epoch_has_the_same_order() -> None:

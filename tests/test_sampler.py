@@ -3,6 +3,7 @@
 import pytest
 
 from workshop.loaders.sampler import DistributedBatchSampler
+from workshop.loaders.shards import SHARDS, ShardSampler
 
 
 def batches_of_ranks(
@@ -75,3 +76,30 @@ def test_an_epoch_that_starts_later_is_the_rest_of_it(world_size: int) -> None:
         sampler.start_step = 3
         assert list(sampler) == whole[3:]
         assert len(sampler) == len(whole)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("samples", [64, 100, 101, 103, 3201])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_samples_of_an_epoch_are_those_in_the_batches(samples: int, world_size: int, shuffle: bool) -> None:
+    """The sum of the losses is divided by their number."""
+    sampler = DistributedBatchSampler(samples, 16 // world_size, num_replicas=world_size, shuffle=shuffle, seed=1)
+    per_rank = batches_of_ranks(samples, 16, world_size, shuffle=shuffle)
+    assert sampler.samples_per_epoch == sum(len(batch) for batches in per_rank for batch in batches)
+    sampler.max_steps = 1
+    assert sampler.samples_per_epoch > samples - world_size
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("samples", [130, 1300])
+def test_the_samples_of_an_epoch_of_shards(samples: int, world_size: int) -> None:
+    """A rank has `len(sampler)` batches, or fewer samples than fill them."""
+    samplers = [
+        ShardSampler(samples, 3, rank=rank, num_replicas=world_size, shuffle=True, seed=1) for rank in range(world_size)
+    ]
+    for epoch in range(5):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        shares = [[n for shard in s.shards(s.rank) for n in range(shard, samples, SHARDS)] for s in samplers]
+        seen = sum(len(share[: 3 * len(sampler)]) for share, sampler in zip(shares, samplers, strict=True))
+        assert {sampler.samples_per_epoch for sampler in samplers} == {seen}

@@ -172,7 +172,7 @@ def test_each_setting_is_measured_once_a_round(monkeypatch: pytest.MonkeyPatch, 
     assert [row["full_over_compute"]["median"] for row in results["rows"]] == [1, 1, 1, 1]
     assert results["rows"][0]["full_over_compute"]["pairs"] == 6
     assert len(results["rows"][0]["FULL"]["trials"]) == 6
-    assert results["gradient_bytes"] == 4 * 1199882
+    assert results["gradient_bytes"] == sum(results["bucket_bytes"]) == 4 * 1199882
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 
@@ -214,7 +214,7 @@ def test_figures_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     about["versions"] = {"torch": "1", "python": "3"}
     all_results = {
         "scaling": about
-        | {"rows": found, "threads_per_rank": 1, "diagnoses": {"weak": "So it is."}, "gradient_bytes": 8},
+        | {"rows": found, "threads_per_rank": 1, "diagnoses": {"weak": "So it is."}, "bucket_bytes": [4, 4]},
         "allreduce": about
         | {"world_size": 2, "backend": "gloo", "alpha": 0.02, "beta": 1e-9}
         | {"rows": [{"bytes": 4096, "seconds": 0.001, "spread": 0.0005, "bus_gb_per_second": 0.004}]},

@@ -124,7 +124,7 @@ def plot(rows: list[dict[str, float]], ranks: int, backend: str, network: Networ
     left.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_seconds(seconds)))
     left.yaxis.set_minor_formatter(NullFormatter())
     latency = 2 * (ranks - 1) * network.alpha
-    messages = f"{2 * (ranks - 1)} messages of alpha = {format_seconds(network.alpha)}"
+    messages = f"{2 * (ranks - 1)} messages of {format_seconds(network.alpha)} (alpha): {format_seconds(latency)}"
     left.axhline(latency, color="grey", linestyle="--", label=messages)
     right.plot(sizes, [row["bus_gb_per_second"] for row in rows], "o", color="tab:blue", label="measured")
     right.plot(line, line / times / 1e9 * bus_bandwidth_factor(ranks), color="tab:orange", label="fitted")

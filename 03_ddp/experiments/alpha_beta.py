@@ -38,9 +38,13 @@ class Step:
 
     compute_seconds: float
     """without any communication"""
-    gradient_bytes: float
-    buckets: int
-    """all-reduces that share these bytes evenly"""
+    bucket_bytes: tuple[float, ...]
+    """gradients of each bucket, in the order in which backward fills the buckets; there is an all-reduce for each"""
+
+
+def equal_buckets(gradient_bytes: float, buckets: int) -> tuple[float, ...]:
+    """Return the bytes of so many buckets of equal size."""
+    return (gradient_bytes / buckets,) * buckets
 
 
 def bus_bandwidth_factor(ranks: int) -> float:
@@ -73,17 +77,17 @@ def step_seconds(step: Step, network: Network, ranks: int, overlap: bool) -> flo
     """Return how long a step takes with communication.
 
     With ``overlap``, each bucket is sent as soon as backward has filled it, one after the other, at no cost to the
-    computing; they fill evenly over backward. So only the last bucket cannot overlap with it. Without, all are sent
-    when backward has ended.
+    computing; each takes the same share of backward to fill. So only the last bucket cannot overlap with it. Without,
+    all are sent when backward has ended.
     """
-    bucket = network.all_reduce_seconds(step.gradient_bytes / step.buckets, ranks)
+    all_reduces = [network.all_reduce_seconds(nbytes, ranks) for nbytes in step.bucket_bytes]
     if not overlap:
-        return step.compute_seconds + step.buckets * bucket
+        return step.compute_seconds + sum(all_reduces)
     backward = BACKWARD_SHARE * step.compute_seconds
     free = 0.0  # when the network has sent what came before
-    for number in range(1, step.buckets + 1):
-        filled = step.compute_seconds - backward * (1 - number / step.buckets)
-        free = max(free, filled) + bucket
+    for number, seconds in enumerate(all_reduces, start=1):
+        filled = step.compute_seconds - backward * (1 - number / len(all_reduces))
+        free = max(free, filled) + seconds
     return free
 
 

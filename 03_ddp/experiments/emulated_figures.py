@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, PercentFormatter
 
 import prediction
-from alpha_beta import Network, Step, fit, weak_efficiency
+from alpha_beta import Network, Step, equal_buckets, fit, weak_efficiency
 from lab.emulated_gpu import PUBLISHED
 
 COLOURS = {"one_bucket": "#D55E00", "many_buckets": "#0072B2"}
@@ -60,7 +60,7 @@ def predicted(step_seconds: float, gradient_bytes: float, layers: int, ranks: in
     A layer's gradients are ready when its part of backward is done, which is what the model assumes of a bucket. So a
     bucket per layer is predicted twice: with full overlap, and without any.
     """
-    one, many = Step(step_seconds, gradient_bytes, 1), Step(step_seconds, gradient_bytes, layers)
+    one, many = (Step(step_seconds, equal_buckets(gradient_bytes, buckets)) for buckets in (1, layers))
     return {
         "one_bucket": weak_efficiency(one, network, ranks, overlap=True),
         "many_buckets": weak_efficiency(many, network, ranks, overlap=True),
@@ -107,7 +107,8 @@ def published_curves(counts: Sequence[int]) -> dict[int, list[tuple[float, float
     network = Network(prediction.ALPHA_US * 1e-6, 1e-9 / prediction.GB_PER_SECOND)
     curves = {}
     for batch_size, samples_per_second in SAMPLES_PER_SECOND.items():
-        step = Step(batch_size / samples_per_second, 4 * prediction.PARAMETERS, prediction.BUCKETS)
+        buckets = equal_buckets(4 * prediction.PARAMETERS, prediction.BUCKETS)
+        step = Step(batch_size / samples_per_second, buckets)
         found = prediction.curve(step, network, list(counts))
         curves[batch_size] = [found[count] for count in counts]
     return curves

@@ -1,9 +1,12 @@
 """What the alpha-beta model says of a published scaling study, and of the study measured here."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from alpha_beta import Network, Step, beta_for, weak_efficiency
+from torch import nn
+
+from alpha_beta import Network, Step, beta_for, equal_buckets, weak_efficiency
 from scaling_study import full_over_compute
 
 GPUS_PUBLISHED = 128
@@ -50,9 +53,27 @@ def published_steps(
 ) -> dict[int, Step]:
     """Return the training steps of the published study by batch size; gradients have 4 bytes per parameter.
 
-    A GPU is taken to be as fast with 128 samples per step as with 64: that is not published.
+    A GPU is taken to be as fast with 128 samples per step as with 64, and the buckets to have equal sizes: neither is
+    published.
     """
-    return {p.batch_size: Step(p.batch_size / samples_per_second, 4 * parameters, buckets) for p in PUBLISHED}
+    bucket_bytes = equal_buckets(4 * parameters, buckets)
+    return {p.batch_size: Step(p.batch_size / samples_per_second, bucket_bytes) for p in PUBLISHED}
+
+
+def ddp_buckets(weights: Iterable[nn.Parameter]) -> tuple[int, ...]:
+    """Return the bytes of the buckets that DDP makes by default, in the order in which backward fills them.
+
+    It goes from the last parameter of the model to the first, and closes a bucket as soon as it has 1 MiB (the first
+    one) or 25 MiB (the others).
+    """
+    buckets = [0]
+    limit = 2**20
+    for weight in reversed(list(weights)):
+        if buckets[-1] >= limit:
+            buckets.append(0)
+            limit = 25 * 2**20
+        buckets[-1] += weight.nbytes
+    return tuple(buckets)
 
 
 def against_published(steps: dict[int, Step], network: Network) -> list[dict[str, Any]]:
@@ -119,7 +140,7 @@ def against_measured(scaling: dict[str, Any], allreduce: dict[str, Any]) -> list
     """Return a row for each weak-scaling run with several ranks: speed with communication over that without it.
 
     Args:
-        scaling: the results that scaling.py wrote; COMPUTE gives the time of a step.
+        scaling: the results that scaling.py wrote; COMPUTE gives the time of a step, ``bucket_bytes`` what DDP sends.
         allreduce: the results that allreduce.py wrote on the same machine.
     """
     network = Network(allreduce["alpha"], allreduce["beta"])
@@ -127,15 +148,13 @@ def against_measured(scaling: dict[str, Any], allreduce: dict[str, Any]) -> list
     for row in scaling["rows"]:
         if row["scaling"] == "weak" and row["ranks"] > 1:
             compute_seconds = row["ranks"] * row["batch_size"] / row["COMPUTE"]["mean"]
-            nbytes = scaling["gradient_bytes"]
-            buckets = 1 + int(nbytes // (25 * 2**20) + 1)  # PyTorch's default: 1 MiB, then 25 MiB each
-            step = Step(compute_seconds, nbytes, buckets)
+            step = Step(compute_seconds, tuple(scaling["bucket_bytes"]))
             none, full = curve(step, network, [row["ranks"]])[row["ranks"]]
             found.append(
                 {
                     "ranks": row["ranks"],
                     "compute_seconds": compute_seconds,
-                    "all_reduce_seconds": buckets * network.all_reduce_seconds(nbytes / buckets, row["ranks"]),
+                    "all_reduce_seconds": sum(network.all_reduce_seconds(b, row["ranks"]) for b in step.bucket_bytes),
                     "no overlap": none,
                     "full overlap": full,
                     "measured": full_over_compute(row),

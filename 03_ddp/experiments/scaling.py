@@ -20,6 +20,7 @@ from lab.flags import Parser, make_output_folder, require_positive
 from lab.launching import benchmark, check_flags
 from lab.results import write_results
 from lab.timing import cpu_share
+from prediction import ddp_buckets
 from ranks_of_a_job import in_slurm, launcher, slurm_tasks
 from scaling_study import (
     KINDS,
@@ -115,12 +116,14 @@ def main() -> None:
     diagnoses = {scaling: diagnosis([row for row in found if row["scaling"] == scaling]) for scaling in studies}
     print(f"\nsamples/s, and FULL over COMPUTE: the median of pairs of trials\n{scaling_table(found)}\n")
     print("\n".join(diagnoses.values()))
+    bucket_bytes = ddp_buckets(build_model(config.model, config.dataset).parameters())
     figures = {
         "cpu_share": min(shares),
         "threads_per_rank": arguments.threads_per_rank,
         "rounds": arguments.rounds,
         "train_flags": train_flags,
-        "gradient_bytes": sum(parameter.nbytes for parameter in build_model(config.model, config.dataset).parameters()),
+        "gradient_bytes": sum(bucket_bytes),
+        "bucket_bytes": bucket_bytes,
         "diagnoses": diagnoses,
         "rows": found,
     }

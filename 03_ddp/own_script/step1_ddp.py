@@ -32,6 +32,7 @@ def join_ranks():
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # since PyTorch 2.15: the former backend, which overlaps
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         rank=rank,

@@ -90,6 +90,13 @@ class DistributedBatchSampler:
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
     @property
+    def samples_per_epoch(self) -> int:
+        """Samples that all ranks together get in an epoch: all but those of a last global batch that is left out."""
+        rest = self.num_samples % self.global_batch_size
+        left_out = rest if self.shuffle and rest < self.num_replicas else 0
+        return self.num_samples - left_out
+
+    @property
     def full_steps(self) -> int:
         """The number of steps in every epoch that have a full batch on every rank."""
         return self.num_samples // self.global_batch_size

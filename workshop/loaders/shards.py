@@ -43,11 +43,24 @@ class ShardSampler(DistributedBatchSampler):
             random.Random((self.seed << 32) + self.epoch).shuffle(order)
         return order[rank :: self.num_replicas]
 
-    def __len__(self) -> int:
+    def samples_of(self, rank: int) -> int:
+        """Return how many samples are in the shards that ``rank`` reads."""
+        return sum(len(range(shard, self.num_samples, SHARDS)) for shard in self.shards(rank))
+
+    def _steps(self) -> int:
         ranks = range(self.num_replicas) if self.shuffle else [self.rank]
-        samples = [sum(len(range(shard, self.num_samples, SHARDS)) for shard in self.shards(rank)) for rank in ranks]
-        steps = -(-min(samples) // self.batch_size)
-        return steps if self.max_steps is None else min(steps, self.max_steps)
+        return -(-min(map(self.samples_of, ranks)) // self.batch_size)
+
+    def __len__(self) -> int:
+        return self._steps() if self.max_steps is None else min(self._steps(), self.max_steps)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that all ranks together get in this epoch: some ranks leave out their last ones, for equal steps."""
+        if not self.shuffle:
+            return self.num_samples
+        at_most = self._steps() * self.batch_size
+        return sum(min(self.samples_of(rank), at_most) for rank in range(self.num_replicas))
 
     @property
     def full_steps(self) -> int:
