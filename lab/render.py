@@ -141,9 +141,15 @@ def source(results: dict[str, Any]) -> str:
     return f"*Measured on {machine(results)}, with `{command}`.*"
 
 
+NUMBER = re.compile(r"[^\w`]*\d(?!.*[a-z]{3}.* [a-z]{2})|none$|-?$")
+"""the beginning of a cell of a table that holds a number, perhaps with a unit; none, - and nothing stand for one"""
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, all columns but the first aligned to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    """Return a Markdown table; all columns of numbers but the first are aligned to the right."""
+    columns = [cells for _, *cells in zip(header, *rows, strict=True)]
+    numbers = [sum(bool(NUMBER.match(cell)) for cell in cells) > len(cells) / 2 for cells in columns[1:]]
+    lines = [header, ["---", *("---:" if of_numbers else "---" for of_numbers in numbers)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -75,7 +75,7 @@ def placements() -> str:
         if "PrepareModuleInput" not in row["name"]
     ]
     shape = " x ".join(map(str, results["rows"][0]["up_weight"]["shape"]))
-    return table(["layout", f"placements of a weight of {shape}", "part on rank 0"], rows).replace("---:", "---")
+    return table(["layout", f"placements of a weight of {shape}", "part on rank 0"], rows)
 
 
 def pipeline(ranks: int) -> str:
@@ -140,7 +140,7 @@ def composition(group: str) -> str:
         found = {torch: of_group[name] for torch, of_group in by_version.items() if name in of_group}
         outcomes = [outcome(found[torch]) if torch in found else "not measured" for torch in by_version]
         rows.append((code(name), *outcomes, details(found)))
-    return table(["combination", *by_version, "seen"], rows).replace("---:", "---")
+    return table(["combination", *by_version, "seen"], rows)
 
 
 def composition_source() -> str:

@@ -109,7 +109,7 @@ def job_file() -> str:
             raise ValueError(f"job.slurm has no line that begins with {start!r}")
         shown = line.split("  #")[0].strip() if start.startswith("#SBATCH") else start.rstrip("(= ")
         rows.append((f"`{shown}`", meaning))
-    return table(["line", "what it means"], rows).replace("---:", "---")
+    return table(["line", "what it means"], rows)
 
 
 # --- plots ------------------------------------------------------------------------------------------------------------
