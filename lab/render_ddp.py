@@ -121,7 +121,8 @@ def learning_rates() -> str:
         "Learning rate by step: it rises for a fifth of the steps, then falls to zero along a cosine. One rank: 50 "
         "steps, up to 1. Two ranks: 25 steps, up to 1 without scaling, 1.41 with sqrt, 2 with linear"
     )
-    return f"![{what}](../results/{LEARNING_RATES.name})\n\n*Computed with `lr_factor` for the command above.*"
+    how = "*Computed with `lr_factor` for the command above, for the other values of `--lr_scaling`, and for one rank.*"
+    return f"![{what}](../results/{LEARNING_RATES.name})\n\n{how}"
 
 
 def draw_learning_rates(file: Path) -> None:

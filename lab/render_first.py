@@ -91,7 +91,10 @@ TAUGHT_BELOW = (
     "This is what `--benchmark true` calls FULL; the section [What is the bottleneck?](#what-is-the-bottleneck) "
     "teaches it."
 )
-RATIO = "The ratio is the median of the ratios of the rounds, not the ratio of the medians."
+RATIO = (
+    "Each trial measured every row once, one after the other. The ratio is the median of the ratios within a trial, "
+    "not the ratio of the medians."
+)
 
 
 def limit_of_gain(share: float) -> str:
@@ -162,7 +165,7 @@ def loader_gain() -> str:
         ratio = "1" if name == first else spread(ratios, "{:.1f}")
         cells.append((shown, shares_of_trials, spread(speeds[name], "{:,.0f}"), ratio))
     header = ["", "`for` line, % of the time", "samples/s", "ratio"]
-    how = f"Median of {results['rounds']} trials, and in brackets the lowest and the highest; both rows in turn."
+    how = f"Median of {results['rounds']} trials, and in brackets the lowest and the highest."
     how += f" {RATIO}"
     most = 1 / (1 - round(share_in_profile(first), 2))
     if max(ratios) > most:
@@ -195,7 +198,8 @@ def limit_with_memory() -> str:
     load_after = round(load_after, 1)
     limit = (load_before + train_before) / (load_after + train_before)
     return (
-        f"Both limits are those of a loader that takes no time. `memory` takes a little: in the second measurement, "
+        "Both limits, that of exercise 1 and the last one, are those of a loader that takes no time. `memory` takes a "
+        "little: in the second measurement, "
         f"loading a batch with it takes {load_after:.1f} ms. This lowers the second limit to ({load_before} + "
         f"{train_before}) / ({load_after:.1f} + {train_before}) = {limit:.1f}. It was not reached, because training "
         f"alone was slower there with `memory` ({train_after:.0f} ms per batch) than with `map` ({train_before} ms). "
@@ -401,7 +405,7 @@ def slow_files() -> str:
             )
         )
     header = ["", "`for` line, % of the time", "samples/s", "ratio"]
-    how = f"Median of {results['rounds']} trials, and in brackets the lowest and the highest; all rows in turn."
+    how = f"Median of {results['rounds']} trials, and in brackets the lowest and the highest."
     how += f" {RATIO}"
     return "\n".join([table(header, cells), "", how, source(results)])
 
