@@ -192,7 +192,8 @@ def _raise_if_failed(ranks: list[Rank], timeout: float) -> None:
         where = ", ".join(stuck) if len(ranks) > 1 else stuck[0].replace("rank 0", "it")
         raise Fault(f"the script did not end within {timeout:.0f} s; by then, {where}")
     failed = [rank for rank in ranks if rank.status]
-    failed.sort(key=lambda rank: (rank.status != -signal.SIGXCPU, "Traceback" not in rank.output, not rank.output))
+    crashes = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL)  # others only lost it
+    failed.sort(key=lambda rank: (rank.status not in crashes, "Traceback" not in rank.output, not rank.output))
     for rank in failed:
         if rank.status == -signal.SIGXCPU:
             raise Fault(f"the script computed for {CPU_SECONDS} s without coming to its end: is there an endless loop?")

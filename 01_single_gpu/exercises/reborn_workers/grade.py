@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
-from clinic.observe import Script
+from clinic.observe import Fault, Script
 
 SAMPLES, EPOCHS, WORKERS = 96, 3, 2
 
@@ -42,3 +42,7 @@ def grade(script: Script) -> Iterator[str]:
         yield "the validation samples are not the same ones in every epoch"
     if len(rank.validated) != EPOCHS * 32:
         yield f"in {EPOCHS} epochs it validates on {len(rank.validated)} samples, of 32 each time"
+    try:
+        script.run("--batch_size", 16, "--num_workers", 0, train=32, val=32)
+    except Fault as fault:
+        yield f"with --num_workers 0, {fault}"

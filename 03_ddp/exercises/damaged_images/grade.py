@@ -35,7 +35,7 @@ def grade(script: Script) -> Iterator[str]:
     faulty.write_text(Exercise(Path(__file__).parent).faulty())
     (expected,), fault = run(Script(faulty, script.folder), 1)
     assert fault is None and len(expected) == STEPS + 1, "the exercise's own script is right on one rank"
-    for ranks in (1, 2):
+    for ranks in (1, 2, 4):
         found, fault = run(script, ranks)
         if wrong := first_wrong(found, expected):
             yield f"with {ranks} rank{'s' * (ranks > 1)}, {wrong}"
@@ -86,7 +86,8 @@ def first_wrong(found: list[list[torch.Tensor]], expected: list[torch.Tensor]) -
                     whose = "the weights" if alone else f"the weights of rank {rank}"
                     by = f"by {percent(off)} of an update " if math.isfinite(off) else ""
                     right = "the script as `start` wrote it" if alone else "one process with the same global batch"
-                    return f"after step {step}, {whose} differ {by}from those of {right}"
+                    hint = "; does the learning rate follow its schedule as before?" if step > min(NOT_FINITE) else ""
+                    return f"after step {step}, {whose} differ {by}from those of {right}{hint}"
     return None
 
 

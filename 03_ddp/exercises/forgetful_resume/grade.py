@@ -49,6 +49,17 @@ def grade(script: Script) -> Iterator[str]:
         done += piece
     if not same_weights(run[0], whole):
         yield "at the end, the weights are not those of a run that was not stopped"
+        return
+    wholes = script.run(*FLAGS, ranks=2, train=TRAIN, val=VAL)
+    stopped = script.run(*FLAGS, ranks=2, train=TRAIN, val=VAL, stop_after=1)
+    resumed = script.run(*FLAGS, "--resume", "true", ranks=2, train=TRAIN, val=VAL, run_dir=stopped.run_dir)
+    for number, (ours, theirs) in enumerate(zip(resumed.ranks, wholes.ranks, strict=True)):
+        if wrong := difference(ours, theirs, 1, 3):
+            yield f"two ranks, stopped after 1 of 4 updates and resumed: on rank {number}, {wrong}"
+            return
+        if not same_weights(ours, theirs):
+            yield f"two ranks, stopped after 1 of 4 updates and resumed: rank {number} ends with other weights"
+            return
 
 
 def faults_of_dropout(script: Script) -> Iterator[str]:

@@ -7,7 +7,20 @@ from clinic.observe import Script
 
 BATCH, EPOCHS, TRAIN, LR, WARMUP = 16, 6, 90, 1e-3, 0.1
 """the last batch of an epoch is smaller than the others, with one rank and with two"""
-FLAGS = ("--batch_size", BATCH, "--epochs", EPOCHS, "--lr", LR, "--warmup", WARMUP)
+FLAGS = (
+    "--batch_size",
+    BATCH,
+    "--epochs",
+    EPOCHS,
+    "--lr",
+    LR,
+    "--warmup",
+    WARMUP,
+    "--lr_scaling",
+    "linear",
+    "--base_batch_size",
+    BATCH,
+)
 
 
 def grade(script: Script) -> Iterator[str]:
@@ -25,7 +38,7 @@ def grade(script: Script) -> Iterator[str]:
             if rates[-1] > 0.05 * peak:
                 yield f"{where}, the learning rate of the last update is still {rates[-1] / peak:.0%} of the highest"
                 break
-            if misfits := [step for step, rate in enumerate(rates) if not fits(rate / LR, step, steps)]:
+            if misfits := [step for step, rate in enumerate(rates) if not fits(rate / (LR * ranks), step, steps)]:
                 yield (
                     f"{where}, the learning rate does not follow its course over all {steps} updates: "
                     f"in update {misfits[0] + 1} it is {rates[misfits[0]]:.1e}"

@@ -47,7 +47,7 @@ def faults_of_split(run: Observed) -> Iterator[str]:
             if both := set(rank.trained) & set(its.validated):
                 whom = "it validates on itself" if number == other else f"rank {other} validates on"
                 yield f"rank {number} trains on {len(both)} of the {len(set(its.validated))} samples that {whom}"
-    if not SHARES[0] * TRAIN <= len(held_out) <= SHARES[1] * TRAIN:
+    if not SHARES[0] * TRAIN < len(held_out) <= SHARES[1] * TRAIN:
         yield f"{len(held_out)} of {TRAIN} samples are validated on, not about a fifth of them"
 
 

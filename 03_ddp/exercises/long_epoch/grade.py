@@ -62,6 +62,16 @@ def grade(script: Script) -> Iterator[str]:
         if wrong := list(faults_of(run.ranks, workers, samples, epochs)):
             yield from (f"{where}, {line}" for line in wrong)
             return
+    workers, samples = 2, 50
+    flags = ("--batch_size", BATCH, "--num_workers", workers)
+    stopped = script.run(*flags, train=samples, val=VAL, stop_after=5)
+    resumed = script.run(*flags, "--resume", "true", train=samples, val=VAL, run_dir=stopped.run_dir)
+    seen = Counter(stopped[0].trained + resumed[0].trained)
+    if seen.total() - len(seen) > workers or samples - len(seen) > BATCH * workers:
+        yield (
+            f"when one rank with {workers} workers is stopped after 5 steps and resumed, it trains on {len(seen)} of "
+            f"{samples} samples in this epoch, {seen.total()} times together"
+        )
 
 
 def faults_of(ranks: list[Rank], workers: int, samples: int, epochs: int) -> Iterator[str]:

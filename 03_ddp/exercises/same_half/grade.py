@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import combinations
 
-from clinic.observe import Script
+from clinic.observe import Fault, Script
 
 TRAIN, VAL = 320, 60
 
@@ -22,3 +22,7 @@ def grade(script: Script) -> Iterator[str]:
         yield f"of {VAL} validation samples, {VAL - len(set(validated))} were seen by no rank"
     elif len(validated) > VAL:
         yield f"of {VAL} validation samples, some were seen by several ranks"
+    try:
+        script.run("--batch_size", 16, train=64, val=32)
+    except Fault as fault:
+        yield f"as one process that no launcher has started, {fault}"

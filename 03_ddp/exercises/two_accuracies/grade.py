@@ -161,11 +161,10 @@ def change_by_contrast(model: nn.Module, images: torch.Tensor) -> float:
 
     If the first layer has no bias, and its outputs are normalized, nothing changes.
     """
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
         outputs, changed = (model(factor * images) for factor in (1, 4))
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        model.load_state_dict(before)
     return difference(changed, outputs)
 
 

@@ -26,6 +26,10 @@ def grade(script: Script) -> Iterator[str]:
     if wrong := wrong_norm(plain, plain):
         yield f"in fp32 {wrong}, but it should be clipped to {MAX_NORM}"
         return
+    found, _ = norms(script, "bf16", 2**16)
+    if wrong := wrong_norm(found, plain):
+        yield f"in bf16 {wrong}, but it should be clipped to {MAX_NORM}"
+        return
     for scale in (2**8, 2**16):
         found, backward_from = norms(script, "fp16", scale)
         where = f"in fp16 with the loss scaled by {scale:,}"

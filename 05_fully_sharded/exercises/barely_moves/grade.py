@@ -30,6 +30,8 @@ def grade(script: Script) -> Iterator[str]:
         yield f"with --precision bf16, the weights are sent in {names(sent)}"
     if step.state_dtypes - {torch.float32, torch.float64}:
         yield f"the averages of the optimizer are stored in {names(step.state_dtypes)}"
+    if wrong := first_step(script, "fp16").state_dtypes - {torch.float32, torch.float64}:
+        yield f"with --precision fp16, the averages of the optimizer are stored in {names(wrong)}"
     plain = first_step(script, "fp32")
     if plain.matrix_dtypes != {torch.float32}:
         yield f"with --precision fp32, matrix products are computed in {names(plain.matrix_dtypes)}"

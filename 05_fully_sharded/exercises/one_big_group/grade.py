@@ -32,6 +32,9 @@ def grade(script: Script) -> Iterator[str]:
             yield f"with --shard blocks, {kept:.0%} of all weights are still gathered when the forward pass has ended"
         elif kept < 0.9 and shard == "keep":
             yield f"with --shard keep, {1 - kept:.0%} of the weights were freed between forward and backward"
+    again = gathered(script, "blocks", "--activation_checkpointing", "true").steps[0]
+    if not again.flops > 1.2 * seen["blocks"].steps[0].flops:
+        yield "with --activation_checkpointing true, the blocks are not computed again in the backward pass"
     step = seen["root"].steps[0]
     if len(step.gathers) != 1:
         yield f"with --shard root, a step needs {len(step.gathers)} all-gathers; one must collect all weights"
@@ -40,7 +43,7 @@ def grade(script: Script) -> Iterator[str]:
         yield "the first loss depends on --shard, which must only decide what is in memory at the same time"
 
 
-def gathered(script: Script, shard: str) -> Notes:
+def gathered(script: Script, shard: str, *flags: str) -> Notes:
     """Return what rank 0 does in one step."""
-    run = script.run(*FLAGS, "--shard", shard, ranks=2, train=16, val=8, notes=False, watch=note_steps)
+    run = script.run(*FLAGS, "--shard", shard, *flags, ranks=2, train=16, val=8, notes=False, watch=note_steps)
     return run[0].extra

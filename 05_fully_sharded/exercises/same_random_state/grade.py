@@ -14,9 +14,17 @@ TRAIN = 32
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    whole = run(script, 2)
-    first = run(script, 1)
-    resumed = run(script, 2, first)
+    for form in ("whole", "sharded"):
+        if found := list(faults(script, form)):
+            yield f"with --checkpoint_form {form}, {found[0]}"
+            return
+
+
+def faults(script: Script, form: str) -> Iterator[str]:
+    """Yield a line for each thing that is still wrong with one form of checkpoint."""
+    whole = run(script, form, 2)
+    first = run(script, form, 1)
+    resumed = run(script, form, 2, first)
     steps = [len(rank.extra.steps) for rank in (*whole.ranks, *resumed.ranks)]
     if steps != [4, 4, 2, 2]:
         where = ("without a stop, rank 0", "without a stop, rank 1", "resumed, rank 0", "resumed, rank 1")
@@ -36,9 +44,9 @@ def grade(script: Script) -> Iterator[str]:
         yield f"after a stop and a resume, {ranks} got {what}"
 
 
-def run(script: Script, epochs: int, before: Observed | None = None) -> Observed:
+def run(script: Script, form: str, epochs: int, before: Observed | None = None) -> Observed:
     """Run the script for some epochs, from the beginning or where another run ended."""
-    flags = (*FLAGS, "--epochs", epochs, *(("--resume", "true") if before else ()))
+    flags = (*FLAGS, "--epochs", epochs, "--checkpoint_form", form, *(("--resume", "true") if before else ()))
     run_dir = before.run_dir if before else None
     return script.run(*flags, ranks=2, train=TRAIN, val=8, notes=False, watch=note_steps, run_dir=run_dir)
 

@@ -1,10 +1,11 @@
 """No part of a weight is drawn twice, the scale of the numbers is as before, and the seed decides what they are."""
 
 from collections.abc import Iterator
+from itertools import combinations
 
 import torch
 
-from clinic.observe import Observed, Script
+from clinic.observe import Fault, Observed, Script
 from clinic.sharded import note_steps
 from workshop.models.vit import build_vit
 
@@ -45,6 +46,11 @@ def initial_weights(script: Script, *flags: object, ranks: int, local_ranks: tup
         notes=False,
         watch=note_steps,
     )
+    states = [rank.extra.steps[0].random_state for rank in run.ranks]
+    if any(torch.equal(a, b) for a, b in combinations(states, 2)):
+        raise Fault(
+            "when training begins, two ranks would draw the same random numbers: dropout would be equal on both"
+        )
     parts = [rank.extra.steps[0].weights for rank in run.ranks]
     whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return {name: weight[: len(reference()[name])] for name, weight in whole.items()}
