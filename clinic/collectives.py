@@ -47,7 +47,7 @@ def compare_collectives(script: Path, notes: Path, ranks: int, backward: bool = 
         if len(set(all_kinds)) > 1:
             names = {kind.split()[0] for kind in all_kinds}
             if len(names) == 1:  # only the tensors differ
-                all_places = [f"{place}, {kind}" for kind, place in zip(all_kinds, all_places, strict=True)]
+                all_places = tuple(f"{place}, {kind}" for kind, place in zip(all_kinds, all_places, strict=True))
             where = "; ".join(f"rank {other} {place}" for other, place in enumerate(all_places))
             (notes / f"apart_{rank}").write_text(f"the ranks wait in different collectives: {where}")
             os._exit(0)

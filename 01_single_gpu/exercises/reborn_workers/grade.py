@@ -45,4 +45,4 @@ def grade(script: Script) -> Iterator[str]:
     try:
         script.run("--batch_size", 16, "--num_workers", 0, train=32, val=32)
     except Fault as fault:
-        yield f"with --num_workers 0, {fault}"
+        yield f"with --num_workers 0, it ends with: {str(fault).removeprefix('the script ended with: ')}"

@@ -25,4 +25,5 @@ def grade(script: Script) -> Iterator[str]:
     try:
         script.run("--batch_size", 16, train=64, val=32)
     except Fault as fault:
-        yield f"as one process that no launcher has started, {fault}"
+        message = str(fault).removeprefix("the script ended with: ")
+        yield f"a single process, which no launcher has started, ends with: {message}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from clinic.observe import Script
+from clinic.observe import Fault, Script
 from clinic.sharded import Step, note_steps
 
 LR = 1e-5
@@ -30,8 +30,11 @@ def grade(script: Script) -> Iterator[str]:
         yield f"with --precision bf16, the weights are sent in {names(sent)}"
     if step.state_dtypes - {torch.float32, torch.float64}:
         yield f"the averages of the optimizer are stored in {names(step.state_dtypes)}"
-    if wrong := first_step(script, "fp16").state_dtypes - {torch.float32, torch.float64}:
-        yield f"with --precision fp16, the averages of the optimizer are stored in {names(wrong)}"
+    try:
+        if wrong := first_step(script, "fp16").state_dtypes - {torch.float32, torch.float64}:
+            yield f"with --precision fp16, the averages of the optimizer are stored in {names(wrong)}"
+    except Fault as fault:
+        yield f"with --precision fp16, it ends with: {str(fault).removeprefix('the script ended with: ')}"
     plain = first_step(script, "fp32")
     if plain.matrix_dtypes != {torch.float32}:
         yield f"with --precision fp32, matrix products are computed in {names(plain.matrix_dtypes)}"
