@@ -21,7 +21,7 @@ demo: setup
 	@python -c "import json; epoch = json.load(open('runs/demo/summary.json'))['epochs'][-1]; \
 		print('Accuracy on the validation digits: {:.2%}. Now read 01_single_gpu/README.md'.format(epoch['val_accuracy']))"
 
-# what the lessons say, and the commands of their pages, on two cores and with a Slurm of its own: about twenty minutes
+# what the lessons say, and the commands of their pages, on two cores and with a Slurm of its own: about twelve minutes
 test: setup
 	python -m pytest -n 4 --dist worksteal -m 'not thorough'
 
