@@ -259,7 +259,10 @@ def train_step(
     inputs: torch.Tensor,
     targets: torch.Tensor,
 ) -> torch.Tensor:
-    """Train on one batch and return its loss; nothing here waits for the device, so a CUDA graph can record it all."""
+    """Train on one batch and return its loss.
+
+    Nothing here waits for the device (in fp16: if the optimizer is fused), so a CUDA graph can record all of it.
+    """
     optimizer.zero_grad()
     with record_function("forward"), autocast(config.precision, inputs.device):
         outputs = ddp_model(inputs)

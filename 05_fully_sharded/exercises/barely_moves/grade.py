@@ -29,7 +29,7 @@ def grade(script: Script) -> Iterator[str]:
     if (sent := {gather.dtype for gather in step.gathers}) != {torch.bfloat16}:
         yield f"with --precision bf16, the weights are sent in {names(sent)}"
     if step.state_dtypes - {torch.float32, torch.float64}:
-        yield f"the averages of the optimizer are stored in {names(step.state_dtypes)}"
+        yield f"the running means of the optimizer are stored in {names(step.state_dtypes)}"
     plain = first_step(script, "fp32")
     if plain.matrix_dtypes != {torch.float32}:
         yield f"with --precision fp32, matrix products are computed in {names(plain.matrix_dtypes)}"
