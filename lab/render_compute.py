@@ -70,8 +70,8 @@ def why_bf16_gains() -> str:
         "everything that is not a product is as fast as before.\n"
         f"- **The errors** are relative to float64. That of bf16 is {errors['bf16'] / errors['fp16']:.0f} times that "
         "of fp16; eight times would follow from the significant bits alone. The options below bf16 change the order of "
-        "additions, and `compile` leaves out some roundings. Both effects are far smaller than the error of bf16 itself, "
-        "so these rows show the same error."
+        "additions, and `compile` leaves out some roundings. Both effects are far smaller than the error of bf16 "
+        "itself, so these rows show the same error."
     )
 
 

@@ -424,8 +424,9 @@ def track_sharded_model(setup: Setup, mesh: DeviceMesh) -> tuple[Any, int]:
     return tracker, parameters
 
 
-SHALLOW = (4, 8)
-"""numbers of blocks from which `estimate` extrapolates"""
+SHALLOW = (8, 12)
+"""numbers of blocks from which `estimate` extrapolates; with fewer, half of backward has too few blocks to reach its
+highest level, at which one block computes, another one is gathered, and the gradients of a third one are reduced"""
 
 
 @cache
