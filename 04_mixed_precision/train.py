@@ -259,7 +259,10 @@ def train_step(
     inputs: torch.Tensor,
     targets: torch.Tensor,
 ) -> torch.Tensor:
-    """Train on one batch and return its loss; nothing here waits for the device, so a CUDA graph can record it all."""
+    """Train on one batch and return its loss.
+
+    Nothing here waits for the device (in fp16: if the optimizer is fused), so a CUDA graph can record all of it.
+    """
     optimizer.zero_grad()
     with record_function("forward"), autocast(config.precision, inputs.device):
         outputs = ddp_model(inputs)
@@ -434,7 +437,8 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
     ddp_model.broadcast_buffers = config.forward_sync_buffers
     counter = AllReduceCounter(ddp_model, enabled=not config.benchmark)
     maybe_no_sync = nullcontext() if config.sync_gradients else ddp_model.no_sync()
-    # Compiled after DDP was built, so that the compiler sees DDP's buckets. dynamic=False: for this shape of batches.
+    # Compiled after DDP was built, as PyTorch's documentation advises: what is compiled is cut where DDP's buckets end.
+    # dynamic=False: for this shape of batches.
     compiled = ddp_model if config.compile == "off" else torch.compile(ddp_model, mode=config.compile, dynamic=False)
     optimizer = make_optimizer(config, model)
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")

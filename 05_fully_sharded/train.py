@@ -317,7 +317,8 @@ def whole_state(model: FSDPModule, optimizer: Optimizer) -> dict[str, Any]:
 def sharded_state(model: FSDPModule, optimizer: Optimizer) -> dict[str, Any]:
     """Return the parts of weights and optimizer state that this rank has: the same memory, not a copy.
 
-    Before the first step an optimizer has no state: then this call takes a step without gradients, to make one.
+    Before the first step an optimizer has no state. Then this call makes one, by a step with gradients of zero and a
+    learning rate of zero.
     """
     return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
 
@@ -354,7 +355,8 @@ def load_checkpoint(
 ) -> None:
     """With ``--resume true``, continue from the last checkpoint, if there is one, perhaps one of other ranks."""
     # These are only compared with the checkpoint, so they need not be gathered: the shape of a sharded weight is that
-    # of the whole one. `sharded_state` would not do: in a run that starts afresh, it would take the optimizer's step.
+    # of the whole one. `sharded_state` must not be used for that: in a run that starts afresh, its step with gradients
+    # of zero would be counted, and Adam corrects its running means by the number of steps.
     matching = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     matching |= {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict()}
     if config.checkpoint_form == "whole":

@@ -96,8 +96,8 @@ def save_and_reshard() -> str:
             "",
             table(header, resumed),
             "",
-            f"What saving costs, for {costs['parameters']:,} weights, whose weights and optimizer state are "
-            f"{megabytes(costs['state_bytes'])} MB ({megabytes(costs['part_bytes'])} MB of it on rank 0):",
+            f"What saving costs, for a model of {costs['parameters']:,} parameters, whose weights and optimizer state "
+            f"are {megabytes(costs['state_bytes'])} MB ({megabytes(costs['part_bytes'])} MB of it on rank 0):",
             "",
             table(
                 ["saved as", "more memory on rank 0, MB", "share of its time in which training waits"],
@@ -274,20 +274,20 @@ def step_timeline() -> str:
 def schematic() -> str:
     """Render the plot of what each rank stores; the path is that for the page of the lesson."""
     what = (
-        "Four panels. With DDP each of two ranks stores all weights, gradients and optimizer state of four blocks. "
-        "With FSDP2 each stores one half of those of every block; while block 1 computes, each rank also has the other "
-        "half of the weights of block 1; while block 1 is in backward, also its whole gradients"
+        "Four panels. In the optimizer's step, each of two ranks stores all weights, gradients and optimizer state of "
+        "four blocks with DDP. With FSDP2 each stores one half of those of every block; while block 1 computes, each "
+        "rank also has the other half of the weights of block 1; while block 1 is in backward, also its whole gradients"
     )
     return f"![{what}](../results/{SCHEMATIC.name})"
 
 
 def draw_schematic() -> None:
-    """Draw what two ranks store with DDP, and with FSDP2 between steps, in forward and in backward."""
+    """Draw what two ranks store in the optimizer's step, with DDP and FSDP2, and with FSDP2 before it."""
     plot = Figure(figsize=(11, 6.4), dpi=110, layout="constrained")
     panels = plot.subplots(2, 2).flat
     moments = (
-        ("DDP, at any time: everything on every rank", None, False),
-        ("FSDP2, between two steps: half of everything", None, True),
+        ("DDP, optimizer's step: everything on every rank", None, False),
+        ("FSDP2, optimizer's step: half of everything", None, True),
         ("FSDP2, block 1 in forward: its weights are gathered", "forward", True),
         ("FSDP2, block 1 in backward: whole gradients, too", "backward", True),
     )

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,19 @@ def test_parts_of_a_batch_store_fewer_activations() -> None:
     assert parts.peak < whole.peak
 
 
-def test_a_deep_model_follows_from_shallow_ones() -> None:
-    setup = small(depth=12, checkpointing=True)
-    assert estimate(setup) == pytest.approx(predict(setup).peak, rel=0.02)
+@pytest.mark.parametrize(("ranks", "moment"), [(8, "backward"), (2, "optimizer")])
+def test_a_deep_model_follows_from_shallow_ones(ranks: int, moment: str) -> None:
+    setup = small(depth=20, checkpointing=True, ranks=ranks)
+    deep, shallow = predict(setup), predict(replace(setup, depth=8))
+    assert (shallow.moment, deep.moment) == ("backward", moment)
+    assert estimate(setup) == pytest.approx(deep.peak, rel=0.001)
+
+
+def test_the_highest_stage_of_a_step_is_its_peak() -> None:
+    for setup in (small(depth=2), small(depth=2, way="ddp", ranks=1)):
+        found = predict(setup)
+        assert len(found.peaks) == 4
+        assert max(found.peaks.values()) == found.peak
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from stripes import Net, Stripes
 def allow_tf32(allowed):
     """Let an NVIDIA GPU round what products of float32 numbers read to TF32, or forbid it."""
     torch.backends.cudnn.allow_tf32 = allowed  # in convolutions; PyTorch's default is True
-    torch.set_float32_matmul_precision("high" if allowed else "highest")  # in matrix products; the default is False
+    torch.set_float32_matmul_precision("high" if allowed else "highest")  # in matrix products; the default is "highest"
 
 
 def autocast(precision, device):

@@ -14,7 +14,7 @@ from stripes import Net, Stripes
 def allow_tf32(allowed):
     """Let an NVIDIA GPU round what products of float32 numbers read to TF32, or forbid it."""
     torch.backends.cudnn.allow_tf32 = allowed  # in convolutions; PyTorch's default is True
-    torch.set_float32_matmul_precision("high" if allowed else "highest")  # in matrix products; the default is False
+    torch.set_float32_matmul_precision("high" if allowed else "highest")  # in matrix products; the default is "highest"
 
 
 def autocast(precision, device):
@@ -73,7 +73,8 @@ def main():
     if args.channels_last:
         model = model.to(memory_format=torch.channels_last)
     compiled = torch.compile(model, dynamic=False) if args.compile else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.002, fused=args.fused)
+    fused = args.fused or None  # None: PyTorch chooses. False would also switch off "foreach", its default on a GPU
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.002, fused=fused)
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
 
     for epoch in range(1, args.epochs + 1):

@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 CELLS = 64
 """edge of the volumes of the U-Net and of the large vision transformer"""
 STATE_BYTES = 16
-"""per parameter: weight, gradient and the two moments of AdamW, 4 bytes each"""
+"""per parameter: weight, gradient and the two running means of AdamW, 4 bytes each"""
 NOT_COUNTED = (
     "Counted are tensors only. Not counted are the CUDA context (0.5 to 2 GiB), NCCL's buffers (1 to 2 GiB), memory "
     "that PyTorch's allocator holds in pieces too small to be used (fragmentation), and the workspaces of cuDNN and "
@@ -201,6 +201,8 @@ class Prediction:
     """bytes at that moment by what they are; their sum is the peak"""
     moment: str
     """in which part of the step that moment is: forward, backward or optimizer"""
+    peaks: dict[str, int]
+    """most bytes in each stage of the step (see `PeakOfStep`); the largest of them is the peak"""
     parameters: int
     """of the whole model"""
     seconds: float
@@ -226,7 +228,10 @@ def private_tools() -> SimpleNamespace:
         ) from None
 
     class PeakOfStep:
-        """Notes in which part of the step the peak is.
+        """Notes in which part of the step the peak is, and the most bytes in each stage of the step.
+
+        A stage is forward, the first half of backward, its second half (from the moment when half of the gradients
+        exist), or the optimizer's step.
 
         It does not keep the peak of each module, which takes most of the time where there are many.
         """
@@ -234,7 +239,19 @@ def private_tools() -> SimpleNamespace:
         now = moment = "forward"
         """the part of the step that is running, and the one that the peak is in"""
 
+        def __init__(self, *tracked: Any) -> None:  # noqa: ANN401, the model and the optimizer if it is sharded
+            super().__init__(*tracked)
+            self.peaks: dict[str, int] = {}
+
+        def _note_stage(self, in_use: dict[Any, int]) -> None:
+            stage = self.now
+            if stage == "backward":
+                gradients, parameters = (sum_of(in_use, what) for what in ("gradients", "parameters"))
+                stage = "second half of backward" if 2 * gradients >= parameters else "first half of backward"
+            self.peaks[stage] = max(self.peaks.get(stage, 0), sum(sum_of(in_use, what) for what in NAMES))
+
         def _update_peak_stats(self, peak_state: Any) -> None:  # noqa: ANN401, a private type
+            self._note_stage(self._curr_mem_snap.get(CPU, {}))
             modules, self.memory_tracking = self.memory_tracking, {}
             before = self._peak_mem.get(CPU, 0)
             super()._update_peak_stats(peak_state)
@@ -310,8 +327,8 @@ def make_optimizer(model: nn.Module, update: str) -> torch.optim.Optimizer:
     """
     optimizer = torch.optim.AdamW([local(weight) for weight in model.parameters()], **UPDATES[update])
     for weight in optimizer.param_groups[0]["params"]:
-        moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[weight] = {"step": torch.tensor(1.0), **moments}
+        means = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[weight] = {"step": torch.tensor(1.0), **means}
     return optimizer
 
 
@@ -349,26 +366,34 @@ NAMES = {
 """what the bytes are, by the names that PyTorch's two trackers give them"""
 
 
+def sum_of(in_use: dict[Any, int], what: str) -> int:
+    """Return how many of the bytes that a tracker reports are of one kind, one of `NAMES`."""
+    return sum(count for name, count in in_use.items() if getattr(name, "value", name) in NAMES[what])
+
+
 def predict(setup: Setup) -> Prediction:
     """Return the most bytes of tensors that rank 0 would need in a training step after the first one."""
     started = time.process_time()
     if setup.way in ("alone", "ddp"):
-        peak, moment, parameters = peak_of_plain_model(setup)
+        tracker, parameters = track_plain_model(setup)
     else:
         with fake_ranks(setup.ranks):
-            peak, moment, parameters = peak_of_sharded_model(setup, mesh_of(setup))
-    by_name = {getattr(name, "value", name): count for name, count in peak.items()}
-    parts = {what: sum(by_name.get(name, 0) for name in names) for what, names in NAMES.items()}
-    state = 2 * parts["parameters"]  # the two moments; what else the optimizer's step has made, it frees at once
+            tracker, parameters = track_sharded_model(setup, mesh_of(setup))
+    at_peak = tracker.get_tracker_snapshot("peak")[CPU]
+    parts = {what: sum_of(at_peak, what) for what in NAMES}
+    peaks = dict(tracker.peaks)
+    state = 2 * parts["parameters"]  # the two running means; what else the optimizer's step has made, it frees at once
     parts["temporaries"] += max(parts["optimizer state"] - state, 0)
     parts["optimizer state"] = min(parts["optimizer state"], state)
     if setup.way == "ddp":  # its buckets hold all gradients a second time, from the first step on
         parts["gradients to send"] = 4 * parameters
-    return Prediction(sum(parts.values()), parts, moment, parameters, time.process_time() - started)
+        peaks = {stage: peak + 4 * parameters for stage, peak in peaks.items()}
+    seconds = time.process_time() - started
+    return Prediction(sum(parts.values()), parts, tracker.moment, peaks, parameters, seconds)
 
 
-def peak_of_plain_model(setup: Setup) -> tuple[dict[Any, int], str, int]:
-    """Return the bytes at the peak by PyTorch's names, without a wrapper; when that is; the number of parameters."""
+def track_plain_model(setup: Setup) -> tuple[Any, int]:
+    """Return the tracker of a training step without a wrapper, and the number of parameters."""
     tools = private_tools()
     with tools.FakeTensorMode():
         model = build(setup)
@@ -378,12 +403,11 @@ def peak_of_plain_model(setup: Setup) -> tuple[dict[Any, int], str, int]:
         tracker.track_external(model, optimizer, *batch)
         with tracker:
             train_step(setup, model, optimizer, batch, tracker)
-        peak = tracker.get_tracker_snapshot("peak")[CPU]
-    return peak, tracker.moment, sum(weight.numel() for weight in model.parameters())
+    return tracker, sum(weight.numel() for weight in model.parameters())
 
 
-def peak_of_sharded_model(setup: Setup, mesh: DeviceMesh) -> tuple[dict[Any, int], str, int]:
-    """Return the bytes at the peak by PyTorch's names, on one rank; when that is; the parameters of the whole model."""
+def track_sharded_model(setup: Setup, mesh: DeviceMesh) -> tuple[Any, int]:
+    """Return the tracker of a training step on one rank, and the number of parameters of the whole model."""
     tools = private_tools()
     with tools.FakeTensorMode():
         with torch.device("meta"):
@@ -397,12 +421,12 @@ def peak_of_sharded_model(setup: Setup, mesh: DeviceMesh) -> tuple[dict[Any, int
         tracker.track_inputs(batch)
         with tracker:
             train_step(setup, model, optimizer, batch, tracker)
-        peak = tracker.get_tracker_snapshot("peak")[CPU]
-    return peak, tracker.moment, parameters
+    return tracker, parameters
 
 
-SHALLOW = (4, 8)
-"""numbers of blocks from which `estimate` extrapolates"""
+SHALLOW = (8, 12)
+"""numbers of blocks from which `estimate` extrapolates; with fewer, half of backward has too few blocks to reach its
+highest level, at which one block computes, another one is gathered, and the gradients of a third one are reduced"""
 
 
 @cache
@@ -412,9 +436,14 @@ def cached(setup: Setup) -> Prediction:
 
 
 def estimate(setup: Setup) -> float:
-    """Return about the peak in bytes of a deep model, on a straight line through those of two shallow ones."""
+    """Return about the peak in bytes of a deep model, on straight lines through the peaks of two shallow ones.
+
+    Each stage of the step has a line of its own, and the highest one counts. For example, the peak of a shallow model
+    may be in backward, and that of a deep one in the optimizer's step, which needs more bytes for each block.
+    """
     depth = setup.depth or workload(setup.model).depth
     if depth <= SHALLOW[1]:
         return cached(setup).peak
-    first, second = (cached(replace(setup, depth=blocks)).peak for blocks in SHALLOW)
-    return first + (second - first) * (depth - SHALLOW[0]) / (SHALLOW[1] - SHALLOW[0])
+    first, second = (cached(replace(setup, depth=shallow)).peaks for shallow in SHALLOW)
+    steps = (depth - SHALLOW[0]) / (SHALLOW[1] - SHALLOW[0])
+    return max(peak + (second[stage] - peak) * steps for stage, peak in first.items() if stage in second)

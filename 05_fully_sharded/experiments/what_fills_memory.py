@@ -3,7 +3,7 @@
     python experiments/what_fills_memory.py                                        # the lesson's models
     python experiments/what_fills_memory.py --model unet3d --batch_size 1,16,64    # one model, with these batches
 
-You should see that the *state* (weights, gradients and the two moments of AdamW: 16 bytes per parameter) is the same
+You should see that the *state* (weights, gradients and AdamW's two running means: 16 bytes per parameter) is the same
 with every batch, and that the rest grows with the batch. Each row is then computed again with each of three cures: the
 state sharded over 8 ranks (FSDP2), the activations recomputed (activation checkpointing), the batch computed in 4 parts
 (gradient accumulation). The last column names those that take at least a quarter off the peak. On a GPU, each step is

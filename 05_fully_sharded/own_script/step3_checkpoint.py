@@ -81,8 +81,8 @@ def build_sharded(rank, world_size, device, bf16, recompute):
 
 def save(model, optimizer, epoch):
     """Save what the training needs to continue after this epoch. Each rank writes its parts, so all call this."""
-    weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "epoch": epoch}
+    weights, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": optimizer_state, "epoch": epoch}
     dcp.save(state, checkpoint_id=CHECKPOINTS / f"epoch_{epoch}")
 
 
@@ -93,10 +93,10 @@ def load(model, optimizer, device):
     dist.broadcast(newest, src=0)  # all ranks load what rank 0 has found
     if newest == 0:
         return 0
-    weights, moments = get_state_dict(model, optimizer)  # says which parts this rank needs
-    state = {"model": weights, "optimizer": moments, "epoch": 0}
+    weights, optimizer_state = get_state_dict(model, optimizer)  # says which parts this rank needs
+    state = {"model": weights, "optimizer": optimizer_state, "epoch": 0}
     dcp.load(state, checkpoint_id=CHECKPOINTS / f"epoch_{newest.item()}")
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=optimizer_state)
     return state["epoch"]
 
 

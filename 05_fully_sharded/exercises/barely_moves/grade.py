@@ -29,10 +29,10 @@ def grade(script: Script) -> Iterator[str]:
     if (sent := {gather.dtype for gather in step.gathers}) != {torch.bfloat16}:
         yield f"with --precision bf16, the weights are sent in {names(sent)}"
     if step.state_dtypes - {torch.float32, torch.float64}:
-        yield f"the averages of the optimizer are stored in {names(step.state_dtypes)}"
+        yield f"the running means of the optimizer are stored in {names(step.state_dtypes)}"
     try:
         if wrong := first_step(script, "fp16").state_dtypes - {torch.float32, torch.float64}:
-            yield f"with --precision fp16, the averages of the optimizer are stored in {names(wrong)}"
+            yield f"with --precision fp16, the running means of the optimizer are stored in {names(wrong)}"
     except Fault as fault:
         yield f"with --precision fp16, it ends with: {str(fault).removeprefix('the script ended with: ')}"
     plain = first_step(script, "fp32")
