@@ -396,7 +396,7 @@ def main(config: Config) -> None:
     # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 listens; exit with one line if not.
     # torchrun sets these two variables; for srun, job.slurm exports them. A single rank needs none.
     store = rendezvous(rank, world_size, device)
-    with failure_detector(store, rank, world_size):  # if a rank dies or stops, it ends the others within a minute
+    with failure_detector(store, rank, world_size):  # if a rank dies or is suspended, it ends the others in a minute
         dist.init_process_group(  # without `store` it does the rendezvous itself, and needs the two variables always
             backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
             store=store,
