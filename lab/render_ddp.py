@@ -358,8 +358,9 @@ def requeue() -> str:
         "A job of two ranks on the [cluster on one machine](../slurm/README.md#at-home). It got SIGUSR1 from "
         "`scancel --signal=USR1 <jobid>`, which only sends a signal and does not cancel the job. Before the time "
         "limit, Slurm would send the same signal. After the checkpoint, the ranks write their line profiles and end. "
-        "In the thin grey part, Slurm ends the job (its state is *completing*). The machine was busy with other work, so all "
-        "of this took long. Only the wait in the queue is short here: on a real cluster it can be minutes or hours."
+        "In the thin grey part, Slurm ends the job (its state is *completing*). The machine was busy with other "
+        "work, so all of this took long. Only the wait in the queue is short here: on a real cluster it can be "
+        "minutes or hours."
     )
     return f"![{what}](../results/{REQUEUE_PLOT.name})\n\n{about}\n{source(json.loads(REQUEUE.read_text()))}"
 
