@@ -7,8 +7,12 @@ You should see that the loss falls, and that after one epoch of the whole data s
 digits are classified correctly. The line profile shows on which lines the time is spent.
 """
 
+import math
+import os
 import time
+import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +23,14 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
-from workshop.commandline import run_with_config
-from workshop.config import TrainConfig
+from workshop.config import TrainConfig, check_same_run, run_with_config, settings
+from workshop.errors import UserError, warn
 from workshop.hardware import pick_device
-from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader, init_worker
+from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
+from workshop.log import RunLogger
 from workshop.models import build_model
 from workshop.profiling import profile
-from workshop.run import Run
+from workshop.profiling.throughput import benchmark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +60,6 @@ def make_loader(config: Config, split: str, device: torch.device) -> Loader:
         persistent_workers=config.persistent_workers and config.num_workers > 0,
         # Batches that each worker prepares ahead: they bridge the time of a slow one.
         prefetch_factor=config.prefetch_factor if config.num_workers > 0 else None,
-        # Ctrl-C and Slurm send their signals to all processes: workers ignore them until the checkpoint is written.
-        worker_init_fn=init_worker,
-        # A generator for the seeds of the workers: from the default one, they would change the numbers of dropout.
-        generator=torch.Generator(),
     )
 
 
@@ -73,9 +74,64 @@ def make_optimizer(config: Config, model: nn.Module) -> Optimizer:
     return torch.optim.Adam(model.parameters(), lr=config.lr)
 
 
-def state_of(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler) -> dict[str, Any]:
-    """Return what a checkpoint holds; `Run.save` adds the epoch, the step and the states of the random generators."""
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+def save_checkpoint(file: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint, and keep the one before it as ``checkpoint.previous.pt``.
+
+    Whenever the job is killed, one of the two files is complete: the new one is written under another name, and gets
+    its own name when all of it is on the disk.
+    """
+    temporary = file.with_suffix(".tmp")
+    with temporary.open("wb") as out:
+        torch.save(state, out)
+        out.flush()
+        os.fsync(out.fileno())  # until here, a part of it may only be in the memory of the operating system
+    if file.exists():
+        os.replace(file, file.with_suffix(".previous.pt"))
+    os.replace(temporary, file)
+
+
+def find_checkpoint(file: Path) -> Path | None:
+    """Return the newest checkpoint that is complete and undamaged; None if there is none to continue from."""
+    damaged = []
+    for found in filter(Path.exists, (file, file.with_suffix(".previous.pt"))):
+        try:
+            # torch.save writes a zip archive with a checksum of each part. torch.load does not compare the checksums.
+            if zipfile.ZipFile(found).testzip() is None:
+                for bad in damaged:
+                    warn(f"{bad} is damaged; continuing from {found}")
+                    os.replace(bad, bad.with_suffix(".damaged"))  # otherwise the next save would keep it, not the good one
+                return found
+        except OSError:
+            raise  # it cannot be read now; that does not mean that it is damaged
+        except Exception:  # a damaged archive can raise many types of errors
+            pass
+        damaged.append(found)
+    if damaged:
+        raise UserError(f"{' and '.join(map(str, damaged))} damaged: delete them to start afresh")
+    return None
+
+
+def end_if_diverged(loss: float, progress: dict[str, Any]) -> None:
+    """End the run if the loss has become infinite or "not a number", so that no such weights are saved."""
+    if not math.isfinite(loss):
+        where = f"step {progress['step']} of epoch {progress['epoch']}"
+        raise UserError(f"the loss is not finite at {where}: try a lower --lr; earlier checkpoints are as they were")
+
+
+def state_of(
+    config: Config, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler, progress: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what a checkpoint holds: all that the rest of the training depends on.
+
+    There are no states of random generators in it, because all random numbers follow from seed, epoch and step.
+    """
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),  # Adam, for example, keeps two averages for each weight
+        "scheduler": scheduler.state_dict(),
+        "progress": progress,
+        "settings": settings(config, config.batch_size),  # the flags, to refuse a run that has others
+    }
 
 
 @profile
@@ -86,14 +142,21 @@ def train_one_epoch(
     optimizer: Optimizer,
     scheduler: LRScheduler,
     device: torch.device,
-    run: Run,
+    log: RunLogger,
+    progress: dict[str, Any],
 ) -> float:
-    """Train on every training sample once; return the mean loss."""
+    """Train on every training sample once; return the mean loss.
+
+    ``progress`` says where the run is: the epoch, and the steps taken and the sum of the losses in it. Both are 0 unless
+    the run was stopped within this epoch.
+    """
     model.train()
-    loss_sum = torch.tensor(run.partial_loss_sum, device=device)  # 0, unless this run was stopped within this epoch
-    for inputs, targets in run.batches(loader):  # the batches of the loader; measures how long each is waited for
+    loss_sum = torch.tensor(progress["loss_sum"], device=device)
+    for inputs, targets in log.batches(loader):  # the batches of the loader; measures how long each is waited for
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
+        # Dropout's random numbers follow from the step, so a resumed run gets the same as one that was not stopped.
+        torch.manual_seed(hash((config.seed, progress["epoch"], progress["step"])))
         optimizer.zero_grad()
         with record_function("forward"):  # the name of this part of the step in profilers
             outputs = model(inputs)
@@ -103,9 +166,16 @@ def train_one_epoch(
         with record_function("optimizer"):
             optimizer.step()
         loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
-        run.end_step(loss)  # every --log_interval steps it prints the loss: only there the CPU waits for the device
-        if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
-            run.save(state_of(model, optimizer, scheduler), loss_sum)  # and end the run if it is to stop
+        progress["step"] += 1
+        if progress["step"] % config.log_interval == 0:
+            value = loss.item()  # only here, every --log_interval steps, the CPU waits for the device
+            end_if_diverged(value, progress)
+            log.log_step(progress["epoch"], progress["step"], value)
+        if config.save_interval and progress["step"] % config.save_interval == 0:
+            progress["loss_sum"] = loss_sum.item()
+            end_if_diverged(progress["loss_sum"], progress)
+            save_checkpoint(log.run_dir / "checkpoint.pt", state_of(config, model, optimizer, scheduler, progress))
+    end_if_diverged(loss_sum.item(), progress)
     return loss_sum.item() / len(loader.dataset)
 
 
@@ -133,42 +203,40 @@ def main(config: Config) -> None:
     model = build_model(config.model, config.dataset, dropout=config.dropout).to(device)
     optimizer = make_optimizer(config, model)
     scheduler = StepLR(optimizer, step_size=1, gamma=config.lr_decay)
+    progress: dict[str, Any] = {"epoch": 1, "step": 0, "loss_sum": 0.0}
 
-    with Run(config, device) as run:
-        if config.benchmark:
-            benchmark(config, model, train_loader, optimizer, scheduler, device, run)
+    with RunLogger(config, device) as log:
+        if config.benchmark:  # loading alone (IO), training alone (SYNTHETIC), and both together (FULL)
+
+            def train_on(batches: Loader) -> None:
+                train_one_epoch(config, model, batches, optimizer, scheduler, device, log, progress | {"step": 0})
+
+            benchmark(train_loader, train_on, device, config.loader, log.run_dir, config.benchmark_seconds)
             return
-        checkpoint = run.load_checkpoint(matching=state_of(model, optimizer, scheduler))
-        if checkpoint is not None:  # --resume true, and this run was stopped before
+        file = find_checkpoint(log.run_dir / "checkpoint.pt") if config.resume else None
+        if file is not None:  # this run was stopped before
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+            check_same_run(checkpoint["settings"], settings(config, config.batch_size), file)
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             scheduler.load_state_dict(checkpoint["scheduler"])
-        for epoch in range(run.next_epoch, config.epochs + 1):
-            train_loader.batch_sampler.set_epoch(epoch)  # a new order of the samples
+            progress = checkpoint["progress"]
+            log.print(f"resumed from {file}: epoch {progress['epoch']}, after step {progress['step']}")
+            if progress["epoch"] > config.epochs:
+                log.print(f"nothing is left to do: --epochs is {config.epochs}")
+        for epoch in range(progress["epoch"], config.epochs + 1):
+            # A new order of the samples; in a run that was stopped within the epoch, without those it has trained on.
+            train_loader.batch_sampler.set_epoch(epoch, start_step=progress["step"])
+            samples = len(train_loader.dataset) - progress["step"] * config.batch_size
             started = time.perf_counter()
-            train_loss = train_one_epoch(config, model, train_loader, optimizer, scheduler, device, run)
+            train_loss = train_one_epoch(config, model, train_loader, optimizer, scheduler, device, log, progress)
             seconds = time.perf_counter() - started
             val_loss, val_accuracy = evaluate(config, model, val_loader, device)
-            run.log_epoch(epoch, seconds, scheduler.get_last_lr()[0], train_loss, val_loss, val_accuracy)
+            lr = scheduler.get_last_lr()[0]
+            log.log_epoch(epoch, seconds, samples, lr, train_loss, val_loss, val_accuracy)
             scheduler.step()
-            run.save(state_of(model, optimizer, scheduler))
-
-
-def benchmark(
-    config: Config,
-    model: nn.Module,
-    loader: Loader,
-    optimizer: Optimizer,
-    scheduler: LRScheduler,
-    device: torch.device,
-    run: Run,
-) -> None:
-    """Measure the throughput of loading alone (IO), of training alone (SYNTHETIC), and of both together (FULL)."""
-
-    def train_on(batches: Loader) -> None:
-        train_one_epoch(config, model, batches, optimizer, scheduler, device, run)
-
-    run.benchmark(loader, train_on)
+            progress.update(epoch=epoch + 1, step=0, loss_sum=0.0)
+            save_checkpoint(log.run_dir / "checkpoint.pt", state_of(config, model, optimizer, scheduler, progress))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""The small common package of the multi-GPU training workshop. A module imports only from modules above it in this map.
+"""The small common package of the multi-GPU training workshop: what a train script needs and nobody copies.
 
-errors        a user's mistake, reported in one line; warnings
-entry         how a script starts and ends
-paths         where data sets and runs are
-signals       signals that ask a run to stop
-hardware      the device, the CPUs, the memory, what machine and software this is
-config        the flags that all lessons share
-checks        what a device does not have, or flags that do not fit together
-commandline   YAML files and flags -> one configuration
-datasets      one file per data set: its files, how to check and open them
-models        one file per model
-loaders       one file per way to load samples, all with one interface
-distributed   rendezvous, failure detection, counting what DistributedDataParallel sends
-profiling     throughput, traces, the monitor
-run           what a train script sees of a run: its position and the files that it leaves
+explain      known errors of PyTorch and the operating system; the only place that leans on torch's private names
+errors       a user's mistake, reported in one line
+paths        where data sets and runs are
+config       the flags that all lessons share, read from YAML files and the command line
+hardware     the device, the CPUs, the memory, what machine and software this is
+checks       what a device does not have, or flags that do not fit together
+datasets     one file per data set: its files, how to check and open them
+models       one file per model
+loaders      one file per way to load samples, all with one interface
+profiling    line profile, throughput, traces, the monitor
+log          what a run leaves: log lines, TensorBoard curves, summary.json
+
+A module imports only from modules above it in this list.
 """

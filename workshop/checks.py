@@ -1,85 +1,100 @@
-"""What a device does not have, and flags that do not fit together, are refused here: with one line, before the run.
+"""What a device does not have, and flags that do not fit together, are refused here: with one line, before the run."""
 
-Lessons 04 and 05 share these checks; what only one of them refuses stands beside its script.
-"""
-
-import signal
-from typing import Protocol
+from typing import Any
 
 import torch
 
 from workshop.errors import UserError, first_on_node, warn
 from workshop.hardware import emulates
-from workshop.signals import STOP_SIGNALS
-
-
-class VolumeFlags(Protocol):
-    """The flags that only ``--dataset nbody`` uses, and those that decide whether it is used."""
-
-    @property
-    def dataset(self) -> str: ...  # noqa: D102
-    @property
-    def model(self) -> str: ...  # noqa: D102
-    @property
-    def crop_size(self) -> int: ...  # noqa: D102
-    @property
-    def unet_depth(self) -> int: ...  # noqa: D102
-
 
 NEED_NBODY = ("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
 
 
-def check_volumes(flags: VolumeFlags) -> None:
+def check_volumes(flags: Any) -> None:  # noqa: ANN401
     """Raise `UserError` unless data set and model belong together, and the U-Net can halve its volumes."""
     if flags.dataset != "nbody":
         if flags.model == "unet3d":
             raise UserError(f"--model unet3d maps volumes to volumes: it needs --dataset nbody, not {flags.dataset}")
         for name in NEED_NBODY:
-            value = getattr(flags, name)
-            if value != getattr(type(flags), name):
+            if getattr(flags, name) != getattr(type(flags), name):
                 raise UserError(
-                    f"--{name} {value} needs --dataset nbody, not {flags.dataset}; configs/unet3d.yaml and "
-                    "configs/vit3d.yaml say so, and are given before the files with longer names"
+                    f"--{name} {getattr(flags, name)} needs --dataset nbody, not {flags.dataset}; configs/unet3d.yaml "
+                    "says so, and is given before the files with longer names"
                 )
         return
     if flags.model not in ("unet3d", "vit"):
         raise UserError("--dataset nbody holds volumes, and only --model unet3d and --model vit map volumes to volumes")
     if flags.model == "unet3d" and flags.crop_size % 2**flags.unet_depth:
-        halvings = (flags.crop_size & -flags.crop_size).bit_length() - 1
         near = max(round(flags.crop_size / 2**flags.unet_depth), 1) * 2**flags.unet_depth
         raise UserError(
-            f"--crop_size {flags.crop_size} cannot be halved {flags.unet_depth} times; take --crop_size {near}"
-            + (f", or --unet_depth {halvings}" if halvings else "")
+            f"--crop_size {flags.crop_size} cannot be halved {flags.unet_depth} times; take --crop_size {near}, or a "
+            "smaller --unet_depth"
         )
 
 
-def check_precision(precision: str, device: torch.device) -> None:
-    """Raise `UserError` unless ``device`` computes in that number format itself; a CPU may emulate it."""
-    cuda = device.type == "cuda"
-    ampere = cuda and torch.cuda.get_device_capability(device) >= (8, 0)
+def choose_precision(precision: str, device: torch.device) -> str:
+    """Return the number format to compute in: for "auto" bf16 where the device computes in it, else fp32.
+
+    Raises `UserError` if ``device`` lacks the format that was asked for. A format that a CPU emulates gives a warning.
+    """
+    ampere = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if precision == "auto":
+        chosen = "bf16" if ampere or (device.type == "cpu" and not emulates(device, "bf16")) else "fp32"
+        if first_on_node():
+            reason = "computes" if chosen == "bf16" else "does not compute"
+            print(f"--precision auto: {chosen}, because {name_of(device)} {reason} in bf16 by itself", flush=True)
+        return chosen
     if precision == "tf32" and not ampere:
         raise UserError(f"--precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; {this_is(device)}")
-    if precision == "bf16" and cuda and emulates(device, "bf16"):
+    if precision == "bf16" and device.type == "cuda" and not ampere:
         raise UserError(
             f"--precision bf16 needs a GPU of compute capability 8.0 or newer; {this_is(device)}: try --precision fp16"
-            ", because PyTorch would only emulate bf16"
+        )
+    if emulates(device, precision) and first_on_node():
+        warn(f"this CPU has no instructions for {precision} and emulates it, slower than --precision fp32 would be")
+    return precision
+
+
+def check_compute_options(flags: Any, device: torch.device) -> None:  # noqa: ANN401
+    """Raise `UserError` unless ``device`` has the options that were chosen, and they can be combined."""
+    if flags.fused and flags.optimizer == "adadelta":
+        raise UserError("--fused true: PyTorch has no fused adadelta; choose another --optimizer, or --fused false")
+    if flags.cudnn_benchmark and device.type != "cuda":
+        raise UserError(f"--cudnn_benchmark true needs an NVIDIA GPU; {this_is(device)}")
+    if flags.compile != "off":
+        _check_compiler(device)
+
+
+def check_cuda_graph(flags: Any, device: torch.device, num_samples: int, world_size: int) -> None:  # noqa: ANN401
+    """Raise `UserError` unless a training step can be captured as a CUDA graph with these flags.
+
+    Args:
+        flags: of the run; ``batch_size`` is that of a rank.
+        device: that trains.
+        num_samples: size of the training data.
+        world_size: number of ranks.
+    """
+    if device.type != "cuda":
+        raise UserError(f"--cuda_graph true needs an NVIDIA GPU; {this_is(device)}")
+    if flags.compile not in ("off", "default"):
+        raise UserError(f"--compile {flags.compile} makes CUDA graphs of its own: with --cuda_graph, --compile default")
+    if flags.loader == "dali":
+        raise UserError("--cuda_graph true: DALI's threads may wait for the GPU during capture; use --loader device")
+    if not flags.fused and (flags.optimizer == "sgd" or flags.precision == "fp16"):
+        raise UserError(
+            f"--cuda_graph true with --optimizer {flags.optimizer} and --precision {flags.precision} needs --fused "
+            "true: any other optimizer would make the CPU wait for the GPU in each step, which a graph cannot"
+        )
+    rest = num_samples % (flags.batch_size * world_size)
+    if rest >= world_size:  # fewer are left out
+        raise UserError(
+            f"--cuda_graph true needs every batch of one shape: {num_samples} samples leave a last batch of {rest}; "
+            f"use --limit_train {num_samples - rest}"
         )
 
 
-def warn_if_emulated(precision: str, device: torch.device) -> None:
-    """Warn if ``device`` has no instructions for the number format."""
-    if first_on_node() and emulates(device, precision):
-        reason = f"this CPU has no instructions for {precision} and emulates it"
-        warn(f"{reason}, slower than --precision fp32 would be")
-
-
-def check_compiler(device: torch.device) -> None:
-    """Raise `UserError` unless something small can be compiled.
-
-    A trial is better than any list of what torch.compile needs. It starts the processes that compile from now on. They
-    inherit that stop signals, which reach them too, are blocked.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+def _check_compiler(device: torch.device) -> None:
+    """Raise `UserError` unless something small can be compiled: a trial is better than a list of what it needs."""
     try:
         torch.compile(torch.square)(torch.ones(2, device=device))
     except Exception as error:  # torch raises many types, some of its own
@@ -88,10 +103,13 @@ def check_compiler(device: torch.device) -> None:
             f"--compile: torch.compile does not work here: {reason}; it needs a C++ compiler such as g++, and on a GPU "
             "also Triton: install them, or use --compile off"
         ) from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def name_of(device: torch.device) -> str:
+    """Return the name of a device, for a message."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"the {device.type.upper()}"
 
 
 def this_is(device: torch.device) -> str:
     """Say which device this is, for a message."""
-    return f"this is {torch.cuda.get_device_name(device) if device.type == 'cuda' else f'the {device.type.upper()}'}"
+    return f"this is {name_of(device)}"

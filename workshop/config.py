@@ -1,4 +1,4 @@
-"""The flags that all lessons share. A lesson's script adds its own in a subclass:
+"""The flags that all lessons share, and how they are read. A lesson's script adds its own in a subclass:
 
     @dataclass(frozen=True, kw_only=True)
     class Config(TrainConfig):
@@ -7,28 +7,31 @@
 The fields are the command-line flags and the keys of the YAML files.
 """
 
+import argparse
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from workshop.errors import UserError
-from workshop.paths import default_data_dir
+import jsonargparse
+
+from workshop.errors import UserError, run_reporting_user_errors
+from workshop.paths import check_clone, default_data_dir
+
+jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+C = TypeVar("C", bound="TrainConfig")
 
 
 def require_positive(flags: Any, *names: str) -> None:  # noqa: ANN401
     """Raise `UserError` unless the attributes ``names`` of ``flags`` are above 0 where they are not None."""
     for name in names:
         value = getattr(flags, name)
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < 2**63:
             raise UserError(f"--{name} must be {'at least 1' if type(value) is int else 'above 0'}, got {value}")
-
-
-def require_representable(flags: Any) -> None:  # noqa: ANN401
-    """Raise `UserError` unless every number among the attributes of ``flags`` fits into int64 or float32."""
-    for name, value in vars(flags).items():
-        limit = {int: 2**63 - 1, float: 3.4028234663852886e38}.get(type(value))
-        if limit and not abs(value) <= limit:
-            raise UserError(f"--{name} must be a number of at most {limit:.2g}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class TrainConfig:
     model: str = "mnist_cnn"
     """model to train"""
     dropout: bool = True
-    """false: train the model without its dropout layers, and without the random numbers that they use"""
+    """false: train the model without its dropout layers"""
     loader: Literal["map", "shards", "memory", "device", "dali"] = "map"
     """how samples reach the training loop"""
     batch_size: int = 64
@@ -87,10 +90,71 @@ class TrainConfig:
     """measure the load of CPUs, memory and GPU: curves in TensorBoard, mean and maximum in summary.json"""
 
     def __post_init__(self) -> None:
-        require_representable(self)
         require_positive(self, "batch_size", "epochs", "log_interval", "save_interval", "prefetch_factor")
         require_positive(self, "limit_train", "limit_val", "benchmark_seconds", "lr")
-        if self.seed < 0:
-            raise UserError(f"--seed must be 0 or more, got {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"--seed must be 0 or more, and below 2**63, got {self.seed}")
         if self.num_workers < 0:
             raise UserError(f"--num_workers must be 0 (load in the training process) or more, got {self.num_workers}")
+        if self.benchmark and self.save_interval:
+            raise UserError("--benchmark true trains on nothing that is worth saving: leave out --save_interval")
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
+    """Shows a script's docstring with its line breaks."""
+
+
+def load_config(config_class: type[C], arguments: list[str], description: str | None = None) -> C:
+    """Build the configuration from ``[--config FILE ...] [--KEY VALUE ...]``; what stands later on the line wins.
+
+    Raises UserError: an unknown key or flag, a value of the wrong type or range, or a file that cannot be read.
+    """
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description, formatter_class=HelpFormatter)
+    parser.add_argument("--config", action="config", help="YAML file of flags; may be given more than once")
+    parser.add_class_arguments(config_class)
+    try:
+        values = parser.parse_args(arguments).as_dict()
+    except (argparse.ArgumentError, TypeError) as error:
+        raise UserError(str(error)) from None
+    del values["config"]
+    return config_class(**values)
+
+
+def run_with_config(main: Callable[[C], None], config_class: type[C], description: str | None) -> None:
+    """Run a script's ``main`` with the configuration of the command line; report a user's mistake in one line."""
+
+    @functools.wraps(main)
+    def parse_and_run() -> None:
+        check_clone(Path(sys.modules[main.__module__].__file__ or ""))
+        main(load_config(config_class, sys.argv[1:], description))
+
+    run_reporting_user_errors(parse_and_run)
+
+
+MAY_CHANGE = {
+    *("data_dir", "run_dir", "epochs", "log_interval", "save_interval", "resume", "benchmark", "benchmark_seconds"),
+    *("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "limit_val"),
+    *("trace", "monitor", "mfu", "timeout_minutes", "batch_size"),
+}
+"""flags that a resumed run may have other values of, because its weights do not depend on them"""
+
+
+def settings(config: TrainConfig, global_batch_size: int) -> dict[str, Any]:
+    """Return what a checkpoint notes of the flags: those that two runs must have in common to continue one another.
+
+    The samples of a step must be the same, so the global batch size counts and not the batch size of a rank.
+    """
+    flags = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in MAY_CHANGE}
+    if config.loader == "shards":
+        flags["num_workers"] = str(config.num_workers)  # each of them reads shards of its own
+    return flags | {"global_batch_size": str(global_batch_size)}
+
+
+def check_same_run(saved: dict[str, Any], mine: dict[str, Any], file: Path) -> None:
+    """Raise `UserError` if a checkpoint's `settings` differ from those of this run."""
+    for name in saved.keys() | mine.keys():
+        if saved.get(name) != mine.get(name):
+            raise UserError(
+                f"{file} was saved with --{name} {saved.get(name)}, but now it is {mine.get(name)}: resume with the "
+                "same value, or start a new run with another --run_dir"
+            )

@@ -1,23 +1,17 @@
-"""A user's mistake: one line that says what is wrong, where, and what to do; and warnings."""
+"""A user's mistake: one line that says what is wrong, where, and what to do, and exit status 2."""
 
 import difflib
 import os
 import signal
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+
+from workshop.explain import explain, follows_from_another_rank
 
 
 class UserError(ValueError):
     """A mistake that the user can fix; its message is the one line that is shown."""
-
-    def __init__(self, message: str, *, already_reported: bool = False) -> None:
-        super().__init__(message)
-        self.already_reported = already_reported  # by another rank, which has found the same mistake
-
-
-def exit_2_on_sigterm() -> None:
-    """Make SIGTERM end this process with status 2, not 143: srun sends it to the ranks that are still exiting."""
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(2))
 
 
 def warn(message: str) -> None:
@@ -35,3 +29,37 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def first_on_node() -> bool:
     """Whether this process is the first of those on its node, according to torchrun or srun."""
     return (os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0") == "0"
+
+
+def run_reporting_user_errors(main: Callable[[], None]) -> None:
+    """Call ``main()``; report a mistake of the user in one line, with exit status 2.
+
+    All ranks of a job often find the same mistake. So the first rank of each node prints at once, and the others wait:
+    by then the launcher, which sees that a rank has failed, has ended them. If it has not, the mistake is theirs alone,
+    and they print it.
+    """
+    try:
+        main()
+    except BrokenPipeError:  # the reader of a pipe has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else explain(error)
+        if follows_from_another_rank(error):
+            wait_for_launcher(seconds=10)
+        if reason is None:
+            raise
+        if not first_on_node():
+            wait_for_launcher(seconds=3)
+        print(f"error: {' '.join(reason.split())}", file=sys.stderr, flush=True)
+        # Without Python's clean-up, in which torch could wait for ranks or for workers that are gone.
+        sys.stdout.flush()
+        os._exit(2)
+
+
+def wait_for_launcher(seconds: float) -> None:
+    """Wait for torchrun or srun to end this process, with status 2; return after ``seconds`` if it does not."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(2))
+    time.sleep(seconds)

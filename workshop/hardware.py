@@ -15,14 +15,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from workshop.errors import UserError, first_on_node
+from workshop.errors import UserError
 
 CPUINFO = Path("/proc/cpuinfo")
-CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-CGROUP_FILES = {  # by version: limit, memory in use, and in memory.stat the file cache in it that can be freed
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.max", "memory.current", "inactive_file"),
-}
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 CPU_FLAGS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
 """what /proc/cpuinfo calls the instructions for 16-bit formats, on x86 and ARM"""
 PACKAGES = ("torch", "torchvision", "line_profiler", "nvidia-dali-cuda120", "numpy")
@@ -34,15 +30,17 @@ def pick_device() -> torch.device:
 
 
 def cpu_or_error() -> torch.device:
-    """Return the CPU; raise a `UserError` if this process was granted a GPU that torch does not find."""
+    """Return the CPU; raise a `UserError` if this process was granted a GPU that torch does not find.
+
+    Otherwise training would go on silently on the CPU, for example if the driver is older than torch's CUDA.
+    """
     names = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
     granted = next((f"{name}={os.environ[name]}" for name in names if name in os.environ), "")
     if re.search("S=[0-9]|=GPU-|=MIG-|NODE=[1-9]", granted) and "WORKSHOP_FAKE_GPUS" not in os.environ:
         raise UserError(
             f"{granted}, but torch {torch.__version__} (built for CUDA: {torch.version.cuda or 'no'}) finds no GPU: "
             "CUDA 13 needs driver R580 or newer, an older driver needs a torch built for an older CUDA; or train on "
-            "CPUs with CUDA_VISIBLE_DEVICES= in the environment",
-            already_reported=not first_on_node(),
+            "CPUs with CUDA_VISIBLE_DEVICES= in the environment"
         )
     return torch.device("cpu")
 
@@ -141,15 +139,11 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """Yield the bytes left in each control group with a limit that this process is in."""
-    for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        limit, usage, cache = CGROUP_FILES[1 if controllers else 2]
-        group = CGROUPS / ("memory" if controllers else "") / path.lstrip("/")
-        for folder in (group, *group.parents):  # a container sees only some of them, from the top
-            with suppress(OSError, ValueError):  # not there, or "max"
-                maximum, used = (int((folder / name).read_text()) for name in (limit, usage))
-                lines = (folder / "memory.stat").read_text().splitlines()
-                yield maximum - used + int(dict(line.split() for line in lines).get(cache, 0))
+    """Yield the bytes left in each control group (version 2) with a limit that this process is in."""
+    own = OWN_CGROUP.read_text().strip().rpartition("::")[2] if OWN_CGROUP.exists() else ""
+    group = CGROUPS / own.lstrip("/")
+    for folder in (group, *group.parents):  # a container sees only some of them, from the top
+        with suppress(OSError, ValueError):  # not there, or "max"
+            maximum, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            cache = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield maximum - used + int(cache.get("inactive_file", 0))

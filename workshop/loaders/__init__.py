@@ -12,9 +12,8 @@ from workshop.config import TrainConfig
 from workshop.hardware import require_memory
 from workshop.loaders.images import ImageDataset
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, Loader
-from workshop.loaders.worker import init_worker
 
-__all__ = ["DistributedBatchSampler", "ImageDataset", "Loader", "build_loader", "init_worker"]
+__all__ = ["DistributedBatchSampler", "ImageDataset", "Loader", "build_loader"]
 
 
 def build_loader(

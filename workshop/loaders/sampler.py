@@ -64,9 +64,10 @@ class DistributedBatchSampler:
         """Samples per step over all ranks."""
         return self.batch_size * self.num_replicas
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
+    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
+        """Choose the epoch whose order comes next; leave out the steps before ``start_step``, counted from 0."""
         self.epoch = epoch
+        self.start_step = start_step
 
     def order(self) -> torch.Tensor:
         """Return the indices of all samples, (num_samples,) int64, in the order of this epoch."""

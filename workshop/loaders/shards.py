@@ -17,7 +17,6 @@ from workshop.datasets.shards import SHARDS, read
 from workshop.errors import UserError
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 from workshop.loaders.transform import BatchTransform
-from workshop.loaders.worker import init_worker
 
 try:
     import webdataset as wds
@@ -105,7 +104,7 @@ class ShardLoader(BatchLoader):
             self._pipeline(batch_size),
             batch_size=None,
             num_workers=self.num_workers,
-            worker_init_fn=init_worker,
+            
             generator=torch.Generator(),  # else it draws the workers' seeds from what dropout draws from
         )
         # Shards are read from front to back: the batches of steps to leave out are read as well.

@@ -7,15 +7,16 @@ model FLOPs are the floating-point operations that forward and backward need, wh
 checkpointing computes a second time does not count, nor does the optimizer. So a run cannot raise its MFU by computing
 more than it must, and runs with different options can be compared.
 
-The paper divides by the peak that the vendor states, which few devices reach in practice. Here it is the fastest
-product of large square matrices that this process measures on its device, in the number format of the run, and on a CPU
-with the threads of the run. So 100% is what the device can do, and no table of devices is needed.
+The paper divides by the peak that the vendor states, which few devices reach in practice. Here the peak is, everywhere
+in this workshop, the fastest product of large square matrices that this process measures on its device, in the number
+format of the run, and on a CPU with the threads of the run. So 100% is what the device can do, and no table of devices
+is needed.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,19 +32,6 @@ SECONDS_PER_SIZE = 0.2
 """how long products of one size are repeated"""
 LONGEST_PRODUCT = 0.25
 """seconds: a product that would take longer is not tried, as on CPUs that only emulate a number format"""
-
-
-class Options(Protocol):
-    """The flags of a lesson that decide what a step computes."""
-
-    @property
-    def dataset(self) -> str: ...  # noqa: D102
-    @property
-    def crop_size(self) -> int: ...  # noqa: D102
-    @property
-    def precision(self) -> str: ...  # noqa: D102
-    @property
-    def batch_size(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -67,31 +55,30 @@ class Utilization:
         return self.flops_per_sample * samples_per_second / self.peak_flops_per_second
 
 
-def utilization(options: Options, make_model: Callable[[], nn.Module], device: torch.device) -> Utilization:
+def utilization(config: Any, make_model: Callable[[], nn.Module], device: torch.device) -> Utilization:  # noqa: ANN401
     """Count the operations of a step, and measure the peak of ``device``.
 
     Args:
-        options: the flags of the run; ``batch_size`` is that of a rank.
+        config: the flags of the run: ``dataset``, ``precision``, ``batch_size``, and ``crop_size`` of volumes.
         make_model: returns the model, without activation checkpointing and not sharded.
         device: that trains. The switch for TF32 must be that of the run already.
     """
-    if options.dataset == "nbody":
-        shape = (nbody.INPUT_CHANNELS, *3 * [options.crop_size])
+    if config.dataset == "nbody":
+        shape = (nbody.INPUT_CHANNELS, *3 * [config.crop_size])
     else:
-        shape = image_dataset(options.dataset).SAMPLE_SHAPE
-    peak = peak_flops_per_second(options.precision, device)
-    return Utilization(model_flops(make_model, shape), options.batch_size, peak)
+        shape = image_dataset(config.dataset).SAMPLE_SHAPE
+    peak = peak_flops_per_second(config.precision, device)
+    return Utilization(model_flops(make_model, shape), config.batch_size, peak)
 
 
 def model_flops(make_model: Callable[[], nn.Module], sample_shape: tuple[int, ...]) -> int:
     """Return the floating-point operations of a forward and a backward pass for one sample.
 
     Matrix products, convolutions and attention count: a multiplication and an addition are two operations. What is
-    computed element by element does not count. The gradients of the inputs are not needed, and not counted.
+    computed element by element does not count, nor do gradients of the inputs, which training does not need.
 
-    The operations are counted on the meta device, whose tensors have shapes but no numbers, so nothing is computed and
-    no memory is needed. There the attention consists of its two products: the kernels of other devices compute one of
-    them a second time in backward, which would count too.
+    They are counted on the meta device, whose tensors have shapes but no numbers, so nothing is computed. There the
+    attention consists of its two products. The kernels of other devices compute one of them twice in backward.
 
     Args:
         make_model: returns the model.
@@ -113,28 +100,27 @@ def peak_flops_per_second(precision: str, device: torch.device) -> float:
         device: where to compute.
     """
     best = 0.0
-    numbers = torch.Generator(device)  # the numbers of the default one are those of the run
+    generator = torch.Generator(device)  # a generator of its own: the default one is the run's
     for size in SIZES.get(device.type, SIZES["cpu"]):
         operations = 2 * size**3
         if best and operations / best > LONGEST_PRODUCT:
             break
         dtype = DTYPES.get(precision, torch.float32)
-        left, right = (torch.randn(size, size, device=device, generator=numbers).to(dtype) for _ in range(2))
-        out = torch.empty_like(left)
-        best = max(best, operations / _seconds_per_product(left, right, out))
+        left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+        best = max(best, operations / _seconds_per_product(left, right))
     if device.type == "cuda":
-        del left, right, out
+        del left, right
         torch.cuda.empty_cache()  # the run may need all of the memory
     return best
 
 
-def _seconds_per_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> float:
+def _seconds_per_product(left: torch.Tensor, right: torch.Tensor) -> float:
     """Return the seconds of the fastest of several blocks of products, per product."""
-    torch.mm(left, right, out=out)  # loads libraries, and chooses an algorithm
-    _wait(out.device)
+    out = left @ right  # loads libraries, and chooses an algorithm
     calls, fastest = 1, float("inf")
     until = time.perf_counter() + SECONDS_PER_SIZE
     while time.perf_counter() < until:
+        _wait(out.device)
         started = time.perf_counter()
         for _ in range(calls):
             torch.mm(left, right, out=out)

@@ -21,7 +21,6 @@ class TimedLoader(Generic[Batch]):
 
     def __init__(self, loader: Iterable[Batch], window: int) -> None:
         self.loader = loader
-        self.step = 0
         self._load = deque[float](maxlen=window)
         self._compute = deque[float](maxlen=window)
         self._step_started = 0.0
@@ -34,7 +33,6 @@ class TimedLoader(Generic[Batch]):
                 batch = next(batches, END)
             if batch is END:
                 return
-            self.step += 1
             self._step_started = time.perf_counter()
             self._load.append(self._step_started - asked)
             self._compute.append(0.0)

@@ -20,35 +20,29 @@ def read_rows(file: Path) -> dict[str, list[Spans]]:
 
     With a GPU, the rows ``forward``, ``backward`` and ``optimizer`` are the time that the GPU worked on what was
     launched in these ranges. The CPU's own time is in the rows ``forward launches`` and so on. The row ``data`` is
-    always the CPU's: there the training process waits for the next batch.
-
-    A row without spans is left out: loaders without worker processes work during ``data``, and without a GPU there are
-    no kernels.
+    always the CPU's: there the training process waits for the next batch. A row without spans is left out.
     """
     events = read_events(file)
-    has_gpu = any(event.get("cat") in GPU_WORK for event in events)
-    ranges = {
-        name: [event for event in events if event.get("cat") == CPU_RANGE and event["name"] == name]
-        for name in STEP_RANGES
-    }
-    found = defaultdict[str, Spans](list)
-    for name, its_ranges in ranges.items():
-        if has_gpu and name != "data":
-            found[name] = [span_of(work) for work in launched_within(events, its_ranges) if work]
-            found[f"{name} launches"] = _spans(its_ranges)
-        else:
-            found[name] = _spans(its_ranges)
-    kernels = [event for event in events if event.get("cat") == "kernel"]
-    found["all-reduces"] = _spans(_all_reduces_of_gradients(events, ranges["backward"]))
-    found["kernels on the GPU"] = _spans([event for event in kernels if "AllReduce" not in event["name"]])
-    found["copies on the GPU"] = _spans([event for event in events if event.get("cat") == "gpu_memcpy"])
+    by_category = defaultdict[str, list[Event]](list)
     for event in events:
-        if event.get("cat") == "loader_worker":
-            found[event["name"]] += _spans([event])
-    order = sorted(filter(found.get, found), key=lambda row: (list(COLOURS).index(row.partition(" ")[0]), row))
-    buckets = round(len(found["all-reduces"]) / max(1, len(found["data"]))) or 1
-    lanes = {row: 1 for row in order} | {"all-reduces": buckets}
-    return {row: [found[row][lane :: lanes[row]] for lane in range(lanes[row])] for row in order}
+        by_category[event.get("cat", "")].append(event)
+    ranges = {name: [event for event in by_category[CPU_RANGE] if event["name"] == name] for name in STEP_RANGES}
+    rows = defaultdict[str, Spans](list)
+    for name, its_ranges in ranges.items():
+        if name != "data" and any(by_category[category] for category in GPU_WORK):
+            rows[name] = [span_of(work) for work in launched_within(events, its_ranges) if work]
+            rows[f"{name} launches"] = _spans(its_ranges)
+        else:
+            rows[name] = _spans(its_ranges)
+    for event in by_category["loader_worker"]:
+        rows[event["name"]] += _spans([event])
+    rows["all-reduces"] = _spans(_all_reduces_of_gradients(events, ranges["backward"]))
+    rows["kernels on the GPU"] = _spans([event for event in by_category["kernel"] if "AllReduce" not in event["name"]])
+    rows["copies on the GPU"] = _spans(by_category["gpu_memcpy"])
+    order = sorted(filter(rows.get, rows), key=lambda row: (list(COLOURS).index(row.partition(" ")[0]), row))
+    buckets = round(len(rows["all-reduces"]) / max(1, len(rows["data"]))) or 1
+    lanes = dict.fromkeys(order, 1) | {"all-reduces": buckets}
+    return {row: [rows[row][lane :: lanes[row]] for lane in range(lanes[row])] for row in order}
 
 
 def _spans(events: list[Event]) -> Spans:
@@ -58,39 +52,39 @@ def _spans(events: list[Event]) -> Spans:
 def _all_reduces_of_gradients(events: list[Event], backward: list[Event]) -> list[Event]:
     """Return the all-reduces that are launched, or over gloo begin, within the CPU's ranges ``backward``.
 
-    The ranks reduce other values too, such as the sum of the losses, or whether to stop; they do so between two steps.
-    A CUDA graph that is replayed has no ranges, so there all of NCCL's kernels are returned.
+    The ranks reduce other values too, such as the sum of the losses; they do so between two steps. A CUDA graph that is
+    replayed has no ranges, so there all of NCCL's kernels are returned.
     """
     over_nccl = [event for event in events if event.get("cat") == "kernel" and "AllReduce" in event["name"]]
-    if over_nccl:
+    if over_nccl and backward:
         launched = [event for work in launched_within(events, backward) for event in work]
-        return [event for event in launched if "AllReduce" in event["name"]] if backward else over_nccl
-    return [
+        return [event for event in launched if "AllReduce" in event["name"]]
+    over_gloo = [event for event in events if event["name"] == "gloo:all_reduce"]
+    return over_nccl or [
         event
-        for event in events
-        if event["name"] == "gloo:all_reduce"
-        and any(step["ts"] <= event["ts"] <= step["ts"] + step["dur"] for step in backward)
+        for event in over_gloo
+        if any(step["ts"] <= event["ts"] <= step["ts"] + step["dur"] for step in backward)
     ]
 
 
 def plot_traces(traces: dict[str, Path]) -> Figure:
     """Return a plot of traces, by title, one below the other on the same scale; a step begins at each dotted line."""
-    found = {title: read_rows(file) for title, file in traces.items()}
-    heights = [1 + 0.4 * len(rows) for rows in found.values()]
+    rows_of = {title: read_rows(file) for title, file in traces.items()}
+    heights = [1 + 0.4 * len(rows) for rows in rows_of.values()]
     figure = Figure(figsize=(10, sum(heights)), dpi=110, layout="constrained")
-    panels = figure.subplots(len(found), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (title, rows) in zip(panels, found.items(), strict=True):
-        first = rows["data"][0][0][0]
+    panels = figure.subplots(len(rows_of), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (title, rows) in zip(panels, rows_of.items(), strict=True):
+        steps = rows["data"][0]
+        zero = steps[0][0]
         for place, (row, lanes) in enumerate(rows.items()):
+            height = 0.8 / len(lanes)
+            edge = "white" if row.startswith("worker") else None  # a worker may begin the next batch at once
             for lane, spans in enumerate(lanes):
-                where = (place - 0.4 + 0.8 * lane / len(lanes), 0.8 / len(lanes))
-                colour = COLOURS[row.partition(" ")[0]]
-                axes.broken_barh([(start - first, length) for start, length in spans], where, color=colour, linewidth=0)
-                if row.startswith("worker"):  # a worker may begin the next batch at once: a line separates the two
-                    starts = [start - first for start, _ in spans[1:]]
-                    axes.vlines(starts, where[0], sum(where), color="white", linewidth=1.2)
-        for start, _ in rows["data"][0]:
-            axes.axvline(start - first, color="black", linewidth=0.8, linestyle=":")
+                bars = [(start - zero, length) for start, length in spans]
+                where = (place - 0.4 + lane * height, height)
+                axes.broken_barh(bars, where, color=COLOURS[row.partition(" ")[0]], edgecolor=edge, linewidth=edge and 1)
+        for start, _ in steps:
+            axes.axvline(start - zero, color="black", linewidth=0.8, linestyle=":")
         labels = [f"{len(lanes)} {row}" if len(lanes) > 1 else row for row, lanes in rows.items()]
         axes.set(xmargin=0, ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)), yticklabels=labels)
         axes.set_title(title, loc="left", fontsize=12)

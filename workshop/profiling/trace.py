@@ -1,8 +1,6 @@
 """A trace: a few training steps on a time line, operator by operator, for ``--trace true``.
 
-It is recorded by ``torch.profiler`` into a Chrome trace, which https://ui.perfetto.dev opens as it is, compressed. The
-name ends in ``.pt.trace.json.gz`` because TensorBoard's PyTorch profiler plugin looks for that; the plugin itself has
-been abandoned and was removed from its repository in 2026 (https://github.com/pytorch/kineto/pull/1284).
+It is recorded by ``torch.profiler`` into a Chrome trace, which https://ui.perfetto.dev opens as it is, compressed.
 
 Under Nsight Systems the same steps are recorded by that tool instead, if it was asked to wait for them:
 
@@ -16,19 +14,18 @@ import gzip
 import json
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch.autograd.profiler import emit_nvtx
-from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.data import DataLoader, get_worker_info
 
 from workshop.errors import warn
-from workshop.loaders.worker import WORKER_TIMES
 
 Batch = TypeVar("Batch")
 SKIP, WARMUP, ACTIVE = 10, 2, 6
@@ -49,7 +46,7 @@ class Trace(AbstractContextManager):
         device: the device that trains.
         name: of the file, before ``.pt.trace.json.gz``; ranks that share a folder need different names.
         log: gets the lines for the user.
-        show: gets a figure of the trace; None makes none.
+        show: gets the name and the figure (of matplotlib) of the plotted trace; None plots none.
     """
 
     def __init__(
@@ -66,17 +63,12 @@ class Trace(AbstractContextManager):
         self.log = log
         self.show = show
         self._pending = True
-        self._step = 0
         self._stop = ExitStack()
         if device.type != "cuda":  # without a GPU, the profiler would log nothing but that
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def traced(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
-        """Iterate over one epoch of ``steps`` batches; fetching a batch and what is done with it make one step."""
-        return self._trace(batches, steps) if self._pending else iter(batches)
 
     def close(self) -> None:
         """End an unfinished trace and write it."""
@@ -85,97 +77,116 @@ class Trace(AbstractContextManager):
         except (OSError, RuntimeError) as error:  # the disk is full, or the device has failed
             warn(f"the trace is lost: {error}")
 
-    def _trace(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
-        self._pending = False
-        if steps <= WARMUP:
+    def traced(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
+        """Iterate over one epoch of ``steps`` batches; fetching a batch and what is done with it make one step.
+
+        ``batches`` is the loader, or has it as its attribute ``loader``.
+        """
+        if self._pending and steps <= WARMUP:
             self.log(f"no trace: the epoch has {steps} step(s), and the first {WARMUP} are to warm up")
+        if not self._pending or steps <= WARMUP:
             yield from batches
             return
+        self._pending = False
         skip = max(0, min(SKIP, steps - WARMUP - ACTIVE))
         self._first = skip + WARMUP + 1
-        self._last = min(skip + WARMUP + ACTIVE, steps)
+        last = min(skip + WARMUP + ACTIVE, steps)
+        # Nsight Systems sets this variable for the programs that it starts.
+        leave_to_nsys = self.device.type == "cuda" and "NSYS_PROFILING_SESSION_ID" in os.environ
         with self:
-            recorder = self._start(skip)
+            end_step = self._start_nsys(last) if leave_to_nsys else self._start_profiler(batches, skip)
             for self._step, batch in enumerate(batches, start=1):
                 yield batch
-                if self._step < self._last:
-                    recorder.step()
+                if self._step < last:
+                    end_step()
                 else:
                     self.close()
 
-    def _start(self, skip: int) -> "profile | _NsysWindow":
-        self._stop.callback(self._log_if_nothing)
-        on_cuda = self.device.type == "cuda"
-        if on_cuda and under_nsys():
-            self.log(f"leaving steps {self._first} to {self._last} to Nsight Systems")
-            recorder = _NsysWindow(self._first, self.device)
-        else:
-            recorder = profile(
-                activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_cuda else [ProfilerActivity.CPU],
-                schedule=schedule(skip_first=skip, wait=0, warmup=WARMUP, active=ACTIVE, repeat=1),
-                on_trace_ready=self._write,
-            )
-            self._workers = Path(self._stop.enter_context(tempfile.TemporaryDirectory()))
-            self._stop.callback(os.environ.pop, WORKER_TIMES)
-            os.environ[WORKER_TIMES] = str(self._workers)  # the workers that the first batch starts inherit it
-        recorder.start()
-        self._stop.callback(recorder.stop)
-        return recorder
+    def _start_nsys(self, last: int) -> Callable[[], None]:
+        """Return what to call after each step: it lets Nsight Systems begin its recording.
+
+        The GPU works asynchronously, so the CPU waits for it at both ends: the recording has all work of its own steps,
+        and no other. In it, the ranges of ``record_function`` and all operators are NVTX ranges.
+        """
+        self.log(f"leaving steps {self._first} to {last} to Nsight Systems")
+
+        def end_step() -> None:
+            if self._step == self._first - 1:
+                torch.cuda.synchronize(self.device)
+                self._stop.enter_context(torch.cuda.profiler.profile())
+                self._stop.enter_context(emit_nvtx())
+                self._stop.callback(torch.cuda.synchronize, self.device)  # the last to be added is called first
+
+        return end_step
+
+    def _start_profiler(self, batches: object, skip: int) -> Callable[[], None]:
+        """Start the profiler and return what to call after each step."""
+        self._worker_logs = Path(self._stop.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        self._stop.enter_context(log_workers(batches, self._worker_logs))
+        on_cuda = [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
+        profiler = profile(
+            activities=[ProfilerActivity.CPU, *on_cuda],
+            schedule=schedule(skip_first=skip, wait=0, warmup=WARMUP, active=ACTIVE, repeat=1),
+            on_trace_ready=self._write,
+        )
+        profiler.start()
+        self._stop.callback(profiler.stop)
+        return profiler.step
 
     def _write(self, profiler: profile) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.file))
-        add_workers(self.file, self._workers)
-        steps = self._step - self._first + 1
-        planned = "" if steps == ACTIVE else f" ({ACTIVE} were planned)"
-        self.log(f"traced steps {self._first} to {self._step}{planned}: {self.file}, for https://ui.perfetto.dev")
-        self.log(top_operators(profiler, self.device, steps))
+        add_workers(self.file, self._worker_logs)
+        steps = f"steps {self._first} to {self._step}"
+        self.log(f"traced {steps}: {self.file}, for https://ui.perfetto.dev")
+        where, clock = ("GPU", "self_device_time_total") if self.device.type == "cuda" else ("CPU", "self_cpu_time_total")
+        table = profiler.key_averages().table(sort_by=clock, row_limit=12, max_name_column_width=40)
+        self.log(f"{where} time by operator\n{table}")
         if self.show:
             from workshop.profiling.timeline import plot_traces  # here: training does not need matplotlib
 
-            self.show("trace", plot_traces({f"steps {self._first} to {self._step}": self.file}))
-
-    def _log_if_nothing(self) -> None:
-        if self._step < self._first:
-            self.log(f"no trace: training ended in step {self._step}, tracing was to start with step {self._first}")
+            self.show("trace", plot_traces({steps: self.file}))
 
 
-def under_nsys() -> bool:
-    """Return whether Nsight Systems records this process; it sets this variable for the programs that it starts."""
-    return "NSYS_PROFILING_SESSION_ID" in os.environ
+class LoggedReads:
+    """What the workers of a ``DataLoader`` call to read a batch while a trace is recorded: it logs when they did.
 
+    A class, because what workers that are not forked get is pickled, which a function within a function cannot be.
 
-class _NsysWindow:
-    """Starts and stops the recording of Nsight Systems; has the interface of ``torch.profiler.profile``.
-
-    The GPU works asynchronously, so the CPU waits for it at both ends: the window contains all work of its own steps,
-    and no other. Within it, the ranges of ``record_function`` and all operators are NVTX ranges.
+    Args:
+        dataset: that is read.
+        folder: gets a file per worker, with a line per batch: start and end in ns.
     """
 
-    def __init__(self, first: int, device: torch.device) -> None:
-        self.steps_before = first - 1
-        self.device = device
-        self.ranges = emit_nvtx()
+    def __init__(self, dataset: Any, folder: Path) -> None:  # noqa: ANN401
+        self.dataset = dataset
+        self.folder = folder
 
-    def start(self) -> None:
-        self.done = 0
+    def __call__(self, keys: list) -> list:
+        """Return the samples of a batch."""
+        began = time.time_ns()
+        of_batch = getattr(type(self.dataset), "__getitems__", None)  # the class has it if it reads whole batches
+        samples = of_batch(self.dataset, keys) if of_batch else [self.dataset[key] for key in keys]
+        worker = get_worker_info()
+        # Workers may live on, but when the trace is complete the folder is deleted.
+        with suppress(FileNotFoundError), (self.folder / f"worker {worker.id}").open("a") as log:
+            log.write(f"{began} {time.time_ns()}\n")
+        return samples
 
-    def step(self) -> None:
-        self.done += 1
-        if self.done == self.steps_before:
-            torch.cuda.synchronize(self.device)
-            self.ranges.__enter__()
-            torch.cuda.profiler.start()
 
-    def stop(self) -> None:
-        if self.done >= self.steps_before:
-            torch.cuda.synchronize(self.device)
-            torch.cuda.profiler.stop()
-            self.ranges.__exit__(None, None, None)
+def log_workers(batches: Any, folder: Path) -> AbstractContextManager:  # noqa: ANN401
+    """Let the workers that a ``DataLoader`` starts within this context log their batches in ``folder``."""
+    logging = ExitStack()
+    loader = getattr(batches, "loader", batches)
+    if isinstance(loader, DataLoader) and loader.num_workers:
+        with suppress(AttributeError):  # of a data set that can have no attributes, such as a list
+            loader.dataset.__getitems__ = LoggedReads(loader.dataset, folder)  # what PyTorch calls if there is one
+            logging.callback(delattr, loader.dataset, "__getitems__")
+    return logging
 
 
 def add_workers(trace: Path, folder: Path) -> None:
-    """Add to a Chrome trace when each loader worker prepared a batch, as they logged it in ``folder``."""
+    """Add to a Chrome trace when each worker prepared a batch, as `LoggedReads` wrote it into ``folder``."""
     with gzip.open(trace, "rt") as lines:
         content = json.load(lines)
     zero = content.get("baseTimeNanoseconds", 0)
@@ -185,44 +196,3 @@ def add_workers(trace: Path, folder: Path) -> None:
             content["traceEvents"].append(event | {"ts": (began - zero) / 1000, "dur": (ended - began) / 1000})
     with gzip.open(trace, "wt") as lines:
         json.dump(content, lines)
-
-
-def top_operators(profiler: profile, device: torch.device, steps: int, rows: int = 12) -> str:
-    """Return a table of the operators and ranges that took most of the traced ``steps``.
-
-    Time is self time, without that of the operators called in turn: on CUDA that of the kernels an operator launched,
-    elsewhere that on the CPU. So each microsecond counts once, and the shares are those of the whole. A CUDA graph
-    launches kernels without their operators: those are rows of their own.
-    """
-    where, clock = ("GPU", "self_device_time_total") if device.type == "cuda" else ("CPU", "self_cpu_time_total")
-    operators = [
-        (getattr(event, clock), event.count, event.key)
-        for event in profiler.key_averages()
-        if event.device_type == torch.autograd.DeviceType.CPU and not event.key.startswith("ProfilerStep")
-    ]
-    if where == "GPU":
-        operators += kernels_without_operator(profiler.events())
-    total = sum(microseconds for microseconds, _, _ in operators)
-    if not total:
-        return f"the trace has no {where} time: this PyTorch cannot record it here"
-    lines = [f"{f'{where} time by operator':40}  calls/step  ms/step   share"]
-    for microseconds, count, name in sorted(operators, reverse=True)[:rows]:
-        milliseconds = microseconds / 1000 / steps
-        lines.append(f"{name[:40]:40}  {count / steps:10.1f}  {milliseconds:7.2f}  {microseconds / total:6.1%}")
-    return "\n".join(lines)
-
-
-def kernels_without_operator(events: Sequence[FunctionEvent]) -> list[tuple[float, int, str]]:
-    """Return microseconds, number and name of the kernels, and copies, that no operator among the events launched.
-
-    Variants of one template are one kernel here, by the name before its arguments.
-    """
-    on_gpu = [event for event in events if event.device_type != torch.autograd.DeviceType.CPU]
-    kernels = [(event.name, event.time_range.elapsed_us(), 1) for event in on_gpu if not event.is_user_annotation]
-    kernels += [(kernel.name, -kernel.duration, -1) for event in events for kernel in event.kernels]
-    microseconds, count = Counter[str](), Counter[str]()
-    for name, duration, one in kernels:
-        name = name.removeprefix("void ").partition("<")[0]
-        microseconds[name] += duration
-        count[name] += one
-    return [(microseconds[name], count[name], name) for name in count if count[name] > 0]
