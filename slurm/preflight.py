@@ -3,207 +3,319 @@
     make preflight                     # this machine; on a login node, also whether Slurm would accept each job
     sbatch slurm/preflight.slurm       # from the top of the repository: two nodes, and whether their ranks connect
 
-You should see, within a minute, a line for each check (ok, warning or fail; what was found; under it the remedy), then
-a line for each lesson. The exit status is 0 if every lesson can run, else 1. A warning is about something that a lesson
-can do without.
+You should see, within a minute, a line for each check (ok, warning or fail; what was found; under it what to do), then
+a line for each lesson; as a job, once for each node. The exit status is 0 if every lesson can run, else 1. A warning is
+about something that a lesson can do without.
 """
 
 from __future__ import annotations  # so that a Python that is too old can still run this and report it
 
+import importlib.util
 import json
 import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
-import preflight_checks as checks
-from preflight_checks import ALL, LESSONS, SEVERAL_RANKS, CheckResult
-
-ONLY_RANKS = "--only_ranks"  # as torchrun starts it again, to see whether ranks connect on this machine
-SLOW_GB_PER_SECOND = {"nccl": 1.0, "gloo": 0.05}
-
-
-def foundations() -> list[CheckResult]:
-    """Check Python, its packages and this repository's package; all other checks need them."""
-    results = [checks.python()]
-    if results[0].status != "fail":
-        results += [*checks.packages(), checks.package()]
-    return results
+REPOSITORY = Path(__file__).resolve().parent.parent
+LESSONS = sorted(script.parent.name for script in REPOSITORY.glob("0*/train.py"))
+RANKS_JOIN_IN_SECONDS = 60
 
 
-def machine(local_rank: int = 0) -> list[CheckResult]:
-    """Check this node: the device, the data, and the folders to write to."""
-    every: list[Callable[[], CheckResult | list[CheckResult]]] = [
-        checks.driver,
-        lambda: checks.device(local_rank),
-        checks.gpus_for_lesson_02,
-        checks.dali,
-        checks.processors,
-        checks.shared_memory,
-        checks.data,
-        checks.runs_folder,
-    ]
-    results = []
-    for check in every:
-        found = check()
-        results += found if isinstance(found, list) else [found]
-    return results
+@dataclass
+class Result:
+    """What a check found: ``ok``, ``warning`` (works, but not all of it or not well) or ``fail``, and what to do."""
+
+    check: str
+    status: str
+    found: str
+    remedy: str = ""
+    lessons: list[str] = field(default_factory=lambda: LESSONS)
 
 
-def with_the_other_ranks(mine: Callable[[], list[CheckResult]]) -> list[CheckResult]:
-    """Join the other ranks and all-reduce with them; return the results of all ranks on rank 0, none on the others.
+def lessons_with(file: str, words: str) -> list[str]:
+    """Return the lessons in whose ``file`` these words occur."""
+    return [name for name in LESSONS if words in (REPOSITORY / name / file).read_text()]
 
-    If not all ranks join, each rank returns its own results.
-    """
-    import torch.distributed as dist
 
-    from lab.process_group import process_group
+def check_python() -> Result:
+    """See that Python is new enough."""
+    oldest = re.search(r'requires-python = ">=([\d.]+)"', (REPOSITORY / "pyproject.toml").read_text()).group(1)
+    found = f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}"
+    if sys.version_info[:2] < tuple(int(part) for part in oldest.split(".")):
+        return Result("Python", "fail", found, f"Python {oldest} or newer, see docs/installing.md")
+    return Result("Python", "ok", found)
+
+
+def check_packages() -> Result:
+    """See that all dependencies are installed, and that none is older than it may be."""
+    import tomllib
+
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return Result("packages", "fail", "nothing is installed here", "see docs/installing.md")
+    wrong = []
+    for line in tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]:
+        needed = Requirement(line)
+        if "dali" in needed.name:
+            continue  # has a check of its own
+        try:
+            if not needed.specifier.contains(version(needed.name), prereleases=True):
+                wrong.append(f"{needed.name} is {version(needed.name)}, not {needed.specifier}")
+        except PackageNotFoundError:
+            wrong.append(f"{needed.name} is missing")
+    if wrong:
+        return Result("packages", "fail", ", ".join(wrong), "install them, see docs/installing.md")
+    return Result("packages", "ok", f"all there, torch {version('torch')}")
+
+
+def check_package() -> Result:
+    """See that ``import workshop`` gives the package of this clone."""
+    remedy = f"`source slurm/site.sh` in {REPOSITORY}, or `export PYTHONPATH={REPOSITORY}`"
+    found = importlib.util.find_spec("workshop")
+    if found is None:
+        return Result("workshop", "fail", "`import workshop` finds nothing", remedy)
+    folder = Path(found.origin).parent
+    if not folder.samefile(REPOSITORY / "workshop"):
+        return Result("workshop", "fail", f"`import workshop` gives that of another clone, {folder}", remedy)
+    return Result("workshop", "ok", f"{folder}, of this clone")
+
+
+def check_device() -> Result:
+    """See which device this process computes on, and that it does compute."""
+    import torch
+
     from workshop.errors import UserError
-    from workshop.run.control_group import ControlGroup
+    from workshop.hardware import pick_device
 
-    os.environ.setdefault("WORKSHOP_RENDEZVOUS_SECONDS", "40")
-    started = time.monotonic()
+    which = "see `Which GPU and which driver` in docs/installing.md"
     try:
-        with process_group() as (rank, world_size, device):
-            seconds = time.monotonic() - started
-            backend = dist.get_backend()
-            gb_per_second = all_reduce_gb_per_second(device)
-            gathered = ControlGroup(rank, world_size).gather((checks.this_node(), [vars(result) for result in mine()]))
-    except (UserError, RuntimeError) as error:
-        remedy = "see `When it does not start` in 03_ddp/experiments/hangs.md: firewall, network, NCCL_SOCKET_IFNAME"
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return [*mine(), CheckResult("ranks", "fail", reason, remedy, SEVERAL_RANKS)]
-    if rank != 0:
-        return []
-    nodes = len({node for node, _ in gathered})
-    joined = f"{world_size} on {nodes} node(s) joined over {backend} after {seconds:.1f} s, and added up correctly"
-    every = [CheckResult(**result) for _, results in gathered for result in results]
-    return [
-        *every,
-        CheckResult("ranks", "ok", joined, lessons=SEVERAL_RANKS),
-        bandwidth(gb_per_second, backend, world_size),
-    ]
+        device = pick_device()
+    except UserError as error:
+        return Result("device", "fail", str(error), which)
+    if device.type != "cuda":
+        driver = run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        if not driver.returncode and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+            built = f"torch {torch.__version__} (built for CUDA: {torch.version.cuda or 'no'})"
+            return Result("device", "fail", f"driver {driver.stdout.split()[0]}, but {built} finds no GPU", which)
+        remedy = "all lessons run on the CPU; for GPUs, ask for a GPU node"
+        return Result("device", "warning", f"no GPU: computes on {device.type}", remedy)
+    properties = torch.cuda.get_device_properties(0)
+    capability = f"compute capability {properties.major}.{properties.minor}"
+    found = f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / 1e9:.0f} GB, {capability}"
+    try:
+        image = torch.ones(1, 1, 8, 8, device=device)
+        torch.nn.functional.conv2d(image, image[..., :3, :3]).sum().item()
+    except RuntimeError as error:
+        return Result("device", "fail", f"{found}, does not compute: {str(error).splitlines()[0]}", which)
+    return Result("device", "ok", found)
 
 
-def all_reduce_gb_per_second(device: object, mib: int = 16) -> float:
-    """Return the bus bandwidth of the fastest of a few all-reduces; each must give the right sum."""
+def check_cpus() -> Result:
+    """See that there are a CPU to train and one to load, and shared memory through which workers pass batches."""
+    from workshop.hardware import available_cpus
+
+    cpus = available_cpus()
+    if cpus < 2:
+        return Result("CPUs", "warning", f"{cpus} for this process", "loading and training share it: --cpus-per-task=2")
+    if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free < 100e6:
+        remedy = "more than 100 MB are needed: docker run --shm-size=2g; or else --num_workers 0"
+        return Result("CPUs", "warning", "little space in /dev/shm, through which workers pass batches", remedy)
+    return Result("CPUs", "ok", f"{cpus} for this process")
+
+
+def check_dali() -> Result:
+    """See that NVIDIA DALI can be imported; no lesson depends on it."""
+    try:
+        importlib.import_module("nvidia.dali.plugin.pytorch")
+    except Exception as error:  # an ImportError, or whatever its libraries raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        remedy = "`pip install nvidia-dali-cuda120` (Linux only); without it, leave out --loader dali"
+        return Result("DALI", "warning", f"cannot be imported: {reason}", remedy, lessons=[])
+    return Result("DALI", "ok", version("nvidia-dali-cuda120"))
+
+
+def check_data() -> list[Result]:
+    """See that each data set is there and whole; every lesson needs mnist, some need others."""
+    from workshop.datasets import IMAGES, image_dataset, nbody
+    from workshop.errors import UserError
+    from workshop.paths import default_data_dir
+
+    results = []
+    for name, module in {**{name: image_dataset(name) for name in IMAGES}, "nbody": nbody}.items():
+        lessons = LESSONS if name == "mnist" else lessons_with("train.py", name)
+        try:
+            module.check(default_data_dir())
+            results.append(Result(f"data: {name}", "ok", f"in {module.folder(default_data_dir())}", lessons=lessons))
+        except UserError as error:
+            found, _, prepare = str(error).partition("; to prepare")
+            status = "fail" if name in ("mnist", "nbody") else "warning"
+            results.append(Result(f"data: {name}", status, found, f"to prepare{prepare}", lessons))
+    return results
+
+
+def check_folders() -> Result:
+    """See that runs can be written, with some space, and what jobs write beside train.py."""
+    from workshop.paths import default_runs_dir
+
+    folder = default_runs_dir()
+    elsewhere = "`export WORKSHOP_RUNS=` a folder of yours with free space, on a file system that the compute nodes see"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(10_000_000))
+            file.flush()
+            os.fsync(file.fileno())  # only now does a quota show
+    except OSError as error:
+        return Result("folders", "fail", f"cannot write to {folder}: {error.strerror}", elsewhere)
+    for lesson in LESSONS:
+        if not os.access(REPOSITORY / lesson, os.W_OK):
+            remedy = "clone the repository to a folder of your own: jobs write logs and profiles beside train.py"
+            return Result("folders", "fail", f"cannot write to {REPOSITORY / lesson}", remedy)
+    if shutil.disk_usage(folder).free < 2e9:
+        return Result("folders", "warning", f"less than 2 GB are free in {folder}", elsewhere)
+    return Result("folders", "ok", f"runs go to {folder}")
+
+
+def check_slurm() -> list[Result]:
+    """Ask Slurm whether it would accept the job of each lesson; nothing is submitted."""
+    if not shutil.which("sbatch"):
+        remedy = "leave sbatch out and run the other commands; or start a Slurm of your own: slurm/local_cluster.sh up"
+        return [Result("Slurm", "warning", "no sbatch here", remedy)]
+    listed = run("sinfo", "--noheader")
+    if listed.returncode:
+        remedy = 'ask the administrators; for a cluster of your own, `eval "$(slurm/local_cluster.sh up)"`'
+        status = "warning" if "configuration source" in listed.stderr else "fail"  # the commands alone are no cluster
+        return [Result("Slurm", status, last_line(listed), remedy)]
+    results = []
+    for name in LESSONS:
+        asked = run("sbatch", "--test-only", "job.slurm", cwd=REPOSITORY / name)
+        remedy = "set SBATCH_ACCOUNT, SBATCH_PARTITION and the like in slurm/site.sh and source it; or ask for less"
+        results.append(
+            Result(f"job of {name[:2]}", "fail" if asked.returncode else "ok", last_line(asked), remedy, [name])
+        )
+    return results
+
+
+def run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command as outside any job; the job's own variables would change what Slurm answers."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_") or k == "SLURM_CONF"}
+    try:
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 124, "", str(error))
+
+
+def last_line(ended: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line that a command printed, which is where most of them give the reason."""
+    return (ended.stderr.strip() or ended.stdout.strip() or f"status {ended.returncode}").splitlines()[-1]
+
+
+def this_machine() -> list[Result]:
+    """Check this node: the device, the CPUs, the data, and the folders to write to."""
+    return [check_device(), check_cpus(), check_dali(), *check_data(), check_folders()]
+
+
+def join_ranks() -> Result:
+    """Join the other ranks as lesson 03 does, and add up a tensor with them."""
+    from datetime import timedelta
+
     import torch
     import torch.distributed as dist
 
-    ranks, times = dist.get_world_size(), []
-    for _ in range(5):
-        message = torch.full((mib * 2**18,), dist.get_rank() + 1.0, device=device)
-        dist.barrier()
-        started = time.perf_counter()
-        dist.all_reduce(message)
-        last = message[-1].item()  # waits for the GPU
-        times.append(time.perf_counter() - started)
-        if last != ranks * (ranks + 1) / 2:
-            raise RuntimeError(f"an all-reduce over {ranks} ranks gave {last}, not the sum")
-    return 2 * (ranks - 1) / ranks * mib * 2**20 / min(times) / 1e9
+    rank = int(os.environ.get("RANK") or os.environ["SLURM_PROCID"])
+    ranks = int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_NTASKS"])
+    lessons = lessons_with("job.slurm", "--ntasks-per-node=2")
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=RANKS_JOIN_IN_SECONDS)
+    try:
+        dist.init_process_group(backend, rank=rank, world_size=ranks, timeout=timeout)
+        total = torch.tensor(rank + 1.0, device=device)
+        dist.all_reduce(total)
+        if total.item() != ranks * (ranks + 1) / 2:
+            raise RuntimeError(f"an all-reduce gave {total.item()}, not the sum")
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        remedy = "see `When it does not start` in 03_ddp/experiments/hangs.md: firewall, network, NCCL_SOCKET_IFNAME"
+        return Result("ranks", "fail", f"rank {rank} of {ranks}: {error}".splitlines()[0], remedy, lessons)
+    return Result("ranks", "ok", f"{ranks} joined over {backend} and added up correctly", lessons=lessons)
 
 
-def bandwidth(gb_per_second: float, backend: str, ranks: int) -> CheckResult:
-    """Report how fast the all-reduce is, and whether that looks like the wrong network; one rank sends nothing."""
-    if ranks == 1:
-        remedy = "start several, for example with --ntasks-per-node=2"
-        return CheckResult("all-reduce", "warning", "one rank sends nothing, so not measured", remedy, SEVERAL_RANKS)
-    found = f"{gb_per_second:.2f} GB/s bus bandwidth over {backend}, messages of 16 MiB"
-    if gb_per_second < SLOW_GB_PER_SECOND[backend]:
-        remedy = "NCCL_DEBUG=INFO names the network in use, NCCL_SOCKET_IFNAME chooses one; or other work runs here"
-        return CheckResult("all-reduce", "warning", found, remedy, SEVERAL_RANKS)
-    return CheckResult("all-reduce", "ok", found, lessons=SEVERAL_RANKS)
+def local_rank() -> int:
+    """Return the number of this process on its node."""
+    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
 
 
-def ranks_on_this_machine() -> list[CheckResult]:
-    """Start two ranks as lesson 03 does, on two GPUs or on CPUs, and return what they found."""
+def two_ranks_here() -> Result:
+    """Start two ranks on this machine with torchrun, on two GPUs or on the CPU, and return what they found."""
     import torch
 
-    from lab.launching import reason
-
-    environment = os.environ | ({} if torch.cuda.device_count() > 1 else {"CUDA_VISIBLE_DEVICES": ""})
-    environment |= {"OMP_NUM_THREADS": "1"}
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if torch.cuda.device_count() < 2:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__, "--ranks"]
     try:
-        command = [*start, checks.REPOSITORY / "slurm" / "preflight.py", ONLY_RANKS]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
-    except subprocess.TimeoutExpired as error:
-        ended = subprocess.CompletedProcess(error.cmd, 124, "", f"no answer in {error.timeout} s")
-    for line in ended.stdout.splitlines():
-        if line.startswith("["):
-            return [CheckResult(**result) for result in json.loads(line)]
-    remedy = "`torchrun --standalone --nproc-per-node 2 train.py` in 03_ddp says more; does `localhost` resolve?"
-    return [CheckResult("ranks", "fail", f"torchrun was to start two: {reason(ended.stderr)}", remedy, SEVERAL_RANKS)]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        return Result(**json.loads(ended.stdout.splitlines()[-1]))
+    except (subprocess.TimeoutExpired, IndexError, ValueError):
+        remedy = "`torchrun --standalone --nproc-per-node 2 train.py` in 03_ddp prints why; does `localhost` resolve?"
+        lessons = lessons_with("job.slurm", "--ntasks-per-node=2")
+        return Result("ranks", "fail", "torchrun could not start two on this machine", remedy, lessons)
 
 
-def merged(results: list[CheckResult]) -> list[tuple[str, CheckResult]]:
-    """Put equal results of several nodes into one, and name the nodes of the others."""
-    nodes = list(dict.fromkeys(result.node for result in results))
-    groups: dict[tuple, list[CheckResult]] = {}
-    for result in results:
-        groups.setdefault((result.check, result.status, result.found, result.remedy), []).append(result)
-    checks_in_order = list(dict.fromkeys(result.check for result in results))
-    found = []
-    for group in sorted(groups.values(), key=lambda group: checks_in_order.index(group[0].check)):
-        here = list(dict.fromkeys(result.node for result in group))
-        alone = len({result.node for result in results if result.check == group[0].check}) == 1
-        found.append(("" if here == nodes or (alone and group[0].status == "ok") else ", ".join(here), group[0]))
-    return found
-
-
-def show(results: list[CheckResult]) -> int:
+def show(results: list[Result]) -> int:
     """Print the results, and for each lesson whether it can run, in one piece; return the exit status."""
-    lines = [f"on {', '.join(dict.fromkeys(result.node for result in results))}:", ""]
-    for nodes, result in merged(results):
-        lines.append(f"{result.status:8} {result.check:14} {f'[{nodes}] ' if nodes else ''}{result.found}")
+    lines = [f"on {os.environ.get('SLURMD_NODENAME') or socket.gethostname()}:", ""]
+    for result in results:
+        lines.append(f"{result.status:8} {result.check:14} {result.found}")
         if result.remedy and result.status != "ok":
             lines.append(f"{'':8} -> {result.remedy}")
     lines.append("")
-    status = 0
-    for number in ALL:
+    exit_status = 0
+    for lesson in LESSONS:
+        concerned = [result for result in results if lesson in result.lessons]
         fails, warnings = (
-            ", ".join(
-                dict.fromkeys(result.check for result in results if result.status == kind and number in result.lessons)
-            )
-            for kind in ("fail", "warning")
+            ", ".join(dict.fromkeys(result.check for result in concerned if result.status == status))
+            for status in ("fail", "warning")
         )
         answer = f"cannot run: {fails}" if fails else f"can run{warnings and f', with warnings: {warnings}'}"
-        lines.append(f"lesson {LESSONS[number].name}: {answer}")
-        status = 1 if fails else status
+        lines.append(f"lesson {lesson}: {answer}")
+        exit_status = 1 if fails else exit_status
     print("\n".join(lines), flush=True)
-    return status
+    return exit_status
 
 
 def main() -> int:
     """Check everything that can be checked from here."""
-    os.chdir(checks.REPOSITORY)  # where the commands of the remedies are to be typed
-    base = foundations()
-    local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
-    if any(result.status == "fail" for result in base):
-        return show(base) if local_rank == 0 else 1
-    from workshop.distributed import started_by_srun
-    from workshop.errors import UserError
-
-    if ONLY_RANKS in sys.argv:
-        if results := with_the_other_ranks(list):
-            print(json.dumps([vars(result) for result in results]), flush=True)
+    os.chdir(REPOSITORY)  # where the commands of the remedies are to be typed
+    base = [check_python()]
+    if base[0].status == "ok":
+        base += [check_packages(), check_package()]
+    if any(result.status == "fail" for result in base):  # nothing else can be imported
+        return show(base) if local_rank() == 0 else 1
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # started by two_ranks_here
+        result = join_ranks()
+        if local_rank() == 0:
+            print(json.dumps(asdict(result)), flush=True)
         return 0
-    try:
-        is_task = started_by_srun()
-    except UserError:  # the batch script, or the shell, of a job of several tasks
-        is_task = False
-    if is_task:
-        nodes = os.environ.get("PREFLIGHT_NODES", checks.this_node()).split()
-        results = with_the_other_ranks(
-            lambda: [*base, *machine(), checks.names(nodes)] if local_rank == 0 else [checks.device(local_rank)]
-        )
-        apart = any(result.check == "ranks" and result.status == "fail" for result in results)
-        if not results or (apart and local_rank > 0):
-            return int(apart)
-        return show([*results, *checks.slurm()])
-    names = checks.names(["localhost", checks.this_node()])
-    return show([*base, *machine(), names, *ranks_on_this_machine(), *checks.slurm()])
+    if "--ranks" not in sys.argv:
+        return show([*base, *this_machine(), two_ranks_here(), *check_slurm()])
+    results = [*base, *this_machine()] if local_rank() == 0 else []
+    results.append(join_ranks())
+    if os.environ["SLURM_PROCID"] == "0":
+        results += check_slurm()
+    return show(results) if local_rank() == 0 else 0  # once for each node
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 #!/bin/bash
 # The one file a site edits. Source it once per login, in bash or zsh, before sbatch:    source slurm/site.sh
-# Every job sources it again on its node, through setup.sh.
+# Every job sources it again on its node.
+
+# Whichever environment you choose below, python imports the package `workshop` of this clone, not that of another one.
+clone=$(CDPATH="" cd -- "$(dirname -- "${BASH_SOURCE[0]:-$0}")/.." && pwd) # zsh has no BASH_SOURCE and keeps the name in $0
+export PYTHONPATH=$clone${PYTHONPATH:+:$PYTHONPATH}
 
 # 1. What sbatch needs to know here. It reads each option from a variable of the shell it is typed in, and such a
 #    variable wins over the #SBATCH line of a job file. (salloc reads SALLOC_*, and srun outside a job SLURM_*.)
@@ -11,7 +15,7 @@
 # export SBATCH_RESERVATION=workshop
 # export SBATCH_CONSTRAINT=a100
 
-# 2. Where Python is. Keep one of the four. The nodes' driver must suit its PyTorch: see README.md, "Which GPU".
+# 2. Where Python is. Keep one of the four. The nodes' driver must suit its PyTorch: see docs/installing.md.
 #
 # (a) Modules and a conda environment called workshop. conda activate is a function of interactive shells, which a job
 #     is not, so conda.sh has to define it first.
@@ -27,21 +31,21 @@
 # module load python/3.11
 # source ~/envs/workshop/bin/activate
 #
-# (c) In an image of Apptainer: see container/README.md. python, kernprof and torchrun then start inside of it.
+# (c) In an image of Apptainer: see docs/container.md. python, kernprof and torchrun then start inside of it.
 #
 # export WORKSHOP_IMAGE=$HOME/workshop.sif
-# export PATH=$HOME/workshop/container/bin:$PATH   # the folder of your clone
+# export PATH=$clone/container/bin:$PATH
 #
 # (d) As shipped: the .venv that make puts beside this folder. Without one, the python found first is taken as right.
-venv=$(dirname -- "${BASH_SOURCE[0]:-$0}")/../.venv # zsh has no BASH_SOURCE and keeps the name in $0
-if [ -f "$venv/bin/activate" ]; then
+if [ -f "$clone/.venv/bin/activate" ]; then
     # shellcheck source=/dev/null
-    source "$venv/bin/activate"
+    source "$clone/.venv/bin/activate"
 fi
-unset venv
 
-# 3. For a class only: data for all, and runs that the instructor can read. instructors/class_folder.md says how.
+# 3. For a class only: data for all, and runs that the instructor can read. docs/instructors/class_folder.md says how.
 #
 # export WORKSHOP_DATA=/shared/class/data
 # export WORKSHOP_RUNS=/shared/runs/$USER
 # umask 027
+
+unset clone
