@@ -29,8 +29,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
-print(*project["dependencies"], *project["optional-dependencies"]["dev"], sep="\n")
+print(*tomllib.loads(Path(sys.argv[1]).read_text())["project"]["dependencies"], sep="\n")
 EOF_PYTHON
     /opt/venv/bin/pip install --requirement /opt/requirements.txt --constraint "$folder/constraints.txt"
     ;;
