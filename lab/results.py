@@ -1,27 +1,178 @@
-"""The JSON file of an experiment: its figures, and what is needed to trust or to repeat them."""
+"""Tables of measured figures: an experiment stores the table that it prints, and pages show it (`lab/pages.py`).
 
+    results.store(
+        "loaders",
+        title="CIFAR-10 with each loader",
+        columns=["--loader", "IO", "FULL"],
+        rows=[["map", [5402.1, 81.0], [2117.3, 33.2]], ["memory", [87748.0, 6560.0], [8942.0, 270.0]]],
+        formats={"IO": ",.0f", "FULL": ",.0f"},
+        unit="samples/s",
+        spread="mean ± standard deviation of 3 trials",
+        figure=figure,
+    )
+
+A cell is a text, a number, None for nothing, or a number with its spread: [mean, deviation], or [median, lowest,
+highest]. The table is written to results/<machine>/loaders.json with the hardware, the versions, the date and the
+command, and the plot to loaders.png beside it. `value("amd_epyc_avx512_2cpu/loaders memory.FULL")` is 8942.0.
+"""
+
+import json
+import os
+import re
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from workshop.paths import REPOSITORY, write_json
 
-from workshop.hardware import describe_hardware, describe_versions
-from workshop.paths import write_json
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RESULTS = REPOSITORY / "results"
+Cell = str | float | Sequence[float] | None
 
 
-def write_results(file: Path, device: torch.device, figures: dict[str, Any]) -> None:
-    """Write the figures as JSON, after the date, the command, the hardware and the versions they were measured with.
+def store(
+    name: str,
+    *,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    formats: Mapping[str, str] | None = None,
+    unit: str = "",
+    spread: str = "",
+    figure: "Figure | None" = None,
+    command: str | None = None,
+) -> None:
+    """Print a table, and write it and its plot into the folder of this machine, below $WORKSHOP_RESULTS or results/.
 
-    Entries of the figures replace these, such as the hardware of a run that ended earlier. The file is complete at
-    every moment, also while it is replaced.
+    Args:
+        name: of the files.
+        title: what was measured.
+        columns: the header; the first column (or the first few together) names the rows.
+        rows: a cell for each column.
+        formats: format specifications of columns of numbers, such as ",.0f" or ".1%".
+        unit: of the numbers, if they have one in common.
+        spread: what ± or the range means, and of how many trials.
+        figure: a plot of the same figures.
+        command: what measures this again; by default what was typed.
     """
-    about = {
-        "date": date.today().isoformat(),
-        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "hardware": describe_hardware(device),
+    from workshop.hardware import describe_hardware, describe_versions, pick_device
+
+    assert all(len(row) == len(columns) for row in rows), f"{name}: a row has another number of cells than the header"
+    table = {
+        "title": title,
+        "columns": list(columns),
+        "rows": [list(row) for row in rows],
+        "formats": dict(formats or {}),
+        "unit": unit,
+        "spread": spread,
+        "machine": describe_hardware(pick_device()),
         "versions": describe_versions(),
+        "date": date.today().isoformat(),
+        "command": command or shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
     }
-    write_json(file, about | figures)
+    print(f"\n{title}{f', in {unit}' if unit else ''}{f' ({spread})' if spread else ''}\n{as_text(table)}")
+    folder = Path(os.environ.get("WORKSHOP_RESULTS") or RESULTS) / machine_name(table["machine"])
+    folder.mkdir(parents=True, exist_ok=True)
+    if figure is not None:
+        temporary = folder / f"{name}.{os.getpid()}.png"
+        figure.savefig(temporary, dpi=120)
+        temporary.replace(folder / f"{name}.png")
+    write_json(folder / f"{name}.json", table)
+
+
+def machine_name(hardware: Mapping[str, Any]) -> str:
+    """Return a folder name for a machine: its GPUs and their number, else its processor, instructions and CPUs."""
+    names = "{device_name} {gpus}gpu" if "gpus" in hardware else "{cpu} {cpu_instructions} {cpus_available}cpu"
+    return re.sub(r"\W+", "_", names.format(**hardware).lower()).strip("_")
+
+
+def load(machine: str, name: str) -> dict[str, Any]:
+    """Return a stored table.
+
+    Raises:
+        LookupError: there is none of this name.
+    """
+    file = RESULTS / machine / f"{name}.json"
+    if not file.is_file():
+        raise LookupError(f"no stored table {machine}/{name}")
+    return json.loads(file.read_text())
+
+
+def cell(path: str) -> Cell:
+    """Return a cell of a stored table: that of "machine/table row.column".
+
+    A row is named by its first cell, or by its first cells joined with ", ". Backticks and asterisks do not count.
+
+    Raises:
+        LookupError: there is no such table, or not exactly one cell of this name.
+    """
+    table_name, _, cell_name = path.strip().partition(" ")
+    table = load(*table_name.split("/", 1))
+    wanted, found = _plain(cell_name), []
+    for row in table["rows"]:
+        labels = [", ".join(_plain(part) for part in row[:count]) for count in range(1, len(row) + 1)]
+        for column, content in zip(table["columns"], row, strict=True):
+            if wanted in {f"{label}.{_plain(column)}" for label in labels}:
+                found.append(content)
+    if len(found) != 1:
+        raise LookupError(f"{table_name} has {len(found)} cells {cell_name!r}")
+    return found[0]
+
+
+def value(path: str) -> float:
+    """Return the number in a cell, without its spread."""
+    content = cell(path)
+    return _number(content[0] if isinstance(content, list) else content)
+
+
+def low(path: str) -> float:
+    """Return the lower end of a number with its spread: the mean minus the deviation, or the lowest."""
+    content = cell(path)
+    return _number(content[0] - content[1] if len(content) == 2 else content[1])
+
+
+def high(path: str) -> float:
+    """Return the upper end of a number with its spread: the mean plus the deviation, or the highest."""
+    content = cell(path)
+    return _number(content[0] + content[1] if len(content) == 2 else content[2])
+
+
+def _number(content: Cell) -> float:
+    if not isinstance(content, int | float):
+        raise LookupError(f"no number: {content!r}")
+    return content
+
+
+def _plain(cell: Cell) -> str:
+    return re.sub(r"[`*]", "", str(cell)).strip()
+
+
+def cell_text(cell: Cell, form: str = "") -> str:
+    """Return what a table shows for a cell, its number in the format of its column."""
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    if isinstance(cell, list | tuple):
+        center, *others = (cell_text(number, form) for number in cell)
+        return f"{center} ± {others[0]}" if len(others) == 1 else f"{center} ({' to '.join(others)})"
+    return format(cell, form or ("," if abs(cell) >= 1000 else ""))
+
+
+def cell_texts(table: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of a table as it is shown."""
+    forms = [table["formats"].get(column, "") for column in table["columns"]]
+    return [[cell_text(cell, form) for cell, form in zip(row, forms, strict=True)] for row in table["rows"]]
+
+
+def as_text(table: Mapping[str, Any]) -> str:
+    """Return a table for a terminal: the first column aligned to the left, the others to the right."""
+    lines = [[_plain(text) for text in line] for line in (table["columns"], *cell_texts(table))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(text.rjust(width) if number else text.ljust(width) for number, (text, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines
+    )
