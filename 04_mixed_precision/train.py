@@ -1,48 +1,54 @@
 """Lesson 04: lesson 03 with fewer bits, fewer kernels and fewer launches: precision, fusion, compilation, CUDA graphs.
 
-    python train.py --precision bf16 --channels_last true      # one rank, anywhere
+    python train.py --channels_last true                                                     # one rank, anywhere
     python train.py --config ../configs/mnist.yaml --config ../configs/mnist_fast.yaml       # MNIST, everything on
     python train.py --config ../configs/unet3d.yaml --config ../configs/unet3d_tiny.yaml     # a small 3D U-Net
     python train.py --config ../configs/unet3d.yaml --config ../configs/unet3d_opt.yaml      # on a GPU: the full one
 
 You should see what lesson 03 shows, with losses that hardly differ, and with more samples per second where the hardware
-computes in 16 bits. Start several ranks with torchrun, as in lesson 03.
+computes in 16 bits; a line says which precision was chosen. Start several ranks with torchrun, as in lesson 03.
 """
 
 import math
 import os
+import signal
+import subprocess
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
-from checks import check_one_shape, check_options
-from optimizer_state import load_optimizer
-from workshop.checks import check_volumes, warn_if_emulated
-from workshop.commandline import run_with_config
-from workshop.config import TrainConfig, require_positive
-from workshop.distributed import AllReduceCounter, failure_detector, int_from_env, rendezvous, started_by_srun
-from workshop.errors import UserError
+from workshop.checks import check_compute_options, check_cuda_graph, check_volumes, choose_precision
+from workshop.config import TrainConfig, check_same_run, require_positive, run_with_config, settings
+from workshop.errors import UserError, warn
 from workshop.hardware import cpu_or_error
-from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader, init_worker
+from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
 from workshop.loaders.volumes import VolumeDataset, build_volume_loader
+from workshop.log import RunLogger
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
 from workshop.models.vit import build_vit
 from workshop.profiling import profile
-from workshop.run import Run
+from workshop.profiling.all_reduce_counter import AllReduceCounter
+from workshop.profiling.mfu import utilization
+from workshop.profiling.throughput import benchmark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +76,11 @@ class Config(TrainConfig):
     """before each forward pass, give all ranks the buffers (such as batch norm's statistics) of rank 0"""
     sync_gradients: bool = True
     """false: no communication, to measure what it costs; each rank then trains its own model"""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """tf32: round what matrix products read; bf16, fp16: compute in half as many bits where autocast says it is safe"""
+    timeout_minutes: float = 10.0
+    """how long a rank waits for the others before the job ends: longer than saving, validating or compiling may take"""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """tf32: round what matrix products read; bf16, fp16: compute in half as many bits where autocast says it is safe;
+    auto: bf16 where the device computes in it, else fp32"""
     channels_last: bool = False
     """keep the channels of a pixel side by side in memory, as fast convolutions need them"""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
@@ -103,7 +112,7 @@ class Config(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "global_batch_size", "base_batch_size", "bucket_cap_mb")
+        require_positive(self, "global_batch_size", "base_batch_size", "bucket_cap_mb", "timeout_minutes")
         require_positive(self, "crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
         require_positive(self, "vit_patch", "vit_width", "vit_depth")
         if self.bucket_cap_mb is not None and self.bucket_cap_mb > 1e6:
@@ -122,13 +131,52 @@ def ranks_from_env() -> tuple[int, int, int]:
     """
     if "RANK" in os.environ:  # torchrun
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    elif started_by_srun():  # one process per task (a batch script has SLURM_PROCID too, but no task of its own)
+    elif "SLURM_STEP_NUM_TASKS" in os.environ:  # srun
         names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+    elif int(os.environ.get("SLURM_NTASKS", 1)) > 1:  # the batch script itself is no task
+        raise UserError(f"this job has {os.environ['SLURM_NTASKS']} tasks, but only one was started: write srun before it")
     else:
         return 0, 0, 1  # python train.py: this process is the only one
-    # int_from_env(name) is int(os.environ[name]), but ends with one line if that is missing or no number.
-    rank, local_rank, world_size = (int_from_env(name) for name in names)
+    rank, local_rank, world_size = (int(os.environ[name]) for name in names)
     return rank, local_rank, world_size
+
+
+def device_of_rank(local_rank: int) -> torch.device:
+    """Return the GPU of this rank, which it shares with no other rank, or the CPU where there are no GPUs."""
+    if not torch.cuda.is_available():
+        return cpu_or_error()
+    ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if ranks > gpus:
+        raise UserError(
+            f"torchrun started {ranks} ranks on this node, which has {gpus} GPU(s): start one rank per GPU, or try "
+            f"several ranks on the CPUs: CUDA_VISIBLE_DEVICES= torchrun --standalone --nproc-per-node {ranks} ..."
+        )
+    # On some clusters a task sees no other GPU than its own, which is then cuda:0 on every rank: hence the %.
+    device = torch.device("cuda", local_rank % gpus)
+    torch.cuda.set_device(device)
+    return device
+
+
+stop_requested = False
+"""whether Slurm has sent the signal that job.slurm asks for, some time before the time limit"""
+
+
+def request_stop(number: int, frame: FrameType | None) -> None:
+    """Note that the job is to stop; `train_one_epoch` does so between two steps, when all ranks agree."""
+    global stop_requested
+    stop_requested = True
+
+
+def ignore_stop_signal(worker_id: int) -> None:
+    """Let a loader's worker ignore the signal, which Slurm sends to all processes of the job, and which ends a worker."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def any_rank(flags: list[bool], device: torch.device) -> list[bool]:
+    """Return for each flag whether it is true on any rank: the same answer on all ranks, which all must call this."""
+    on_device = torch.tensor(flags, dtype=torch.int32, device=device)
+    dist.all_reduce(on_device, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in on_device.tolist()]
 
 
 def batch_size_per_rank(config: Config, world_size: int) -> int:
@@ -179,11 +227,8 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
         persistent_workers=config.persistent_workers and config.num_workers > 0,
         # Batches that each worker prepares ahead: they bridge the time of a slow one.
         prefetch_factor=config.prefetch_factor if config.num_workers > 0 else None,
-        # Ctrl-C and Slurm send their signals to all processes: workers ignore them until the checkpoint is written.
-        worker_init_fn=init_worker,
-        # A generator for the seeds of the workers: from the default one, they would change the numbers of dropout. (All
-        # ranks get the same seeds here. That is no problem, because the data set seeds each sample by itself.)
-        generator=torch.Generator(),
+        # Slurm sends the signal before the time limit to the workers too, which would end them.
+        worker_init_fn=ignore_stop_signal,
     )
 
 
@@ -325,16 +370,87 @@ class GraphedStep:
         self.graph = None
 
 
-def state_of(
-    model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler, scaler: torch.amp.GradScaler
-) -> dict[str, Any]:
-    """Return what a checkpoint holds; `Run.save` adds the epoch, the step and the states of the random generators."""
-    return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+def save_checkpoint(file: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint, and keep the one before it as ``checkpoint.previous.pt``.
+
+    Whenever the job is killed, one of the two files is complete: the new one is written under another name, and gets
+    its own name when all of it is on the disk.
+    """
+    temporary = file.with_suffix(".tmp")
+    with temporary.open("wb") as out:
+        torch.save(state, out)
+        out.flush()
+        os.fsync(out.fileno())  # until here, a part of it may only be in the memory of the operating system
+    if file.exists():
+        os.replace(file, file.with_suffix(".previous.pt"))
+    os.replace(temporary, file)
+
+
+def find_checkpoint(file: Path) -> Path | None:
+    """Return the newest checkpoint that is complete and undamaged; None if there is none to continue from."""
+    damaged = []
+    for found in filter(Path.exists, (file, file.with_suffix(".previous.pt"))):
+        try:
+            # torch.save writes a zip archive with a checksum of each part. torch.load does not compare the checksums.
+            if zipfile.ZipFile(found).testzip() is None:
+                for bad in damaged:
+                    warn(f"{bad} is damaged; continuing from {found}")
+                    os.replace(bad, bad.with_suffix(".damaged"))  # otherwise the next save would keep it, not the good one
+                return found
+        except OSError:
+            raise  # it cannot be read now; that does not mean that it is damaged
+        except Exception:  # a damaged archive can raise many types of errors
+            pass
+        damaged.append(found)
+    if damaged:
+        raise UserError(f"{' and '.join(map(str, damaged))} damaged: delete them to start afresh")
+    return None
+
+
+def load_checkpoint(file: Path, rank: int) -> tuple[dict[str, Any], Path] | None:
+    """Return the newest good checkpoint and its file; None if there is none. Rank 0 looks for it, and all ranks read it."""
+    found = [find_checkpoint(file) if rank == 0 else None]
+    dist.broadcast_object_list(found)  # from rank 0
+    if found[0] is None:
+        return None
+    return torch.load(found[0], map_location="cpu", weights_only=True), found[0]
+
+
+def end_if_diverged(diverged: bool, progress: dict[str, Any]) -> None:
+    """End the run if a loss has become infinite or "not a number", so that no such weights are saved."""
+    if diverged:
+        where = f"step {progress['step']} of epoch {progress['epoch']}"
+        raise UserError(f"the loss is not finite at {where}: try a lower --lr; earlier checkpoints are as they were")
+
+
+def save(
+    config: Config,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    scaler: torch.amp.GradScaler,
+    log: RunLogger,
+    progress: dict[str, Any],
+    loss_sum: torch.Tensor,
+) -> None:
+    """Save what the rest of the training depends on. All ranks call this; rank 0 writes the file.
+
+    There are no states of random generators in it, because all random numbers follow from seed, epoch, step and rank.
+    """
+    loss_sums = [torch.zeros_like(loss_sum) for _ in range(log.world_size)]
+    dist.all_gather(loss_sums, loss_sum)  # the sum of each rank's losses in this epoch
+    end_if_diverged(not all(math.isfinite(value.item()) for value in loss_sums), progress)
+    if log.rank != 0:
+        return
+    state = {
+        "model": model.state_dict(),  # the model itself: DDP puts "module." before the name of every weight
+        "optimizer": optimizer.state_dict(),  # Adam, for example, keeps two averages for each weight
         "scheduler": scheduler.state_dict(),
         "scaler": scaler.state_dict(),
+        "progress": progress | {"loss_sums": [value.item() for value in loss_sums]},
+        "settings": settings(config, config.batch_size * log.world_size),  # the flags, to refuse a run that has others
     }
+    save_checkpoint(log.run_dir / "checkpoint.pt", state)
 
 
 @profile
@@ -345,22 +461,38 @@ def train_one_epoch(
     step: Step,
     scheduler: LRScheduler,
     device: torch.device,
-    run: Run,
-    state: Callable[[], dict[str, Any]],
-) -> float:
-    """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks."""
+    log: RunLogger,
+    progress: dict[str, Any],
+    save_now: Callable[[dict[str, Any], torch.Tensor], None],
+) -> float | None:
+    """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks.
+
+    ``progress`` says where the run is: the epoch, and the steps taken and the sum of this rank's losses in it. Both are 0
+    unless the run was stopped within this epoch. If the job is to stop now, everything is saved, and None is returned.
+    """
     ddp_model.train()
-    loss_sum = torch.tensor(run.partial_loss_sum, device=device)  # 0, unless this run was stopped within this epoch
-    for inputs, targets in run.batches(loader):  # the batches of the loader; measures how long each is waited for
+    loss_sum = torch.tensor(progress["loss_sum"], device=device)
+    for inputs, targets in log.batches(loader):  # the batches of the loader; measures how long each is waited for
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
+        # Dropout's random numbers follow from step and rank: different on each rank, and the same in a resumed run.
+        torch.manual_seed(hash((config.seed, progress["epoch"], progress["step"], log.rank)))
         loss = step(inputs, targets)  # train_step, or the CUDA graph of it
         scheduler.step()
         loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
-        run.end_step(loss)  # every --log_interval steps it prints the loss: only there the CPU waits for the device
-        if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
-            run.save(state(), loss_sum)  # called by all ranks; may end the run
+        progress["step"] += 1
+        stop = False
+        if progress["step"] % config.log_interval == 0 and not config.benchmark:
+            value = loss.item()  # only here, every --log_interval steps, the CPU waits for the device
+            diverged, stop = any_rank([not math.isfinite(value), stop_requested], device)
+            end_if_diverged(diverged, progress)
+            log.log_step(progress["epoch"], progress["step"], value)
+        if stop or (config.save_interval and progress["step"] % config.save_interval == 0):
+            save_now(progress, loss_sum)
+        if stop:
+            return None
     dist.all_reduce(loss_sum)  # the sum over all ranks
+    end_if_diverged(not math.isfinite(loss_sum.item()), progress)
     return loss_sum.item() / loader.batch_sampler.samples_per_epoch  # without those that are left out
 
 
@@ -384,37 +516,40 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
     return loss_sum.item() / len(loader.dataset), accuracy
 
 
+@record  # under torchrun, the log ends with the error of the rank that failed first
 def main(config: Config) -> None:
     """Join the other ranks, train with them, and destroy the process group at the end."""
     rank, local_rank, world_size = ranks_from_env()
-    if torch.cuda.is_available():
-        # Each rank has its own GPU. On some clusters a task sees no other GPU, and its own is cuda:0: hence the %.
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    else:
-        device = cpu_or_error()
-    # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 listens; exit with one line if not.
-    # torchrun sets these two variables; for srun, job.slurm exports them. A single rank needs none.
-    store = rendezvous(rank, world_size, device)
-    with failure_detector(store, rank, world_size):  # if a rank dies or is suspended, it ends the others in a minute
-        dist.init_process_group(  # without `store` it does the rendezvous itself, and needs the two variables always
-            backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            device_id=device if device.type == "cuda" else None,  # lets NCCL connect now, not in the first step
-        )
-        # From here on, --batch_size is the number of samples per rank, also if --global_batch_size was given.
-        train(replace(config, batch_size=batch_size_per_rank(config, world_size)), rank, world_size, device)
-        dist.destroy_process_group()
+    device = device_of_rank(local_rank)
+    # Since PyTorch 2.15 "nccl" names a new backend, in which all-reduces may not overlap with backward: use the former one.
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
+    # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 (or torchrun) listens.
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
+        rank=rank,
+        world_size=world_size,
+        store=dist.HashStore() if world_size == 1 else None,  # a single rank joins nobody, and needs no address
+        timeout=timedelta(minutes=config.timeout_minutes),  # if a rank is waited for longer than this, the job ends
+        device_id=device if device.type == "cuda" else None,  # lets NCCL connect now, not in the first step
+    )
+    signal.signal(signal.SIGUSR1, request_stop)
+    # From here on, --batch_size is the number of samples per rank, also if --global_batch_size was given.
+    config = replace(config, batch_size=batch_size_per_rank(config, world_size))
+    config = replace(config, precision=choose_precision(config.precision, device))  # "auto" becomes bf16 or fp32
+    finished = train(config, rank, world_size, device)
+    dist.destroy_process_group()
+    if not finished and rank == 0 and "SLURM_JOB_ID" in os.environ:  # back into the queue; it continues in a later job
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)
 
 
-def train(config: Config, rank: int, world_size: int, device: torch.device) -> None:
-    """Build what is needed, then train for ``config.epochs`` epochs; validate and save a checkpoint after each."""
-    check_options(config, device)  # ends the run with one line if the device lacks an option
-    warn_if_emulated(config.precision, device)
+def train(config: Config, rank: int, world_size: int, device: torch.device) -> bool:
+    """Build what is needed, then train for ``config.epochs`` epochs; validate and save a checkpoint after each.
+
+    Returns: Whether all epochs are done; False if the job is to stop before.
+    """
+    check_compute_options(config, device)  # ends the run with one line if the device lacks an option
     set_precision(config.precision, config.cudnn_benchmark)
-    torch.manual_seed(config.seed + rank)  # a different seed on each rank: otherwise dropout would be the same on all
+    torch.manual_seed(config.seed + rank)  # DDP gives all ranks the weights of rank 0
     train_loader = make_loader(config, "train", device, rank, world_size)
     val_loader = make_loader(config, "val", device, rank, world_size)
     memory_format = torch.contiguous_format
@@ -423,7 +558,7 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
     model = make_model(config).to(device, memory_format=memory_format)
     global_batch_size = config.batch_size * world_size
     if config.cuda_graph:
-        check_one_shape(len(train_loader.dataset), global_batch_size, world_size)
+        check_cuda_graph(config, device, len(train_loader.dataset), world_size)
     graph = GraphedStep() if config.cuda_graph else None
     with graph.on_stream() if graph else nullcontext():
         ddp_model = DistributedDataParallel(  # gives all ranks the weights of rank 0; averages gradients in backward()
@@ -447,49 +582,69 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
         step = partial(graph.train, step)
     total_steps = config.epochs * len(train_loader)
     scheduler = LambdaLR(optimizer, lambda number: lr_factor(config, global_batch_size, number, total_steps))
-    state = partial(state_of, model, optimizer, scheduler, scaler)
+    progress: dict[str, Any] = {"epoch": 1, "step": 0, "loss_sum": 0.0}
 
     # The graph must be closed also if the run is stopped: NCCL cannot destroy its communicator while a graph holds it.
-    with closing(graph) if graph else nullcontext(), Run(config, device, rank, world_size) as run, maybe_no_sync:
+    with (
+        closing(graph) if graph else nullcontext(),
+        RunLogger(config, device, rank, world_size) as log,
+        maybe_no_sync,
+    ):
+        save_now = partial(save, config, model, optimizer, scheduler, scaler, log)
         if config.mfu:  # the operations of the model, and the fastest product of matrices on this device
-            run.measure_mfu(partial(make_model, config))
-        if config.benchmark:
-            benchmark(config, compiled, train_loader, step, scheduler, device, run, state)
-            return
-        checkpoint = run.load_checkpoint(matching=state())
-        if checkpoint is not None:  # --resume true, and this run was stopped before
+            log.log_utilization(utilization(config, partial(make_model, config), device))
+        if config.benchmark:  # loading alone (IO), training alone (SYNTHETIC), and both together (FULL)
+
+            def train_on(batches: Loader) -> None:
+                start = progress | {"step": 0}
+                train_one_epoch(config, compiled, batches, step, scheduler, device, log, start, save_now)
+
+            mfu = log.mfu if config.mfu else None
+            seconds = config.benchmark_seconds
+            benchmark(train_loader, train_on, device, config.loader, log.run_dir, seconds, mfu=mfu)
+            return True
+        found = load_checkpoint(log.run_dir / "checkpoint.pt", rank) if config.resume else None
+        if found is not None:  # this run was stopped before
+            checkpoint, file = found
+            check_same_run(checkpoint["settings"], settings(config, global_batch_size), file)
             model.load_state_dict(checkpoint["model"])  # on every rank: DDP has already copied the weights of rank 0
-            load_optimizer(optimizer, checkpoint["optimizer"])  # keeps what --fused and --cuda_graph need
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            for group in optimizer.param_groups:  # what a CUDA graph reads must be on the device; the file was read to the CPU
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"] = group["lr"].to(device)
             scheduler.load_state_dict(checkpoint["scheduler"])
             scaler.load_state_dict(checkpoint["scaler"])
-        for epoch in range(run.next_epoch, config.epochs + 1):
-            train_loader.batch_sampler.set_epoch(epoch)  # a new order of the samples, the same on all ranks
+            progress = checkpoint["progress"]
+            sums = progress.pop("loss_sums")
+            if len(sums) != world_size:  # other ranks than before: one of them takes all that was added up
+                sums = [math.fsum(sums)] + [0.0] * (world_size - 1)
+            progress["loss_sum"] = sums[rank]
+            log.print(f"resumed from {file}: epoch {progress['epoch']}, after step {progress['step']}")
+            if progress["epoch"] > config.epochs:
+                log.print(f"nothing is left to do: --epochs is {config.epochs}")
+        for epoch in range(progress["epoch"], config.epochs + 1):
+            # A new order of the samples, the same on all ranks; in a run that was stopped within the epoch, without
+            # those it has trained on.
+            train_loader.batch_sampler.set_epoch(epoch, start_step=progress["step"])
+            samples = train_loader.batch_sampler.samples_per_epoch - progress["step"] * global_batch_size
             started = time.perf_counter()
-            train_loss = train_one_epoch(config, compiled, train_loader, step, scheduler, device, run, state)
+            train_loss = train_one_epoch(
+                config, compiled, train_loader, step, scheduler, device, log, progress, save_now
+            )
+            if train_loss is None:
+                log.print(f"stopped and saved in epoch {epoch}; --resume true continues after step {progress['step']}")
+                return False
             seconds = time.perf_counter() - started
             val_loss, val_accuracy = evaluate(config, model, val_loader, device)
-            if rank == 0:  # all ranks have the same results, so one of them prints
-                run.log_summary(str(counter), **counter.per_step())
-                run.log_epoch(epoch, seconds, scheduler.get_last_lr()[0], train_loss, val_loss, val_accuracy)
-            run.save(state())  # every rank adds its random state; rank 0 writes
-
-
-def benchmark(
-    config: Config,
-    ddp_model: nn.Module,
-    loader: Loader,
-    step: Step,
-    scheduler: LRScheduler,
-    device: torch.device,
-    run: Run,
-    state: Callable[[], dict[str, Any]],
-) -> None:
-    """Measure the throughput of loading alone (IO), of training alone (SYNTHETIC), and of both together (FULL)."""
-
-    def train_on(batches: Loader) -> None:
-        train_one_epoch(config, ddp_model, batches, step, scheduler, device, run, state)
-
-    run.benchmark(loader, train_on)
+            log.log_summary(str(counter), **counter.per_step())
+            lr = scheduler.get_last_lr()[0]
+            log.log_epoch(epoch, seconds, samples, lr, train_loss, val_loss, val_accuracy)  # rank 0 alone prints
+            progress.update(epoch=epoch + 1, step=0, loss_sum=0.0)
+            save_now(progress, torch.zeros((), device=device))
+            if epoch < config.epochs and any_rank([stop_requested], device)[0]:
+                log.print(f"stopped after epoch {epoch}; --resume true continues from there")
+                return False
+        return True
 
 
 if __name__ == "__main__":

@@ -8,12 +8,21 @@ You should see the losses of lesson 04 with --model vit, and each rank stores on
 slower than lesson 04, because the ranks send the weights several times in each step.
 """
 
+import json
 import math
 import os
+import shutil
+import signal
+import subprocess
 import time
+import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -29,6 +38,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -36,20 +46,19 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from checks import check_options, check_parts, check_validation
-from workshop.checks import check_volumes, warn_if_emulated
-from workshop.commandline import run_with_config
-from workshop.config import TrainConfig, require_positive
-from workshop.distributed import failure_detector, int_from_env, rendezvous, started_by_srun
-from workshop.errors import UserError
+from workshop.checks import check_compute_options, check_parts, check_volumes, choose_precision
+from workshop.config import TrainConfig, check_same_run, require_positive, run_with_config, settings
+from workshop.errors import UserError, warn
 from workshop.hardware import cpu_or_error
-from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader, init_worker
+from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
 from workshop.loaders.volumes import VolumeDataset, build_volume_loader
+from workshop.log import RunLogger
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
 from workshop.models.vit import build_vit
 from workshop.profiling import profile
-from workshop.run import Run
+from workshop.profiling.mfu import utilization
+from workshop.profiling.throughput import benchmark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +86,19 @@ class Config(TrainConfig):
     """number of parts of each batch that are computed one after the other; their gradients are added up"""
     max_grad_norm: float | None = None
     """scale the gradients down where their norm over all ranks is larger than this (default: never)"""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """tf32: round what matrix products read; bf16, fp16: send weights and compute in half as many bits"""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """tf32: round what matrix products read; bf16, fp16: send weights and compute in half as many bits;
+    auto: bf16 where the device computes in it, else fp32"""
     compile: Literal["off", "default"] = "off"
     """let torch.compile fuse operations into fewer kernels"""
     cudnn_benchmark: bool = False
     """on an NVIDIA GPU: let cuDNN try its algorithms for each shape of convolution and keep the fastest"""
     fused: bool = False
     """let the optimizer update all weights in one kernel; adadelta cannot"""
-    checkpoint_form: Literal["whole", "sharded"] = "whole"
-    """whole: rank 0 gathers the model and writes one file; sharded: each rank writes its part into a folder"""
     async_save: bool = False
-    """with sharded: copy the parts into CPU memory, and let a thread write them while training goes on"""
+    """copy this rank's parts of a checkpoint into CPU memory, and let a thread write them while training goes on"""
+    timeout_minutes: float = 10.0
+    """how long a rank waits for the others before the job ends: longer than saving, validating or compiling may take"""
     mfu: bool = False
     """measure the peak of this device first, and log what share of it the operations of the model are"""
     crop_size: int = 64
@@ -110,13 +120,13 @@ class Config(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "global_batch_size", "base_batch_size", "accumulate", "max_grad_norm")
+        require_positive(self, "global_batch_size", "base_batch_size", "accumulate", "max_grad_norm", "timeout_minutes")
         require_positive(self, "crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
         require_positive(self, "vit_patch", "vit_width", "vit_depth")
         if not 0 <= self.warmup < 1:
             raise UserError(f"--warmup is a share of all steps, from 0 to below 1, got {self.warmup}")
-        if self.async_save and self.checkpoint_form != "sharded":
-            raise UserError("--async_save true needs --checkpoint_form sharded")
+        if self.fused and self.optimizer == "sgd":
+            raise UserError("--fused true: PyTorch's fused SGD takes no sharded weights; use --optimizer adam or adamw")
         check_volumes(self)
 
 
@@ -127,13 +137,52 @@ def ranks_from_env() -> tuple[int, int, int]:
     """
     if "RANK" in os.environ:  # torchrun
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    elif started_by_srun():  # one process per task (a batch script has SLURM_PROCID too, but no task of its own)
+    elif "SLURM_STEP_NUM_TASKS" in os.environ:  # srun
         names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+    elif int(os.environ.get("SLURM_NTASKS", 1)) > 1:  # the batch script itself is no task
+        raise UserError(f"this job has {os.environ['SLURM_NTASKS']} tasks, but only one was started: write srun before it")
     else:
         return 0, 0, 1  # python train.py: this process is the only one
-    # int_from_env(name) is int(os.environ[name]), but ends with one line if that is missing or no number.
-    rank, local_rank, world_size = (int_from_env(name) for name in names)
+    rank, local_rank, world_size = (int(os.environ[name]) for name in names)
     return rank, local_rank, world_size
+
+
+def device_of_rank(local_rank: int) -> torch.device:
+    """Return the GPU of this rank, which it shares with no other rank, or the CPU where there are no GPUs."""
+    if not torch.cuda.is_available():
+        return cpu_or_error()
+    ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if ranks > gpus:
+        raise UserError(
+            f"torchrun started {ranks} ranks on this node, which has {gpus} GPU(s): start one rank per GPU, or try "
+            f"several ranks on the CPUs: CUDA_VISIBLE_DEVICES= torchrun --standalone --nproc-per-node {ranks} ..."
+        )
+    # On some clusters a task sees no other GPU than its own, which is then cuda:0 on every rank: hence the %.
+    device = torch.device("cuda", local_rank % gpus)
+    torch.cuda.set_device(device)
+    return device
+
+
+stop_requested = False
+"""whether Slurm has sent the signal that job.slurm asks for, some time before the time limit"""
+
+
+def request_stop(number: int, frame: FrameType | None) -> None:
+    """Note that the job is to stop; `train_one_epoch` does so between two steps, when all ranks agree."""
+    global stop_requested
+    stop_requested = True
+
+
+def ignore_stop_signal(worker_id: int) -> None:
+    """Let a loader's worker ignore the signal, which Slurm sends to all processes of the job, and which ends a worker."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def any_rank(flags: list[bool], device: torch.device) -> list[bool]:
+    """Return for each flag whether it is true on any rank: the same answer on all ranks, which all must call this."""
+    on_device = torch.tensor(flags, dtype=torch.int32, device=device)
+    dist.all_reduce(on_device, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in on_device.tolist()]
 
 
 def batch_size_per_rank(config: Config, world_size: int) -> int:
@@ -184,11 +233,8 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
         persistent_workers=config.persistent_workers and config.num_workers > 0,
         # Batches that each worker prepares ahead: they bridge the time of a slow one.
         prefetch_factor=config.prefetch_factor if config.num_workers > 0 else None,
-        # Ctrl-C and Slurm send their signals to all processes: workers ignore them until the checkpoint is written.
-        worker_init_fn=init_worker,
-        # A generator for the seeds of the workers: from the default one, they would change the numbers of dropout. (All
-        # ranks get the same seeds here. That is no problem, because the data set seeds each sample by itself.)
-        generator=torch.Generator(),
+        # Slurm sends the signal before the time limit to the workers too, which would end them.
+        worker_init_fn=ignore_stop_signal,
     )
 
 
@@ -231,6 +277,8 @@ def shard_model(config: Config, rank: int, device: torch.device, world_size: int
     """Return the model, of which each rank stores one part of every weight; rank 0 draws the initial weights."""
     with torch.device("meta"):  # shapes without memory: no device has to hold the whole model, not even once
         model = make_model(config)
+    if not blocks_of(model) and (config.shard != "root" or config.activation_checkpointing):
+        raise UserError(f"--model {config.model} has no blocks in an nn.ModuleList to shard: use --model vit, or --shard root")
     if config.activation_checkpointing:
         for block in blocks_of(model):  # the block's activations are computed again when backward needs them
             block.forward = recomputed(block.forward)
@@ -305,13 +353,95 @@ def train_step(
     return loss_sum
 
 
-def whole_state(model: FSDPModule, optimizer: Optimizer) -> dict[str, Any]:
-    """Return whole weights and optimizer state, in CPU memory of rank 0. All ranks call this: each sends its parts."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return {
-        "model": get_model_state_dict(model, options=options),
-        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the complete checkpoints, the oldest first: `torch.distributed.checkpoint` writes ``.metadata`` last."""
+    return sorted(file.parent for file in folder.glob("epoch*_step*/.metadata") if file.parent.suffix != ".damaged")
+
+
+def crc32_of(file: Path) -> int:
+    """Return a checksum of a file, which differs if a bit of it was flipped or its end is missing."""
+    checksum = 0
+    with file.open("rb") as content:
+        while chunk := content.read(1 << 24):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
+
+
+def write_checksums(folder: Path, rank: int) -> None:
+    """Write the checksums of the files that this rank has written; on rank 0, of the metadata too."""
+    files = [*folder.glob(f"__{rank}_*"), *([folder / ".metadata"] if rank == 0 else [])]
+    (folder / f"crc32_{rank}.json").write_text(json.dumps({file.name: crc32_of(file) for file in files}))
+
+
+def is_damaged(folder: Path, rank: int, world_size: int) -> bool:
+    """Read this rank's share of the files of a checkpoint; return whether one of them is not as it was written."""
+    try:
+        checksums = [json.loads(file.read_text()) for file in sorted(folder.glob("crc32_*.json"))]
+        files = sorted(item for of_rank in checksums for item in of_rank.items())
+        return any(crc32_of(folder / name) != checksum for name, checksum in files[rank::world_size])
+    except (FileNotFoundError, ValueError):  # ValueError: a file of checksums is damaged itself
+        return True
+
+
+def end_if_diverged(diverged: bool, progress: dict[str, Any]) -> None:
+    """End the run if a loss has become infinite or "not a number", so that no such weights are saved."""
+    if diverged:
+        where = f"step {progress['step']} of epoch {progress['epoch']}"
+        raise UserError(f"the loss is not finite at {where}: try a lower --lr; earlier checkpoints are as they were")
+
+
+def finish_save(pending: list[Future], log: RunLogger) -> None:
+    """Wait for the checkpoint that a thread may still be writing; delete all but the newest two."""
+    while pending:
+        pending.pop().result()  # raises what has gone wrong in the thread
+    if log.rank == 0:
+        for old in checkpoints_in(log.run_dir / "checkpoints")[:-2]:
+            (old / ".metadata").unlink()  # first: without it, the rest is no checkpoint any more
+            shutil.rmtree(old)
+
+
+def save(
+    config: Config,
+    model: FSDPModule,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    scaler: torch.amp.GradScaler,
+    log: RunLogger,
+    group: dist.ProcessGroup,
+    pending: list[Future],
+    progress: dict[str, Any],
+    loss_sum: torch.Tensor,
+) -> None:
+    """Save what the rest of the training depends on. All ranks call this: each writes the parts of the weights it has.
+
+    There are no states of random generators in it, because all random numbers follow from seed, epoch, step and rank.
+    """
+    loss_sums = [torch.zeros_like(loss_sum) for _ in range(log.world_size)]
+    dist.all_gather(loss_sums, loss_sum)  # the sum of each rank's losses in this epoch
+    end_if_diverged(not all(math.isfinite(value.item()) for value in loss_sums), progress)
+    finish_save(pending, log)
+    folder = log.run_dir / "checkpoints" / f"epoch{progress['epoch']:04}_step{progress['step']:07}"
+    if log.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved here
+    dist.barrier()
+    rest = {
+        "scheduler": scheduler.state_dict(),
+        "scaler": scaler.state_dict(),
+        "progress": progress | {"loss_sums": [value.item() for value in loss_sums]},
+        "settings": settings(config, config.batch_size * log.world_size),  # the flags, to refuse a run that has others
     }
+    state = sharded_state(model, optimizer) | {"rest": json.dumps(rest)}
+    # Without copying ahead on the GPU: the thread that writes would open it on the first GPU, whichever its rank has.
+    writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)
+    if config.async_save:  # returns once this rank's parts are copied; the next step may change the weights
+        future = dcp.async_save(state, storage_writer=writer, process_group=group)
+        assert isinstance(future, Future)
+        future.add_done_callback(lambda done: None if done.exception() else write_checksums(folder, log.rank))
+        pending.append(future)
+    else:
+        dcp.save(state, storage_writer=writer, process_group=group)
+        write_checksums(folder, log.rank)
+        finish_save(pending, log)
 
 
 def sharded_state(model: FSDPModule, optimizer: Optimizer) -> dict[str, Any]:
@@ -323,62 +453,42 @@ def sharded_state(model: FSDPModule, optimizer: Optimizer) -> dict[str, Any]:
     return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
 
 
-def save_checkpoint(
+def find_checkpoint(log: RunLogger, device: torch.device) -> Path | None:
+    """Return the newest checkpoint that is complete and undamaged; None if there is none. All ranks call this."""
+    found = [checkpoints_in(log.run_dir / "checkpoints")]
+    dist.broadcast_object_list(found)  # all ranks take what rank 0 has found
+    for folder in reversed(found[0]):
+        if not any_rank([is_damaged(folder, log.rank, log.world_size)], device)[0]:
+            return folder
+        if log.rank == 0:
+            warn(f"{folder} is damaged; looking for the one before it")
+            folder.rename(folder.with_suffix(".damaged"))
+    if found[0]:
+        raise UserError(f"all checkpoints in {log.run_dir / 'checkpoints'} are damaged: delete them to start afresh")
+    return None
+
+
+def load(
     config: Config,
     model: FSDPModule,
     optimizer: Optimizer,
     scheduler: LRScheduler,
     scaler: torch.amp.GradScaler,
-    run: Run,
-    loss_sum: torch.Tensor | None = None,
-) -> None:
-    """Save all that the training consists of. All ranks call this, and it ends the run if a signal asks for that."""
-    rest = {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict()}  # equal on all ranks
-    if config.checkpoint_form == "whole":
-        run.save(whole_state(model, optimizer) | rest, loss_sum)  # every rank adds its random state; rank 0 writes
-        return
-    parts = sharded_state(model, optimizer)
-    with run.save_sharded(parts, rest, loss_sum) as saving:  # the folder gets its name when all of it is on disk
-        if config.async_save:  # returns once this rank's parts are copied; the next step may change the weights
-            saving.future = dcp.async_save(parts, checkpoint_id=saving.folder, process_group=saving.group)
-        else:
-            dcp.save(parts, checkpoint_id=saving.folder, process_group=saving.group)
-
-
-def load_checkpoint(
-    config: Config,
-    model: FSDPModule,
-    optimizer: Optimizer,
-    scheduler: LRScheduler,
-    scaler: torch.amp.GradScaler,
-    run: Run,
-) -> None:
-    """With ``--resume true``, continue from the last checkpoint, if there is one, perhaps one of other ranks."""
-    # These are only compared with the checkpoint, so they need not be gathered: the shape of a sharded weight is that
-    # of the whole one. `sharded_state` must not be used for that: in a run that starts afresh, its step with gradients
-    # of zero would be counted, and Adam corrects its running means by the number of steps.
-    matching = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    matching |= {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict()}
-    if config.checkpoint_form == "whole":
-        whole = run.load_checkpoint(matching)
-        if whole is None:
-            return
-        options = StateDictOptions(full_state_dict=True)  # the file has whole weights; each rank takes its part
-        set_model_state_dict(model, whole["model"], options=options)
-        set_optimizer_state_dict(model, optimizer, whole["optimizer"], options=options)
-        scheduler.load_state_dict(whole["scheduler"])
-        scaler.load_state_dict(whole["scaler"])
-        return
-    with run.load_sharded(matching) as saved:  # all its files have been compared with their checksums
-        if saved is None:
-            return
-        parts = sharded_state(model, optimizer)  # says which parts this rank needs; dcp.load fills them
-        dcp.load(parts, checkpoint_id=saved.folder, process_group=saved.group)
-        saved.scale_lr(parts["optimizer"])  # if --lr is another one than before
-        set_model_state_dict(model, parts["model"])
-        set_optimizer_state_dict(model, optimizer, parts["optimizer"])
-        scheduler.load_state_dict(saved.state["scheduler"])
-        scaler.load_state_dict(saved.state["scaler"])
+    log: RunLogger,
+    folder: Path,
+) -> dict[str, Any]:
+    """Continue from a checkpoint, perhaps of another number of ranks; return its progress. All ranks call this."""
+    found = {"rest": ""}
+    dcp.load(found, checkpoint_id=folder)  # first this part alone: is it of the same run?
+    rest = json.loads(found["rest"])
+    check_same_run(rest["settings"], settings(config, config.batch_size * log.world_size), folder)
+    parts = sharded_state(model, optimizer)  # says which parts this rank needs; dcp.load fills them
+    dcp.load(parts, checkpoint_id=folder)
+    set_model_state_dict(model, parts["model"])
+    set_optimizer_state_dict(model, optimizer, parts["optimizer"])
+    scheduler.load_state_dict(rest["scheduler"])
+    scaler.load_state_dict(rest["scaler"])
+    return rest["progress"]
 
 
 @profile
@@ -390,21 +500,38 @@ def train_one_epoch(
     scheduler: LRScheduler,
     scaler: torch.amp.GradScaler,
     device: torch.device,
-    run: Run,
-) -> float:
-    """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks."""
+    log: RunLogger,
+    progress: dict[str, Any],
+    save_now: Callable[[dict[str, Any], torch.Tensor], None],
+) -> float | None:
+    """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks.
+
+    ``progress`` says where the run is: the epoch, and the steps taken and the sum of this rank's losses in it. Both are 0
+    unless the run was stopped within this epoch. If the job is to stop now, everything is saved, and None is returned.
+    """
     model.train()
-    loss_sum = torch.tensor(run.partial_loss_sum, device=device)  # 0, unless this run was stopped within this epoch
-    for inputs, targets in run.batches(loader):  # the batches of the loader; measures how long each is waited for
+    loss_sum = torch.tensor(progress["loss_sum"], device=device)
+    for inputs, targets in log.batches(loader):  # the batches of the loader; measures how long each is waited for
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
+        # Dropout's random numbers follow from step and rank: different on each rank, and the same in a resumed run.
+        torch.manual_seed(hash((config.seed, progress["epoch"], progress["step"], log.rank)))
         loss = train_step(config, model, optimizer, scaler, inputs, targets)
         scheduler.step()
         loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
-        run.end_step(loss)  # every --log_interval steps it prints the loss: only there the CPU waits for the device
-        if run.should_save():  # every --save_interval steps, or because a signal asks this run to stop
-            save_checkpoint(config, model, optimizer, scheduler, scaler, run, loss_sum)
+        progress["step"] += 1
+        stop = False
+        if progress["step"] % config.log_interval == 0 and not config.benchmark:
+            value = loss.item()  # only here, every --log_interval steps, the CPU waits for the device
+            diverged, stop = any_rank([not math.isfinite(value), stop_requested], device)
+            end_if_diverged(diverged, progress)
+            log.log_step(progress["epoch"], progress["step"], value)
+        if stop or (config.save_interval and progress["step"] % config.save_interval == 0):
+            save_now(progress, loss_sum)
+        if stop:
+            return None
     dist.all_reduce(loss_sum)  # the sum over all ranks
+    end_if_diverged(not math.isfinite(loss_sum.item()), progress)
     return loss_sum.item() / loader.batch_sampler.samples_per_epoch  # without those that are left out
 
 
@@ -444,42 +571,44 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
     return loss_sum.item() / len(loader.dataset), accuracy
 
 
+@record  # under torchrun, the log ends with the error of the rank that failed first
 def main(config: Config) -> None:
     """Join the other ranks, train with them, and destroy the process group at the end."""
     rank, local_rank, world_size = ranks_from_env()
-    if torch.cuda.is_available():
-        # Each rank has its own GPU. On some clusters a task sees no other GPU, and its own is cuda:0: hence the %.
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    else:
-        device = cpu_or_error()
-    # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 listens; exit with one line if not.
-    # torchrun sets these two variables; for srun, job.slurm exports them. A single rank needs none.
-    store = rendezvous(rank, world_size, device)
-    with failure_detector(store, rank, world_size):  # if a rank dies or is suspended, it ends the others in a minute
-        dist.init_process_group(  # without `store` it does the rendezvous itself, and needs the two variables always
-            backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            device_id=device if device.type == "cuda" else None,  # lets NCCL connect now, not in the first step
-        )
-        # From here on, --batch_size is the number of samples per rank, also if --global_batch_size was given.
-        train(replace(config, batch_size=batch_size_per_rank(config, world_size)), rank, world_size, device)
-        dist.destroy_process_group()
+    device = device_of_rank(local_rank)
+    # Since PyTorch 2.15 "nccl" names a new backend, in which all-reduces may not overlap with backward: use the former one.
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
+    # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 (or torchrun) listens.
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
+        rank=rank,
+        world_size=world_size,
+        store=dist.HashStore() if world_size == 1 else None,  # a single rank joins nobody, and needs no address
+        timeout=timedelta(minutes=config.timeout_minutes),  # if a rank is waited for longer than this, the job ends
+        device_id=device if device.type == "cuda" else None,  # lets NCCL connect now, not in the first step
+    )
+    signal.signal(signal.SIGUSR1, request_stop)
+    # From here on, --batch_size is the number of samples per rank, also if --global_batch_size was given.
+    config = replace(config, batch_size=batch_size_per_rank(config, world_size))
+    config = replace(config, precision=choose_precision(config.precision, device))  # "auto" becomes bf16 or fp32
+    finished = train(config, rank, world_size, device)
+    dist.destroy_process_group()
+    if not finished and rank == 0 and "SLURM_JOB_ID" in os.environ:  # back into the queue; it continues in a later job
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)
 
 
-def train(config: Config, rank: int, world_size: int, device: torch.device) -> None:
-    """Build what is needed, then train for ``config.epochs`` epochs; validate and save a checkpoint after each."""
-    check_options(config, make_model, device)  # ends the run with one line if the device lacks an option
-    warn_if_emulated(config.precision, device)
+def train(config: Config, rank: int, world_size: int, device: torch.device) -> bool:
+    """Build what is needed, then train for ``config.epochs`` epochs; validate and save a checkpoint after each.
+
+    Returns: Whether all epochs are done; False if the job is to stop before.
+    """
+    check_compute_options(config, device)  # ends the run with one line if the device lacks an option
     set_precision(config.precision, config.cudnn_benchmark)
-    torch.manual_seed(config.seed + rank)  # a different seed on each rank: otherwise dropout would be the same on all
+    torch.manual_seed(config.seed + rank)  # the weights are those of rank 0
     train_loader = make_loader(config, "train", device, rank, world_size)
     val_loader = make_loader(config, "val", device, rank, world_size)
     global_batch_size = config.batch_size * world_size
-    check_parts(config.accumulate, len(train_loader.dataset), global_batch_size, world_size)
-    check_validation(len(val_loader.dataset), world_size)
+    check_parts(config, len(train_loader.dataset), len(val_loader.dataset), world_size)
     model = shard_model(config, rank, device, world_size)
     if config.compile != "off":
         model.compile(dynamic=False)  # for this shape of batches; gathering weights stays outside of what is compiled
@@ -487,44 +616,59 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> N
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
     total_steps = config.epochs * len(train_loader)
     scheduler = LambdaLR(optimizer, lambda number: lr_factor(config, global_batch_size, number, total_steps))
+    progress: dict[str, Any] = {"epoch": 1, "step": 0, "loss_sum": 0.0}
+    save_group = dist.new_group(backend="gloo")  # of its own, because a thread may save while training goes on
+    pending: list[Future] = []
 
-    with Run(config, device, rank, world_size) as run:
+    with RunLogger(config, device, rank, world_size) as log:
+        save_now = partial(save, config, model, optimizer, scheduler, scaler, log, save_group, pending)
         if config.mfu:  # the operations of the model, and the fastest product of matrices on this device
-            run.measure_mfu(partial(make_model, config))
-        if config.benchmark:
-            benchmark(config, model, train_loader, optimizer, scheduler, scaler, device, run)
-            return
-        load_checkpoint(config, model, optimizer, scheduler, scaler, run)
-        for group in optimizer.param_groups:
-            if "fused" in group:  # the checkpoint holds that of the run that saved
-                group["fused"] = config.fused or None
-        for epoch in range(run.next_epoch, config.epochs + 1):
-            train_loader.batch_sampler.set_epoch(epoch)  # a new order of the samples, the same on all ranks
+            log.log_utilization(utilization(config, partial(make_model, config), device))
+        if config.benchmark:  # loading alone (IO), training alone (SYNTHETIC), and both together (FULL)
+
+            def train_on(batches: Loader) -> None:
+                start = progress | {"step": 0}
+                train_one_epoch(config, model, batches, optimizer, scheduler, scaler, device, log, start, save_now)
+
+            mfu = log.mfu if config.mfu else None
+            seconds = config.benchmark_seconds
+            benchmark(train_loader, train_on, device, config.loader, log.run_dir, seconds, mfu=mfu)
+            return True
+        folder = find_checkpoint(log, device) if config.resume else None
+        if folder is not None:  # this run was stopped before
+            progress = load(config, model, optimizer, scheduler, scaler, log, folder)
+            sums = progress.pop("loss_sums")
+            if len(sums) != world_size:  # other ranks than before: one of them takes all that was added up
+                sums = [math.fsum(sums)] + [0.0] * (world_size - 1)
+            progress["loss_sum"] = sums[rank]
+            log.print(f"resumed from {folder}: epoch {progress['epoch']}, after step {progress['step']}")
+            if progress["epoch"] > config.epochs:
+                log.print(f"nothing is left to do: --epochs is {config.epochs}")
+        for epoch in range(progress["epoch"], config.epochs + 1):
+            # A new order of the samples, the same on all ranks; in a run that was stopped within the epoch, without
+            # those it has trained on.
+            train_loader.batch_sampler.set_epoch(epoch, start_step=progress["step"])
+            samples = train_loader.batch_sampler.samples_per_epoch - progress["step"] * global_batch_size
             started = time.perf_counter()
-            train_loss = train_one_epoch(config, model, train_loader, optimizer, scheduler, scaler, device, run)
+            train_loss = train_one_epoch(
+                config, model, train_loader, optimizer, scheduler, scaler, device, log, progress, save_now
+            )
+            if train_loss is None:
+                finish_save(pending, log)
+                log.print(f"stopped and saved in epoch {epoch}; --resume true continues after step {progress['step']}")
+                return False
             seconds = time.perf_counter() - started
             val_loss, val_accuracy = evaluate(config, model, val_loader, device)
-            if rank == 0:  # all ranks have the same results, so one of them prints
-                run.log_epoch(epoch, seconds, scheduler.get_last_lr()[0], train_loss, val_loss, val_accuracy)
-            save_checkpoint(config, model, optimizer, scheduler, scaler, run)
-
-
-def benchmark(
-    config: Config,
-    model: FSDPModule,
-    loader: Loader,
-    optimizer: Optimizer,
-    scheduler: LRScheduler,
-    scaler: torch.amp.GradScaler,
-    device: torch.device,
-    run: Run,
-) -> None:
-    """Measure the throughput of loading alone (IO), of training alone (SYNTHETIC), and of both together (FULL)."""
-
-    def train_on(batches: Loader) -> None:
-        train_one_epoch(config, model, batches, optimizer, scheduler, scaler, device, run)
-
-    run.benchmark(loader, train_on)
+            lr = scheduler.get_last_lr()[0]
+            log.log_epoch(epoch, seconds, samples, lr, train_loss, val_loss, val_accuracy)  # rank 0 alone prints
+            progress.update(epoch=epoch + 1, step=0, loss_sum=0.0)
+            save_now(progress, torch.zeros((), device=device))
+            if epoch < config.epochs and any_rank([stop_requested], device)[0]:
+                finish_save(pending, log)
+                log.print(f"stopped after epoch {epoch}; --resume true continues from there")
+                return False
+        finish_save(pending, log)
+        return True
 
 
 if __name__ == "__main__":

@@ -93,6 +93,29 @@ def check_cuda_graph(flags: Any, device: torch.device, num_samples: int, world_s
         )
 
 
+def check_parts(flags: Any, num_train: int, num_val: int, world_size: int) -> None:  # noqa: ANN401
+    """Raise `UserError` unless every rank has a sample for each part of every batch, and one to validate on.
+
+    Args:
+        flags: of the run; ``batch_size`` is that of a rank, which is divided into ``accumulate`` parts.
+        num_train: size of the training data.
+        num_val: size of the validation data.
+        world_size: number of ranks.
+    """
+    parts, rest = flags.accumulate, num_train % (flags.batch_size * world_size)
+    if parts > 1 and flags.loader == "shards":
+        raise UserError(f"--accumulate {parts}: with --loader shards some ranks end with a smaller batch; use memory or map")
+    if flags.batch_size < parts:
+        raise UserError(f"--accumulate {parts} divides a batch of {flags.batch_size} per rank into more parts than samples")
+    if world_size <= rest < parts * world_size:  # fewer than a sample per rank are left out
+        raise UserError(
+            f"--accumulate {parts}: {num_train} samples leave a last batch of {rest}, which is less than one sample for "
+            f"each part on each of {world_size} rank(s); use --limit_train {num_train - rest}"
+        )
+    if num_val < world_size:
+        raise UserError(f"{num_val} validation sample(s) for {world_size} ranks: each rank needs at least one")
+
+
 def _check_compiler(device: torch.device) -> None:
     """Raise `UserError` unless something small can be compiled: a trial is better than a list of what it needs."""
     try:

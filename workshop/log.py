@@ -134,7 +134,7 @@ class RunLogger:
             return
         load, compute = self._timed.means()
         samples_per_second = self._loader.batch_sampler.global_batch_size / (load + compute)
-        steps, mfu = len(self._loader), self._mfu(samples_per_second)
+        steps, mfu = len(self._loader), self.mfu(samples_per_second)
         self.print(
             f"epoch {epoch}  step {step:{len(str(steps))}}/{steps}  loss {loss:.4f}  "
             f"{samples_per_second:,.0f} samples/s  load {1000 * load:.2f} ms  compute {1000 * compute:.2f} ms"
@@ -169,7 +169,7 @@ class RunLogger:
         speed = samples / seconds
         losses = {"train_loss": train_loss, "val_loss": val_loss, "val_accuracy": val_accuracy}
         finished = {"epoch": epoch, **losses, "seconds": seconds, "samples_per_second": speed}
-        if (mfu := self._mfu(speed)) is not None:
+        if (mfu := self.mfu(speed)) is not None:
             finished["mfu"] = self.facts["mfu"] = mfu
         self.print(
             f"epoch {epoch}  train loss {train_loss:.4f}  val loss {val_loss:.4f}"
@@ -197,7 +197,8 @@ class RunLogger:
             model_flops_per_step=step,
         )
 
-    def _mfu(self, samples_per_second: float) -> float | None:
+    def mfu(self, samples_per_second: float) -> float | None:
+        """Return the utilization at a throughput of all ranks together; None if it is not measured."""
         return self.utilization and self.utilization.mfu(samples_per_second / self.world_size)
 
     def _add(self, group: str, values: dict[str, float | None], step: int) -> None:
