@@ -266,9 +266,10 @@ def save(
 
     There are no states of random generators in it, because all random numbers follow from seed, epoch, step and rank.
     """
-    loss_sums = [torch.zeros_like(loss_sum) for _ in range(log.world_size)]
-    dist.all_gather(loss_sums, loss_sum)  # the sum of each rank's losses in this epoch
-    end_if_diverged(not all(math.isfinite(value.item()) for value in loss_sums), progress)
+    of_ranks = [torch.zeros_like(loss_sum) for _ in range(log.world_size)]
+    dist.all_gather(of_ranks, loss_sum)
+    loss_sums = torch.stack(of_ranks).tolist()  # of each rank, the sum of its losses in this epoch
+    end_if_diverged(not all(map(math.isfinite, loss_sums)), progress)
     if log.rank != 0:
         return
     model = ddp_model.module  # the model itself: DDP puts "module." before the name of every weight
@@ -276,7 +277,7 @@ def save(
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),  # Adam, for example, keeps two averages for each weight
         "scheduler": scheduler.state_dict(),
-        "progress": progress | {"loss_sums": [value.item() for value in loss_sums]},
+        "progress": progress | {"loss_sums": loss_sums},
         "settings": settings(config, config.batch_size * log.world_size),  # the flags, to refuse a run that has others
     }
     save_checkpoint(log.run_dir / "checkpoint.pt", state)

@@ -416,9 +416,10 @@ def save(
 
     There are no states of random generators in it, because all random numbers follow from seed, epoch, step and rank.
     """
-    loss_sums = [torch.zeros_like(loss_sum) for _ in range(log.world_size)]
-    dist.all_gather(loss_sums, loss_sum)  # the sum of each rank's losses in this epoch
-    end_if_diverged(not all(math.isfinite(value.item()) for value in loss_sums), progress)
+    of_ranks = [torch.zeros_like(loss_sum) for _ in range(log.world_size)]
+    dist.all_gather(of_ranks, loss_sum)
+    loss_sums = torch.stack(of_ranks).tolist()  # of each rank, the sum of its losses in this epoch
+    end_if_diverged(not all(map(math.isfinite, loss_sums)), progress)
     finish_save(pending, log)
     folder = log.run_dir / "checkpoints" / f"epoch{progress['epoch']:04}_step{progress['step']:07}"
     if log.rank == 0:
@@ -427,7 +428,7 @@ def save(
     rest = {
         "scheduler": scheduler.state_dict(),
         "scaler": scaler.state_dict(),
-        "progress": progress | {"loss_sums": [value.item() for value in loss_sums]},
+        "progress": progress | {"loss_sums": loss_sums},
         "settings": settings(config, config.batch_size * log.world_size),  # the flags, to refuse a run that has others
     }
     state = sharded_state(model, optimizer) | {"rest": json.dumps(rest)}
