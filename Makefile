@@ -59,7 +59,7 @@ lint: .lint/installed
 	touch $@
 
 docs: setup
-	python -m cogapp -r -I . -I 03_ddp/experiments *.md */*.md */experiments/*.md
+	python -m lab.pages
 
 # the pages as a searchable web site: open build/site/html/index.html; neither PyTorch nor .venv is needed
 site: .site/installed

@@ -31,6 +31,11 @@ def first_on_node() -> bool:
     return (os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0") == "0"
 
 
+def several_ranks() -> bool:
+    """Whether torchrun or srun has started more processes than this one."""
+    return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1") > 1
+
+
 def run_reporting_user_errors(main: Callable[[], None]) -> None:
     """Call ``main()``; report a mistake of the user in one line, with exit status 2.
 
@@ -54,9 +59,10 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
         if not first_on_node():
             wait_for_launcher(seconds=3)
         print(f"error: {' '.join(reason.split())}", file=sys.stderr, flush=True)
-        # Without Python's clean-up, in which torch could wait for ranks or for workers that are gone.
         sys.stdout.flush()
-        os._exit(2)
+        if several_ranks():  # without Python's clean-up, in which torch could wait for ranks that are gone
+            os._exit(2)
+        sys.exit(2)
 
 
 def wait_for_launcher(seconds: float) -> None:
