@@ -1,7 +1,15 @@
-"""Start a script as one process or as many ranks, read the JSON file that it writes, say in one line why it failed."""
+"""Run a lesson's scripts as one process or as ranks, and read what they measured.
+
+    LESSON = Path(__file__).resolve().parents[1]
+    summary = train(LESSON, "--limit_train", 6400, "--lr", 0.01, ranks=2, on_cpu=True)
+    summary["epochs"][-1]["val_loss"]
+    throughput = train(LESSON, "--benchmark", "true", "--loader", "memory")
+    mean_std(throughput["FULL"]["trials"])                             # lab/timing.py
+"""
 
 import importlib.util
 import json
+import linecache
 import os
 import re
 import secrets
@@ -17,7 +25,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from workshop.commandline import load_config
 from workshop.errors import UserError
 
 
@@ -35,84 +42,101 @@ def torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
-def run_and_read(
-    command: Sequence[object],
-    folder: Path,
-    *,
-    flag: str = "--out",
-    threads: int | None = None,
-    show: bool = False,
-    out: Path | None = None,
-    plots: Path | None = None,
-) -> dict[str, Any]:
-    """Run a script that writes one JSON file into an output folder; return what is in it.
+def run(
+    words: Sequence[object], folder: Path, *, on_cpu: bool = False, threads: int | None = None, quiet: bool = False
+) -> str:
+    """Run a command in a folder; return what it printed.
 
     Args:
-        command: the words that start Python, the script and its flags, but for the output folder.
-        folder: where to run it.
-        flag: the script's flag for its output folder.
-        threads: CPU threads of each process; None leaves that to the script.
-        show: let the user see what the script prints.
-        out: where it may write for a while (default: where temporary files go).
-        plots: folder to copy its plots to.
+        words: the command.
+        folder: where it is run.
+        on_cpu: hide the GPUs from it.
+        threads: CPU threads of each process; None leaves that to the command.
+        quiet: do not show the command and what it prints.
 
-    Raises UserError: it failed.
+    Raises:
+        UserError: it failed; says why.
     """
-    with tempfile.TemporaryDirectory(dir=out) as written:
-        words = [*map(str, command), flag, written]
-        environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-        if show:
-            print("$", shlex.join(words), flush=True)
-        result = subprocess.run(words, cwd=folder, env=environment, capture_output=not show, text=True)
-        if result.returncode:
-            mistake = reason(result.stderr or "")
-            raise UserError(mistake or f"status {result.returncode} from: {shlex.join(words[:-2])}")
-        if plots:
-            for plot in Path(written).glob("*.png"):
-                shutil.copy(plot, plots)
-        (results_file,) = Path(written).glob("*.json")
-        return json.loads(results_file.read_text())
+    command = [str(word) for word in words]
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {})
+    environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
+    if not quiet:
+        print("$", shlex.join(["python" if word == sys.executable else word for word in command]), flush=True)
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if not quiet:
+        print(result.stdout, end="", flush=True)
+    if result.returncode:
+        sys.stderr.write(result.stderr)
+        raise UserError(reason(result.stderr) or f"exit status {result.returncode} from: {shlex.join(command)}")
+    return result.stdout
 
 
-def benchmark(
-    start: Sequence[str], lesson: Path, flags: Sequence[object], out: Path, threads: int
-) -> dict[str, list[float]]:
-    """Run ``train.py --benchmark true`` of a lesson; return the trials of IO, SYNTHETIC, FULL, ... in samples/s.
+def train(
+    lesson: Path,
+    *flags: object,
+    ranks: int | None = None,
+    start: Sequence[object] = (sys.executable,),
+    script: str = "train.py",
+    keep: str = "",
+    keep_in: Path | None = None,
+    **how: Any,  # noqa: ANN401
+) -> dict[str, Any]:
+    """Run a train script in a new folder; return its summary.json, or with ``--benchmark true`` its throughput.json.
 
-    Raises UserError: it failed.
+    Args:
+        lesson: its folder.
+        flags: of the script.
+        ranks: start so many of them with torchrun; None starts one process with ``start``.
+        start: the words before the script.
+        script: ``train.py``, or an experiment that takes the same flags.
+        keep: pattern of files to copy from the run's folder to ``keep_in``.
+        keep_in: a folder.
+        how: as in `run`.
+
+    Raises:
+        UserError: it failed; says why.
     """
-    command = [*start, "train.py", "--benchmark", "true", *flags]
-    results = run_and_read(command, lesson, flag="--run_dir", out=out, threads=threads)
-    return {kind: found["trials"] for kind, found in results.items() if isinstance(found, dict) and "trials" in found}
+    with tempfile.TemporaryDirectory() as folder:
+        run([*(torchrun(ranks) if ranks else start), script, *flags, "--run_dir", folder], lesson, **how)
+        for file in Path(folder).glob(keep) if keep and keep_in else ():
+            shutil.copy(file, keep_in / file.name)  # type: ignore[operator]
+        file = next(file for name in ("throughput.json", "summary.json") if (file := Path(folder, name)).exists())
+        return json.loads(file.read_text())
+
+
+def line_profile(lesson: Path, *flags: object, **how: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # noqa: ANN401
+    """Run a train script under the line profiler; return its summary and the lines of its first profiled function.
+
+    Each line is a dictionary with ``line``, ``hits``, ``seconds``, ``percent`` and ``text``.
+    """
+    import line_profiler  # not every machine has it
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "train.lprof")
+        kernprof = (sys.executable, "-m", "kernprof", "-l", "-o", file)
+        summary = train(lesson, *flags, start=kernprof, **how)
+        stats = line_profiler.load_stats(str(file))
+    (source, _, _), timings = next(item for item in stats.timings.items() if item[1])
+    total = sum(time for _, _, time in timings)
+    return summary, [
+        {
+            "line": line,
+            "hits": hits,
+            "seconds": time * stats.unit,
+            "percent": 100 * time / total,
+            "text": linecache.getline(str(lesson / source), line).rstrip(),
+        }
+        for line, hits, time in timings
+    ]
 
 
 def load_script(lesson: Path) -> ModuleType:
-    """Return the ``train.py`` of a lesson as a module, so that an experiment runs the code that the lesson shows.
-
-    As when Python runs the script, it imports modules from its own folder. Modules of the same names that another
-    lesson has left in `sys.modules` are removed there first.
-    """
-    for name in (file.stem for file in lesson.glob("*.py")):
-        other = getattr(sys.modules.get(name), "__file__", None)
-        if other and Path(other).resolve().parent != lesson.resolve():
-            del sys.modules[name]
+    """Return the ``train.py`` of a lesson as a module, so that an experiment runs the code that the lesson shows."""
     spec = importlib.util.spec_from_file_location(lesson.name, lesson / "train.py")
     assert spec is not None and spec.loader is not None
     sys.modules[lesson.name] = module = importlib.util.module_from_spec(spec)  # where its flags' types are looked up
-    sys.path.insert(0, str(lesson))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(lesson))
+    spec.loader.exec_module(module)
     return module
-
-
-def check_flags(lesson: Path, flags: list[str]) -> Any:  # noqa: ANN401
-    """Return the configuration that a lesson makes of these flags, before it is started; `UserError` if it cannot."""
-    for own in ("run_dir", "benchmark", "batch_size", "global_batch_size", "sync_gradients"):
-        if any(re.match(rf"--{own}\b", flag) for flag in flags):
-            raise UserError(f"--{own} is set by this script itself; see --help")
-    return load_config(load_script(lesson).Config, flags)
 
 
 def reason(stderr: str) -> str:

@@ -2,11 +2,11 @@
 
 A page says what it shows in HTML comments, which GitHub does not display. This script writes what belongs between them:
 
-    <!-- table: MACHINE/TABLE -->            a stored table with its caption; `MACHINE/TABLE: column, column` some columns
-    <!-- figure: MACHINE/TABLE row.column :,.0f -->   a number within a line; also an expression with value("...")
-    <!-- code: 03_ddp/train.py ranks_from_env -->     definitions of a script; `main from "text" to "text"` some lines of one
-    <!-- output: results/example_output/NAME.txt -->  a text file
-    <!-- exercises: 03_ddp -->               the exercises of a lesson, or of `all`; `answers: 03_ddp` what is wrong in them
+    <!-- table: MACHINE/TABLE -->        a stored table with its caption; some of it: `MACHINE/TABLE | columns: a; b | rows: c; d`
+    <!-- figure: MACHINE/TABLE row.column :,.0f -->      a number within a line, also computed: `1 - value("MACHINE/TABLE row.column")`
+    <!-- code: 03_ddp/train.py ranks_from_env -->        definitions of a script, or a part of one: `train from "TEXT" to "TEXT"`
+    <!-- output: results/example_output/NAME.txt -->     a text file
+    <!-- exercises: 03_ddp -->           the exercises of a lesson, or of `all`; `answers: 03_ddp` the fault and the fix of each
 
 each with `<!-- end -->` after it. What a text claims stands beside it, and is only checked:
 
@@ -24,23 +24,19 @@ import shlex
 import sys
 import textwrap
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lab.results import cell_text, cell_texts, high, load, low, value
+from lab.results import cell_text, cell_texts, high, load, low, plain, value
 from workshop.paths import REPOSITORY
 
 MARKER = re.compile(
-    r"(?P<indent>(?:^ *)?)(?<!`)<!-- (?P<kind>table|figure|code|output|exercises|answers): (?P<what>.*?) -->"
-    r"(?P<shown>.*?)<!-- end -->",
-    re.DOTALL | re.MULTILINE,
+    r"(?<!`)<!-- (table|figure|code|output|exercises|answers): ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL
 )
 ASSERTION = re.compile(r"(?<!`)<!-- assert: (.*?) -->", re.DOTALL)
 LANGUAGES = {".py": "python", ".slurm": "sh", ".sh": "sh", ".yaml": "yaml"}
-NUMBER = re.compile(r"[^\w`]*\d(?!.*[a-z]{3}.* [a-z]{2})|-?$")
-"""the beginning of a shown cell with a number; a column of them is aligned to the right"""
 
 
 def evaluate(expression: str) -> Any:  # noqa: ANN401, a number or a truth value
@@ -51,15 +47,29 @@ def evaluate(expression: str) -> Any:  # noqa: ANN401, a number or a truth value
 
 def table(what: str, page: Path) -> str:
     """Return a stored table in Markdown, and a caption that says what the numbers are and where they were measured."""
-    name, _, chosen = what.partition(": ")
+    name, *chosen = what.split(" | ")
     stored = load(*name.split("/", 1))
-    columns = [column.strip() for column in chosen.split(",")] if chosen else stored["columns"][1:]
-    shown = [0, *(stored["columns"].index(column) for column in columns)]
-    header, *rows = ([line[number] for number in shown] for line in (stored["columns"], *cell_texts(stored)))
-    right = [sum(bool(NUMBER.match(row[i])) for row in rows) > len(rows) / 2 for i in range(len(shown))]
-    rule = ["---:" if of_numbers and number else "---" for number, of_numbers in enumerate(right)]
-    lines = "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *rows))
-    return f"{lines}\n\n*{caption(stored)}*"
+    header, rows = [plain(column) for column in stored["columns"]], cell_texts(stored)
+    shown, keep = list(range(len(header))), rows
+    for choice in chosen:
+        kind, _, names = choice.partition(": ")
+        wanted = [plain(one) for one in names.split(";")]
+        if kind == "columns":
+            shown = [0, *(header.index(column) for column in wanted)]
+        elif kind == "rows":
+            labels = [plain(row[0]) for row in rows]
+            keep = [rows[labels.index(label)] for label in wanted]
+        else:
+            raise LookupError(f"no choice {kind!r}: columns or rows")
+    lines = [[line[number] for number in shown] for line in (stored["columns"], *keep)]
+    right = [number > 0 and mostly_numbers(cells) for number, (_, *cells) in enumerate(zip(*lines, strict=True))]
+    lines.insert(1, ["---:" if numbers else "---" for numbers in right])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n*{caption(stored)}*"
+
+
+def mostly_numbers(cells: Sequence[str]) -> bool:
+    """Return whether more than half of the cells begin with a number; such a column is aligned to the right."""
+    return sum(bool(re.match(r"[^\w`]*\d(?!.*[a-z]{3}.* [a-z]{2})|-?$", cell)) for cell in cells) > len(cells) / 2
 
 
 def caption(stored: dict[str, Any]) -> str:
@@ -192,20 +202,20 @@ def rendered(text: str, page: Path) -> tuple[str, list[str]]:
     problems = []
 
     def show(marker: re.Match[str]) -> str:
-        kind, what, indent = marker["kind"], marker["what"], marker["indent"]
-        line = text[text.rfind("\n", 0, marker.start()) + 1 : marker.start()]
+        kind, what, shown_before = marker.groups()
+        before = text[text.rfind("\n", 0, marker.start()) + 1 : marker.start()]  # on the same line
         try:
-            if "<!-- " in marker["shown"]:
-                raise LookupError("no <!-- end -->")
-            if kind == "figure" and (indent or re.fullmatch(r"[\s>]*([-*+]|\d+\.)?\s*", line)):
+            if "<!-- " in shown_before:
+                raise LookupError("it has no <!-- end -->")
+            if kind == "figure" and re.fullmatch(r"[\s>]*([-*+]|\d+\.)?\s*", before):
                 raise LookupError("a figure must not begin a line")
             shown = SHOW[kind](what, page)
-        except Exception as error:  # whatever is wrong with one marker, the others are still looked at
-            problems.append(f"{page}: <!-- {kind}: {what} -->: {type(error).__name__}: {error}")
+        except Exception as error:  # whatever is wrong with one marker, the others are looked at too
+            problems.append(f"{page}: <!-- {kind}: {what} -->: {error}")
             return marker[0]
-        start, end = marker[0].split(marker["shown"])[0] if marker["shown"] else "", "<!-- end -->"
-        start = f"{indent}<!-- {kind}: {what} -->"
-        return f"{start}{shown}{end}" if kind == "figure" else f"{start}\n{textwrap.indent(shown, indent)}\n{indent}{end}"
+        if kind != "figure":
+            shown = "\n" + textwrap.indent(shown, before) + "\n" + before
+        return f"<!-- {kind}: {what} -->{shown}<!-- end -->"
 
     new = MARKER.sub(show, text)
     for assertion in ASSERTION.findall(text):
@@ -213,14 +223,14 @@ def rendered(text: str, page: Path) -> tuple[str, list[str]]:
             if not evaluate(assertion):
                 problems.append(f"{page}: not so: {assertion}")
         except Exception as error:
-            problems.append(f"{page}: <!-- assert: {assertion} -->: {type(error).__name__}: {error}")
+            problems.append(f"{page}: <!-- assert: {assertion} -->: {error}")
     return new, problems
 
 
 def pages() -> list[Path]:
-    """Return all pages: Markdown files that are not in hidden folders or in an environment."""
-    found = (page for page in REPOSITORY.rglob("*.md") if not re.search(r"/\.|/build/|/runs/", str(page.relative_to(REPOSITORY))))
-    return sorted(page for page in found if not any(part.startswith(".") for part in page.relative_to(REPOSITORY).parts))
+    """Return all pages: the Markdown files of the repository but those in hidden folders and of runs."""
+    found = sorted(REPOSITORY.rglob("*.md"))
+    return [page for page in found if not re.match(r"(.*/)?\.|runs/|build/", str(page.relative_to(REPOSITORY)))]
 
 
 def main() -> None:
@@ -238,7 +248,8 @@ def main() -> None:
             problems.append(f"{page} is not up to date: run `make docs`")
         elif new != text:
             page.write_text(new)
-    print("\n".join(problem.replace(f"{REPOSITORY}/", "") for problem in problems), end="\n" if problems else "")
+    for problem in problems:
+        print(problem.replace(f"{REPOSITORY}/", ""), file=sys.stderr)
     sys.exit(bool(problems))
 
 

@@ -1,38 +1,49 @@
-"""The process group of an experiment that is started as ranks: joined and left by the calls of 03_ddp/train.py."""
+"""The process group of an experiment that torchrun starts as ranks:
 
+    with process_group() as (rank, world_size, device):
+        ...
+"""
+
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from lab.launching import load_script
-from workshop.distributed import failure_detector, rendezvous
-from workshop.hardware import cpu_or_error
-from workshop.paths import REPOSITORY
-
 
 @contextmanager
-def process_group() -> Iterator[tuple[int, int, torch.device]]:
+def process_group(*, on_cpu: bool = False) -> Iterator[tuple[int, int, torch.device]]:
     """Join the other ranks; give rank, world size and device of this process; destroy the process group at the end.
 
-    Raises:
-        UserError: not all ranks join, or not each of them has a GPU of its own.
+    Args:
+        on_cpu: compute on the CPU, and hide the GPUs from everything that looks for one.
     """
-    rank, local_rank, world_size = load_script(REPOSITORY / "03_ddp").ranks_from_env()
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    if on_cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    rank, local_rank, world_size = (int(os.environ.get(name, fallback)) for name, fallback in RANK_NAMES.items())
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-    else:
-        device = cpu_or_error()
-    store = rendezvous(rank, world_size, device)
-    with failure_detector(store, rank, world_size):
-        dist.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            device_id=device if device.type == "cuda" else None,
-        )
-        yield rank, world_size, device
-        dist.destroy_process_group()
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",
+        rank=rank,
+        world_size=world_size,
+        store=dist.HashStore() if world_size == 1 else None,
+        timeout=timedelta(minutes=5),
+        device_id=device if device.type == "cuda" else None,
+    )
+    yield rank, world_size, device
+    dist.destroy_process_group()
+
+
+RANK_NAMES = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}
+"""the environment variables that torchrun sets, and what holds for a single process that was started without it"""
+
+
+def mean_over_ranks(value: torch.Tensor) -> float:
+    """Return the mean of a number () over all ranks, on all of them; added up in 64 bits."""
+    total = value.detach().double().clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()

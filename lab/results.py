@@ -113,11 +113,11 @@ def cell(path: str) -> Cell:
     """
     table_name, _, cell_name = path.strip().partition(" ")
     table = load(*table_name.split("/", 1))
-    wanted, found = _plain(cell_name), []
+    wanted, found = plain(cell_name), []
     for row in table["rows"]:
-        labels = [", ".join(_plain(part) for part in row[:count]) for count in range(1, len(row) + 1)]
+        labels = [", ".join(plain(part) for part in row[:count]) for count in range(1, len(row) + 1)]
         for column, content in zip(table["columns"], row, strict=True):
-            if wanted in {f"{label}.{_plain(column)}" for label in labels}:
+            if wanted in {f"{label}.{plain(column)}" for label in labels}:
                 found.append(content)
     if len(found) != 1:
         raise LookupError(f"{table_name} has {len(found)} cells {cell_name!r}")
@@ -148,7 +148,8 @@ def _number(content: Cell) -> float:
     return content
 
 
-def _plain(cell: Cell) -> str:
+def plain(cell: Cell) -> str:
+    """Return the text of a cell without backticks and asterisks."""
     return re.sub(r"[`*]", "", str(cell)).strip()
 
 
@@ -170,9 +171,9 @@ def cell_texts(table: Mapping[str, Any]) -> list[list[str]]:
 
 def as_text(table: Mapping[str, Any]) -> str:
     """Return a table for a terminal: the first column aligned to the left, the others to the right."""
-    lines = [[_plain(text) for text in line] for line in (table["columns"], *cell_texts(table))]
+    lines = [[plain(text) for text in line] for line in (table["columns"], *cell_texts(table))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(text.rjust(width) if number else text.ljust(width) for number, (text, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-        for line in lines
-    )
+    aligned = [[text.rjust(width) for text, width in zip(line, widths, strict=True)] for line in lines]
+    for line, (first, *_) in zip(aligned, lines, strict=True):
+        line[0] = first.ljust(widths[0])
+    return "\n".join("  ".join(line).rstrip() for line in aligned)

@@ -1,22 +1,49 @@
-"""How long a computation takes: warm, repeated, on a known number of CPU threads."""
+"""How long a computation takes, and how much trials differ.
+
+    trials = alternately({"map": lambda: speed("map"), "memory": lambda: speed("memory")}, rounds=3)
+    rows = [[name, mean_std(found)] for name, found in trials.items()]   # cells for lab/results.py
+    median_range(ratios(trials["map"], trials["memory"]))
+"""
 
 import statistics
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-from threadpoolctl import threadpool_limits
-
-from workshop.hardware import available_cpus
-from workshop.profiling.calibration import repeats_for
-
+T = TypeVar("T")
 SHORTEST_BLOCK = 0.002
 """seconds that one reading of the clock must span, so that the clock's own cost (about 100 ns) does not show"""
 FEWEST_REPEATS = 3
 """repeats of even the slowest computation: fewer have no spread"""
+
+
+def alternately(configurations: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Measure each configuration once per round, one after the other; return the results of each.
+
+    So a machine whose speed drifts slows all configurations alike, and trials of one round can be compared as pairs.
+    """
+    found: dict[str, list[T]] = {name: [] for name in configurations}
+    for _ in range(rounds):
+        for name, measure_once in configurations.items():
+            found[name].append(measure_once())
+    return found
+
+
+def mean_std(trials: Sequence[float]) -> list[float]:
+    """Return mean and standard deviation: a cell of a table, shown as ±."""
+    return [statistics.mean(trials), statistics.stdev(trials)]
+
+
+def median_range(trials: Sequence[float]) -> list[float]:
+    """Return median, lowest and highest: a cell of a table, shown with the range in brackets."""
+    return [statistics.median(trials), min(trials), max(trials)]
+
+
+def ratios(base: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Return by how much ``other`` is larger than ``base`` in each round."""
+    return [b / a for a, b in zip(base, other, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -33,13 +60,10 @@ def measure(run: Callable[[], Any], min_seconds: float) -> Timing:
 
     ``run`` must have been called once before, so that loading libraries, compiling and the first allocation are not
     counted, and must return only when its result is there: accelerators work asynchronously.
-
-    Median and interquartile range are those of ``torch.utils.benchmark.Timer.blocked_autorange``. It is not used here,
-    for three reasons: it sets the number of torch's threads itself, while the experiments set that of numpy's libraries
-    too; it may measure a slow computation only once; and with a GPU it synchronizes in measurements of the CPU as well.
     """
-    timer = timeit.Timer(run)
-    calls = repeats_for(SHORTEST_BLOCK, timer.timeit, first=1)
+    timer, calls = timeit.Timer(run), 1
+    while timer.timeit(calls) < SHORTEST_BLOCK:
+        calls *= 2
     blocks: list[float] = []
     while len(blocks) < FEWEST_REPEATS or sum(blocks) < min_seconds:
         blocks.append(timer.timeit(calls))
@@ -49,6 +73,11 @@ def measure(run: Callable[[], Any], min_seconds: float) -> Timing:
 
 def cpu_share() -> float:
     """Return the share of the CPUs' time that this process gets if it wants all: 1 where nobody else computes."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    from workshop.hardware import available_cpus
+
     cpus, matrix = available_cpus(), torch.ones(512, 512)
     with threadpool_limits(cpus):
         matrix @ matrix  # starts the threads
