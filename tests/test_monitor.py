@@ -3,66 +3,51 @@
 There is no GPU here: the real pynvml calls a fake NVML library, so its functions and structures are real.
 """
 
-import ctypes
-import multiprocessing
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pynvml
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.tensorboard import SummaryWriter
 
-from workshop.hardware import available_cpus
 from workshop.profiling import monitor as monitor_module
-from workshop.profiling.monitor import Monitor
-from workshop.profiling.nvml import Gpu
+from workshop.profiling.monitor import Monitor, processes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 UUID = "3b5d8a5e-0c1d-4f5e-9a43-6b1f0f3c2d10"
-CPU_QUANTITIES = {"cpu_percent", "rss_bytes", "pss_bytes", "system_memory_bytes"}
-GPM = {  # metric -> value: percent, MiB/s
+CPU_QUANTITIES = {"cpu_percent", "rss_bytes", "system_memory_bytes"}
+GPM = {
     pynvml.NVML_GPM_METRIC_SM_UTIL: 81.5,
     pynvml.NVML_GPM_METRIC_SM_OCCUPANCY: 40.25,
     pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: 12.5,
     pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: 33.0,
-    pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC: 2.0,
-    pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC: 1.0,
 }
 OLD_GPU = {
     "gpu_utilization_percent": 97.0,
     "gpu_memory_bytes": 5e9,
     "gpu_power_watts": 312.5,
     "gpu_temperature_celsius": 61.0,
-    "pcie_rx_bytes_per_second": 7e6,
-    "pcie_tx_bytes_per_second": 3e6,
 }
 HOPPER = OLD_GPU | {
     "gpu_sm_activity_percent": 81.5,
     "gpu_sm_occupancy_percent": 40.25,
     "gpu_tensor_activity_percent": 12.5,
     "gpu_memory_bandwidth_percent": 33.0,
-    "pcie_rx_bytes_per_second": 2.0 * 2**20,
-    "pcie_tx_bytes_per_second": 1.0 * 2**20,
 }
 
 
 class FakeNvml:
-    """The functions of libnvidia-ml that the monitor needs, for one GPU; ctypes' ``byref(x)._obj`` is ``x``."""
+    """The functions of libnvidia-ml that the monitor needs; ctypes' ``byref(x)._obj`` is ``x``."""
 
-    def __init__(self, hopper: bool = True) -> None:
-        self.hopper = hopper
+    def __init__(self) -> None:
+        self.hopper = True
         self.uuids = [f"GPU-{UUID}"]
         self.unsupported: set[str | int] = set()
         """functions and GPM metrics that answer "Not Supported" """
         self.lost = False
-        self.running = 0
-        self.samples = 0
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         """Return the C function of this name."""
@@ -79,48 +64,33 @@ class FakeNvml:
 
         return function
 
-    def _nvmlInitWithFlags(self, flags: int) -> None:
-        self.running += 1
+    def _nvmlInitWithFlags(self, flags: int) -> None: ...
 
-    def _nvmlShutdown(self) -> None:
-        self.running -= 1
+    def _nvmlDeviceGetHandleByUUID(self, uuid: SimpleNamespace, handle: object) -> int:
+        return pynvml.NVML_SUCCESS if uuid.value.decode() in self.uuids else pynvml.NVML_ERROR_NOT_FOUND
 
-    def _nvmlDeviceGetHandleByUUID(self, uuid: ctypes.c_char_p, handle: object) -> int | None:
-        if uuid.value.decode() not in self.uuids:
-            return pynvml.NVML_ERROR_NOT_FOUND
-        return None
+    def _nvmlDeviceGetUtilizationRates(self, handle: object, rates: SimpleNamespace) -> None:
+        rates._obj.gpu = 97
 
-    def _nvmlDeviceGetUtilizationRates(self, handle: object, rates: object) -> None:
-        rates._obj.gpu, rates._obj.memory = 97, 20
+    def _nvmlDeviceGetMemoryInfo(self, handle: object, memory: SimpleNamespace) -> None:
+        memory._obj.used = 5_000_000_000
 
-    def _nvmlDeviceGetMemoryInfo(self, handle: object, memory: object) -> None:
-        memory._obj.total, memory._obj.used = 80_000_000_000, 5_000_000_000
-
-    def _nvmlDeviceGetPowerUsage(self, handle: object, milliwatts: object) -> None:
+    def _nvmlDeviceGetPowerUsage(self, handle: object, milliwatts: SimpleNamespace) -> None:
         milliwatts._obj.value = 312_500
 
-    def _nvmlDeviceGetTemperature(self, handle: object, sensor: ctypes.c_uint, celsius: object) -> None:
+    def _nvmlDeviceGetTemperature(self, handle: object, sensor: object, celsius: SimpleNamespace) -> None:
         celsius._obj.value = 61
 
-    def _nvmlDeviceGetPcieThroughput(self, handle: object, counter: ctypes.c_uint, kilobytes: object) -> None:
-        kilobytes._obj.value = {pynvml.NVML_PCIE_UTIL_RX_BYTES: 7000, pynvml.NVML_PCIE_UTIL_TX_BYTES: 3000}[
-            counter.value
-        ]
-
-    def _nvmlGpmQueryDeviceSupport(self, handle: object, support: object) -> None:
+    def _nvmlGpmQueryDeviceSupport(self, handle: object, support: SimpleNamespace) -> None:
         assert support._obj.version == pynvml.NVML_GPM_SUPPORT_VERSION
         support._obj.isSupportedDevice = int(self.hopper)
 
-    def _nvmlGpmSampleAlloc(self, sample: object) -> None:
-        self.samples += 1
-
-    def _nvmlGpmSampleFree(self, sample: object) -> None:
-        self.samples -= 1
+    def _nvmlGpmSampleAlloc(self, sample: object) -> None: ...
 
     def _nvmlGpmSampleGet(self, handle: object, sample: object) -> None:
         assert isinstance(sample, pynvml.c_nvmlGpmSample_t)
 
-    def _nvmlGpmMetricsGet(self, reference: object) -> None:
+    def _nvmlGpmMetricsGet(self, reference: SimpleNamespace) -> None:
         request = reference._obj
         assert request.version == pynvml.NVML_GPM_METRICS_GET_VERSION
         for metric in request.metrics[: request.numMetrics]:
@@ -146,241 +116,139 @@ def fake_gpus(patch: pytest.MonkeyPatch, gpus: list[tuple[str, int]]) -> None:
     patch.setattr(torch.cuda, "memory_reserved", lambda number: gpus[number][1])
 
 
-def means(monitor: Monitor) -> dict[str, float]:
-    return {name: values["mean"] for name, values in monitor.summary()["quantities"].items()}
-
-
-def wait_for_samples(monitor: Monitor, samples: int) -> None:
-    while monitor.summary()["samples"] < samples:
-        assert monitor._thread.is_alive()
-        time.sleep(0.01)
-
-
-def burn(cpu_seconds: float) -> None:
-    while time.process_time() < cpu_seconds:
+def summary_of_a_short_run(device: torch.device) -> dict:
+    with Monitor(device) as monitor:
         pass
+    return monitor.summary()
 
 
-def test_the_work_of_child_processes_is_seen() -> None:
-    logged: list[tuple[str, float, float]] = []
-    worker = multiprocessing.get_context("spawn").Process(target=burn, args=(1.0,))
-    with Monitor(CPU, lambda *sample: logged.append(sample), interval=0.2) as monitor:
-        worker.start()
-        worker.join()
-    times = [0.0, *(seconds for name, _, seconds in logged if name == "cpu_percent")]
-    percents = [value for name, value, _ in logged if name == "cpu_percent"]
-    used = sum(
-        percent / 100 * available_cpus() * (now - before)
-        for percent, before, now in zip(percents, times, times[1:], strict=False)
-    )
-    assert used > 0.8  # whatever else this machine is doing
-    summary = monitor.summary()
-    assert summary["samples"] == len(percents) > 1
-    assert set(summary["quantities"]) == CPU_QUANTITIES
-    assert summary["left_out"] == {}
-    assert summary["failure"] is None
+def means(summary: dict, without: set[str] = CPU_QUANTITIES) -> dict[str, float]:
+    return {name: values["mean"] for name, values in summary["quantities"].items() if name not in without}
 
 
-def test_memory_is_plausible() -> None:
-    with Monitor(CPU) as monitor:
-        pass
-    quantities = monitor.summary()["quantities"]
-    assert 1e7 < quantities["rss_bytes"]["mean"] < 1e12
-    assert 1e7 < quantities["system_memory_bytes"]["max"] < 1e13
-
-
-def test_shared_memory_counts_once_in_proportional_memory() -> None:
-    """Two processes share what was in memory before one of them was forked, until one of them writes to it."""
-    content = np.ones(200 * 2**20, dtype=np.uint8)
-    fork = multiprocessing.get_context("fork")
-    ready, done = fork.Event(), fork.Event()
-
-    def hold(write: bool) -> None:
-        content[:: 4096 if write else len(content)] = 2
-        ready.set()
-        done.wait()
-
-    pss = {}
-    for write in (False, True):
-        process = fork.Process(target=hold, args=(write,))
-        process.start()
-        assert ready.wait(60)
-        pss[write] = monitor_module.ProcessTree().read()["pss_bytes"]
-        done.set()
-        process.join()
-        ready.clear()
-        done.clear()
-    assert pss[True] - pss[False] == pytest.approx(len(content), rel=0.1)
-
-
-def test_proportional_memory_is_left_out_where_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor_module.psutil.Process, "memory_full_info", lambda _: SimpleNamespace(uss=1))
-    with Monitor(CPU) as monitor:
+def test_without_a_gpu_a_run_shorter_than_the_interval_gets_one_sample() -> None:
+    added = {}
+    with Monitor(CPU, lambda name, value, seconds: added.update({name: (value, seconds)}), interval=1000) as monitor:
         pass
     summary = monitor.summary()
-    assert set(summary["quantities"]) == CPU_QUANTITIES - {"pss_bytes"}
-    assert summary["left_out"] == {"pss_bytes": "this system does not show it"}
-
-
-def test_reading_the_proportional_memory_takes_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(process: object) -> SimpleNamespace:
-        time.sleep(0.05)
-        return SimpleNamespace(pss=1e6)
-
-    monkeypatch.setattr(monitor_module.psutil.Process, "memory_full_info", slow)
-    tree = monitor_module.ProcessTree()
-    assert tree.read()["pss_bytes"] >= 1e6
-    assert "pss_bytes" not in tree.read()
-    tree._pss_due = time.perf_counter()
-    assert "pss_bytes" in tree.read()
-
-
-def test_a_run_shorter_than_the_interval_gets_one_sample() -> None:
-    with Monitor(CPU, interval=1000) as monitor:
-        pass
-    assert monitor.summary()["samples"] == 1
-    assert not monitor._thread.is_alive()
+    assert (summary["samples"], summary["left_out"], summary["failure"]) == (1, {}, None)
+    assert set(summary["quantities"]) == CPU_QUANTITIES == set(added)
+    assert 1e7 < summary["quantities"]["rss_bytes"]["mean"] < 1e12
+    assert 1e7 < summary["quantities"]["system_memory_bytes"]["max"] < 1e13
+    assert added["rss_bytes"][1] > 0
     assert "monitor" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_mean_and_max(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = iter([10.0, 60.0, 20.0])
-    monkeypatch.setattr(monitor_module.ProcessTree, "read", lambda tree: {"cpu_percent": next(values)})
-    with Monitor(CPU, interval=0.1) as monitor:
-        wait_for_samples(monitor, 2)
-        monitor._stop.set()
-    assert monitor.summary()["quantities"]["cpu_percent"] == {"mean": 30.0, "max": 60.0}
-    assert monitor.table().splitlines()[1].split() == ["cpu_percent", "30.0", "60.0"]
+def test_child_processes_count() -> None:
+    cpu_seconds, rss = processes()
+    code = "content = b'x' * 10**8; print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
+        child.stdout.readline()
+        with_child = processes()
+        child.stdin.close()
+    assert with_child[0] > cpu_seconds
+    assert with_child[1] - rss > 0.9e8
 
 
-def test_memory_is_shown_with_enough_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor_module.ProcessTree, "read", lambda tree: {"pss_bytes": 1.234e9})
-    with Monitor(CPU, interval=1000) as monitor:
-        pass
-    assert monitor.table().splitlines()[1].split() == ["pss_GB", "1.23", "1.23"]
-
-
-def test_a_child_that_ends_meanwhile_makes_no_impossible_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([5.0, 3.0, 1e9])
-    monkeypatch.setattr(monitor_module.ProcessTree, "_read_processes", lambda tree: (next(seconds), 1))
+@pytest.mark.parametrize(
+    ("cpu_seconds", "percent"),
+    [((5.0, 5.5), 25), ((5.0, 3.0), 0), ((5.0, 1e9), 400)],
+    ids=["busy", "a child that ended was left out", "or was counted twice"],
+)
+def test_the_share_of_the_cpus(cpu_seconds: tuple, percent: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, used = iter((10.0, 11.0)), iter(cpu_seconds)
+    monkeypatch.setattr(monitor_module, "time", SimpleNamespace(perf_counter=lambda: next(seconds), sleep=lambda _: 0))
+    monkeypatch.setattr(monitor_module, "processes", lambda: (next(used), 1))
     monkeypatch.setattr(monitor_module, "available_cpus", lambda: 2)
     monkeypatch.setattr(monitor_module.psutil, "cpu_count", lambda: 8)
-    tree = monitor_module.ProcessTree()
-    assert tree.read()["cpu_percent"] == 0
-    assert tree.read()["cpu_percent"] == pytest.approx(400)
+    assert means(summary_of_a_short_run(CPU), set())["cpu_percent"] == pytest.approx(percent)
+
+
+def test_mean_and_max(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([1e9, 6e9, 2e9])
+    monkeypatch.setattr(Monitor, "_read_cpus", lambda monitor: {"rss_bytes": next(values)})
+
+    def stop_after_two(name: str, value: float, seconds: float) -> None:
+        if value == 6e9:
+            monitor._stop.set()  # the third sample is that at the end
+
+    with Monitor(CPU, stop_after_two, interval=0.001) as monitor:
+        monitor._thread.join()
+    assert monitor.summary()["quantities"]["rss_bytes"] == {"mean": 3e9, "max": 6e9}
+    assert monitor.table().splitlines()[1].split() == ["rss_GB", "3.00", "6.00"]
 
 
 def test_a_hopper_gpu_reports_everything(nvml: FakeNvml) -> None:
-    with Monitor(CUDA) as monitor:
-        pass
-    assert {name: value for name, value in means(monitor).items() if name not in CPU_QUANTITIES} == HOPPER
-    assert monitor.summary()["left_out"] == {}
-    assert (nvml.running, nvml.samples) == (0, 0)  # all are released
+    summary = summary_of_a_short_run(CUDA)
+    assert means(summary) == HOPPER
+    assert set(summary["quantities"]) == CPU_QUANTITIES | set(HOPPER)
+    assert summary["left_out"] == {}
+
+
+@pytest.mark.parametrize("old", ["GPU", "driver"])
+def test_an_older_gpu_or_driver_lacks_the_gpm_counters(nvml: FakeNvml, old: str) -> None:
+    nvml.hopper = old != "GPU"
+    nvml.unsupported = {"nvmlGpmQueryDeviceSupport"} if old == "driver" else set()
+    summary = summary_of_a_short_run(CUDA)
+    assert means(summary) == OLD_GPU
+    assert set(summary["left_out"]) == set(HOPPER) - set(OLD_GPU)
+    assert ("Hopper" if old == "GPU" else "Not Supported") in summary["left_out"]["gpu_sm_activity_percent"]
 
 
 def test_every_gpu_that_the_process_uses_is_monitored(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [("one", 0), ("two", 2**20), ("three", 0), ("four", 2**20)]
-    nvml.uuids = [f"GPU-{uuid}" for uuid, _ in gpus]
+    nvml.uuids = [f"GPU-{uuid}" for uuid, _ in gpus[:3]] + ["MIG-four"]  # the last is a part of a GPU
     fake_gpus(monkeypatch, gpus)
-    with Monitor(CUDA) as monitor:
-        pass
     another = {f"gpu3_{name.removeprefix('gpu_')}": value for name, value in HOPPER.items()}
-    assert {name: value for name, value in means(monitor).items() if name not in CPU_QUANTITIES} == HOPPER | another
-    assert (nvml.running, nvml.samples) == (0, 0)
-
-
-def test_an_older_gpu_lacks_the_gpm_counters(nvml: FakeNvml) -> None:
-    nvml.hopper = False
-    with Monitor(CUDA) as monitor:
-        pass
-    assert {name: value for name, value in means(monitor).items() if name not in CPU_QUANTITIES} == OLD_GPU
-    left_out = monitor.summary()["left_out"]
-    assert set(left_out) == set(HOPPER) - set(OLD_GPU)
-    assert all("Hopper" in reason for reason in left_out.values())
+    assert means(summary_of_a_short_run(CUDA)) == HOPPER | another
 
 
 def test_what_is_not_supported_is_omitted_with_the_reason(nvml: FakeNvml, capsys: pytest.CaptureFixture) -> None:
     nvml.unsupported = {"nvmlDeviceGetPowerUsage", pynvml.NVML_GPM_METRIC_SM_OCCUPANCY}
-    with Monitor(CUDA, interval=0.1) as monitor:
-        wait_for_samples(monitor, 2)
     missing = {"gpu_power_watts", "gpu_sm_occupancy_percent"}
-    assert set(means(monitor)) == (CPU_QUANTITIES | set(HOPPER)) - missing
-    assert monitor.summary()["left_out"] == dict.fromkeys(missing, "Not Supported")
+    summary = summary_of_a_short_run(CUDA)
+    assert set(summary["quantities"]) == (CPU_QUANTITIES | set(HOPPER)) - missing
+    assert summary["left_out"] == dict.fromkeys(missing, "Not Supported")
     assert capsys.readouterr().err == ""
 
 
-def test_a_driver_too_old_for_gpm(nvml: FakeNvml) -> None:
-    nvml.unsupported = {"nvmlGpmQueryDeviceSupport"}
-    gpu = Gpu(UUID)
-    assert gpu.read() == OLD_GPU
-    assert gpu.left_out["gpu_sm_activity_percent"] == "Not Supported"
-
-
-def test_a_part_of_a_gpu_is_found_too(nvml: FakeNvml) -> None:
-    nvml.uuids = [f"MIG-{UUID}"]
-    assert Gpu(UUID).read() == HOPPER
-
-
-def test_without_nvml_the_cpus_are_monitored(nvml: FakeNvml, capsys: pytest.CaptureFixture) -> None:
-    nvml.uuids = ["GPU-another"]
-    with Monitor(CUDA) as monitor:
-        pass
-    assert set(means(monitor)) == CPU_QUANTITIES
-    assert monitor.summary()["left_out"] == {"gpu": "Not Found"}
+@pytest.mark.parametrize("missing", ["GPU", "library"])
+def test_without_nvml_the_cpus_are_monitored(
+    nvml: FakeNvml, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    nvml.uuids = []
+    if missing == "library":
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    summary = summary_of_a_short_run(CUDA)
+    assert set(summary["quantities"]) == CPU_QUANTITIES
+    assert set(summary["left_out"]) == {"gpu"}
     assert capsys.readouterr().err == ""
 
 
 def test_a_failure_ends_the_monitoring_and_not_the_run(nvml: FakeNvml, capsys: pytest.CaptureFixture) -> None:
-    with Monitor(CUDA, interval=0.1) as monitor:
-        wait_for_samples(monitor, 1)
+    def lose_the_gpu(*_: object) -> None:
         nvml.lost = True
+
+    with Monitor(CUDA, lose_the_gpu, interval=0.001) as monitor:
         monitor._thread.join()
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert warning == "warning: monitoring has ended, training goes on: NVMLError_GpuIsLost: GPU is lost"
-    assert monitor.summary()["failure"] == "NVMLError_GpuIsLost: GPU is lost"
-    assert set(means(monitor)) == CPU_QUANTITIES | set(HOPPER)
+    assert capsys.readouterr().err == (
+        "warning: monitoring has ended, training goes on: NVMLError_GpuIsLost: GPU is lost\n"
+    )
+    summary = monitor.summary()
+    assert summary["failure"] == "NVMLError_GpuIsLost: GPU is lost"
+    assert (summary["samples"], means(summary)) == (1, HOPPER)
 
 
-def test_a_hanging_library_does_not_hold_up_the_run(
+def test_a_hanging_library_does_not_hold_up_the_run_or_its_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(monitor_module, "TIMEOUT", 0.01)
     answered = threading.Event()
-    with Monitor(CPU, lambda name, value, seconds: answered.wait()) as monitor:
-        pass
+    monitor = Monitor(CPU, lambda name, value, seconds: answered.wait())
+    with pytest.raises(ValueError, match="diverged"), monitor:
+        raise ValueError("diverged")
     assert "no answer" in monitor.summary()["failure"]
     assert len(capsys.readouterr().err.splitlines()) == 1
     answered.set()
     monitor._thread.join()
-
-
-def test_a_failure_at_the_start_does_not_stop_the_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    def refuse() -> None:
-        raise PermissionError("/proc is closed")
-
-    monkeypatch.setattr(monitor_module, "ProcessTree", refuse)
-    with Monitor(CPU) as monitor:
-        pass
-    assert monitor.summary()["failure"] == "PermissionError: /proc is closed"
-    assert monitor.summary()["samples"] == 0
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_an_error_of_the_run_passes() -> None:
-    with pytest.raises(ValueError, match="diverged"), Monitor(CPU) as monitor:
-        raise ValueError("diverged")
-    assert monitor.summary()["samples"] == 1
-
-
-def test_samples_reach_tensorboard(tmp_path: Path) -> None:
-    with SummaryWriter(tmp_path) as board:
-
-        def log(name: str, value: float, seconds: float) -> None:
-            board.add_scalar(f"monitor/{name}", value, round(seconds))
-
-        with Monitor(CPU, log):
-            pass
-    (point,) = EventAccumulator(str(tmp_path)).Reload().Scalars("monitor/rss_bytes")
-    assert point.value > 1e7

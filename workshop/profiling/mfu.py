@@ -115,23 +115,18 @@ def peak_flops_per_second(precision: str, device: torch.device) -> float:
 
 
 def _seconds_per_product(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the seconds of the fastest of several blocks of products, per product."""
+    """Return the seconds of a product of two matrices, in the fastest of several blocks of products."""
     out = left @ right  # loads libraries, and chooses an algorithm
-    calls, fastest = 1, float("inf")
+    products, fastest = 1, float("inf")
     until = time.perf_counter() + SECONDS_PER_SIZE
     while time.perf_counter() < until:
-        _wait(out.device)
         started = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(products):
             torch.mm(left, right, out=out)
-        _wait(out.device)
+        if out.device.type != "cpu":
+            torch.accelerator.synchronize()
         seconds = time.perf_counter() - started
-        fastest = min(fastest, seconds / calls)
+        fastest = min(fastest, seconds / products)
         if seconds < SECONDS_PER_SIZE / 20:  # with few products the time to start them and to wait would count too
-            calls *= 2
+            products *= 2
     return fastest
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize()

@@ -3,7 +3,6 @@
 Its values are hints, not measurements: utilization says that something ran, not that it ran efficiently.
 """
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -70,7 +69,6 @@ class Monitor:
         self._statistics: dict[str, tuple[int, float, float]] = {}  # count, sum and largest of the values so far
         self._left_out: dict[str, str] = {}
         self._failure: str | None = None
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample_until_stopped, name="monitor", daemon=True)
 
@@ -89,16 +87,13 @@ class Monitor:
 
     def summary(self) -> dict[str, Any]:
         """Return number of samples, mean and max of each quantity, which ones are missing and why, and what failed."""
-        with self._lock:
-            return {
-                "interval_seconds": self.interval,
-                "samples": self._samples,
-                "quantities": {
-                    name: {"mean": total / n, "max": top} for name, (n, total, top) in self._statistics.items()
-                },
-                "left_out": dict(self._left_out),
-                "failure": self._failure,
-            }
+        statistics = dict(self._statistics)  # a copy, because the thread goes on
+        return {
+            "samples": self._samples,
+            "quantities": {name: {"mean": total / n, "max": top} for name, (n, total, top) in statistics.items()},
+            "left_out": dict(self._left_out),
+            "failure": self._failure,
+        }
 
     def table(self) -> str:
         """Return mean and max of each quantity, for the terminal."""
@@ -137,14 +132,11 @@ class Monitor:
         for number in used:
             for name, value in gpus[number].read().items():
                 values[name if number == used[0] else f"gpu{number}_{name.removeprefix('gpu_')}"] = value
-        with self._lock:
-            self._samples += 1
-            for number in used:
-                self._left_out |= gpus[number].left_out
-            for name, value in values.items():
-                count, total, largest = self._statistics.get(name, (0, 0.0, -math.inf))
-                self._statistics[name] = count + 1, total + value, max(largest, value)
+            self._left_out |= gpus[number].left_out
+        self._samples += 1
         for name, value in values.items():
+            count, total, largest = self._statistics.get(name, (0, 0.0, value))
+            self._statistics[name] = count + 1, total + value, max(largest, value)
             self.add(name, value, self._time - self._started)
 
     def _read_cpus(self) -> dict[str, float]:

@@ -68,7 +68,7 @@ class Gpu:
                 values[name] = float(read())
             except self._nvml.NVMLError_NotSupported as error:
                 self.left_out[name] = str(error)
-        return values | (self._read_gpm() if self._gpm_sample else {})
+        return values | ({} if self._gpm_sample is None else self._read_gpm())
 
     def _read_gpm(self) -> dict[str, float]:
         """Take a new sample of all counters, and compare it with the sample before."""

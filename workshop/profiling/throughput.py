@@ -23,9 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workshop.errors import UserError
 from workshop.hardware import peak_memory_bytes
-from workshop.loaders.sampler import BatchLoader, Loader
+from workshop.loaders.sampler import Loader
 from workshop.profiling.calibration import repeats_for
 
 TRIALS = 3
@@ -33,6 +32,11 @@ FEWEST_STEPS = 10
 GOOD_OVERLAP = 0.9
 TOO_NOISY = 0.25
 """standard deviation of trials, as a share of their mean; on a machine with nothing else to do it is some percent"""
+
+Train = Callable[[Loader], object]
+"""trains on all batches of the loader it is given, as an epoch does"""
+Works = dict[str, tuple[Loader, Train]]
+"""what is measured, by name: what is done, and with which loader"""
 
 NEXT_STEP = {
     "map": "more --num_workers if there are CPUs left, else --loader memory",
@@ -73,28 +77,35 @@ class Throughput:
         return f"{self.mean:,.0f} +/- {self.std:,.0f}"
 
 
-class SyntheticLoader(BatchLoader):
+class _LoaderLike:
+    """Has the data set, the sampler and the length of another loader."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader, self.dataset, self.batch_sampler = loader, loader.dataset, loader.batch_sampler
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+
+class SyntheticLoader(_LoaderLike):
     """A loader that gives one batch over and over, wherever the real loader left it: training at its fastest."""
 
     def __init__(self, loader: Loader) -> None:
-        self.dataset = loader.dataset
-        self.batch_sampler = loader.batch_sampler
+        super().__init__(loader)
         self.batch = next(iter(loader))
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[Any]:
         return repeat(self.batch, len(self))
 
 
-class BarrierLoader(BatchLoader):
+class BarrierLoader(_LoaderLike):
     """A loader whose batches come when all ranks have asked for one, so that none gets ahead of the slowest."""
 
     def __init__(self, loader: Loader, device: torch.device) -> None:
-        self.loader = loader
-        self.dataset = loader.dataset
-        self.batch_sampler = loader.batch_sampler
+        super().__init__(loader)
         self.device = device
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[Any]:
         nothing = torch.zeros((), device=self.device)
         for batch in self.loader:
             dist.all_reduce(nothing)  # waits on the device, as the sum of gradients does; a barrier would stop the host
@@ -103,7 +114,7 @@ class BarrierLoader(BatchLoader):
 
 def benchmark(
     loader: Loader,
-    train: Callable[[Loader], object],
+    train: Train,
     device: torch.device,
     loader_name: str,
     folder: Path,
@@ -126,18 +137,27 @@ def benchmark(
         no_sync: makes a context in which ``train`` does not communicate.
         mfu: returns the model FLOPs utilization at a throughput; if given, that of SYNTHETIC and FULL is shown too.
     """
-
     synthetic = SyntheticLoader(loader)
-    works = {"IO": (loader, _read_all), "SYNTHETIC": (synthetic, train), "FULL": (loader, train)}
+    works: Works = {"IO": (loader, _read_all), "SYNTHETIC": (synthetic, train), "FULL": (loader, train)}
     if no_sync is not None:
-        without_communication = no_sync
-
-        def train_alone(batches: Loader) -> None:
-            with without_communication():
-                train(batches)
-
+        train_alone = partial(_train_within, no_sync, train)
         works |= {"BARRIER": (BarrierLoader(synthetic, device), train_alone), "COMPUTE": (synthetic, train_alone)}
+    measured = _measure(works, device, seconds)
+    if loader.batch_sampler.rank != 0:
+        return
+    print(f"\n{'':10} {'samples/s':>20}")
+    for name, throughput in measured.items():
+        print(f"{name:10} {throughput!s:>20}")
+    figures: dict[str, Any] = {name: throughput.to_dict() for name, throughput in measured.items()}
+    if mfu is not None:
+        figures["mfu"] = {name: mfu(measured[name].mean) for name in ("SYNTHETIC", "FULL")}
+        print("mfu: " + ", ".join(f"{name} {share:.1%}" for name, share in figures["mfu"].items()))
+    figures |= {"diagnosis": diagnosis(measured, loader_name), "peak_memory_bytes": peak_memory_bytes(device)}
+    print(f"\n{figures['diagnosis']}")
+    (folder / "throughput.json").write_text(json.dumps(figures, indent=2) + "\n")
 
+
+def _measure(works: Works, device: torch.device, seconds: float) -> dict[str, Throughput]:
     def time_of(name: str, steps: int) -> float:
         return max_over_ranks(_seconds(*works[name], steps), device)  # the same on all ranks
 
@@ -146,25 +166,10 @@ def benchmark(
     steps = {name: repeats_for(seconds, partial(time_of, name), FEWEST_STEPS) for name in works}
     rates: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(TRIALS):  # alternately, so that a machine whose speed drifts does not favor one
-        for name in works:
-            rates[name].append(_samples(loader, steps[name]) / time_of(name, steps[name]))
-    measured = {name: Throughput(found) for name, found in rates.items()}
-    if loader.batch_sampler.rank != 0:
-        return
-    found = diagnosis(measured, loader_name)
-    print(f"\n{'':10} {'samples/s':>20}")
-    for name, throughput in measured.items():
-        print(f"{name:10} {throughput!s:>20}")
-    figures: dict[str, Any] = {name: throughput.to_dict() for name, throughput in measured.items()}
-    if mfu is not None:
-        figures["mfu"] = {name: mfu(measured[name].mean) for name in ("SYNTHETIC", "FULL")}
-        print("mfu: " + ", ".join(f"{name} {share:.1%}" for name, share in figures["mfu"].items()))
-    print(f"\n{found}")
-    figures |= {"diagnosis": found, "peak_memory_bytes": peak_memory_bytes(device)}
-    try:
-        (folder / "throughput.json").write_text(json.dumps(figures, indent=2) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write {folder}/throughput.json: {error.strerror}") from None
+        for name, (loader, _) in works.items():
+            samples = sum(_epochs(loader, steps[name])) * loader.batch_sampler.global_batch_size
+            rates[name].append(samples / time_of(name, steps[name]))
+    return {name: Throughput(trials) for name, trials in rates.items()}
 
 
 def max_over_ranks(seconds: float, device: torch.device) -> float:
@@ -176,7 +181,7 @@ def max_over_ranks(seconds: float, device: torch.device) -> float:
     return longest.item()
 
 
-def _parts(loader: Loader, steps: int) -> list[int]:
+def _epochs(loader: Loader, steps: int) -> list[int]:
     """Divide ``steps`` into epochs and return the steps in each; all ranks get the same result.
 
     That is a part of one epoch, or the closest number of epochs. An epoch ends with its last full batch.
@@ -185,22 +190,17 @@ def _parts(loader: Loader, steps: int) -> list[int]:
     return [steps] if steps < full_steps else [full_steps] * round(steps / full_steps)
 
 
-def _samples(loader: Loader, steps: int) -> int:
-    return sum(_parts(loader, steps)) * loader.batch_sampler.global_batch_size
-
-
-def _seconds(loader: Loader, work: Callable[[Loader], object], steps: int) -> float:
-    parts = _parts(loader, steps)
+def _seconds(loader: Loader, work: Train, steps: int) -> float:
+    sampler = loader.batch_sampler
     started = time.perf_counter()
-    for part in parts:
-        loader.batch_sampler.set_epoch(loader.batch_sampler.epoch + 1)
-        loader.batch_sampler.max_steps = part
+    for steps_of_epoch in _epochs(loader, steps):
+        sampler.set_epoch(sampler.epoch + 1)
+        sampler.max_steps = steps_of_epoch
         work(loader)
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-    seconds = time.perf_counter() - started
-    loader.batch_sampler.max_steps = None
-    return seconds
+    sampler.max_steps = None
+    return time.perf_counter() - started
 
 
 def _read_all(loader: Loader) -> None:
@@ -208,11 +208,21 @@ def _read_all(loader: Loader) -> None:
         pass
 
 
+def _train_within(context: Callable[[], AbstractContextManager], train: Train, loader: Loader) -> None:
+    with context():
+        train(loader)
+
+
 def diagnosis(measured: dict[str, Throughput], loader: str) -> str:
-    """Say what limits a run, by how much, and what to try next."""
+    """Say what limits a run, by how much, and what to try next.
+
+    Args:
+        measured: the throughputs IO, SYNTHETIC and FULL.
+        loader: as ``--loader``.
+    """
     io, synthetic, full = (measured[name].mean for name in ("IO", "SYNTHETIC", "FULL"))
-    slower = min(io, synthetic)
-    for name in ("IO" if io < synthetic else "SYNTHETIC", "FULL"):
+    slower, name_of_slower = min((io, "IO"), (synthetic, "SYNTHETIC"))
+    for name in (name_of_slower, "FULL"):
         if measured[name].noisy:
             return (
                 f"Too noisy: the trials of {name} gave {measured[name]} samples/s. Other work runs here: "

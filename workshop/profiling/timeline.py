@@ -61,9 +61,7 @@ def _all_reduces_of_gradients(events: list[Event], backward: list[Event]) -> lis
         return [event for event in launched if "AllReduce" in event["name"]]
     over_gloo = [event for event in events if event["name"] == "gloo:all_reduce"]
     return over_nccl or [
-        event
-        for event in over_gloo
-        if any(step["ts"] <= event["ts"] <= step["ts"] + step["dur"] for step in backward)
+        event for event in over_gloo if any(step["ts"] <= event["ts"] <= step["ts"] + step["dur"] for step in backward)
     ]
 
 
@@ -78,11 +76,12 @@ def plot_traces(traces: dict[str, Path]) -> Figure:
         zero = steps[0][0]
         for place, (row, lanes) in enumerate(rows.items()):
             height = 0.8 / len(lanes)
-            edge = "white" if row.startswith("worker") else None  # a worker may begin the next batch at once
+            style = {"color": COLOURS[row.partition(" ")[0]], "linewidth": 0}
+            if row.startswith("worker"):  # which may begin the next batch at once: an edge separates the two
+                style |= {"edgecolor": "white", "linewidth": 1}
             for lane, spans in enumerate(lanes):
                 bars = [(start - zero, length) for start, length in spans]
-                where = (place - 0.4 + lane * height, height)
-                axes.broken_barh(bars, where, color=COLOURS[row.partition(" ")[0]], edgecolor=edge, linewidth=edge and 1)
+                axes.broken_barh(bars, (place - 0.4 + lane * height, height), **style)
         for start, _ in steps:
             axes.axvline(start - zero, color="black", linewidth=0.8, linestyle=":")
         labels = [f"{len(lanes)} {row}" if len(lanes) > 1 else row for row, lanes in rows.items()]

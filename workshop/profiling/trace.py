@@ -13,7 +13,6 @@ Both read the GPU's activity through CUPTI, which serves one of them at a time.
 import gzip
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -30,6 +29,8 @@ from workshop.errors import warn
 Batch = TypeVar("Batch")
 SKIP, WARMUP, ACTIVE = 10, 2, 6
 """steps before the profiler starts, steps that it discards, and steps that it records"""
+LOGGED_READS = 1000
+"""batches of a worker that are logged: more than one can have prepared by the end of the trace"""
 
 
 class Trace(AbstractContextManager):
@@ -63,6 +64,7 @@ class Trace(AbstractContextManager):
         self.log = log
         self.show = show
         self._pending = True
+        self._reads: LoggedReads | None = None
         self._stop = ExitStack()
         if device.type != "cuda":  # without a GPU, the profiler would log nothing but that
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -121,8 +123,12 @@ class Trace(AbstractContextManager):
 
     def _start_profiler(self, batches: object, skip: int) -> Callable[[], None]:
         """Start the profiler and return what to call after each step."""
-        self._worker_logs = Path(self._stop.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        self._stop.enter_context(log_workers(batches, self._worker_logs))
+        loader = getattr(batches, "loader", batches)
+        if isinstance(loader, DataLoader) and loader.num_workers:
+            self._reads = LoggedReads(loader.dataset, loader.num_workers)
+            with suppress(AttributeError):  # of a data set that can have no attributes, such as a list
+                loader.dataset.__getitems__ = self._reads  # PyTorch's name for what reads all samples of a batch
+                self._stop.callback(delattr, loader.dataset, "__getitems__")
         on_cuda = [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
         profiler = profile(
             activities=[ProfilerActivity.CPU, *on_cuda],
@@ -136,12 +142,14 @@ class Trace(AbstractContextManager):
     def _write(self, profiler: profile) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.file))
-        add_workers(self.file, self._worker_logs)
+        if self._reads:
+            add_workers(self.file, self._reads)
         steps = f"steps {self._first} to {self._step}"
         self.log(f"traced {steps}: {self.file}, for https://ui.perfetto.dev")
-        where, clock = ("GPU", "self_device_time_total") if self.device.type == "cuda" else ("CPU", "self_cpu_time_total")
-        table = profiler.key_averages().table(sort_by=clock, row_limit=12, max_name_column_width=40)
-        self.log(f"{where} time by operator\n{table}")
+        on_cuda = self.device.type == "cuda"
+        self.log(f"{'GPU' if on_cuda else 'CPU'} time by operator")
+        clock = "self_device_time_total" if on_cuda else "self_cpu_time_total"
+        self.log(profiler.key_averages().table(sort_by=clock, row_limit=12, max_name_column_width=40))
         if self.show:
             from workshop.profiling.timeline import plot_traces  # here: training does not need matplotlib
 
@@ -149,18 +157,17 @@ class Trace(AbstractContextManager):
 
 
 class LoggedReads:
-    """What the workers of a ``DataLoader`` call to read a batch while a trace is recorded: it logs when they did.
+    """What loader workers call to read a batch while a trace is recorded: it logs when they began and ended.
 
-    A class, because what workers that are not forked get is pickled, which a function within a function cannot be.
-
-    Args:
-        dataset: that is read.
-        folder: gets a file per worker, with a line per batch: start and end in ns.
+    A class, because workers that are not forked get it pickled, which a function within a function cannot be.
     """
 
-    def __init__(self, dataset: Any, folder: Path) -> None:  # noqa: ANN401
+    def __init__(self, dataset: Any, num_workers: int) -> None:  # noqa: ANN401
         self.dataset = dataset
-        self.folder = folder
+        self.times = torch.zeros(num_workers, LOGGED_READS, 2, dtype=torch.int64).share_memory_()
+        """start and end of the first batches of each worker in ns, 0 where there is none; all processes share it"""
+        self.count = 0
+        """batches that this worker has read; each worker has a copy of its own"""
 
     def __call__(self, keys: list) -> list:
         """Return the samples of a batch."""
@@ -168,31 +175,20 @@ class LoggedReads:
         of_batch = getattr(type(self.dataset), "__getitems__", None)  # the class has it if it reads whole batches
         samples = of_batch(self.dataset, keys) if of_batch else [self.dataset[key] for key in keys]
         worker = get_worker_info()
-        # Workers may live on, but when the trace is complete the folder is deleted.
-        with suppress(FileNotFoundError), (self.folder / f"worker {worker.id}").open("a") as log:
-            log.write(f"{began} {time.time_ns()}\n")
+        if worker and self.count < LOGGED_READS:
+            self.times[worker.id, self.count] = torch.tensor([began, time.time_ns()])
+            self.count += 1
         return samples
 
 
-def log_workers(batches: Any, folder: Path) -> AbstractContextManager:  # noqa: ANN401
-    """Let the workers that a ``DataLoader`` starts within this context log their batches in ``folder``."""
-    logging = ExitStack()
-    loader = getattr(batches, "loader", batches)
-    if isinstance(loader, DataLoader) and loader.num_workers:
-        with suppress(AttributeError):  # of a data set that can have no attributes, such as a list
-            loader.dataset.__getitems__ = LoggedReads(loader.dataset, folder)  # what PyTorch calls if there is one
-            logging.callback(delattr, loader.dataset, "__getitems__")
-    return logging
-
-
-def add_workers(trace: Path, folder: Path) -> None:
-    """Add to a Chrome trace when each worker prepared a batch, as `LoggedReads` wrote it into ``folder``."""
+def add_workers(trace: Path, reads: LoggedReads) -> None:
+    """Add to a Chrome trace when each worker prepared a batch."""
     with gzip.open(trace, "rt") as lines:
         content = json.load(lines)
     zero = content.get("baseTimeNanoseconds", 0)
-    for number, file in enumerate(sorted(folder.iterdir())):
-        for began, ended in (map(int, line.split()) for line in file.read_text().splitlines()):
-            event = {"ph": "X", "cat": "loader_worker", "name": file.name, "pid": "loader", "tid": number}
+    for worker, times in enumerate(reads.times):
+        event = {"ph": "X", "cat": "loader_worker", "name": f"worker {worker}", "pid": "loader", "tid": worker}
+        for began, ended in times[times[:, 1] > 0].tolist():
             content["traceEvents"].append(event | {"ts": (began - zero) / 1000, "dur": (ended - began) / 1000})
     with gzip.open(trace, "wt") as lines:
         json.dump(content, lines)
