@@ -99,7 +99,7 @@ def find_checkpoint(file: Path) -> Path | None:
             if zipfile.ZipFile(found).testzip() is None:
                 for bad in damaged:
                     warn(f"{bad} is damaged; continuing from {found}")
-                    os.replace(bad, bad.with_suffix(".damaged"))  # otherwise the next save would keep it, not the good one
+                    os.replace(bad, bad.with_suffix(".damaged"))  # otherwise the next save would keep it as "previous"
                 return found
         except OSError:
             raise  # it cannot be read now; that does not mean that it is damaged
@@ -148,8 +148,8 @@ def train_one_epoch(
 ) -> float:
     """Train on every training sample once; return the mean loss.
 
-    ``progress`` says where the run is: the epoch, and the steps taken and the sum of the losses in it. Both are 0 unless
-    the run was stopped within this epoch.
+    ``progress`` says where the run is: the epoch, the steps taken in it, and the sum of their losses. The latter two are
+    0 unless the run was stopped within this epoch.
     """
     replicas.train()
     loss_sum = torch.tensor(progress["loss_sum"], device=device)

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 train.py     # two ranks on this machine; under Slurm: sbatch job.slurm
     python train.py                                       # one rank
-    CUDA_VISIBLE_DEVICES= torchrun --standalone --nproc-per-node 2 train.py      # two ranks on the CPUs, with one GPU or none
+    CUDA_VISIBLE_DEVICES= torchrun --standalone --nproc-per-node 2 train.py      # two ranks on CPUs, with fewer GPUs
 
 You should see what lesson 01 shows, printed once for all ranks: the same accuracy, more samples per second if each rank
 has a device of its own, and how many bytes of gradients the ranks exchange in a step.
@@ -89,7 +89,7 @@ def ranks_from_env() -> tuple[int, int, int]:
     elif "SLURM_STEP_NUM_TASKS" in os.environ:  # srun
         names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
     elif int(os.environ.get("SLURM_NTASKS", 1)) > 1:  # the batch script itself is no task
-        raise UserError(f"this job has {os.environ['SLURM_NTASKS']} tasks, but only one was started: write srun before it")
+        raise UserError(f"only one of {os.environ['SLURM_NTASKS']} tasks of this job was started: write srun before it")
     else:
         return 0, 0, 1  # python train.py: this process is the only one
     rank, local_rank, world_size = (int(os.environ[name]) for name in names)
@@ -123,7 +123,7 @@ def request_stop(number: int, frame: FrameType | None) -> None:
 
 
 def ignore_stop_signal(worker_id: int) -> None:
-    """Let a loader's worker ignore the signal, which Slurm sends to all processes of the job, and which ends a worker."""
+    """Let a loader's worker ignore the signal, which Slurm sends to all processes of the job: it would end the worker."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
@@ -225,7 +225,7 @@ def find_checkpoint(file: Path) -> Path | None:
             if zipfile.ZipFile(found).testzip() is None:
                 for bad in damaged:
                     warn(f"{bad} is damaged; continuing from {found}")
-                    os.replace(bad, bad.with_suffix(".damaged"))  # otherwise the next save would keep it, not the good one
+                    os.replace(bad, bad.with_suffix(".damaged"))  # otherwise the next save would keep it as "previous"
                 return found
         except OSError:
             raise  # it cannot be read now; that does not mean that it is damaged
@@ -238,7 +238,7 @@ def find_checkpoint(file: Path) -> Path | None:
 
 
 def load_checkpoint(file: Path, rank: int) -> tuple[dict[str, Any], Path] | None:
-    """Return the newest good checkpoint and its file; None if there is none. Rank 0 looks for it, and all ranks read it."""
+    """Return the newest good checkpoint and its file; None if there is none. Rank 0 looks for it; all ranks read it."""
     found = [find_checkpoint(file) if rank == 0 else None]
     dist.broadcast_object_list(found)  # from rank 0
     if found[0] is None:
@@ -296,8 +296,8 @@ def train_one_epoch(
 ) -> float | None:
     """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks.
 
-    ``progress`` says where the run is: the epoch, and the steps taken and the sum of this rank's losses in it. Both are 0
-    unless the run was stopped within this epoch. If the job is to stop now, everything is saved, and None is returned.
+    ``progress`` says where the run is: the epoch, the steps taken in it, and the sum of this rank's losses. The latter
+    two are 0 unless the run was stopped within this epoch. If the job is to stop now, all is saved, and None returned.
     """
     ddp_model.train()
     loss_sum = torch.tensor(progress["loss_sum"], device=device)
@@ -360,7 +360,7 @@ def main(config: Config) -> None:
     """Join the other ranks, train with them, and destroy the process group at the end."""
     rank, local_rank, world_size = ranks_from_env()
     device = device_of_rank(local_rank)
-    # Since PyTorch 2.15 "nccl" names a new backend, in which all-reduces may not overlap with backward: use the former one.
+    # Since PyTorch 2.15 "nccl" is a new backend, in which all-reduces may not overlap with backward: take the former.
     os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
     # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 (or torchrun) listens.
     dist.init_process_group(
@@ -436,9 +436,7 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
             train_loader.batch_sampler.set_epoch(epoch, start_step=progress["step"])
             samples = train_loader.batch_sampler.samples_per_epoch - progress["step"] * global_batch_size
             started = time.perf_counter()
-            train_loss = train_one_epoch(
-                config, ddp_model, train_loader, optimizer, scheduler, device, log, progress
-            )
+            train_loss = train_one_epoch(config, ddp_model, train_loader, optimizer, scheduler, device, log, progress)
             if train_loss is None:
                 log.print(f"stopped and saved in epoch {epoch}; --resume true continues after step {progress['step']}")
                 return False

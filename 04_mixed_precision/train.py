@@ -134,7 +134,7 @@ def ranks_from_env() -> tuple[int, int, int]:
     elif "SLURM_STEP_NUM_TASKS" in os.environ:  # srun
         names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
     elif int(os.environ.get("SLURM_NTASKS", 1)) > 1:  # the batch script itself is no task
-        raise UserError(f"this job has {os.environ['SLURM_NTASKS']} tasks, but only one was started: write srun before it")
+        raise UserError(f"only one of {os.environ['SLURM_NTASKS']} tasks of this job was started: write srun before it")
     else:
         return 0, 0, 1  # python train.py: this process is the only one
     rank, local_rank, world_size = (int(os.environ[name]) for name in names)
@@ -168,7 +168,7 @@ def request_stop(number: int, frame: FrameType | None) -> None:
 
 
 def ignore_stop_signal(worker_id: int) -> None:
-    """Let a loader's worker ignore the signal, which Slurm sends to all processes of the job, and which ends a worker."""
+    """Let a loader's worker ignore the signal, which Slurm sends to all processes of the job: it would end the worker."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
@@ -395,7 +395,7 @@ def find_checkpoint(file: Path) -> Path | None:
             if zipfile.ZipFile(found).testzip() is None:
                 for bad in damaged:
                     warn(f"{bad} is damaged; continuing from {found}")
-                    os.replace(bad, bad.with_suffix(".damaged"))  # otherwise the next save would keep it, not the good one
+                    os.replace(bad, bad.with_suffix(".damaged"))  # otherwise the next save would keep it as "previous"
                 return found
         except OSError:
             raise  # it cannot be read now; that does not mean that it is damaged
@@ -408,7 +408,7 @@ def find_checkpoint(file: Path) -> Path | None:
 
 
 def load_checkpoint(file: Path, rank: int) -> tuple[dict[str, Any], Path] | None:
-    """Return the newest good checkpoint and its file; None if there is none. Rank 0 looks for it, and all ranks read it."""
+    """Return the newest good checkpoint and its file; None if there is none. Rank 0 looks for it; all ranks read it."""
     found = [find_checkpoint(file) if rank == 0 else None]
     dist.broadcast_object_list(found)  # from rank 0
     if found[0] is None:
@@ -468,8 +468,8 @@ def train_one_epoch(
 ) -> float | None:
     """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks.
 
-    ``progress`` says where the run is: the epoch, and the steps taken and the sum of this rank's losses in it. Both are 0
-    unless the run was stopped within this epoch. If the job is to stop now, everything is saved, and None is returned.
+    ``progress`` says where the run is: the epoch, the steps taken in it, and the sum of this rank's losses. The latter
+    two are 0 unless the run was stopped within this epoch. If the job is to stop now, all is saved, and None returned.
     """
     ddp_model.train()
     loss_sum = torch.tensor(progress["loss_sum"], device=device)
@@ -522,7 +522,7 @@ def main(config: Config) -> None:
     """Join the other ranks, train with them, and destroy the process group at the end."""
     rank, local_rank, world_size = ranks_from_env()
     device = device_of_rank(local_rank)
-    # Since PyTorch 2.15 "nccl" names a new backend, in which all-reduces may not overlap with backward: use the former one.
+    # Since PyTorch 2.15 "nccl" is a new backend, in which all-reduces may not overlap with backward: take the former.
     os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
     # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 (or torchrun) listens.
     dist.init_process_group(
@@ -610,7 +610,7 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
             check_same_run(checkpoint["settings"], settings(config, global_batch_size), file)
             model.load_state_dict(checkpoint["model"])  # on every rank: DDP has already copied the weights of rank 0
             optimizer.load_state_dict(checkpoint["optimizer"])
-            for group in optimizer.param_groups:  # what a CUDA graph reads must be on the device; the file was read to the CPU
+            for group in optimizer.param_groups:  # a CUDA graph reads the learning rate on the device
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"] = group["lr"].to(device)
             scheduler.load_state_dict(checkpoint["scheduler"])

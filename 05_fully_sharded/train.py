@@ -140,7 +140,7 @@ def ranks_from_env() -> tuple[int, int, int]:
     elif "SLURM_STEP_NUM_TASKS" in os.environ:  # srun
         names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
     elif int(os.environ.get("SLURM_NTASKS", 1)) > 1:  # the batch script itself is no task
-        raise UserError(f"this job has {os.environ['SLURM_NTASKS']} tasks, but only one was started: write srun before it")
+        raise UserError(f"only one of {os.environ['SLURM_NTASKS']} tasks of this job was started: write srun before it")
     else:
         return 0, 0, 1  # python train.py: this process is the only one
     rank, local_rank, world_size = (int(os.environ[name]) for name in names)
@@ -174,7 +174,7 @@ def request_stop(number: int, frame: FrameType | None) -> None:
 
 
 def ignore_stop_signal(worker_id: int) -> None:
-    """Let a loader's worker ignore the signal, which Slurm sends to all processes of the job, and which ends a worker."""
+    """Let a loader's worker ignore the signal, which Slurm sends to all processes of the job: it would end the worker."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
@@ -278,7 +278,7 @@ def shard_model(config: Config, rank: int, device: torch.device, world_size: int
     with torch.device("meta"):  # shapes without memory: no device has to hold the whole model, not even once
         model = make_model(config)
     if not blocks_of(model) and (config.shard != "root" or config.activation_checkpointing):
-        raise UserError(f"--model {config.model} has no blocks in an nn.ModuleList to shard: use --model vit, or --shard root")
+        raise UserError(f"--model {config.model} has no nn.ModuleList of blocks: use --model vit, or --shard root")
     if config.activation_checkpointing:
         for block in blocks_of(model):  # the block's activations are computed again when backward needs them
             block.forward = recomputed(block.forward)
@@ -507,8 +507,8 @@ def train_one_epoch(
 ) -> float | None:
     """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks.
 
-    ``progress`` says where the run is: the epoch, and the steps taken and the sum of this rank's losses in it. Both are 0
-    unless the run was stopped within this epoch. If the job is to stop now, everything is saved, and None is returned.
+    ``progress`` says where the run is: the epoch, the steps taken in it, and the sum of this rank's losses. The latter
+    two are 0 unless the run was stopped within this epoch. If the job is to stop now, all is saved, and None returned.
     """
     model.train()
     loss_sum = torch.tensor(progress["loss_sum"], device=device)
@@ -577,7 +577,7 @@ def main(config: Config) -> None:
     """Join the other ranks, train with them, and destroy the process group at the end."""
     rank, local_rank, world_size = ranks_from_env()
     device = device_of_rank(local_rank)
-    # Since PyTorch 2.15 "nccl" names a new backend, in which all-reduces may not overlap with backward: use the former one.
+    # Since PyTorch 2.15 "nccl" is a new backend, in which all-reduces may not overlap with backward: take the former.
     os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
     # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 (or torchrun) listens.
     dist.init_process_group(

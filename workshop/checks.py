@@ -104,13 +104,13 @@ def check_parts(flags: Any, num_train: int, num_val: int, world_size: int) -> No
     """
     parts, rest = flags.accumulate, num_train % (flags.batch_size * world_size)
     if parts > 1 and flags.loader == "shards":
-        raise UserError(f"--accumulate {parts}: with --loader shards some ranks end with a smaller batch; use memory or map")
+        raise UserError(f"--accumulate {parts}: with --loader shards a last batch may be too small; use memory or map")
     if flags.batch_size < parts:
-        raise UserError(f"--accumulate {parts} divides a batch of {flags.batch_size} per rank into more parts than samples")
+        raise UserError(f"--accumulate {parts}: a batch of {flags.batch_size} per rank has fewer samples than parts")
     if world_size <= rest < parts * world_size:  # fewer than a sample per rank are left out
         raise UserError(
-            f"--accumulate {parts}: {num_train} samples leave a last batch of {rest}, which is less than one sample for "
-            f"each part on each of {world_size} rank(s); use --limit_train {num_train - rest}"
+            f"--accumulate {parts}: {num_train} samples leave a last batch of {rest}, less than one sample for each part "
+            f"on each of {world_size} rank(s); use --limit_train {num_train - rest}"
         )
     if num_val < world_size:
         raise UserError(f"{num_val} validation sample(s) for {world_size} ranks: each rank needs at least one")

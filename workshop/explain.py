@@ -29,9 +29,9 @@ ADVICE = {
     "unable to mmap": "the memory or /dev/shm is full: take fewer --num_workers, or give the job more memory",
     "</torch_": "/dev/shm is full: take fewer --num_workers, or give the job more of it",
     "Too many open files": "take fewer --num_workers, or a higher `ulimit -n`",
-    "environment variable MASTER_": "start the ranks with torchrun, or export MASTER_ADDR and MASTER_PORT as job.slurm does",
+    "environment variable MASTER_": "start the ranks with torchrun, or export MASTER_ADDR and MASTER_PORT",
     "EADDRINUSE": "another program uses this port: export another MASTER_PORT",
-    "The client socket has timed out": "no rank 0 listens at MASTER_ADDR:MASTER_PORT; start all ranks, and check the address",
+    "The client socket has timed out": "no rank 0 listens there: start all ranks, and check the address",
     "The client socket has failed to connect": "check MASTER_ADDR and MASTER_PORT",
     "Timed out after": "not all ranks have joined: start as many as the world size says",
     "Duplicate GPU detected": "start one rank per GPU, or train on CPUs with CUDA_VISIBLE_DEVICES= in the environment",
@@ -83,7 +83,7 @@ def let_threads_finish_before_forks() -> None:
 
     When a thread of gloo frees the tensors of a finished collective, it takes a lock of the interpreter for a moment. A
     worker that is forked in this moment waits for that lock forever, because only Python 3.12 and newer make it afresh
-    in the new process (`PyOS_AfterFork_Child` in CPython's posixmodule.c). Here the forking thread lets others run first.
+    in the new process (`PyOS_AfterFork_Child` in CPython's posixmodule.c). So the forking thread lets others run first.
     """
     if sys.version_info < (3, 12):
         os.register_at_fork(before=lambda: time.sleep(0.001))

@@ -69,7 +69,7 @@ class RunLogger:
         if rank == 0:
             self._open_folder()
             if config.num_workers > available_cpus():
-                warn(f"--num_workers {config.num_workers} is more than the {available_cpus()} CPUs this process may use")
+                warn(f"--num_workers {config.num_workers} is more than the {available_cpus()} CPUs of this process")
         # Instruments are imported only by the runs that use them.
         if config.trace and not config.benchmark:
             from workshop.profiling.trace import Trace
