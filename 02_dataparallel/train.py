@@ -148,8 +148,8 @@ def train_one_epoch(
 ) -> float:
     """Train on every training sample once; return the mean loss.
 
-    ``progress`` says where the run is: the epoch, the steps taken in it, and the sum of their losses. The latter two are
-    0 unless the run was stopped within this epoch.
+    ``progress`` says where the run is: the epoch, the steps taken in it, and the sum of their losses. The latter two
+    are 0 unless the run was stopped within this epoch.
     """
     replicas.train()
     loss_sum = torch.tensor(progress["loss_sum"], device=device)

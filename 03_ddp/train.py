@@ -123,7 +123,7 @@ def request_stop(number: int, frame: FrameType | None) -> None:
 
 
 def ignore_stop_signal(worker_id: int) -> None:
-    """Let a loader's worker ignore the signal, which Slurm sends to all processes of the job: it would end the worker."""
+    """Let a loader's worker ignore the signal, which Slurm sends to all processes of the job: it would end them."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 

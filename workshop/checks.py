@@ -109,7 +109,7 @@ def check_parts(flags: Any, num_train: int, num_val: int, world_size: int) -> No
         raise UserError(f"--accumulate {parts}: a batch of {flags.batch_size} per rank has fewer samples than parts")
     if world_size <= rest < parts * world_size:  # fewer than a sample per rank are left out
         raise UserError(
-            f"--accumulate {parts}: {num_train} samples leave a last batch of {rest}, less than one sample for each part "
+            f"--accumulate {parts}: {num_train} samples leave a last batch of {rest}, less than a sample for each part "
             f"on each of {world_size} rank(s); use --limit_train {num_train - rest}"
         )
     if num_val < world_size:
