@@ -1,4 +1,4 @@
-"""The pages as they are written for the site: the same text, in the site's dialect, with links that lead somewhere."""
+"""The pages as they are written for the site and for the slides: the same text, without comments, in another form."""
 
 import re
 import tomllib
@@ -6,96 +6,97 @@ from pathlib import Path
 
 import pytest
 
-from lab.site import (
-    CONFIG,
-    SETTINGS,
-    as_site_page,
-    navigation,
-    remove_former,
-    site_target,
-    tracked_pages,
-    with_site_links,
-    write_pages,
-)
+from lab import slides
+from lab.site import REPOSITORY, SETTINGS, navigation, pages, write_page
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+TEXT = """\
+# A page
 
+**Why.** Because.
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
-    folder = tmp_path_factory.mktemp("site")
-    return folder, write_pages(folder)
+<!-- slide -->
+Words of [the script](03_ddp/train.py), [the package](workshop) and <!-- figure: m/t a.b -->5<!-- end --> numbers.
+<!-- slide -->
+<!-- table: m/t -->
+| a |
+| - |
+| 1 |
 
+*Measured somewhere.*
+<!-- end -->
 
-def test_every_page_is_there_but_no_hint_and_no_solution(written: tuple[Path, list[Path]]) -> None:
-    folder, pages = written
-    assert {Path("README.md"), Path("03_ddp/README.md"), Path("clinic/README.md")} <= set(pages)
-    assert all((folder / page).is_file() for page in pages)
-    assert not list(folder.rglob("hints.md")) and not list(folder.rglob("why.md"))
+<!-- assert: value("m/t a.b") > 4 and
+     value("m/t a.b") < 6 -->
 
+## A section
 
-def test_what_makes_tables_is_not_shown(written: tuple[Path, list[Path]]) -> None:
-    folder, pages = written
-    for page in pages:
-        assert "[[[cog\n" not in (folder / page).read_text()
-        assert "import cog" not in (folder / page).read_text()
+```bash
+# not a heading
+```
 
+Not marked, with `<!-- slide -->` as an example.
 
-def test_every_link_leads_to_a_file(written: tuple[Path, list[Path]]) -> None:
-    folder, pages = written
-    for page in pages:
-        text = re.sub(r"^```.*?^```", "", (folder / page).read_text(), flags=re.DOTALL | re.MULTILINE)
-        for target in re.findall(r"\]\(([^)\s#`]+)", text):
-            if "://" not in target:
-                assert (folder / page.parent / target).is_file(), f"{page}: {target}"
+<!-- slide -->
+![A figure](figure.png)
+
+<details><summary>Answer</summary>
+
+Not marked.
+
+</details>
+"""
 
 
-def test_the_navigation_has_each_page_once(written: tuple[Path, list[Path]]) -> None:
-    _, pages = written
-    config = tomllib.loads(CONFIG % {"nav": navigation(pages)})
-
-    def leaves(entries: list) -> list[str]:
-        values = [value for entry in entries for value in entry.values()]
-        return [leaf for value in values for leaf in (leaves(value) if isinstance(value, list) else [value])]
-
-    listed = leaves(config["project"]["nav"])
-    assert sorted(listed) == sorted(page.as_posix() for page in pages)
-    assert listed[0] == "README.md"
-    lessons = [page for page in listed if re.match(r"\d\d_\w+/README", page)]
-    assert lessons == sorted(lessons)
-    names = [Path(page).stem for page in listed if page.startswith("05_fully_sharded/experiments/")]
-    assert names[:4] == ["README", "two_ranks", "memory", "tensor_parallel"]  # as that README lists them
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of one page, a script and a figure."""
+    for name, text in {"README.md": TEXT, "03_ddp/train.py": "print()\n", "workshop/log.py": "", "figure.png": "png"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("lab.site.REPOSITORY", tmp_path)
+    monkeypatch.setattr(slides, "REPOSITORY", tmp_path)
+    return tmp_path / "README.md"
 
 
-def test_lists_and_folded_parts_are_in_the_dialect_of_the_site() -> None:
-    page = "A text:\n- one\n- two,\n  continued\n\n<details><summary>Answer</summary>\n\n| a |\n| - |\n\n</details>\n"
-    assert as_site_page(page) == (
-        "A text:\n\n- one\n- two,\n    continued\n\n"
-        '<details markdown="1">\n<summary>Answer</summary>\n\n| a |\n| - |\n\n</details>\n'
-    )
-    assert as_site_page("text\n```text\n- no list\n  here\n```\n") == "text\n```text\n- no list\n  here\n```\n"
-    item = "- one:\n\n  ```text\n  - no item\n  ```\n\n  more\n"
-    assert as_site_page(item) == "- one:\n\n    ```text\n    - no item\n    ```\n\n    more\n"
+def test_a_page_of_the_site_has_the_text_without_comments_and_the_files_that_it_links_to(page: Path) -> None:
+    out = page.parent / "out"
+    write_page(Path("README.md"), out)
+    text = (out / "README.md").read_text()
+    assert "[the script](03_ddp/train.py.md), [the package](workshop/files.md) and 5 numbers.\n| a |" in text
+    assert re.findall("<!--.*", text) == ["<!-- slide -->` as an example."]
+    assert '<details markdown="1">\n<summary>Answer</summary>\n' in text
+    assert "print()" in (out / "03_ddp" / "train.py.md").read_text()
+    assert "- `log.py`" in (out / "workshop" / "files.md").read_text()
+    assert (out / "figure.png").read_text() == "png"
 
 
-def test_code_is_shown_as_a_page_and_folders_by_their_readme() -> None:
-    pages = set(tracked_pages())
-    assert site_target(REPOSITORY / "03_ddp" / "train.py", pages) == "03_ddp/train.py.md"
-    assert site_target(REPOSITORY / "clinic", pages) == "clinic/README.md"
-    assert site_target(REPOSITORY / "workshop", pages) is None
-    assert site_target(REPOSITORY / ".ci" / "run", pages) == "dot-ci/run.md"
-    page = Path("03_ddp/README.md")
-    text = "[its script](train.py#L7), [the package](../workshop), `[no](train.py)`, [far](https://pytorch.org)\n"
-    found = with_site_links(page, text, pages)
-    assert found == "[its script](../03_ddp/train.py.md), the package, `[no](train.py)`, [far](https://pytorch.org)\n"
+def test_the_slides_have_what_is_marked_below_its_heading(page: Path) -> None:
+    made = slides.deck(page).split("---\n", 2)[2]  # after Marp's settings
+    shown = made.split("\n\n---\n\n")
+    assert [slide.strip().splitlines()[0] for slide in shown] == ["# A page", "# A page", "## A section"]
+    assert shown[1].strip() == "# A page\n\nWords of the script, the package and 5 numbers.\n\n| a |\n| - |\n| 1 |"
+    assert "![A figure](data:image/png;base64," in shown[2]
+    assert "Not marked" not in made and "Measured" not in made
 
 
-def test_only_a_former_build_is_removed(tmp_path: Path) -> None:
-    for folder in ("pages", "html", "own"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "file").touch()
-    remove_former(tmp_path)
-    assert len(list(tmp_path.rglob("file"))) == 3  # no build was ever made here
-    (tmp_path / SETTINGS).touch()
-    remove_former(tmp_path)
-    assert list(tmp_path.rglob("file")) == [tmp_path / "own" / "file"]
+def test_every_page_is_on_the_site_once_but_no_hint_and_no_solution() -> None:
+    every = pages()
+    assert {Path("README.md"), Path("03_ddp/README.md"), Path("docs/glossary.md")} <= set(every)
+    assert not {page.name for page in every} & {"hints.md", "why.md"}
+    nav = tomllib.loads(SETTINGS % navigation(every))["project"]["nav"]
+    listed = [page for entry in nav for page in ([entry] if isinstance(entry, str) else next(iter(entry.values())))]
+    assert sorted(listed) == sorted(page.as_posix() for page in every)
+    assert listed[:2] == ["README.md", "01_single_gpu/README.md"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=str)
+def test_items_of_lists_have_no_second_paragraph_and_no_code(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", (REPOSITORY / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert not re.search(r"^$\n^ {2,3}\S|^ +```", text, re.MULTILINE), "the site would not show it as part of the item"
+
+
+@pytest.mark.parametrize("page", sorted(REPOSITORY.glob("0*/README.md")), ids=lambda page: page.parent.name)
+def test_each_lesson_has_slides(page: Path) -> None:
+    deck = slides.deck(page)
+    assert deck.count("\n---\n") > 8
+    assert "<!--" not in deck and "<details" not in deck
