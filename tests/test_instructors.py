@@ -25,7 +25,9 @@ def test_the_minutes_of_the_plan_add_up_and_are_those_of_the_front_page() -> Non
     front = (REPOSITORY / "README.md").read_text()
     for lesson in LESSONS:
         (given,) = re.findall(rf"^\| \[.*\]\({lesson.parent.name}/README\.md\) \| (\d+) \|", front, re.M)
-        (planned,) = [columns for name, columns in minutes.items() if name.endswith(f"({os.path.relpath(lesson, FOLDER)})")]
+        (planned,) = [
+            columns for name, columns in minutes.items() if name.endswith(f"({os.path.relpath(lesson, FOLDER)})")
+        ]
         assert int(given) == max(planned), lesson.parent.name
 
 
@@ -44,7 +46,9 @@ def test_each_question_of_the_quiz_has_four_answers_and_one_right() -> None:
     questions, _, answers = (FOLDER / "quiz.md").read_text().partition("## Answers")
     asked = re.split(r"^## \d+\. ", questions, flags=re.M)[1:]
     assert all(re.findall(r"^- ([A-Z])\. ", question, re.M) == list("ABCD") for question in asked)
-    right = re.findall(r"^\| (\d+) \| ([A-D]) \| .+ \| \[.+\]\(\.\./\.\./0\d_\w+/README\.md#[\w-]+\) \|$", answers, re.M)
+    right = re.findall(
+        r"^\| (\d+) \| ([A-D]) \| .+ \| \[.+\]\(\.\./\.\./0\d_\w+/README\.md#[\w-]+\) \|$", answers, re.M
+    )
     assert [int(number) for number, _ in right] == list(range(1, len(asked) + 1))
 
 
@@ -55,7 +59,7 @@ def test_programs_print_what_the_mail_says_and_what_is_typed_exists() -> None:
     for quoted in ("can run", "with warnings: ", "cannot run: ", "no GPU"):
         assert quoted in preflight and quoted.rstrip(": ") in MAIL
     makefile = (REPOSITORY / "Makefile").read_text()
-    for quoted in re.findall(r'It prints "(.+?)"', MAIL) + ["Accuracy on the validation digits: "]:
+    for quoted in [*re.findall(r'It prints "(.+?)"', MAIL), "Accuracy on the validation digits: "]:
         assert quoted in makefile and quoted in MAIL
     for quoted in ("computing on cuda", "epoch 1  train loss"):
         assert quoted in (REPOSITORY / "01_single_gpu" / "README.md").read_text() and quoted in MAIL
@@ -75,7 +79,9 @@ def test_the_recorded_output_of_plan_b_has_output_and_nothing_of_the_machine_tha
 
 
 @pytest.mark.slow
-def test_the_class_can_read_what_a_run_writes_and_others_cannot(user_environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_class_can_read_what_a_run_writes_and_others_cannot(
+    user_environment: dict[str, str], tmp_path: Path
+) -> None:
     page = (FOLDER / "class_folder.md").read_text()
     runs = tmp_path / "runs"
     runs.mkdir()
