@@ -32,9 +32,7 @@ def test_conda_installs_the_packages_that_pyproject_names() -> None:
 
 def test_both_recipes_for_containers_run_the_same_steps_on_the_same_system() -> None:
     docker, apptainer = ((CONTAINER / name).read_text() for name in ("Dockerfile", "workshop.def"))
-    steps = [
-        re.findall(r"^(?:RUN|   ) +/opt/workshop/install\.sh (\w+)", recipe, re.M) for recipe in (docker, apptainer)
-    ]
+    step = re.compile(r"^(?:RUN|   ) +/opt/workshop/install\.sh (\w+)", re.M)
     assert step.findall(docker) == step.findall(apptainer) == ["packages", "python"]
     assert re.search(r"^FROM (.+)$", docker, re.M)[1] == re.search(r"^From: (.+)$", apptainer, re.M)[1]
     sent = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")}
