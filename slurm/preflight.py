@@ -143,21 +143,20 @@ def check_dali() -> Result:
 
 
 def check_data() -> list[Result]:
-    """See that each data set is there and whole; every lesson needs mnist, some need others."""
+    """See that each data set is there and whole; a lesson needs those that its page has you prepare."""
     from workshop.datasets import IMAGES, image_dataset, nbody
     from workshop.errors import UserError
     from workshop.paths import default_data_dir
 
     results = []
     for name, module in {**{name: image_dataset(name) for name in IMAGES}, "nbody": nbody}.items():
-        lessons = LESSONS if name == "mnist" else lessons_with("train.py", name)
+        lessons = lessons_with("README.md", f"prepare.py {name}")
         try:
             module.check(default_data_dir())
             results.append(Result(f"data: {name}", "ok", f"in {module.folder(default_data_dir())}", lessons=lessons))
         except UserError as error:
             found, _, prepare = str(error).partition("; to prepare")
-            status = "fail" if name in ("mnist", "nbody") else "warning"
-            results.append(Result(f"data: {name}", status, found, f"to prepare{prepare}", lessons))
+            results.append(Result(f"data: {name}", "fail", found, f"to prepare{prepare}", lessons))
     return results
 
 
