@@ -5,77 +5,43 @@ python exercise.py start NAME       # writes exercise_NAME.py beside the lesson'
 python exercise.py check NAME       # runs it and says what is still wrong; exit status 0 if it passed, 1 if not
 python exercise.py hint NAME        # a first hint; asked again, a second and a third
 python exercise.py solution NAME    # what the fault was, and why
-python exercise.py class DIR...     # of runs folders: who has passed what, as text, and as HTML with --html FILE
+python exercise.py class DIR...     # of runs folders: who has passed what
 """
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from clinic import progress
-from clinic.catalogue import REPOSITORY, Exercise, exercises, find, shown
-from lab.tables import format_table
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
-from workshop.paths import default_runs_dir
+from clinic.catalogue import Exercise, exercises, find, shown
+from workshop.errors import UserError, run_reporting_user_errors
+from workshop.paths import REPOSITORY, default_runs_dir
 
-
-class Grader:
-    """The process that judges learners' files, started once; see `clinic.grader`."""
-
-    def __enter__(self) -> "Grader":
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "clinic.grader"],
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for this process, which ends that one
-        )
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.process.terminate()
-        self.process.communicate()
-
-    def check(self, exercise: Exercise, file: Path, **options: float) -> list[str]:
-        """Return what is still seen to be wrong with the file.
-
-        Raises:
-            UserError: the grader has ended.
-        """
-        request = {"exercise": exercise.name, "file": str(file.resolve()), **options}
-        assert self.process.stdin and self.process.stdout, "started with pipes"
-        answer = ""
-        with suppress(BrokenPipeError):  # it has ended; without this, it would look as if nobody read what we print
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            answer = self.process.stdout.readline()
-        if not answer:
-            raise UserError("the grader ended before it had a result; its messages are above")
-        return json.loads(answer)["seen"]
+LIMIT = 600
+"""seconds that judging a file may take, on a busy machine; on an idle one it takes about 15"""
 
 
 def list_exercises() -> None:
     """Print all exercises in the order in which they are taught, and how far this learner is with each."""
     mine = progress.Progress(default_runs_dir()).content
-    cells = {exercise.name: progress.cell_of(mine, exercise.name) for exercise in exercises()}
-    rows, lesson = [], None
+    rows = [["", "exercise", "minutes", "difficulty", "what it teaches", ""]]
+    lesson = None
     for number, exercise in enumerate(exercises(), 1):
         if exercise.lesson != lesson:
             lesson = exercise.lesson
             rows.append(["", lesson.name, "", "", "", ""])
-        about = exercise.about
-        state = str(cells[exercise.name]) or ("started" if exercise.file.exists() else "")
-        teaches = f"{about.teaches} (bonus)" if about.bonus else about.teaches
-        rows.append([str(number), exercise.name, str(about.minutes), str(about.difficulty), teaches, state])
-    head = ["", "exercise", "minutes", "difficulty", "what it teaches", ""]
-    print(format_table(head, rows, left=(1, 4, 5)))
-    print(f"\npassed: {sum(cell.passed for cell in cells.values())} of {len(cells)}; difficulty: from 1 to 3")
+        about, state = exercise.about, progress.state(mine, exercise.name)
+        rows.append([str(number), exercise.name, str(about.minutes), str(about.difficulty), about.teaches, state])
+    print("\n".join(progress.aligned(rows)))
+    passed = sum(row[-1].startswith("passed") for row in rows)
+    print(f"\npassed: {passed} of {number}; difficulty: from 1 to 3")
 
 
 def start(exercise: Exercise, again: bool) -> None:
@@ -89,8 +55,7 @@ def check(exercise: Exercise) -> int:
     """Judge the learner's file; return the exit status."""
     if not exercise.file.is_file():
         raise UserError(f"{shown(exercise.file)} is not there; `start {exercise.name}` writes it")
-    with Grader() as grader:
-        seen = grader.check(exercise, exercise.file)
+    (seen,) = judge(exercise, [exercise.file])
     progress.Progress(default_runs_dir()).checked(exercise, seen)
     for line in seen:
         print(f"not yet: {line}")
@@ -99,56 +64,72 @@ def check(exercise: Exercise) -> int:
     return 1 if seen else 0
 
 
+def judge(exercise: Exercise, files: Sequence[Path], limit: float = LIMIT) -> list[list[str]]:
+    """Return what is still seen to be wrong with each file; see `clinic.check`.
+
+    The files are run in a process group of their own, of which nothing is left when this returns, for at most ``limit``
+    seconds each.
+    """
+    outside_jobs = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TORCHELASTIC"))}
+    environment = outside_jobs | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "clinic.check", exercise.name, *(str(file.resolve()) for file in files)]
+    with tempfile.TemporaryDirectory(prefix="clinic_", ignore_cleanup_errors=True) as folder:
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=environment | {"TMPDIR": folder},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        timed_out = False
+        try:
+            out, _ = process.communicate(timeout=limit * len(files))
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if timed_out:
+            out, _ = process.communicate()
+    seen = [json.loads(line) for line in out.splitlines()]
+    if not timed_out and len(seen) < len(files):
+        raise UserError("the check ended before it had a result; its messages are above")
+    return seen + [[f"no result within {limit:g} s"]] * (len(files) - len(seen))
+
+
 def hint(exercise: Exercise) -> None:
     """Print the next hint, and the ones before."""
-    given = progress.Progress(default_runs_dir())
-    count = min(given.content.setdefault("hints", {}).get(exercise.name, 0) + 1, len(exercise.hints))
+    count = progress.Progress(default_runs_dir()).hinted(exercise)
     for number, text in enumerate(exercise.hints[:count], 1):
         print(f"hint {number} of {len(exercise.hints)}: {text}\n")
-    given.hinted(exercise, count)
 
 
-def solution(exercise: Exercise) -> None:
-    """Print a fix, and why it is one."""
-    print("\n".join(line for line in exercise.solution.splitlines() if not line.startswith(("---", "+++"))))
-    print()
-    print((exercise.folder / "why.md").read_text().strip())
-
-
-def show_class(folders: Sequence[str], page: str | None) -> None:
-    """Print the table of a class, and write it as HTML."""
-    names, rows, left_out = progress.class_table(map(Path, folders))
-    print(progress.as_text(names, rows))
-    for reason in left_out:
-        print(f"left out: {reason}")
-    if page:
-        try:
-            Path(page).write_text(progress.as_html(names, rows))
-        except OSError as error:
-            raise UserError(f"cannot write {page}: {error.strerror}") from None
-
-
-def main() -> None:
-    """Do what the command line says."""
+def main() -> int:
+    """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|start|check|hint|solution|class")
     verbs.add_parser("list")
     for verb in ("start", "check", "hint", "solution"):
         verbs.add_parser(verb).add_argument("name")
     verbs.choices["start"].add_argument("--again", choices=["true", "false"], default="false")
-    table = verbs.add_parser("class")
-    table.add_argument("folders", nargs="+", metavar="DIR")
-    table.add_argument("--html", metavar="FILE")
+    verbs.add_parser("class").add_argument("folders", nargs="+", metavar="DIR", type=Path)
     arguments = parser.parse_args()
     if arguments.verb == "list":
         list_exercises()
     elif arguments.verb == "class":
-        show_class(arguments.folders, arguments.html)
+        print(progress.class_table(arguments.folders))
     elif arguments.verb == "start":
         start(find(arguments.name), arguments.again == "true")
+    elif arguments.verb == "check":
+        return check(find(arguments.name))
+    elif arguments.verb == "hint":
+        hint(find(arguments.name))
     else:
-        sys.exit({"check": check, "hint": hint, "solution": solution}[arguments.verb](find(arguments.name)) or 0)
+        print(find(arguments.name).solution())
+    return 0
 
 
 if __name__ == "__main__":
-    run_reporting_user_errors(main)
+    run_reporting_user_errors(lambda: sys.exit(main()))

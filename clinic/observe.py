@@ -1,267 +1,301 @@
-"""Run a script as one or several ranks, and return what they did: their notes, and the results of the run."""
+"""What a rank does, noted in places that every script has to pass; nothing here reads the script.
 
-import faulthandler
-import json
-import math
+These places are the outermost call of a model, the step of an optimizer, and every operation that PyTorch dispatches.
+`take_notes` begins, in the process of the rank, and `clinic.runs` returns the notes to a grader.
+"""
+
 import multiprocessing
-import os
-import re
-import resource
-import runpy
-import signal
-import sys
-import tempfile
-import time
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torch.utils.hooks import RemovableHandle
 
 from clinic import coded
-from clinic.notes import Rank, take_notes
-from lab.launching import free_port, reason
-from workshop import models
 
-models.MODELS["mnist_cnn"] = coded.SmallReader
-
-TIMEOUT = 25.0
-"""seconds that a script is given on an idle machine; with the little data here it needs two or three"""
-CPU_SECONDS = 20
-"""of computing that a rank is given: an endless loop is found by these, however busy the machine is"""
-
-
-def slowness() -> float:
-    """Return how many times longer than usual to wait: the number of processes that compete for each CPU, up to 6."""
-    return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), 6.0)
-
-
-class Fault(Exception):
-    """What is still seen to be wrong, for the learner to read; it never says how to fix it."""
+GRADIENTS = 16
+"""number of updates whose gradients are noted"""
+COLLECTIVES = ("allreduce", "allgather", "reducescatter", "broadcast", "alltoall", "gather", "scatter", "reduce")
 
 
 @dataclass
-class Observed:
-    """What a run did."""
+class Shown:
+    """One call of the model, from outside."""
 
-    ranks: list[Rank]
-    summary: dict[str, Any]
-    """summary.json, empty if there is none"""
-    run_dir: Path
+    training: bool
+    """the mode of the model"""
+    samples: list[int]
+    """the numbers of the samples (see `clinic.coded`), if it was shown coded digits"""
+    size: int
+    """of the batch"""
+    children: frozenset[int]
+    """processes that worked for this one at the time, such as loader workers"""
+    updates: int
+    """updates before it"""
+    random_state: int
+    """a number that stands for the state of PyTorch's default generator before it"""
+    weights: list[torch.Tensor] = field(default_factory=list)
+    """before it, in training; of sharded weights this rank's parts; like inputs and outputs noted with ``keep`` only"""
+    inputs: torch.Tensor | None = None
+    outputs: torch.Tensor | None = None
+    unsharded: int = 0
+    """after it, numbers in weights that this rank has as a whole"""
 
-    def __getitem__(self, rank: int) -> Rank:
-        return self.ranks[rank]
+
+@dataclass
+class Update:
+    """One step of the optimizer."""
+
+    lr: float
+    gradients: list[torch.Tensor]
+    """of each weight of the model, as the optimizer was given it, zero where there is none; of sharded weights this
+    rank's part; noted for the first `GRADIENTS` updates"""
 
     @property
-    def epochs(self) -> list[dict[str, Any]]:
-        """The results of each epoch, at least one.
-
-        Raises:
-            Fault: there are none.
-        """
-        if not self.summary.get("epochs"):
-            raise Fault("there are no results of an epoch in the summary.json of the run")
-        return self.summary["epochs"]
-
-    def validated(self) -> tuple[set[int], float, int]:
-        """Return which samples were validated on, their true mean loss, and how many the model got right.
-
-        Each sample counts once, however often it was shown. For a run with ``keep=True``.
-        """
-        scores: dict[int, torch.Tensor] = {}
-        for call in (call for rank in self.ranks for call in rank.shown if not call.training):
-            assert call.outputs is not None, "validated() needs keep=True"
-            scores |= dict(zip(call.samples, call.outputs.double(), strict=True))
-        if not scores:
-            return set(), math.nan, 0
-        outputs, targets = torch.stack(list(scores.values())), coded.label_of(torch.tensor(list(scores)))
-        right = (outputs.argmax(1) == targets).sum()
-        return set(scores), nn.functional.cross_entropy(outputs, targets).item(), int(right)
+    def gradient(self) -> torch.Tensor:
+        """Of all weights, (weights,)."""
+        return torch.cat([gradient.flatten() for gradient in self.gradients])
 
 
 @dataclass
-class Script:
-    """The learner's file, and a folder to run it in."""
+class Operation:
+    """A collective or a matrix product (or convolution)."""
 
-    path: Path
-    folder: Path
-
-    def run(
-        self,
-        *flags: object,
-        ranks: int = 1,
-        local_ranks: Sequence[int] | None = None,
-        train: int = 320,
-        val: int = 64,
-        data_dir: Path | None = None,
-        run_dir: Path | None = None,
-        keep: bool = False,
-        notes: bool = True,
-        stop_after: int | None = None,
-        watch: Callable[[Path], Callable[[], Any]] | None = None,
-        timeout: float | None = None,
-        fail: bool = True,
-    ) -> Observed:
-        """Run the script and return what it did.
-
-        Args:
-            flags: of the script; data and run folder are set here, and there are no workers unless flags say so.
-            ranks: how many.
-            local_ranks: of each rank; by default they are all on one node.
-            train: number of coded digits to train on.
-            val: number of coded digits to validate on.
-            data_dir: other data to use.
-            run_dir: where an earlier run was, to be resumed.
-            keep: note what the model is shown and what it returns too.
-            notes: False: note nothing but the results; for a script that compiles its model, which hooks would disturb.
-            stop_after: signal the script to stop, as Slurm does, after this number of updates.
-            watch: called in each rank before the script, with its path; what it returns is called after the script,
-                and what that returns is `Rank.extra`.
-            timeout: seconds after which the ranks are ended; by default `TIMEOUT`, and more on a busy machine.
-            fail: raise `Fault` if a rank does not end by itself with status 0.
-        """
-        if data_dir is None:
-            data_dir = self.folder / f"data_{train}_{val}"
-            if not data_dir.exists():
-                coded.write(data_dir, train, val)
-        timeout = timeout or TIMEOUT * slowness()
-        run_dir = run_dir or Path(tempfile.mkdtemp(dir=self.folder, prefix="run_"))
-        noted = Path(tempfile.mkdtemp(dir=self.folder, prefix="notes_"))
-        words = [str(word) for word in ("--num_workers", 0, *flags, "--data_dir", data_dir, "--run_dir", run_dir)]
-        environment = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        fork = multiprocessing.get_context("fork")
-        processes = []
-        local_ranks = range(ranks) if local_ranks is None else local_ranks
-        for rank in range(ranks):
-            mine = environment | _variables_of_torchrun(rank, local_ranks) if ranks > 1 else {}
-            begin = partial(take_notes, keep=keep, stop_after=stop_after) if notes else None
-            arguments = (self.path, words, mine, noted / f"{rank}", begin, watch, timeout)
-            processes.append(fork.Process(target=_be_a_rank, args=arguments))
-            processes[-1].start()
-        found, end = [], time.monotonic() + timeout + 10
-        for rank, process in enumerate(processes):
-            while process.exitcode is None and time.monotonic() < end:  # join would also wait for what it left behind
-                time.sleep(0.02)
-            process.kill()
-            while process.exitcode is None:
-                time.sleep(0.02)
-            found.append(_read(noted / f"{rank}", self.path, process.exitcode))
-        if fail:
-            _raise_if_failed(found, timeout)
-            if notes and not any(rank.updates for rank in found):
-                raise Fault("the script ended without an update of the weights")
-        summary = run_dir / "summary.json"
-        return Observed(found, json.loads(summary.read_text()) if summary.exists() else {}, run_dir)
+    name: str
+    """one of `COLLECTIVES`, or "product" """
+    numel: int
+    """numbers on one rank, of what is sent or of what is received, whichever are more; or of the product"""
+    dtype: torch.dtype
+    updates: int
+    """updates before it"""
+    forward: bool
+    """it belongs to a forward pass of the model"""
 
 
-def _variables_of_torchrun(rank: int, local_ranks: Sequence[int]) -> dict[str, str]:
-    """Return what torchrun puts into the environment of a rank, besides WORLD_SIZE and the address of rank 0."""
-    nodes = [list(local_ranks[: other + 1]).count(0) - 1 for other in range(len(local_ranks))]
-    values = {
-        "RANK": rank,
-        "LOCAL_RANK": local_ranks[rank],
-        "LOCAL_WORLD_SIZE": nodes.count(nodes[rank]),
-        "GROUP_RANK": nodes[rank],
-        "GROUP_WORLD_SIZE": nodes[-1] + 1,
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": len(local_ranks),
-    }
-    return {name: str(value) for name, value in values.items()}
+@dataclass
+class Rank:
+    """What one rank did."""
+
+    shown: list[Shown] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    """noted with ``operations`` only"""
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    """of the model, at the end, and its buffers"""
+    state_dtypes: set[torch.dtype] = field(default_factory=set)
+    """of the averages that the optimizer keeps, at the end"""
+    blocks: dict[str, int] = field(default_factory=dict)
+    """numbers in the weights of each block that stands in an nn.ModuleList, all ranks together"""
+    graphs: tuple[int, int] = 0, 0
+    """with ``graphs``, the most training steps whose autograd graphs were in memory at once, and the most of those
+    whose backward pass had not begun: these hold the activations of their step"""
+    extra: Any = None
+    """what a grader's own ``watch`` returned"""
+    status: int | None = None
+    """exit status; None if it was ended while it waited"""
+    output: str = ""
+    place: str = ""
+    """where in the script it was when it was ended because it waited for ever"""
+
+    @property
+    def training(self) -> list[Shown]:
+        """The calls in training."""
+        return [call for call in self.shown if call.training]
+
+    @property
+    def trained(self) -> list[int]:
+        """The samples it trained on, in order."""
+        return [sample for call in self.training for sample in call.samples]
+
+    @property
+    def validated(self) -> list[int]:
+        """The samples it validated on, in order."""
+        return [sample for call in self.shown if not call.training for sample in call.samples]
 
 
-def percent(share: float) -> str:
-    """Return a share as a reader expects it: "80 %", "0.02 %", "less than 0.001 %"."""
-    if share < 1e-5:
-        return "less than 0.001 %"
-    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+class Stop(BaseException):
+    """Ends a rank between two steps, as a time limit would."""
 
 
-def without_dropout(_: Path) -> Callable[[], None]:
-    """For ``watch``: gradients then follow from the samples and the weights alone."""
-    nn.Dropout.forward = lambda _, inputs: inputs
-    return lambda: None
+def take_notes(
+    rank: Rank, keep: bool = False, operations: bool = False, graphs: bool = False, stop_after: int | None = None
+) -> Callable[[], None]:
+    """Have ``rank`` filled from now on, for the rest of this process; what is returned adds what is known at the end.
+
+    Args:
+        keep: note inputs and outputs of the model, and its weights, at each call.
+        operations: note collectives and matrix products.
+        graphs: note how many autograd graphs are in memory; for `clinic.coded.SmallReader` only.
+        stop_after: raise `Stop` when the model is called in training after this number of updates.
+    """
+    calls = _Calls()
+    model: list[nn.Module] = []
+    optimizers: list[Optimizer] = []
+    most_weights = 1
+
+    def before_forward(module: nn.Module, arguments: tuple) -> None:
+        nonlocal most_weights
+        calls.depth += 1
+        weights = list(module.parameters()) if calls.depth == 1 else []
+        # Transforms of a data set are modules without weights; a block that is computed again has fewer than the model.
+        if len(weights) < most_weights or not arguments or not isinstance(arguments[0], torch.Tensor):
+            return
+        inputs = arguments[0].detach()
+        if inputs.is_meta:  # a trial of the model's shapes
+            return
+        if stop_after is not None and module.training and len(rank.updates) >= stop_after:
+            raise Stop
+        most_weights = len(weights)
+        is_digit = inputs.dim() == 4 and inputs.shape[1:] == (1, 28, 28)
+        calls.shown = Shown(
+            module.training,
+            coded.numbers_of(inputs).tolist() if is_digit else [],
+            len(inputs),
+            frozenset(child.pid for child in multiprocessing.active_children() if child.pid),
+            len(rank.updates),
+            hash(torch.get_rng_state().numpy().tobytes()),
+        )
+        rank.shown.append(calls.shown)
+        if keep:
+            calls.shown.inputs = inputs.clone()
+            calls.shown.weights = [_copy(weight) for weight in weights] if module.training else []
+        if module.training:
+            model[:] = [module]
+
+    def after_forward(_: nn.Module, __: tuple, outputs: object) -> None:
+        calls.depth -= 1
+        if calls.depth > 0:
+            return
+        shown, calls.shown = calls.shown, None
+        if shown and keep and isinstance(outputs, torch.Tensor):
+            shown.outputs = outputs.detach().clone()
+        if shown and model:
+            shown.unsharded = sum(w.numel() for w in model[0].parameters() if not isinstance(w, DTensor))
+
+    def before_update(optimizer: Optimizer) -> None:
+        weights = list(model[0].parameters()) if model and len(rank.updates) < GRADIENTS else []
+        gradients = [_copy(torch.zeros_like(weight) if weight.grad is None else weight.grad) for weight in weights]
+        rank.updates.append(Update(float(optimizer.param_groups[0]["lr"]), gradients))
+        optimizers[:] = [optimizer]
+
+    register_module_forward_pre_hook(before_forward)
+    register_module_forward_hook(after_forward, always_call=True)
+    before_each_update(before_update)
+    counter = _GraphCounter() if graphs else None
+    if operations:
+        _Operations(rank, calls).__enter__()
+
+    def finish() -> None:
+        if model:
+            for name, tensor in model[0].state_dict().items():
+                rank.weights[name.removeprefix("module.").replace("_checkpoint_wrapped_module.", "")] = _copy(tensor)
+            for parent, layers in model[0].named_modules():
+                if isinstance(layers, nn.ModuleList):
+                    blocks = layers.named_children()
+                    rank.blocks |= {f"{parent}.{n}": sum(w.numel() for w in block.parameters()) for n, block in blocks}
+        state = [value for optimizer in optimizers for values in optimizer.state.values() for value in values.values()]
+        rank.state_dtypes = {value.dtype for value in state if isinstance(value, torch.Tensor) and value.dim()}
+        if counter:
+            rank.graphs = counter.most_kept, counter.most_pending
+
+    return finish
 
 
-def _raise_if_failed(ranks: list[Rank], timeout: float) -> None:
-    if stuck := [f"rank {number} was in {rank.stuck}" for number, rank in enumerate(ranks) if rank.stuck]:
-        where = ", ".join(stuck) if len(ranks) > 1 else stuck[0].replace("rank 0", "it")
-        raise Fault(f"the script did not end within {timeout:.0f} s; by then, {where}")
-    failed = [rank for rank in ranks if rank.status]
-    crashes = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL)  # others only lost it
-    failed.sort(key=lambda rank: (rank.status not in crashes, "Traceback" not in rank.output, not rank.output))
-    for rank in failed:
-        if rank.status == -signal.SIGXCPU:
-            raise Fault(f"the script computed for {CPU_SECONDS} s without coming to its end: is there an endless loop?")
-        if rank.status is not None and rank.status < 0:
-            raise Fault(f"the script was killed by {signal.Signals(-rank.status).name}")
-        raise Fault(f"the script ended with: {reason(rank.output) or f'exit status {rank.status}'}")
-    if not all(rank.complete for rank in ranks):
-        raise Fault("the script left Python before its end, with exit status 0; does it call os._exit?")
+def before_each_update(note: Callable[[Optimizer], None]) -> None:
+    """Call ``note`` with the optimizer before each of its updates, after all hooks that the script has registered.
+
+    PyTorch calls the global hooks first, but a hook of the script's own may still change the gradients, for example
+    clip them. Therefore the global hook here only puts another hook at the end of those of the optimizer.
+    """
+    handles: dict[int, RemovableHandle] = {}
+
+    def before_own_hooks(optimizer: Optimizer, *_: object) -> None:
+        if id(optimizer) in handles:
+            handles[id(optimizer)].remove()
+        handles[id(optimizer)] = optimizer.register_step_pre_hook(lambda optimizer, *_: note(optimizer))
+
+    register_optimizer_step_pre_hook(before_own_hooks)
 
 
-def _be_a_rank(
-    script: Path,
-    words: list[str],
-    environment: dict[str, str],
-    notes: Path,
-    begin: Callable[[Rank, Path], Callable[[], None]] | None,
-    watch: Callable[[Path], Callable[[], Any]] | None,
-    timeout: float,
-) -> None:
-    """Run the script as ``python SCRIPT WORDS`` would, in this process, and leave a `Rank` in ``notes``."""
-    with notes.with_suffix(".log").open("wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    stuck = notes.with_suffix(".stuck").open("w")
-    faulthandler.dump_traceback_later(timeout, exit=True, file=stuck)
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
-    torch.set_num_threads(1)  # a fork loses torch's threads; autograd's own, made later, would replace them in a race
-    os.environ.update(environment)
-    os.chdir(script.parent)
-    sys.argv = [str(script), *words]
-    sys.path[0] = str(script.parent)
-    rank = Rank()
-    status: object = 0
-    try:
-        finish = begin(rank, script) if begin else None
-        more = watch(script) if watch else None
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as stop:
-        status = stop.code or 0
-        if not isinstance(status, int):
-            print(status, file=sys.stderr)  # as Python does
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    if status == 0:
-        if finish:
-            finish()
-        rank.extra = more() if more else None
-    rank.status = status if isinstance(status, int) else 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    torch.save(rank, notes.with_suffix(".pt"))
-    faulthandler.cancel_dump_traceback_later()
-    for child in psutil.Process().children():  # loader workers that the script has kept
-        child.kill()
-    os._exit(rank.status)
+class _Calls(threading.local):
+    """The calls of modules that have begun in this thread: another thread may load data with modules of its own."""
+
+    depth = 0
+    """number of calls that have not ended; those within another one are not noted"""
+    shown: Shown | None = None
+    """the note of the outermost call, if it is a call of the model"""
 
 
-def _read(notes: Path, script: Path, exitcode: int | None) -> Rank:
-    """Return what a rank left; if it was ended before it could, at least how and where."""
-    log, stuck, saved = (notes.with_suffix(suffix) for suffix in (".log", ".stuck", ".pt"))
-    try:
-        rank = torch.load(saved, weights_only=False)  # which this module wrote
-    except (OSError, RuntimeError, EOFError):
-        rank = Rank(status=exitcode, complete=False)
-        frames = re.findall(r'File "(.*)", line (\d+) in (\S+)', stuck.read_text() if stuck.exists() else "")
-        if frames:
-            mine = [f"line {line} ({name})" for path, line, name in frames if Path(path).name == script.name]
-            rank.stuck = mine[0] if mine else f"{frames[0][2]} of {Path(frames[0][0]).name}"
-    rank.output = log.read_text(errors="replace") if log.exists() else ""
-    return rank
+class _Operations(TorchDispatchMode):
+    """Sees every operation on plain tensors: what DDP and DTensor do too, as the operations on their tensors."""
+
+    def __init__(self, rank: Rank, calls: _Calls) -> None:
+        super().__init__()
+        self.rank = rank
+        self.calls = calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ANN401
+        """Do the operation, and note it."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor then does it by operations on plain tensors, which come here
+        result = func(*args, **(kwargs or {}))
+        name = "product" if func.overloadpacket in flop_registry else ""
+        if "c10d" in func.namespace:
+            plain = func.overloadpacket.__name__.replace("_", "")
+            name = next((kind for kind in COLLECTIVES if plain.startswith(kind)), "")
+        if name:
+            given = tree_leaves(result if name == "product" else (args, result))
+            largest = max((leaf for leaf in given if isinstance(leaf, torch.Tensor)), key=torch.Tensor.numel)
+            where = len(self.rank.updates), self.calls.shown is not None
+            self.rank.operations.append(Operation(name, largest.numel(), largest.dtype, *where))
+        return result
+
+
+class _GraphCounter:
+    """Counts the training steps whose autograd graphs are in memory."""
+
+    def __init__(self) -> None:
+        self.most_kept = self.most_pending = 0
+        self._kept: weakref.WeakSet = weakref.WeakSet()
+        self._pending: weakref.WeakSet = weakref.WeakSet()
+        register_module_forward_hook(self._after_forward)
+
+    def _after_forward(self, module: nn.Module, _: tuple, outputs: torch.Tensor) -> torch.Tensor:
+        if isinstance(module, coded.SmallReader) and outputs.requires_grad:
+            outputs = _GraphNode.apply(outputs, self._kept, self._pending)
+            self.most_kept = max(self.most_kept, len(self._kept))
+            self.most_pending = max(self.most_pending, len(self._pending))
+        return outputs
+
+
+class _GraphNode(torch.autograd.Function):
+    """Changes nothing, but its context is in memory for as long as the graph that it is a node of."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: torch.Tensor, kept: weakref.WeakSet, pending: weakref.WeakSet) -> torch.Tensor:  # noqa: ANN401
+        kept.add(ctx)
+        pending.add(ctx)
+        ctx.pending = pending
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
+        ctx.pending.discard(ctx)
+        return gradient, None, None
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of this rank's part of a tensor, which is all of it unless it is sharded."""
+    with torch.no_grad():
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from clinic.coded import SmallReader
-from clinic.observe import Script
+from clinic.runs import Script
 
 FEW, MANY, BATCH, WORKERS, EPOCHS = 640, 3200, 64, 3, 4
 ALLOWED = 6e6
@@ -28,7 +28,7 @@ def grade(script: Script) -> Iterator[str]:
         flags = ("--batch_size", BATCH, "--num_workers", WORKERS, "--epochs", EPOCHS, "--limit_train", samples)
         watch = partial(measure_memory, steps_per_epoch=samples // BATCH)
         rank = script.run(*flags, train=MANY, val=1, watch=watch)[0]
-        processes = min((len(call.children) for call in rank.shown if call.training), default=0)
+        processes = min((len(call.children) for call in rank.training), default=0)
         if processes < WORKERS:
             yield f"with --num_workers {WORKERS}, {processes} processes load the training data"
             return

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
-from clinic.observe import Fault, Script
+from clinic.runs import Fault, Script
 
 SAMPLES, EPOCHS, WORKERS = 96, 3, 2
 
@@ -12,7 +12,7 @@ def grade(script: Script) -> Iterator[str]:
     """Yield what is still seen to be wrong."""
     flags = ("--batch_size", 16, "--epochs", EPOCHS, "--num_workers", WORKERS)
     rank = script.run(*flags, train=SAMPLES, val=32)[0]
-    training = [call for call in rank.shown if call.training]
+    training = rank.training
     if len(training) < EPOCHS:
         yield f"in {EPOCHS} epochs it trains on {len(training)} batches"
         return
@@ -26,10 +26,8 @@ def grade(script: Script) -> Iterator[str]:
         if new := workers[number] - frozenset().union(*workers[:number]):
             yield f"in epoch {number + 1} of {EPOCHS}, {len(new)} processes that load data are new"
     if (most := max(len(call.children) for call in rank.shown)) > 2 * WORKERS:
-        yield (
-            f"{most} processes that load data exist at once, but {WORKERS} for training and {WORKERS} for validation "
-            "are enough"
-        )
+        needed = f"{WORKERS} for training and {WORKERS} for validation are enough"
+        yield f"{most} processes that load data exist at once, but {needed}"
     orders = [[sample for call in epoch if call.training for sample in call.samples] for epoch in epochs]
     if any(sorted(order) != list(range(SAMPLES)) for order in orders):
         yield f"not every epoch trains on each of the {SAMPLES} samples once"
@@ -38,11 +36,9 @@ def grade(script: Script) -> Iterator[str]:
             yield f"epochs {a + 1} and {b + 1} have the samples in the same order"
     if script.run(*flags, train=SAMPLES, val=32)[0].trained != rank.trained:
         yield "two runs with the same flags do not train on the samples in the same order"
-    if rank.validated and sorted(rank.validated) != sorted(EPOCHS * list(set(rank.validated))):
-        yield "the validation samples are not the same ones in every epoch"
-    if len(rank.validated) != EPOCHS * 32:
-        yield f"in {EPOCHS} epochs it validates on {len(rank.validated)} samples, of 32 each time"
+    if len(rank.validated) != EPOCHS * 32 or len(set(rank.validated)) != 32:
+        yield f"in {EPOCHS} epochs it does not validate on the same 32 samples each time"
     try:
         script.run("--batch_size", 16, "--num_workers", 0, train=32, val=32)
     except Fault as fault:
-        yield f"with --num_workers 0, it ends with: {str(fault).removeprefix('the script ended with: ')}"
+        yield f"with --num_workers 0, {fault}"

@@ -9,7 +9,7 @@ from textwrap import shorten
 import torch
 from torch import nn
 
-from clinic.observe import Fault, Observed, Script
+from clinic.runs import Fault, Observed, Script
 from workshop.models import build_model
 from workshop.paths import REPOSITORY
 
@@ -19,40 +19,31 @@ DATA = {"train": 96, "val": 32}
 
 def grade(script: Script) -> Iterator[str]:
     """Yield what is still seen to be wrong."""
-    run = script.run(*FLAGS, keep=True, watch=note_replicas, **DATA)
+    run = script.run(*FLAGS, watch=note_replicas, **DATA)
     if run[0].extra < len(run[0].updates):
         yield f"of {len(run[0].updates)} training steps, {run[0].extra} are taken through nn.DataParallel"
-    model = build_model("mnist_cnn", "mnist")
     try:
-        weights = torch.load(run.run_dir / "checkpoint.pt", weights_only=False)["model"]
-        unknown, missing = differences(weights, model.state_dict())
-        if unknown or missing:
-            yield (
-                "the names of the weights in checkpoint.pt are not those of the model in lesson 01: there is "
-                + " and ".join(
-                    [f"{names[0]} {what}" for names, what in ((unknown, "in addition"), (missing, "missing")) if names]
-                )
-            )
-        else:
-            model.load_state_dict(weights)
+        saved = torch.load(run.run_dir / "checkpoint.pt", weights_only=False)["model"]
+        unknown, missing = (list(a.keys() - b.keys()) for a, b in ((saved, model()), (model(), saved)))
+        differ = [name for name, weight in run[0].weights.items() if not torch.equal(saved.get(name, weight), weight)]
     except (OSError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         yield f"lesson 01 cannot load the model in checkpoint.pt: {shorten(str(error), 200, placeholder=' ...')}"
-        unknown = missing = ["all"]
-    if not unknown and not missing:
-        validation = [call for call in run[0].shown if not call.training]
-        with torch.inference_mode():
-            model.eval()
-            differ = [(model(call.inputs) - call.outputs).abs().max().item() for call in validation]
-        if not differ or max(differ) > 1e-4:
-            yield "the model in checkpoint.pt does not answer as the one that was trained"
+        return
+    if found := [f"{names[0]} {what}" for names, what in ((unknown, "in addition"), (missing, "missing")) if names]:
+        names = " and ".join(found)
+        yield f"the names of the weights in checkpoint.pt are not those of the model in lesson 01: there is {names}"
+    elif differ:
+        yield f"in checkpoint.pt, {differ[0]} is not what it was at the end of the training"
     straight = script.run(*FLAGS, "--epochs", 2, **DATA)
-    yield from resumed(script, run, straight, "it")
-    yield from resumed(Script(REPOSITORY / "01_single_gpu" / "train.py", script.folder), run, straight, "lesson 01")
+    lesson = Script(REPOSITORY / "01_single_gpu" / "train.py", script.folder, script.exercise)
+    for name, going_on in (("it", script), ("lesson 01", lesson)):
+        if wrong := resumed(going_on, run, straight):
+            yield f"{name} {wrong}"
 
 
-def differences(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> tuple[list[str], list[str]]:
-    """Return the names that only ``these`` have, and those that only ``those`` have."""
-    return [name for name in these if name not in those], [name for name in those if name not in these]
+def model() -> dict[str, torch.Tensor]:
+    """Return the weights of lesson 01's model."""
+    return build_model("mnist_cnn", "mnist").state_dict()
 
 
 def note_replicas(_: Path) -> Callable[[], int]:
@@ -69,23 +60,25 @@ def note_replicas(_: Path) -> Callable[[], int]:
     return lambda: count
 
 
-def resumed(going_on: Script, run: Observed, straight: Observed, name: str) -> Iterator[str]:
-    """Yield what goes wrong when ``going_on`` adds an epoch to ``run``, against two epochs ``straight``."""
-    copy = Path(tempfile.mkdtemp(dir=going_on.folder)) / "run"
+def resumed(script: Script, run: Observed, straight: Observed) -> str | None:
+    """Return what goes wrong when ``script`` adds an epoch to ``run``, against two epochs ``straight``."""
+    copy = Path(tempfile.mkdtemp(dir=script.folder)) / "run"
     shutil.copytree(run.run_dir, copy)
     try:
-        second = going_on.run(*FLAGS, "--epochs", 2, "--resume", "true", run_dir=copy, **DATA)
+        second = script.run(*FLAGS, "--epochs", 2, "--resume", "true", run_dir=copy, keep=True, **DATA)
     except Fault as fault:
         message = str(fault).split("checkpoint.pt ")[-1].removeprefix("the script ended with: ")
-        yield f"{name} refuses to continue from this checkpoint: {shorten(message, 200, placeholder=' ...')}"
-        return
+        return f"refuses to continue from this checkpoint: {shorten(message, 200, placeholder=' ...')}"
     if len(second[0].trained) != DATA["train"]:
-        yield f"{name} does not continue from this checkpoint with the second epoch"
-        return
-    differ = [
-        part
-        for part, weights in straight[0].weights.items()
-        if not torch.allclose(weights, second[0].weights[part], atol=1e-5)
-    ]
-    if differ:
-        yield f"continued by {name}, the run ends with other weights than one that was not stopped: {differ[0]} differs"
+        return "does not continue from this checkpoint with the second epoch"
+    if any(map(differs, second[0].training[0].weights, run[0].weights.values())):
+        return "continues with other weights than those in checkpoint.pt: they were not loaded"
+    wrong = [part for part, weights in straight[0].weights.items() if differs(weights, second[0].weights[part])]
+    if wrong:
+        return f"continues, but ends with other weights than a run that was not stopped: {wrong[0]} differs"
+    return None
+
+
+def differs(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors differ by more than rounding."""
+    return not torch.allclose(a, b, atol=1e-5)

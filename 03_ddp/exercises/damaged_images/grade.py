@@ -6,20 +6,17 @@ are. The weights of each step are compared with those of the exercise's own scri
 
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from clinic import coded
-from clinic.catalogue import Exercise
-from clinic.collectives import apart, compare_collectives
-from clinic.observe import Fault, Script, percent
+from clinic.observe import Rank
+from clinic.runs import Observed, Script, difference, percent, raise_if_failed
 
 STEPS = 10
 FLAGS = ("--global_batch_size", 32, "--optimizer", "sgd", "--lr", 0.01, "--dropout", "false")
@@ -31,36 +28,31 @@ CLOSE = 1e-3
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    faulty = script.folder / script.path.name
-    faulty.write_text(Exercise(Path(__file__).parent).faulty())
-    (expected,), fault = run(Script(faulty, script.folder), 1)
-    assert fault is None and len(expected) == STEPS + 1, "the exercise's own script is right on one rank"
+    expected = weights_of(train(script.as_started(), 1)[0])
+    assert len(expected) == STEPS + 1, "the exercise's own script is right on one rank"
     for ranks in (1, 2, 4):
-        found, fault = run(script, ranks)
+        run = train(script, ranks)
+        found = [weights_of(rank) for rank in run.ranks]
         if wrong := first_wrong(found, expected):
             yield f"with {ranks} rank{'s' * (ranks > 1)}, {wrong}"
             return
-        if fault:
-            raise fault
+        raise_if_failed(run.ranks)
         for rank, weights in enumerate(found):
             if len(weights) != STEPS + 1:
                 yield f"with {ranks} rank{'s' * (ranks > 1)}, rank {rank} makes {len(weights) - 1} of {STEPS} steps"
                 return
 
 
-def run(script: Script, ranks: int) -> tuple[list[list[torch.Tensor]], Fault | None]:
-    """Return, for each rank, all weights before each step and at the end; and how the script failed, if it did."""
-    notes = Path(tempfile.mkdtemp(dir=script.folder))
-    fault = None
-    try:
-        watch = partial(make_losses_not_finite, notes=notes, ranks=ranks)
-        script.run(*FLAGS, ranks=ranks, train=32 * STEPS, val=32, watch=watch)
-    except Fault as raised:
-        fault = raised
-    if waiting := apart(notes):
-        fault = Fault(f"with {ranks} ranks, {waiting}")
-    files = [[notes / f"{rank}_{step}.pt" for step in range(1, STEPS + 2)] for rank in range(ranks)]
-    return [[torch.load(file) for file in of_rank if file.exists()] for of_rank in files], fault
+def train(script: Script, ranks: int) -> Observed:
+    """Train for an epoch, also if the script fails."""
+    watch = partial(make_losses_not_finite, ranks=ranks)
+    return script.run(*FLAGS, ranks=ranks, train=32 * STEPS, val=32, keep=True, watch=watch, fail=False)
+
+
+def weights_of(rank: Rank) -> list[torch.Tensor]:
+    """Return the weights before each step, and at the end."""
+    all_weights = [call.weights for call in rank.training] + [list(rank.weights.values())]
+    return [torch.cat([weight.flatten() for weight in weights]) for weights in all_weights if weights]
 
 
 def first_wrong(found: list[list[torch.Tensor]], expected: list[torch.Tensor]) -> str | None:
@@ -79,36 +71,27 @@ def first_wrong(found: list[list[torch.Tensor]], expected: list[torch.Tensor]) -
             elif torch.equal(before, after):
                 where = "the loss is finite" if alone else "the losses of all ranks are finite"
                 return f"in step {step}, {where}, but {name} does not change its weights"
-            else:
-                update = expected[step] - expected[step - 1]
-                off = ((after - expected[step]).norm() / update.norm()).item()
-                if not off < CLOSE:
-                    whose = "the weights" if alone else f"the weights of rank {rank}"
-                    by = f"by {percent(off)} of an update " if math.isfinite(off) else ""
-                    right = "the script as `start` wrote it" if alone else "one process with the same global batch"
-                    hint = "; does the learning rate follow its schedule as before?" if step > min(NOT_FINITE) else ""
-                    return f"after step {step}, {whose} differ {by}from those of {right}{hint}"
+            elif not (off := difference(after - before, expected[step] - expected[step - 1])) < CLOSE:
+                by = f"by {percent(off)} " if math.isfinite(off) else ""
+                right = "the script as `start` wrote it" if alone else "one process with the same global batch"
+                hint = "; does the learning rate follow its schedule as before?" if step > min(NOT_FINITE) else ""
+                return f"in step {step}, the update of {name} differs {by}from that of {right}{hint}"
     return None
 
 
-def make_losses_not_finite(script: Path, notes: Path, ranks: int) -> Callable[[], None]:
-    """Have the model return values that are not finite in some steps; note the weights before each step."""
+def make_losses_not_finite(_: Path, ranks: int) -> Callable[[], None]:
+    """Have the model return values that are not finite in some steps; see `Script.run`."""
     rank = int(os.environ.get("RANK", 0))
     step = 0
 
-    def after_forward(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> Any:  # noqa: ANN401
+    def after_forward(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> torch.Tensor:
         nonlocal step
-        if not isinstance(module, coded.SmallReader) or not (outputs.requires_grad or not module.training):
-            return None
-        file = notes / f"{rank}_{step + 1}.pt"
-        if not file.exists():
-            torch.save(torch.cat([weight.detach().flatten() for weight in module.parameters()]), file)
-        if not module.training:
-            return None
+        if not isinstance(module, coded.SmallReader) or not module.training or not outputs.requires_grad:
+            return outputs
         step += 1
         bad_rank, loss = NOT_FINITE.get(step, (None, 0.0))
         if bad_rank is None or (ranks > 1 and bad_rank != rank):
-            return None
+            return outputs
         factors = torch.ones_like(outputs)
         if math.isnan(loss):
             factors[0] = math.nan
@@ -118,4 +101,4 @@ def make_losses_not_finite(script: Path, notes: Path, ranks: int) -> Callable[[]
         return outputs * factors
 
     register_module_forward_hook(after_forward)
-    return compare_collectives(script, notes, ranks, backward=True) if ranks > 1 else lambda: None
+    return lambda: None

@@ -1,18 +1,11 @@
 """On two ranks, no sample that is validated on has been trained on, also when the run is stopped and resumed."""
 
-import builtins
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
-
 from clinic import coded
-from clinic.observe import Observed, Script
+from clinic.runs import Observed, Script
 
 BATCH, RANKS, EPOCHS, TRAIN = 16, 2, 2, 160
 SHARES = 0.1, 0.3
@@ -21,18 +14,19 @@ SHARES = 0.1, 0.3
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    run = train(script, EPOCHS)
+    run = train(script)
     for faults in (faults_of_split(run), faults_of_use(run), faults_of_dropout(run)):
         if wrong := list(faults):
             yield from wrong
             return
-    first = train(script, 1)
-    second = train(script, EPOCHS, "--resume", "true", run_dir=first.run_dir)
-    for before, after, when in ((first, second, "before"), (second, first, "after")):
+    steps = len(run[0].training) // EPOCHS
+    first = train(script, stop_after=steps + 1)  # in the second epoch
+    second = train(script, "--resume", "true", run_dir=first.run_dir)
+    for before, after, when, then in ((first, second, "before", "after"), (second, first, "after", "before")):
         if both := trained(before) & validated(after):
             yield (
                 f"in a run that is stopped after its first epoch and resumed, {len(both)} of the samples that are "
-                f"validated on {'after' if when == 'before' else 'before'} the stop are trained on {when} it"
+                f"validated on {then} the stop are trained on {when} it"
             )
             break
 
@@ -67,14 +61,14 @@ def faults_of_use(run: Observed) -> Iterator[str]:
 
 def faults_of_dropout(run: Observed) -> Iterator[str]:
     """Yield whether the ranks have the same random numbers in a step."""
-    if any(torch.equal(a, b) for a, b in zip(*(rank.extra for rank in run.ranks), strict=False)):
+    if any(a.random_state == b.random_state for a, b in zip(run[0].training, run[1].training, strict=False)):
         yield "in training, both ranks have the same random numbers, so dropout drops the same activations on both"
 
 
-def train(script: Script, epochs: int, *flags: object, run_dir: Path | None = None) -> Observed:
+def train(script: Script, *flags: object, run_dir: Path | None = None, stop_after: int | None = None) -> Observed:
     """Train on two ranks."""
-    flags = ("--batch_size", BATCH, "--epochs", epochs, *flags)
-    return script.run(*flags, ranks=RANKS, train=TRAIN, val=40, run_dir=run_dir, watch=as_in_a_new_process)
+    flags = ("--batch_size", BATCH, "--epochs", EPOCHS, *flags)
+    return script.run(*flags, ranks=RANKS, train=TRAIN, val=40, run_dir=run_dir, stop_after=stop_after)
 
 
 def trained(run: Observed) -> set[int]:
@@ -85,29 +79,3 @@ def trained(run: Observed) -> set[int]:
 def validated(run: Observed) -> set[int]:
     """Return the samples that any rank validated on."""
     return {sample for rank in run.ranks for sample in rank.validated}
-
-
-def as_in_a_new_process(_: Path) -> Callable[[], list[torch.Tensor]]:
-    """Note the state of PyTorch's random numbers in each training step; see `Script.run`.
-
-    The ranks are forks of one process, so they would have the same state of NumPy's generator, and `hash` would return
-    the same numbers for texts. In processes of their own both differ.
-    """
-    np.random.seed()
-    own_hash = builtins.hash
-
-    def salted(value: object) -> object:
-        if isinstance(value, (str, bytes)):
-            return (os.getpid(), value)
-        return tuple(map(salted, value)) if isinstance(value, tuple) else value
-
-    builtins.hash = lambda value: own_hash(salted(value))
-    states: list[torch.Tensor] = []
-
-    def note(module: nn.Module, arguments: tuple) -> None:
-        is_model = isinstance(module, coded.SmallReader) and module.training
-        if is_model and not arguments[0].is_meta:  # on the meta device, the workshop only tries the model's shapes
-            states.append(torch.get_rng_state())
-
-    register_module_forward_pre_hook(note)
-    return lambda: states

@@ -1,29 +1,36 @@
-"""Two nodes with two ranks each: exactly one of the four ranks must get each sample."""
+"""Two nodes with two ranks each, started by torchrun or by srun: exactly one of the four ranks must get each sample."""
 
 from collections.abc import Iterator
 from itertools import combinations
 
-from clinic.observe import Fault, Script
+from clinic.runs import Fault, Observed, Script
 
 TRAIN, VAL = 320, 60
 
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    run = script.run("--batch_size", 16, ranks=4, local_ranks=[0, 1, 0, 1], train=TRAIN, val=VAL)
+    flags = ("--batch_size", 16)
+    for launcher in ("torchrun", "srun"):
+        run = script.run(*flags, ranks=4, local_ranks=[0, 1, 0, 1], launcher=launcher, train=TRAIN, val=VAL)
+        if wrong := list(wrong_shares(run)):
+            yield from (f"with two nodes of two ranks, started by {launcher}, {line}" for line in wrong)
+            return
+    try:
+        script.run(*flags, train=64, val=32)
+    except Fault as fault:
+        yield f"a single process, which no launcher has started: {fault}"
+
+
+def wrong_shares(run: Observed) -> Iterator[str]:
+    """Yield which samples do not go to exactly one rank."""
     for a, b in combinations(range(4), 2):
         if both := set(run[a].trained) & set(run[b].trained):
-            yield f"with two nodes of two ranks, ranks {a} and {b} trained on the same {len(both)} samples"
-    seen = {sample for rank in run.ranks for sample in rank.trained}
-    if len(seen) < TRAIN:
-        yield f"of {TRAIN} samples, {TRAIN - len(seen)} were trained on by no rank"
-    validated = sorted(sample for rank in run.ranks for sample in rank.validated)
-    if len(set(validated)) < VAL:
-        yield f"of {VAL} validation samples, {VAL - len(set(validated))} were seen by no rank"
+            yield f"ranks {a} and {b} trained on the same {len(both)} samples"
+    if unseen := TRAIN - len({sample for rank in run.ranks for sample in rank.trained}):
+        yield f"{unseen} of {TRAIN} samples were trained on by no rank"
+    validated = [sample for rank in run.ranks for sample in rank.validated]
+    if unseen := VAL - len(set(validated)):
+        yield f"{unseen} of {VAL} validation samples were seen by no rank"
     elif len(validated) > VAL:
-        yield f"of {VAL} validation samples, some were seen by several ranks"
-    try:
-        script.run("--batch_size", 16, train=64, val=32)
-    except Fault as fault:
-        message = str(fault).removeprefix("the script ended with: ")
-        yield f"a single process, which no launcher has started, ends with: {message}"
+        yield f"some of {VAL} validation samples were seen by several ranks"

@@ -3,25 +3,25 @@
 from collections.abc import Iterator
 from itertools import combinations
 
-from clinic.observe import Observed, Script
+from clinic.runs import Observed, Script
 
-EPOCHS, TRAIN = 3, 160
+EPOCHS = 3
 FLAGS = ("--batch_size", 16)
+DATA = {"train": 160, "val": 32, "ranks": 2}
 
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    run = script.run(*FLAGS, "--epochs", EPOCHS, ranks=2, train=TRAIN, val=32)
+    run = script.run(*FLAGS, "--epochs", EPOCHS, **DATA)
     if wrong := list(faults_of(run)):
         yield from wrong
         return
-    first = script.run(*FLAGS, "--epochs", 1, ranks=2, train=TRAIN, val=32)
-    second = script.run(
-        *FLAGS, "--epochs", EPOCHS, "--resume", "true", ranks=2, train=TRAIN, val=32, run_dir=first.run_dir
-    )
+    length = len(run[0].training) // EPOCHS
+    first = script.run(*FLAGS, "--epochs", EPOCHS, **DATA, stop_after=length + 1)  # in the second epoch
+    second = script.run(*FLAGS, "--epochs", EPOCHS, "--resume", "true", **DATA, run_dir=first.run_dir)
     for number, rank in enumerate(run.ranks):
-        resumed = f"resumed after the first of {EPOCHS} epochs, rank {number}"
-        before, after = first[number].trained, second[number].trained
+        resumed = f"stopped after the first of {EPOCHS} epochs and resumed, rank {number}"
+        before, after = part(rank.trained, 0), second[number].trained
         if len(before + after) != len(rank.trained):
             yield f"{resumed} does not train on as many samples as it should"
         elif after[: len(before)] == before:
@@ -35,13 +35,13 @@ def faults_of(run: Observed) -> Iterator[str]:
     orders, steps = [], []
     for epoch in range(EPOCHS):
         shares = [part(rank.trained, epoch) for rank in run.ranks]
-        seen = set().union(*shares)
         if both := set(shares[0]) & set(shares[1]):
             yield f"in epoch {epoch + 1} both ranks trained on the same {len(both)} samples"
-        if len(seen) < TRAIN:
-            yield f"in epoch {epoch + 1}, {TRAIN - len(seen)} of {TRAIN} samples were trained on by no rank"
+        if unseen := DATA["train"] - len(set().union(*shares)):
+            yield f"in epoch {epoch + 1}, {unseen} of {DATA['train']} samples were trained on by no rank"
         orders.append(shares)
-        steps.append(steps_of(run, epoch))
+        calls = [part([call.samples for call in rank.training], epoch) for rank in run.ranks]
+        steps.append([set().union(*samples) for samples in zip(*calls, strict=False)])
     for a, b in combinations(range(EPOCHS), 2):
         if orders[a] == orders[b]:
             yield f"epochs {a + 1} and {b + 1} used the samples in the same order"
@@ -53,12 +53,6 @@ def part(all_epochs: list, epoch: int) -> list:
     """Return what belongs to one epoch, counted from 0."""
     length = len(all_epochs) // EPOCHS
     return all_epochs[epoch * length : (epoch + 1) * length]
-
-
-def steps_of(run: Observed, epoch: int) -> list[set[int]]:
-    """Return the samples of all ranks in each step of an epoch."""
-    shown = [part([call.samples for call in rank.shown if call.training], epoch) for rank in run.ranks]
-    return [set().union(*calls) for calls in zip(*shown, strict=False)]
 
 
 def share_of_same_pairs(these: list[set[int]], those: list[set[int]]) -> float:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
-from clinic.observe import Fault, Script
-from clinic.sharded import Step, note_steps
+from clinic.observe import Rank
+from clinic.runs import Fault, Script
 
 LR = 1e-5
 FLAGS = ("--optimizer", "adam", "--lr", LR, "--warmup", 0, "--batch_size", 16, "--vit_width", 32, "--vit_depth", 2)
@@ -15,35 +15,38 @@ NOT_ZERO = 1e-6
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    step = first_step(script, "bf16")
-    gradient = torch.cat([part.double().flatten() for part in step.gradients.values()])
-    moved = torch.cat([(step.moved[name].double() - step.weights[name].double()).flatten() for name in step.gradients])
-    moved = moved[gradient.abs() > NOT_ZERO].abs()
+    rank = step(script, "bf16")
+    before, after = rank.training[0].weights, list(rank.weights.values())
+    moved = torch.cat([(new.double() - old.double()).flatten() for new, old in zip(after, before, strict=True)])
+    moved = moved[rank.updates[0].gradient.abs() > NOT_ZERO].abs()
     share = (moved > 0).double().mean().item() if len(moved) else 0.0
     if share < 0.99:
         yield f"in bf16 with --lr {LR:g}, the first update changes {share:.0%} of the weights that have a gradient"
     elif not 0.9 * LR < moved.median() < 1.1 * LR:
         yield f"in bf16, Adam's first update with --lr {LR:g} changes a weight by {moved.median():.1e}"
-    if step.matrix_dtypes != {torch.bfloat16}:
-        yield f"with --precision bf16, matrix products are computed in {names(step.matrix_dtypes)}"
-    if (sent := {gather.dtype for gather in step.gathers}) != {torch.bfloat16}:
+    if (computed := dtypes(rank, "product")) != {torch.bfloat16}:
+        yield f"with --precision bf16, matrix products are computed in {names(computed)}"
+    if (sent := dtypes(rank, "allgather")) != {torch.bfloat16}:
         yield f"with --precision bf16, the weights are sent in {names(sent)}"
-    if step.state_dtypes - {torch.float32, torch.float64}:
-        yield f"the running means of the optimizer are stored in {names(step.state_dtypes)}"
     try:
-        if wrong := first_step(script, "fp16").state_dtypes - {torch.float32, torch.float64}:
-            yield f"with --precision fp16, the running means of the optimizer are stored in {names(wrong)}"
+        for precision, found in (("bf16", rank), ("fp16", step(script, "fp16"))):
+            if wrong := found.state_dtypes - {torch.float32, torch.float64}:
+                yield f"with --precision {precision}, the running means of the optimizer are stored in {names(wrong)}"
     except Fault as fault:
-        yield f"with --precision fp16, it ends with: {str(fault).removeprefix('the script ended with: ')}"
-    plain = first_step(script, "fp32")
-    if plain.matrix_dtypes != {torch.float32}:
-        yield f"with --precision fp32, matrix products are computed in {names(plain.matrix_dtypes)}"
+        yield f"with --precision fp16, {fault}"
+    if (computed := dtypes(step(script, "fp32"), "product")) != {torch.float32}:
+        yield f"with --precision fp32, matrix products are computed in {names(computed)}"
 
 
-def first_step(script: Script, precision: str) -> Step:
-    """Return what rank 0 does in the first step."""
+def step(script: Script, precision: str) -> Rank:
+    """Return what rank 0 does in one step."""
     flags = (*FLAGS, "--precision", precision)
-    return script.run(*flags, ranks=2, train=32, val=8, notes=False, watch=note_steps)[0].extra.steps[0]
+    return script.run(*flags, ranks=2, train=32, val=8, keep=True, operations=True)[0]
+
+
+def dtypes(rank: Rank, name: str) -> set[torch.dtype]:
+    """Return the formats of the operations in the training step."""
+    return {op.dtype for op in rank.operations if op.name == name and op.updates == 0 and op.numel > 8}
 
 
 def names(dtypes: set[torch.dtype]) -> str:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from clinic.observe import Script
-from clinic.sharded import Notes, note_steps
+from clinic.observe import Operation, Rank
+from clinic.runs import Script, difference
 
 DEPTH = 5
 """blocks of the model, unlike the lesson's default of four"""
@@ -14,36 +14,40 @@ PADDED = 1.1
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    seen = {shard: gathered(script, shard) for shard in ("blocks", "keep", "root")}
+    seen = {shard: step(script, shard) for shard in ("blocks", "keep", "root")}
     for shard in ("blocks", "keep"):
-        notes, step = seen[shard], seen[shard].steps[0]
-        largest = max((sent.numel for sent in step.gathers), default=0)
-        if largest > PADDED * max(notes.blocks.values()):
-            share = largest / max(notes.blocks.values())
-            yield f"with --shard {shard}, one all-gather collects {share:.1f} times as many weights as a block has"
-        elif len(step.forward_gathers) > DEPTH + 1:
+        rank = seen[shard]
+        all_gathers, reductions = operations(rank, "allgather"), operations(rank, "reducescatter")
+        forward = [op for op in all_gathers if op.forward]
+        block, weights = max(rank.blocks.values()), sum(gradient.numel() for gradient in rank.updates[0].gradients) * 2
+        kept = rank.training[0].unsharded / weights
+        if (largest := max((op.numel for op in all_gathers), default=0)) > PADDED * block:
+            yield f"with --shard {shard}, one all-gather collects {largest / block:.1f} times the weights of a block"
+        elif len(forward) != DEPTH + 1:
             parts = f"{DEPTH} blocks and the rest of the model"
-            yield f"with --shard {shard}, the forward pass needs {len(step.forward_gathers)} all-gathers for {parts}"
-        elif len(step.forward_gathers) < DEPTH + 1:
-            yield f"with --shard {shard}, the forward pass has only {len(step.forward_gathers)} all-gathers"
-        elif len(step.reductions) != DEPTH + 1:
-            yield f"with --shard {shard}, the gradients are sent in {len(step.reductions)} pieces, not in {DEPTH + 1}"
-        elif (kept := step.gathered_at_once / notes.weights) > 0.5 and shard == "blocks":
+            yield f"with --shard {shard}, the forward pass has {len(forward)} all-gathers for {parts}"
+        elif len(reductions) != DEPTH + 1:
+            yield f"with --shard {shard}, the gradients are sent in {len(reductions)} pieces, not in {DEPTH + 1}"
+        elif kept > 0.5 and shard == "blocks":
             yield f"with --shard blocks, {kept:.0%} of all weights are still gathered when the forward pass has ended"
         elif kept < 0.9 and shard == "keep":
             yield f"with --shard keep, {1 - kept:.0%} of the weights were freed between forward and backward"
-    again = gathered(script, "blocks", "--activation_checkpointing", "true").steps[0]
-    if not again.flops > 1.2 * seen["blocks"].steps[0].flops:
+    again, once = (step(script, "blocks", "--activation_checkpointing", on) for on in ("true", "false"))
+    if not len(operations(again, "product")) > 1.15 * len(operations(once, "product")):
         yield "with --activation_checkpointing true, the blocks are not computed again in the backward pass"
-    step = seen["root"].steps[0]
-    if len(step.gathers) != 1:
-        yield f"with --shard root, a step needs {len(step.gathers)} all-gathers; one must collect all weights"
-    losses = [notes.steps[0].losses[0] for notes in seen.values()]
-    if max(losses) - min(losses) > 1e-4 * max(losses):
-        yield "the first loss depends on --shard, which must only decide what is in memory at the same time"
+    if (gathers := len(operations(seen["root"], "allgather"))) != 1:
+        yield f"with --shard root, a step needs {gathers} all-gathers; one must collect all weights"
+    first, *others = (rank.training[0].outputs for rank in seen.values())
+    if any(difference(other, first) > 1e-4 for other in others):
+        yield "what the model computes depends on --shard, which must only decide what is in memory at the same time"
 
 
-def gathered(script: Script, shard: str, *flags: str) -> Notes:
+def operations(rank: Rank, name: str) -> list[Operation]:
+    """Return the operations of the first step; a collective of a single number is none of the model."""
+    return [op for op in rank.operations if op.name == name and op.updates == 0 and op.numel > 8]
+
+
+def step(script: Script, shard: str, *flags: str) -> Rank:
     """Return what rank 0 does in one step."""
-    run = script.run(*FLAGS, "--shard", shard, *flags, ranks=2, train=16, val=8, notes=False, watch=note_steps)
-    return run[0].extra
+    run = script.run(*FLAGS, "--shard", shard, *flags, ranks=2, train=16, val=8, keep=True, operations=True)
+    return run[0]

@@ -1,14 +1,10 @@
 """A batch in parts has the loss and the gradients of the whole batch, also where the parts are of unequal size."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
-import torch
-
-from clinic.catalogue import Exercise
-from clinic.observe import Observed, Script, percent
-from clinic.sharded import note_steps
+from clinic.runs import Observed, Script, difference, percent
 
 PARTS = 4
 TRAIN = 44
@@ -18,38 +14,34 @@ FLAGS = ("--optimizer", "sgd", "--lr", 1e-9, "--batch_size", 9, "--vit_width", 3
 
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
-    faulty = script.folder / script.path.name  # in one part it is right
-    faulty.write_text(Exercise(Path(__file__).parent).faulty())
-    expected = run(Script(faulty, script.folder), 1)
-    found = run(script, PARTS)
-    steps, wanted = found[0].extra.steps, expected[0].extra.steps
-    if [step.samples for step in steps] != [step.samples for step in wanted]:
-        samples, all_samples = ([step.samples for step in some] for some in (steps, wanted))
-        yield f"with --accumulate {PARTS}, the steps have {samples} samples on rank 0, not {all_samples}"
+    expected = train(script.as_started(), 1)  # in one part it is right
+    found = train(script, PARTS)
+    where = f"with --accumulate {PARTS}"
+    if (samples := samples_of(found)) != (wanted := samples_of(expected)):
+        yield f"{where}, the steps have {samples} samples on rank 0, not {wanted}"
         return
-    if parts := [len(step.losses) for step in steps if len(step.losses) != PARTS]:
-        yield f"with --accumulate {PARTS}, a batch is computed in {parts[0]} part(s)"
-    for number, (step, right) in enumerate(zip(steps, wanted, strict=True), 1):
-        off = difference(step.gradients, right.gradients)
+    parts = Counter(call.updates for call in found[0].training)
+    if wrong := [number for number in parts.values() if number != PARTS]:
+        yield f"{where}, a batch is computed in {wrong[0]} part{'s' * (wrong[0] > 1)}"
+    for step, updates in enumerate(zip(found[0].updates, expected[0].updates, strict=True)):
+        off = difference(*(update.gradient for update in updates))
         if not off < 1e-4:
             yield (
-                f"with --accumulate {PARTS}, the gradients of step {number}, with {right.samples} samples per rank, "
-                f"differ by {percent(off)} from those of the whole batch"
+                f"{where}, the gradients of step {step + 1}, with {samples[step]} samples per rank, differ by "
+                f"{percent(off)} from those of the whole batch"
             )
             break
     printed, right = found.epochs[0]["train_loss"], expected.epochs[0]["train_loss"]
     if not math.isclose(printed, right, rel_tol=1e-5):
-        reported = f"the training loss is reported as {printed:.5f}"
-        yield f"with --accumulate {PARTS}, {reported}; that of whole batches is {right:.5f}"
+        yield f"{where}, the training loss is reported as {printed:.5f}; that of whole batches is {right:.5f}"
 
 
-def run(script: Script, parts: int) -> Observed:
+def train(script: Script, parts: int) -> Observed:
     """Run an epoch with each batch in some number of parts."""
-    flags = (*FLAGS, "--accumulate", parts)
-    return script.run(*flags, ranks=2, train=TRAIN, val=8, notes=False, watch=note_steps)
+    return script.run(*FLAGS, "--accumulate", parts, ranks=2, train=TRAIN, val=8)
 
 
-def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Return the norm of the difference of two gradients, relative to that of the second."""
-    a, b = (torch.cat([part[name].flatten() for name in expected]) for part in (found, expected))
-    return ((a - b).norm() / b.norm()).item()
+def samples_of(run: Observed) -> list[int]:
+    """Return how many samples rank 0 has in each step."""
+    calls = run[0].training
+    return [sum(call.size for call in calls if call.updates == step) for step in range(len(run[0].updates))]
