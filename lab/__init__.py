@@ -1,26 +1,46 @@
-"""What experiments, measurements and pages share; `workshop` knows none of it.
+"""What experiments share, and how their figures come into the pages; `workshop` knows none of it.
 
-For the experiments of the lessons:
+An experiment is one script in the folder `experiments` of its lesson. It measures, prints its table, and stores exactly
+this table:
 
-flags, launching                  the command line; starting scripts and ranks
-process_group, collectives        the process group of the ranks; what they compute together
-processes, results                programs that do not outlive who needs them; the JSON file of an experiment
-tables, timing, timelines         aligned columns; how long a computation takes; plots of traced runs
-allocations, trace_table          memory by the profiler; time by kernel or operator
-emulated_gpu                      a GPU that takes time, and computes nothing
+    LESSON = Path(__file__).resolve().parents[1]
 
-For measuring the figures of the pages:
+    def main() -> None:
+        parser = Parser(__doc__)                                                 # lab.flags
+        parser.add_argument("--rounds", type=int, default=3, help="trials of each batch size (default: 3)")
+        rounds = parser.parse_args().rounds
 
-measure, measure_gpu              the commands: all experiments on this machine, or within minutes on GPUs
-experiments                       the table of all experiments
-session, experiment_functions     what an experiment is and where its figures go; how each of them is measured
-lesson_runs, machine_facts        runs of lessons; what this machine is, asked in another process
-results_file                      the file of a machine
-first_changes, small_studies      further studies for the pages; also measure_memory and requeue_timeline
+        def speed(batch_size: int) -> float:
+            summary = train(LESSON, "--batch_size", batch_size, on_cpu=True)     # lab.launching
+            return summary["epochs"][-1]["samples_per_second"]
 
-For the pages:
+        trials = alternately({str(n): partial(speed, n) for n in (32, 64)}, rounds)           # lab.timing
+        results.store(                                                           # lab.results
+            "batch_sizes",
+            title="Speed by batch size",
+            columns=["batch", "samples/s"],
+            rows=[[name, mean_std(found)] for name, found in trials.items()],
+            formats={"samples/s": ",.0f"},
+            spread=f"mean ± standard deviation of {rounds} trials",
+        )
 
-render and render_*               figures and differences between scripts as Markdown
-example_output, package_use       what commands print; how much of a script is the package
-site                              the pages as a web site
+    if __name__ == "__main__":
+        run_reporting_user_errors(main)
+
+Add it to the list in measure.py, and show the table in a page: `<!-- table: MACHINE/batch_sizes -->`, an empty line, and
+`<!-- end -->` (lab/pages.py). What takes long stores its table again after each part: then little is lost if it is
+stopped. An experiment that computes on CPUs must hide the GPUs: `on_cpu=True` in `train` and in `process_group`.
+
+measure         the list of all measurements, and a loop
+results         stored tables and single figures
+pages           stored tables, figures, code and outputs in the pages
+outputs         what commands of the pages print
+launching       runs of the lessons' scripts, as one process or as ranks
+process_group   an experiment that is itself started as ranks
+timing          repeated and alternating trials, and their spread
+plots           panels; time lines of traced runs
+allocations     memory by the profiler
+emulated_gpu    a GPU that takes time, and computes nothing
+flags           the command line of an experiment
+site, slides    the pages as a web site and as slides
 """

@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from workshop.profiling.chrome_trace import CPU_RANGE
 
 QUEUE_DEPTH = 20
 """pieces of work that can be queued: forward and backward of ten training steps. The queue of a GPU holds about a
@@ -180,7 +179,7 @@ def add_to_trace(trace: Path, gpu: EmulatedGPU) -> None:
     """
     with gzip.open(trace, "rt") as lines:
         content = json.load(lines)
-    ranges = [event for event in content["traceEvents"] if event.get("cat") == CPU_RANGE]
+    ranges = [event for event in content["traceEvents"] if event.get("cat") == "user_annotation"]
     first, last = min(event["ts"] for event in ranges), max(event["ts"] + event["dur"] for event in ranges)
     # The trace counts microseconds from a base time since 1970, the emulated GPU seconds of perf_counter.
     offset = _clock_offset() - content.get("baseTimeNanoseconds", 0)

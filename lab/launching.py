@@ -27,6 +27,8 @@ from typing import Any
 
 from workshop.errors import UserError
 
+PYTHON = os.path.abspath(sys.executable)
+
 
 def free_port() -> int:
     """Return a port that nobody listens on, below those that the system gives to outgoing connections."""
@@ -39,7 +41,7 @@ def free_port() -> int:
 
 def torchrun(ranks: int) -> list[str]:
     """Return the words that start ``ranks`` Python processes on this machine, whatever other jobs run there."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [PYTHON, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
 def run(
@@ -61,7 +63,7 @@ def run(
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {})
     environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
     if not quiet:
-        print("$", shlex.join(["python" if word == sys.executable else word for word in command]), flush=True)
+        print("$", shlex.join(["python" if word == PYTHON else word for word in command]), flush=True)
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if not quiet:
         print(result.stdout, end="", flush=True)
@@ -75,7 +77,7 @@ def train(
     lesson: Path,
     *flags: object,
     ranks: int | None = None,
-    start: Sequence[object] = (sys.executable,),
+    start: Sequence[object] = (PYTHON,),
     script: str = "train.py",
     keep: str = "",
     keep_in: Path | None = None,
@@ -113,7 +115,7 @@ def line_profile(lesson: Path, *flags: object, **how: Any) -> tuple[dict[str, An
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "train.lprof")
-        kernprof = (sys.executable, "-m", "kernprof", "-l", "-o", file)
+        kernprof = (PYTHON, "-m", "kernprof", "-l", "-o", file)
         summary = train(lesson, *flags, start=kernprof, **how)
         stats = line_profiler.load_stats(str(file))
     (source, _, _), timings = next(item for item in stats.timings.items() if item[1])

@@ -1,70 +1,215 @@
-"""Measure the figures of the READMEs on this machine and keep them in results/<machine>.json.
+"""Measure what the pages show, on an idle machine: each experiment stores its tables in results/<machine>/.
 
-    python lab/measure.py                    # every experiment
-    python lab/measure.py first_changes      # one of them
-    python lab/measure.py gpu --minutes 8    # on a machine with GPUs: the most important first, within that time
+    python lab/measure.py                              # everything that is measured on CPUs: hours
+    python lab/measure.py loaders compare              # some of it
+    python lab/measure.py gpu --minutes 8 --out DIR    # on a machine with GPUs: the most important first
 
-Run it on an idle machine, then `make docs` renders the figures into the pages.
+What is measured on CPUs does not see the GPUs. With `gpu`, only what fits into the minutes is started. What DIR (default:
+results/) has from an earlier call is skipped, so that a later call goes on. No failure ends the rest: the last lines say
+what was not measured, and why. Then `make docs` renders the pages.
 """
 
-# ruff: noqa: E402, the clock starts before the imports, which take a while on a machine that reads them the first time
-import time
-
-STARTED = time.monotonic()
-
+import json
+import os
+import shlex
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
 
-from lab import measure_gpu
-from lab.experiments import EXPERIMENTS
 from lab.flags import Parser
-from lab.lesson_runs import RESULTS, last, prepare
-from lab.results_file import machine_name, read_results, save_results
-from lab.session import Experiment, Session
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError, nearest
+from lab.results import RESULTS
+from workshop.errors import UserError, nearest, run_reporting_user_errors
 from workshop.paths import REPOSITORY
 
+STARTED = time.monotonic()
+PYTHON = os.path.abspath(sys.executable)
+TORCHRUN = "torchrun --standalone --nproc-per-node"
+MNIST, CIFAR = ("mnist --synthetic --shards",), ("cifar10 --synthetic --shards",)
+BOXES = ("nbody --synthetic",)
+LARGE_BOXES = ("nbody --synthetic --cells 128",)
 
-def measure(experiments: list[Experiment], session: Session) -> None:
-    """Run experiments and save the figures of each at once; report those that cannot be measured here.
+
+@dataclass(frozen=True)
+class Measurement:
+    """A command that measures something and stores its tables."""
+
+    name: str
+    command: str
+    """as it is typed in the folder of its lesson"""
+    lesson: str
+    data: tuple[str, ...] = ()
+    """what `data/prepare.py` is called with before"""
+    gpus: int = 0
+    """that it needs; with 0 it sees none"""
+    minutes: float = 0
+    """rough time until its first table is stored, on a GPU"""
+
+
+ONE, TWO, THREE = "01_single_gpu", "02_dataparallel", "03_ddp"
+FOUR, FIVE = "04_mixed_precision", "05_fully_sharded"
+GPU = (
+    Measurement("unet3d_throughput", "python experiments/unet3d_throughput.py", FOUR, LARGE_BOXES, 1, 2.2),
+    Measurement("precision_ladder", "python experiments/ladder.py --loader device --steps 30", FOUR, LARGE_BOXES, 1, 1),
+    Measurement("mnist_epochs", "python experiments/mnist_epochs.py", FOUR, MNIST, 1, 0.7),
+    Measurement("loaders", "python experiments/throughput.py loaders", ONE, CIFAR, 1, 1),
+    Measurement("sharded_throughput", "python experiments/sharded_throughput.py", FIVE, LARGE_BOXES, 1, 1),
+    Measurement("mnist_loaders", "python experiments/throughput.py mnist_loaders", ONE, MNIST, 1, 1),
+    Measurement("bandwidth", "python experiments/bandwidth.py --quick true", ONE, gpus=1, minutes=0.5),
+    Measurement("underflow", "python experiments/underflow.py --loader device", FOUR, LARGE_BOXES, 1, 1),
+    Measurement("tensor_cores", "python experiments/tensor_cores.py --around 8", FOUR, gpus=1, minutes=0.7),
+    Measurement("cpu_or_gpu", "python experiments/cpu_or_gpu.py --all --quick true", ONE, gpus=1, minutes=1),
+    Measurement("compare", "python experiments/compare.py", TWO, CIFAR, 2, 1.5),
+    Measurement("nccl_backends", "python experiments/nccl_backends.py", THREE, CIFAR, 2, 1),
+    Measurement("allreduce", f"{TORCHRUN} gpu experiments/allreduce.py --max_mib 512", THREE, gpus=2, minutes=0.5),
+    Measurement("scaling", "python experiments/scaling.py", THREE, CIFAR, 2, 3),
+)
+"""in the order of their importance"""
+CPU = (
+    Measurement("loaders", "python experiments/throughput.py loaders", ONE, CIFAR),
+    Measurement("worker_counts", "python experiments/throughput.py worker_counts", ONE, MNIST),
+    Measurement("models", "python experiments/throughput.py models", ONE, CIFAR),
+    Measurement("cifar_loading", "python experiments/throughput.py cifar_loading", ONE, CIFAR),
+    Measurement("baseline", "python experiments/first_changes.py baseline", ONE, MNIST),
+    Measurement("first_changes", "python experiments/first_changes.py first_changes", ONE, MNIST + CIFAR),
+    Measurement("slow_files", "python experiments/first_changes.py slow_files", ONE, MNIST),
+    Measurement("exercises", "python experiments/exercise_losses.py", ONE, MNIST),
+    Measurement("loading_timelines", "python experiments/loading_timelines.py", ONE, CIFAR),
+    Measurement("sequential_reads", "python experiments/sequential_reads.py", ONE, MNIST),
+    Measurement("bandwidth", "python experiments/bandwidth.py", ONE),
+    Measurement("cpu_or_gpu", "python experiments/cpu_or_gpu.py --all --quick true", ONE),
+    Measurement("line_fit", "python experiments/line_fit.py", ONE),
+    Measurement("emulated_gpu", "python experiments/emulated_study.py", ONE, MNIST),
+    Measurement("compare", "python experiments/compare.py", TWO, MNIST),
+    Measurement("scaling", "python experiments/scaling.py", THREE, MNIST),
+    Measurement("allreduce", f"{TORCHRUN} 2 experiments/allreduce.py", THREE),
+    Measurement("ddp_options", "python experiments/ddp_options.py", THREE, CIFAR),
+    Measurement("ddp_step", "python experiments/ddp_step.py", THREE, CIFAR),
+    Measurement("bucket_timelines", "python experiments/bucket_timelines.py", THREE, CIFAR),
+    Measurement("batches", "python experiments/large_batches.py batches", THREE, CIFAR),
+    Measurement("higher_rate", "python experiments/large_batches.py higher_rate", THREE, CIFAR),
+    Measurement("emulated_scaling", "python experiments/emulated_scaling.py", THREE),
+    Measurement("requeue", "python experiments/requeue.py", THREE, MNIST),
+    Measurement("unet3d", "python experiments/unet3d.py", FOUR, BOXES),
+    Measurement("precision_ladder", "python experiments/ladder.py", FOUR, BOXES),
+    Measurement("underflow", "python experiments/underflow.py", FOUR, BOXES),
+    Measurement("success_rate", "python experiments/success_rate.py --seeds_of_others 3", FOUR, MNIST),
+    Measurement("same_losses", "python experiments/same_losses.py", FIVE, MNIST),
+    Measurement("save_and_reshard", "python experiments/save_and_reshard.py", FIVE, MNIST),
+    Measurement("limited_memory", "python experiments/limited_memory.py", FIVE, MNIST),
+    Measurement("one_step", f"{TORCHRUN} 2 experiments/one_step.py", FIVE, MNIST),
+    Measurement("accumulation", f"{TORCHRUN} 2 experiments/accumulation.py", FIVE, MNIST),
+    Measurement("small_updates", f"{TORCHRUN} 2 experiments/small_updates.py", FIVE, MNIST),
+    Measurement("meta_device", f"{TORCHRUN} 2 experiments/meta_device.py", FIVE, MNIST),
+    Measurement("recompute", "python experiments/recompute.py", FIVE),
+    Measurement("step_timeline", "python experiments/step_timeline.py", FIVE, MNIST),
+    Measurement("what_fills_memory", "python experiments/what_fills_memory.py", FIVE),
+    Measurement("will_it_fit", "python experiments/will_it_fit.py", FIVE),
+    Measurement("combinations", f"{TORCHRUN} 2 experiments/composition.py", FIVE),
+    Measurement("pipeline", f"{TORCHRUN} 4 experiments/pipeline.py --milliseconds 100", FIVE),
+    Measurement("tensor_parallel", f"{TORCHRUN} 4 experiments/tensor_parallel.py", FIVE),
+)
+
+
+def run(words: list[str], folder: Path, environment: dict[str, str], seconds: float | None = None) -> None:
+    """Run a command; end it and all that it has started if it takes longer than ``seconds``.
 
     Raises:
-        UserError: some of them could not be measured.
+        UserError: it failed, or took longer.
     """
-    missing = []
-    for experiment in experiments:
-        name = experiment.name
+    process = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True)
+    try:
+        status = process.wait(seconds)
+    except BaseException as error:  # also Ctrl-C
+        os.killpg(process.pid, signal.SIGTERM)  # on which torchrun ends its ranks
         try:
-            for data_set in experiment.data:
-                prepare(data_set)
-            figures = last(experiment.run(session))
-            if failed := figures.get("failed"):
-                raise UserError("; ".join(f"{part}: {reason}" for part, reason in failed.items()))
-            save_results(session.file, name, figures, f"python lab/measure.py {name}")
-            print(f"{name}: written to {session.file.relative_to(REPOSITORY)}", flush=True)
-        except (UserError, subprocess.CalledProcessError) as error:
-            missing.append(name)
-            print(f"{name}: not measured: {error}", file=sys.stderr, flush=True)
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise UserError(f"cut off after {seconds:.0f} s; what it has stored by then is kept") from None
+        raise
+    if status:
+        raise UserError(f"exit status {status}; the lines above say why")
+
+
+def measure(one: Measurement, out: Path, prepared: set[str], deadline: float | None) -> None:
+    """Generate the data of a measurement unless they are there, and run it.
+
+    Raises:
+        UserError: it failed, or there is not enough time left.
+    """
+    environment = os.environ | {"WORKSHOP_RESULTS": str(out), "PYTHONPATH": str(REPOSITORY)}
+    if one.gpus == 0:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    for data in one.data:
+        if data not in prepared:
+            run([PYTHON, "data/prepare.py", *data.split()], REPOSITORY, environment, _left(deadline))
+            prepared.add(data)
+    left = _left(deadline)
+    if left is not None and 60 * one.minutes > left:
+        raise UserError(f"it takes about {one.minutes} minutes, and {max(left, 0) / 60:.1f} are left")
+    print(f"\n== {one.name}: {one.command}", flush=True)
+    words = shlex.split(one.command.replace(f"{TORCHRUN} gpu", f"{TORCHRUN} {_gpus()}"))
+    python = [PYTHON] if words[0] == "python" else [PYTHON, "-m", "torch.distributed.run"]
+    run([*python, *words[1:]], REPOSITORY / one.lesson, environment, left)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline - time.monotonic()
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def is_measured(one: Measurement, out: Path) -> bool:
+    """Return whether a GPU's table of this name is stored, with all its rows."""
+    return any("unfinished" not in json.loads(file.read_text()) for file in out.glob(f"*gpu/{one.name}.json"))
+
+
+def measure_all(chosen: list[Measurement], out: Path, deadline: float | None) -> None:
+    """Measure one after the other; say at the end what was not measured.
+
+    Raises:
+        UserError: something was not measured.
+    """
+    prepared, missing = set[str](), []
+    for one in chosen:
+        try:
+            measure(one, out, prepared, deadline)
+        except (UserError, OSError) as error:
+            missing.append(f"{one.name}: not measured: {error}")
+            print(missing[-1], file=sys.stderr, flush=True)
+    print("", *missing, sep="\n")
     if missing:
-        raise UserError(f"not measured: {', '.join(missing)}; the lines above say why")
+        raise UserError(f"{len(missing)} of {len(chosen)} not measured; the lines above say why")
 
 
 def main() -> None:
-    """Run the experiments named on the command line, or all; merge their figures into this machine's file."""
-    if sys.argv[1:2] == ["gpu"]:
-        measure_gpu.main(sys.argv[2:], STARTED)
-        return
-    known = {experiment.name: experiment for experiment in EXPERIMENTS if experiment.cpu is not None}
+    """Measure what is named on the command line."""
     parser = Parser(__doc__)
-    parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"some of: {', '.join(known)}")
-    parser.add_argument("--machine", default=machine_name(), help="name of the file (default: %(default)s)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"gpu, or some of: {', '.join(m.name for m in CPU)}")
+    parser.add_argument("--minutes", type=float, default=8.0, help="with gpu: stop in time (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the tables and plots (default: results/)")
     arguments = parser.parse_args()
-    if unknown := next((name for name in arguments.experiments if name not in known), None):
-        raise UserError(f"no experiment '{unknown}'; {nearest(unknown, known)}")
-    session = Session(RESULTS / f"{arguments.machine}.json", mode="cpu")
-    read_results(session.file)  # now, not after minutes
-    measure([known[name] for name in arguments.experiments or known], session)
+    out = arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    if arguments.names == ["gpu"]:
+        gpus = _gpus()
+        if gpus == 0:
+            raise UserError("this machine has no NVIDIA GPU; without gpu, the measurements on CPUs are made")
+        chosen = [one for one in GPU if one.gpus <= gpus and not is_measured(one, out)]
+        measure_all(chosen, out, STARTED + 60 * arguments.minutes - 10)
+        return
+    known = {one.name: one for one in CPU}
+    if unknown := next((name for name in arguments.names if name not in known), None):
+        raise UserError(f"no measurement '{unknown}'; {nearest(unknown, known)}")
+    measure_all([known[name] for name in arguments.names or known], out, None)
 
 
 if __name__ == "__main__":

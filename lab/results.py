@@ -46,6 +46,7 @@ def store(
     spread: str = "",
     figure: "Figure | None" = None,
     command: str | None = None,
+    finished: bool = True,
 ) -> None:
     """Print a table, and write it and its plot into the folder of this machine, below $WORKSHOP_RESULTS or results/.
 
@@ -59,6 +60,7 @@ def store(
         spread: what ± or the range means, and of how many trials.
         figure: a plot of the same figures.
         command: what measures this again; by default what was typed.
+        finished: False if the caller will store this table again, with more rows.
     """
     from workshop.hardware import describe_hardware, describe_versions, pick_device
 
@@ -74,15 +76,32 @@ def store(
         "versions": describe_versions(),
         "date": date.today().isoformat(),
         "command": command or shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
-    }
+    } | ({} if finished else {"unfinished": True})
     print(f"\n{title}{f', in {unit}' if unit else ''}{f' ({spread})' if spread else ''}\n{as_text(table)}")
-    folder = Path(os.environ.get("WORKSHOP_RESULTS") or RESULTS) / machine_name(table["machine"])
-    folder.mkdir(parents=True, exist_ok=True)
     if figure is not None:
-        temporary = folder / f"{name}.{os.getpid()}.png"
-        figure.savefig(temporary, dpi=120)
-        temporary.replace(folder / f"{name}.png")
-    write_json(folder / f"{name}.json", table)
+        store_plot(name, figure)
+    write_json(_folder() / f"{name}.json", table)
+
+
+def store_plot(name: str, figure: "Figure") -> None:
+    """Write a plot into the folder of this machine."""
+    temporary = _folder() / f"{name}.{os.getpid()}.png"
+    figure.savefig(temporary, dpi=120)
+    temporary.replace(_folder() / f"{name}.png")
+
+
+def store_text(name: str, text: str) -> None:
+    """Write what a page shows as it was printed, such as a line profile, into the folder of this machine."""
+    print(f"\n{text}")
+    (_folder() / f"{name}.txt").write_text(text)
+
+
+def _folder() -> Path:
+    from workshop.hardware import describe_hardware, pick_device
+
+    folder = Path(os.environ.get("WORKSHOP_RESULTS") or RESULTS) / machine_name(describe_hardware(pick_device()))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def machine_name(hardware: Mapping[str, Any]) -> str:

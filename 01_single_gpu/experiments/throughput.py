@@ -1,0 +1,89 @@
+"""How fast are loading (IO), training (SYNTHETIC) and both together (FULL), by loader, workers or model?
+
+    python experiments/throughput.py loaders          # CIFAR-10 with each loader
+    python experiments/throughput.py mnist_loaders    # MNIST with each loader
+    python experiments/throughput.py worker_counts    # MNIST with 0 to 8 workers
+    python experiments/throughput.py models           # CIFAR-10 with a light, a heavier and a heavy model
+
+You should see that the bottleneck moves from loading to training, and that FULL lies between two predictions: that of
+no overlap, in which the times of loading and training add up, and that of full overlap, in which the longer one counts.
+Flags that are not listed here go to train.py.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from lab import results
+from lab.flags import Parser
+from lab.launching import train
+from lab.timing import mean_std
+from workshop.errors import UserError, nearest, run_reporting_user_errors
+from workshop.hardware import available_cpus
+
+LESSON = Path(__file__).resolve().parents[1]
+KINDS = ("IO", "SYNTHETIC", "FULL")
+LOADERS = {"map": "", "shards": "webdataset", "memory": "", "device": "", "dali": "nvidia.dali"}
+"""and the packages that they need"""
+CIFAR = ("--config", "../configs/cifar10.yaml")
+Row = tuple[str, tuple[object, ...]]
+"""its first cell, and flags"""
+
+
+def loaders_of(*flags: object) -> list[Row]:
+    """Return a row for each loader whose package is there; without a GPU also `map` without workers."""
+    gpu = torch.cuda.is_available()
+    workers = max(1, available_cpus() - 2) if gpu else 1  # two CPUs for the training process
+    rows: list[Row] = [] if gpu else [("`map, 0 workers`", (*flags, "--loader", "map", "--num_workers", 0))]
+    for loader, package in LOADERS.items():
+        if not package or find_spec(package.partition(".")[0]):
+            rows.append((f"`{loader}`", (*flags, "--loader", loader, "--num_workers", workers)))
+    return rows
+
+
+def studies() -> dict[str, tuple[str, str, list[Row]]]:
+    """Return title, name of the first column, and rows of each study."""
+    small = (*CIFAR, "--batch_size", 32, "--limit_train", 3200)
+    counts: list[Row] = [(str(count), ("--num_workers", count)) for count in (0, 1, 2, 4, 8)]
+    models: list[Row] = [(name, (*small, "--model", name)) for name in ("cifar_cnn", "resnet18", "resnet152")]
+    return {
+        "loaders": ("CIFAR-10 with each loader", "`--loader`", loaders_of(*CIFAR)),
+        "mnist_loaders": ("MNIST with each loader", "`--loader`", loaders_of("--config", "../configs/mnist.yaml")),
+        "worker_counts": ("MNIST by number of workers", "`--num_workers`", counts),
+        "models": ("CIFAR-10 with models from small to large", "`--model`", models),
+    }
+
+
+def main() -> None:
+    """Measure the study that is named on the command line."""
+    parser = Parser(__doc__)
+    parser.add_argument("study", help="loaders, mnist_loaders, worker_counts or models")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a trial (default: 2)")
+    arguments, common = parser.parse_known_args()
+    known = studies()
+    if arguments.study not in known:
+        raise UserError(f"no study '{arguments.study}'; {nearest(arguments.study, known)}")
+    title, name, rows = known[arguments.study]
+    stored: list[list[results.Cell]] = []
+    for first, flags in rows:
+        found = train(LESSON, *flags, *common, "--benchmark", "true", "--benchmark_seconds", arguments.seconds)
+        cells = [mean_std(found[kind]["trials"]) for kind in KINDS]
+        io, synthetic, full = (mean for mean, _ in cells)
+        in_turn, overlapped = 1 / (1 / io + 1 / synthetic), min(io, synthetic)
+        stored.append([first, *cells, in_turn, full / in_turn, overlapped, full / overlapped])
+        results.store(
+            arguments.study,
+            title=title,
+            columns=[name, *KINDS, "no overlap", "of no overlap", "full overlap", "of full overlap"],
+            rows=stored,
+            formats=dict.fromkeys((*KINDS, "no overlap", "full overlap"), ",.0f")
+            | dict.fromkeys(("of no overlap", "of full overlap"), ".0%"),
+            unit="samples/s",
+            spread="mean ± standard deviation of 3 trials",
+            finished=len(stored) == len(rows),
+        )
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)
