@@ -27,9 +27,9 @@ this table:
     if __name__ == "__main__":
         run_reporting_user_errors(main)
 
-Add it to the list in measure.py, and show the table in a page: `<!-- table: MACHINE/batch_sizes -->`, an empty line, and
-`<!-- end -->` (lab/pages.py). What takes long stores its table again after each part: then little is lost if it is
-stopped. An experiment that computes on CPUs must hide the GPUs: `on_cpu=True` in `train` and in `process_group`.
+Add it to the list in measure.py, and show the table in a page: `<!-- table: MACHINE/batch_sizes -->` and, on the next
+line, `<!-- end -->` (lab/pages.py). What takes long stores its table again after each part: then little is lost if it
+is stopped. An experiment that computes on CPUs must hide the GPUs: `on_cpu=True` in `train` and in `process_group`.
 
 measure         the list of all measurements, and a loop
 results         stored tables and single figures

@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 
 import torch
 
-
 QUEUE_DEPTH = 20
 """pieces of work that can be queued: forward and backward of ten training steps. The queue of a GPU holds about a
 thousand kernels, and a step of a small network launches about a hundred of them."""

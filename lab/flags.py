@@ -1,12 +1,12 @@
 """The command line of an experiment: plain argparse that reports a mistake in one line.
 
-    def main() -> None:
-        parser = Parser(__doc__)
-        parser.add_argument("--rounds", type=int, default=3, help="trials of each configuration (default: 3)")
-        arguments = parser.parse_args()
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="trials of each configuration (default: 3)")
+    arguments = parser.parse_args()
 
-    if __name__ == "__main__":
-        run_reporting_user_errors(main)                                  # workshop.errors
+if __name__ == "__main__":
+    run_reporting_user_errors(main)                                  # workshop.errors
 """
 
 import argparse

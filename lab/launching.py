@@ -1,10 +1,10 @@
 """Run a lesson's scripts as one process or as ranks, and read what they measured.
 
-    LESSON = Path(__file__).resolve().parents[1]
-    summary = train(LESSON, "--limit_train", 6400, "--lr", 0.01, ranks=2, on_cpu=True)
-    summary["epochs"][-1]["val_loss"]
-    throughput = train(LESSON, "--benchmark", "true", "--loader", "memory")
-    mean_std(throughput["FULL"]["trials"])                             # lab/timing.py
+LESSON = Path(__file__).resolve().parents[1]
+summary = train(LESSON, "--limit_train", 6400, "--lr", 0.01, ranks=2, on_cpu=True)
+summary["epochs"][-1]["val_loss"]
+throughput = train(LESSON, "--benchmark", "true", "--loader", "memory")
+mean_std(throughput["FULL"]["trials"])                             # lab/timing.py
 """
 
 import importlib.util

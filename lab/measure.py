@@ -4,9 +4,9 @@
     python lab/measure.py loaders compare              # some of it
     python lab/measure.py gpu --minutes 8 --out DIR    # on a machine with GPUs: the most important first
 
-What is measured on CPUs does not see the GPUs. With `gpu`, only what fits into the minutes is started. What DIR (default:
-results/) has from an earlier call is skipped, so that a later call goes on. No failure ends the rest: the last lines say
-what was not measured, and why. Then `make docs` renders the pages.
+What is measured on CPUs does not see the GPUs. With `gpu`, only what fits into the minutes is started, and tables that
+DIR (default: results/) has from an earlier call are skipped, so that a later call goes on. No failure ends the rest:
+the last lines say what was not measured, and why. Then `make docs` renders the pages.
 """
 
 import json

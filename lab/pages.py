@@ -1,19 +1,24 @@
 """Show stored tables, single figures, code and outputs in the pages: `python -m lab.pages [--check] [PAGE ...]`.
 
-A page says what it shows in HTML comments, which GitHub does not display. This script writes what belongs between them:
+A page says what it shows in HTML comments, which GitHub does not display. This script writes what belongs between them
+and `<!-- end -->`:
 
-    <!-- table: MACHINE/TABLE -->        a stored table with its caption; some of it: `MACHINE/TABLE | columns: a; b | rows: c; d`
-    <!-- figure: MACHINE/TABLE row.column :,.0f -->      a number within a line, also computed: `1 - value("MACHINE/TABLE row.column")`
-    <!-- code: 03_ddp/train.py ranks_from_env -->        definitions of a script, or a part of one: `train from "TEXT" to "TEXT"`
-    <!-- output: results/example_output/NAME.txt -->     a text file
-    <!-- exercises: 03_ddp -->           the exercises of a lesson, or of `all`; `answers: 03_ddp` the fault and the fix of each
+    <!-- table: MACHINE/TABLE -->                   a stored table with its caption
+    <!-- table: MACHINE/TABLE | columns: a; b | rows: c; d -->      some of it
+    <!-- figure: MACHINE/TABLE row.column :,.0f -->                 a number within a line, in a format
+    <!-- figure: 1 - value("MACHINE/TABLE row.column") :.0% -->     a computed one
+    <!-- code: 03_ddp/train.py ranks_from_env main -->              definitions of a script
+    <!-- code: 03_ddp/train.py train from "TEXT" to "TEXT" -->      lines of one; without "to", one statement
+    <!-- output: results/example_output/NAME.txt -->                a text file
+    <!-- exercises: 03_ddp -->                      the exercises of a lesson, or of `all`
 
-each with `<!-- end -->` after it. What a text claims stands beside it, and is only checked:
+What a text claims stands beside it, and is only checked:
 
     <!-- assert: value("MACHINE/loaders memory.FULL") > 3 * value("MACHINE/loaders map.FULL") -->
 
-A comment at the beginning of a line makes GitHub show the rest of this line as it is, without links or bold words, so a
-figure must not begin a line. Markers behind a backtick are examples, and left alone.
+The paths of figures are explained in lab/results.py. A comment at the beginning of a line makes GitHub show the rest of
+this line as it is, without links or bold words, so a figure must not begin a line. Markers right after a backtick are
+examples, and left alone.
 """
 
 import argparse
@@ -32,36 +37,32 @@ from typing import Any
 from lab.results import cell_text, cell_texts, high, load, low, plain, value
 from workshop.paths import REPOSITORY
 
-MARKER = re.compile(
-    r"(?<!`)<!-- (table|figure|code|output|exercises|answers): ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL
-)
+MARKER = re.compile(r"(?<!`)<!-- (table|figure|code|output|exercises): ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 ASSERTION = re.compile(r"(?<!`)<!-- assert: (.*?) -->", re.DOTALL)
 LANGUAGES = {".py": "python", ".slurm": "sh", ".sh": "sh", ".yaml": "yaml"}
 
 
 def evaluate(expression: str) -> Any:  # noqa: ANN401, a number or a truth value
-    """Evaluate an expression over stored figures; it can use value, low, high, abs, min, max, round, sum."""
+    """Evaluate an expression over stored figures; it can use value, low, high, abs, min, max, round and sum."""
     names = {"value": value, "low": low, "high": high, "abs": abs, "min": min, "max": max, "round": round, "sum": sum}
     return eval(expression.replace("\n", " "), {"__builtins__": {}}, names)
 
 
 def table(what: str, page: Path) -> str:
     """Return a stored table in Markdown, and a caption that says what the numbers are and where they were measured."""
-    name, *chosen = what.split(" | ")
+    name, *choices = what.split(" | ")
     stored = load(*name.split("/", 1))
-    header, rows = [plain(column) for column in stored["columns"]], cell_texts(stored)
-    shown, keep = list(range(len(header))), rows
-    for choice in chosen:
+    header, rows = stored["columns"], cell_texts(stored)
+    shown = list(range(len(header)))
+    for choice in choices:
         kind, _, names = choice.partition(": ")
-        wanted = [plain(one) for one in names.split(";")]
+        labels = {"columns": header, "rows": [row[0] for row in rows]}[kind]
+        chosen = [[plain(label) for label in labels].index(plain(name)) for name in names.split(";")]
         if kind == "columns":
-            shown = [0, *(header.index(column) for column in wanted)]
-        elif kind == "rows":
-            labels = [plain(row[0]) for row in rows]
-            keep = [rows[labels.index(label)] for label in wanted]
+            shown = [0, *chosen]
         else:
-            raise LookupError(f"no choice {kind!r}: columns or rows")
-    lines = [[line[number] for number in shown] for line in (stored["columns"], *keep)]
+            rows = [rows[number] for number in chosen]
+    lines = [[line[number] for number in shown] for line in (header, *rows)]
     right = [number > 0 and mostly_numbers(cells) for number, (_, *cells) in enumerate(zip(*lines, strict=True))]
     lines.insert(1, ["---:" if numbers else "---" for numbers in right])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n*{caption(stored)}*"
@@ -73,12 +74,12 @@ def mostly_numbers(cells: Sequence[str]) -> bool:
 
 
 def caption(stored: dict[str, Any]) -> str:
-    """Return one line on a stored table: what its numbers are, the machine, the versions, the date and the command."""
-    machine, versions = stored["machine"], stored["versions"]
-    cpu = f"{machine['cpus_available']} CPUs of an {machine['cpu']} ({machine['cpu_instructions']})"
+    """Return one line on a stored table: what its numbers are, the machine, the version, the date and the command."""
+    machine = stored["machine"]
+    cpus = f"{machine['cpus_available']} CPUs of an {machine['cpu']} ({machine['cpu_instructions']})"
+    where = f"{machine.get('device_name') or cpus}, torch {stored['versions']['torch']}"
     what = ", ".join(part for part in (stored["unit"], stored["spread"]) if part)
-    where = f"{machine.get('device_name') or cpu}, torch {versions['torch']}, {stored['date']}: `{stored['command']}`"
-    return f"{what[:1].upper()}{what[1:]}{'. ' if what else ''}{where}"
+    return f"{what[:1].upper()}{what[1:]}{'. ' if what else ''}{where}, {stored['date']}: `{stored['command']}`"
 
 
 def figure(what: str, page: Path) -> str:
@@ -88,17 +89,15 @@ def figure(what: str, page: Path) -> str:
 
 
 def code(what: str, page: Path) -> str:
-    """Return definitions of a script, lines of one definition, or a whole file, as a block of code."""
+    """Return definitions of a script, lines of one of them, or a whole file, as a block of code."""
     path, *words = shlex.split(what)
     text = (REPOSITORY / path).read_text()
-    language = LANGUAGES[Path(path).suffix]
     if "from" in words:
-        (name, _, first, *rest) = words
-        parts = [lines_of(text, name, first, rest[1] if rest else None)]
+        name, _, first, *rest = words
+        shown = lines_of(definition(text, name), first, rest[1] if rest else None)
     else:
-        parts = [definition(text, name) for name in words] or [text.rstrip()]
-    joined = "\n\n\n".join(parts)
-    return f"```{language}\n{joined}\n```"
+        shown = "\n\n\n".join(definition(text, name) for name in words) or text.rstrip()
+    return f"```{LANGUAGES[Path(path).suffix]}\n{shown}\n```"
 
 
 def definition(text: str, name: str) -> str:
@@ -108,82 +107,61 @@ def definition(text: str, name: str) -> str:
         LookupError: the script has none of this name.
     """
     lines, nodes = text.splitlines(), ast.parse(text).body
-    ends: list[int] = []
-    for number, node in enumerate(nodes):
-        names = [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
-        names += [ast.unparse(target) for target in getattr(node, "targets", [])]
-        names += ["imports"] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        if name in names:
-            start = min(part.lineno for part in (node, *getattr(node, "decorator_list", [])))
-            after = nodes[number + 1] if number + 1 < len(nodes) else None
-            documented = isinstance(node, ast.Assign) and isinstance(getattr(after, "value", None), ast.Constant)
-            ends += [start, (after if after and documented else node).end_lineno or 0]
-    if not ends:
+    first, last = len(lines) + 1, 0
+    for node, after in zip(nodes, [*nodes[1:], None], strict=True):
+        names = [getattr(node, "name", ""), *(ast.unparse(target) for target in getattr(node, "targets", []))]
+        if name in names or (name == "imports" and isinstance(node, ast.Import | ast.ImportFrom)):
+            first = min(first, *(part.lineno for part in (node, *getattr(node, "decorator_list", []))))
+            described = isinstance(node, ast.Assign) and isinstance(getattr(after, "value", None), ast.Constant)
+            last = (after if after and described else node).end_lineno or 0
+    if last == 0:
         raise LookupError(f"no definition {name}")
-    start = min(ends)
-    while lines[start - 2].startswith("#") and start > 1:
-        start -= 1
-    return "\n".join(lines[start - 1 : max(ends)])
+    while first > 1 and lines[first - 2].startswith("#"):
+        first -= 1
+    return "\n".join(lines[first - 1 : last])
 
 
-def lines_of(text: str, name: str, first: str, last: str | None) -> str:
-    """Return lines of a definition without their indentation: those from the line that contains ``first`` to the end of
-    the statement with ``last`` in it, or of the statement that begins at ``first``.
+def lines_of(text: str, first: str, last: str | None) -> str:
+    """Return lines of a definition without their indentation.
+
+    They begin with the line that contains ``first``, and end with the statement that contains ``last``; if that is
+    None, with the statement that begins there.
 
     Raises:
-        LookupError: a text is not in the definition.
+        LookupError: the definition does not contain them.
     """
-    source = definition(text, name)
-    lines = source.splitlines()
-    start = next((number for number, line in enumerate(lines, 1) if first in line), None)
-    stop = next((number for number, line in enumerate(lines, 1) if number >= (start or 1) and (last or first) in line), 0)
-    if start is None or not stop:
-        raise LookupError(f"no {first!r} and then {last!r} in {name}")
-    whole = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
-    if last is None:
-        stop = max((node.end_lineno or 0 for node in whole if node.lineno == start), default=stop)
-    else:
-        simple = [node for node in whole if not hasattr(node, "body") and node.lineno <= stop]
-        stop = max([stop, *(end for node in simple if (end := node.end_lineno or 0) >= stop)])
+    lines = text.splitlines()
+    start = next((number for number, line in enumerate(lines, 1) if first in line), 0)
+    stop = next((number for number, line in enumerate(lines, 1) if number >= start and (last or first) in line), 0)
+    if not start or not stop:
+        raise LookupError(f"no {first!r} and then {last!r}" if last else f"no {first!r}")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt) and node.end_lineno and (last is None or not hasattr(node, "body")):
+            begins_there = node.lineno == start if last is None else node.lineno <= stop <= node.end_lineno
+            stop = max(stop, node.end_lineno) if begins_there else stop
     return textwrap.dedent("\n".join(lines[start - 1 : stop]))
 
 
 def output(what: str, page: Path) -> str:
     """Return a text file as a block of text, without the command that its first line may name."""
-    text = (REPOSITORY / what).read_text().strip("\n")
-    shown = re.sub(r"\A\$ .*\n", "", text)
-    return f"```text\n{shown}\n```"
-
-
-def _exercises(lesson: str) -> list[tuple[int, Path, dict[str, Any]]]:
-    """Return number, folder and description of the exercises of a lesson, or of all; numbers are those of the course."""
-    files = sorted(REPOSITORY.glob("0*/exercises/*/about.toml"))
-    found = [(file.parent, tomllib.loads(file.read_text())) for file in files]
-    found.sort(key=lambda one: (one[0].parts[-3], one[1].get("order", 0), one[0].name))
-    numbered = [(number, *one) for number, one in enumerate(found, 1)]
-    return [one for one in numbered if lesson in ("all", one[1].parts[-3])]
+    shown = re.sub(r"\A\$ .*\n", "", (REPOSITORY / what).read_text())
+    return "```text\n" + shown.strip("\n") + "\n```"
 
 
 def exercises(what: str, page: Path) -> str:
-    """Return a table of the exercises of a lesson, or of all lessons."""
+    """Return a table of the exercises of a lesson, or of all lessons; they are numbered in the order of the course."""
+    files = sorted(REPOSITORY.glob("0*/exercises/*/about.toml"))
+    course = [(file.parent, tomllib.loads(file.read_text())) for file in files]
+    course.sort(key=lambda exercise: (exercise[0].parts[-3], exercise[1].get("order", 0)))
+    numbered = [(number, *exercise) for number, exercise in enumerate(course, 1)]
     lines = ["| | exercise | minutes | difficulty | what it teaches |", "| ---: | --- | ---: | ---: | --- |"]
-    for lesson, members in groupby(_exercises(what), key=lambda one: one[1].parts[-3]):
+    for lesson, members in groupby(numbered, key=lambda exercise: exercise[1].parts[-3]):
         if what == "all":
             lines.append(f"| | **[{lesson}]({os.path.relpath(REPOSITORY / lesson, page.parent)}/README.md)** | | | |")
-        for number, folder, about in members:
+        for number, folder, about in members if what in ("all", lesson) else ():
             link = f"[`{folder.name}`]({os.path.relpath(folder, page.parent)}/README.md)"
-            bonus = " (bonus)" if about.get("bonus") else ""
-            lines.append(f"| {number} | {link} | {about['minutes']} | {about['difficulty']} | {about['teaches']}{bonus} |")
-    return "\n".join(lines)
-
-
-def answers(what: str, page: Path) -> str:
-    """Return a table of the exercises of a lesson: the fault of each, its fix, and wrong fixes."""
-    lines = ["| exercise | the fault | the fix | usual wrong fixes, and why they are wrong |", "| --- | --- | --- | --- |"]
-    for number, folder, about in _exercises(what):
-        link = f"{number}. [`{folder.name}`]({os.path.relpath(folder, page.parent)}/README.md)"
-        wrong = "<br>".join(f"• {text}" for text in about.get("wrong_fixes", {}).values())
-        lines.append(f"| {link} ({about['minutes']} minutes) | {about['fault']} | {about['fix']} | {wrong} |")
+            cells = (number, link, about["minutes"], about["difficulty"], about["teaches"])
+            lines.append(f"| {' | '.join(map(str, cells))}{' (bonus)' if about.get('bonus') else ''} |")
     return "\n".join(lines)
 
 
@@ -193,7 +171,6 @@ SHOW: dict[str, Callable[[str, Path], str]] = {
     "code": code,
     "output": output,
     "exercises": exercises,
-    "answers": answers,
 }
 
 

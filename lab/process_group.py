@@ -1,7 +1,7 @@
 """The process group of an experiment that torchrun starts as ranks:
 
-    with process_group() as (rank, world_size, device):
-        ...
+with process_group() as (rank, world_size, device):
+    ...
 """
 
 import os

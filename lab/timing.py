@@ -1,8 +1,8 @@
 """How long a computation takes, and how much trials differ.
 
-    trials = alternately({"map": lambda: speed("map"), "memory": lambda: speed("memory")}, rounds=3)
-    rows = [[name, mean_std(found)] for name, found in trials.items()]   # cells for lab/results.py
-    median_range(ratios(trials["map"], trials["memory"]))
+trials = alternately({"map": lambda: speed("map"), "memory": lambda: speed("memory")}, rounds=3)
+rows = [[name, mean_std(found)] for name, found in trials.items()]   # cells for lab/results.py
+median_range(ratios(trials["map"], trials["memory"]))
 """
 
 import statistics

@@ -41,9 +41,7 @@ def test_the_steps_of_a_trace_are_read(tmp_path: Path) -> None:
 def test_a_hang_is_seen_by_the_flight_recorder(user_environment: dict[str, str], tmp_path: Path) -> None:
     """It prints what the page shows, with the lines of the source, but for the shorter timeout."""
     flags = ["--timeout", 2, "--out", tmp_path]
-    main, other = start_ranks(
-        2, "experiments/flight_recorder.py", *flags, cwd=LESSON, environment=user_environment
-    )
+    main, other = start_ranks(2, "experiments/flight_recorder.py", *flags, cwd=LESSON, environment=user_environment)
     assert (main.status, other.status) == (0, 0), main.stderr
     assert main.stdout.replace(" 2000ms", " 5000ms") == shown("flight_recorder")
     assert other.stdout == ""

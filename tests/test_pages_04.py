@@ -30,5 +30,3 @@ def test_the_exercises_are_numbered_in_reading_order() -> None:
     numbers = [int(number) for page in pages for number in re.findall(r"^\*\*Exercise (\d+)\.\*\*", page, re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))
     assert {file.name for file in (LESSON / "experiments").glob("*.md")} == {*SIDE_PAGES, "README.md"}
-
-

@@ -19,7 +19,7 @@ TABLE = {
     "machine": {"cpu": "AMD EPYC", "cpu_instructions": "AVX512", "cpus_available": 2},
     "versions": {"torch": "2.15.0"},
     "date": "2026-11-21",
-    "command": "python experiments/speeds.py",
+    "command": "python speeds.py",
 }
 SCRIPT = '''"""A script."""
 
@@ -73,7 +73,7 @@ def test_a_table_has_its_numbers_and_one_line_of_where_they_are_from() -> None:
         "| `map` | 5,402 ± 81 | 69% |",
         "| `memory` | 17,748 ± 80 |  |",
         "",
-        "*Samples/s, 3 trials. 2 CPUs of an AMD EPYC (AVX512), torch 2.15.0, 2026-11-21: `python experiments/speeds.py`*",
+        "*Samples/s, 3 trials. 2 CPUs of an AMD EPYC (AVX512), torch 2.15.0, 2026-11-21: `python speeds.py`*",
     ]
     some = shown("table: m/speeds | columns: of it | rows: memory")
     assert some.strip().splitlines()[:3] == ["| `--loader` | of it |", "| --- | ---: |", "| `memory` |  |"]

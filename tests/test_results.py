@@ -61,7 +61,9 @@ def test_a_single_figure_is_found_by_its_path(stored: tuple[Path, str]) -> None:
     assert results.high(f"{machine}/speeds memory, twice.FULL") == 91000.0
 
 
-@pytest.mark.parametrize("path", ["speeds map.IO", "speeds device.FULL", "speeds memory, twice.of it", "others map.FULL"])
+@pytest.mark.parametrize(
+    "path", ["speeds map.IO", "speeds device.FULL", "speeds memory, twice.of it", "others map.FULL"]
+)
 def test_a_figure_that_is_not_there_is_an_error(path: str, stored: tuple[Path, str]) -> None:
     with pytest.raises(LookupError):
         results.value(f"{stored[0].name}/{path}")

@@ -1,6 +1,6 @@
 """What DDP's options change: all-reduces per step, and speed with and without communication, on two CPU ranks.
 
-    python experiments/ddp_options.py
+python experiments/ddp_options.py
 """
 
 from pathlib import Path

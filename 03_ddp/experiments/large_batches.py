@@ -86,7 +86,9 @@ def plot(curves: dict[str, list[Curve]], names: tuple[str, ...], units: tuple[st
             }[unit]
             text = f"{label} ({len(curves[name])} seeds)"
             axis.plot(x, [statistics.median(found) for found in losses], color=color, marker=".", label=text)
-            axis.fill_between(x, [min(found) for found in losses], [max(found) for found in losses], color=color, alpha=0.13)
+            axis.fill_between(
+                x, [min(found) for found in losses], [max(found) for found in losses], color=color, alpha=0.13
+            )
         axis.set(title=f"by {unit}", xlabel=unit, ylim=(0, 2.4))
         axis.set_xlim(left=0)
     axes[0].set_ylabel("validation loss")

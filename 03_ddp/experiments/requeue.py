@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -88,7 +89,7 @@ def plot(states: list[tuple[float, str]], events: dict[str, float]) -> Figure:
     figure = Figure(figsize=(9, 2.6), layout="constrained")
     axis = figure.subplots()
     first, last = events[SHOWN[0]] - 30, events[SHOWN[-1]] + 30
-    for (start, name), (stop, _) in zip(states, states[1:], strict=False):
+    for (start, name), (stop, _) in pairwise(states):
         label, color = STATES.get(name, (name, "black"))
         known = axis.get_legend_handles_labels()[1]
         axis.broken_barh([(start, stop - start)], (0, 1), color=color, label=None if label in known else label)

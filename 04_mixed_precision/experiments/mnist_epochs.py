@@ -1,6 +1,6 @@
 """Seconds of the first and of later epochs on MNIST: lesson 01, and the fast configuration of lesson 04.
 
-    python experiments/mnist_epochs.py
+python experiments/mnist_epochs.py
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """IO, SYNTHETIC and FULL of the full U-Net on a GPU: with all options, as a CUDA graph, in fp32; then on all GPUs.
 
-    python experiments/unet3d_throughput.py
-    python experiments/unet3d_throughput.py --tiny true      # a small model, to try this on a CPU
+python experiments/unet3d_throughput.py
+python experiments/unet3d_throughput.py --tiny true      # a small model, to try this on a CPU
 """
 
 from pathlib import Path

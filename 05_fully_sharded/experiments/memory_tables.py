@@ -6,8 +6,6 @@ Each function returns a header and rows of cells. The parts of a peak stand besi
 from collections.abc import Sequence
 from typing import Any
 
-from lab.tables import format_seconds
-
 GB = 1e9
 MB = 1e6
 SHARDED, RECOMPUTED, PARTS = "sharded over 8 ranks", "recomputed", "in 4 parts"
@@ -105,3 +103,13 @@ def way_and_ranks(row: dict[str, Any]) -> str:
     way = "DDP" if row["way"] == "ddp" else row["way"]
     groups = f" in {row['replicas']} groups (HSDP)" if row["replicas"] > 1 else ""
     return f"{way} on {row['ranks']:,}{groups}{', recomputed' if row['checkpointing'] else ''}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration to three digits, in the unit that suits it."""
+    unit, value = next(
+        (unit, seconds * per_second)
+        for unit, per_second in (("s", 1), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
+        if seconds * per_second >= 1 or unit == "ns"
+    )
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
