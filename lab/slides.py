@@ -2,9 +2,9 @@
 
     python -m lab.slides --out build/slides
 
-There is no second copy of any text: a slide is a part of the page. ``<!-- slide -->`` above a paragraph, a list, a table,
-a figure or a block of code of a page puts it on a slide, below the heading of its section. Marked blocks that follow each
-other share a slide. If they do not fit on it, mark less.
+There is no second copy of any text: a slide is a part of the page. ``<!-- slide -->`` above a paragraph, a list, a
+table, a figure or a block of code of a page puts it on a slide, below the heading of its section. Marked blocks that
+follow each other share a slide. If they do not fit on it, mark less.
 
 Marp (https://marp.app) makes HTML of the slides, one file for each lesson, with its figures in it. Where a lesson has a
 Mermaid diagram, the script that draws it is in the file too. So nothing needs a network.
@@ -29,7 +29,7 @@ THEME = """\
 section { font-size: 26px; padding: 48px 60px 70px; justify-content: flex-start; display: flex; flex-direction: column }
 section > * { flex-shrink: 0 }
 h1, h2, h3 { color: #1b4f72; margin: 0 0 0.4em }
-section > p:has(img) { flex: 1 1 0; min-height: 0 } /* a figure gets the room that the text leaves */
+section > p:has(img) { flex: 1 1 0; min-height: 0 } /* a figure gets the height that the text leaves */
 p > img { display: block; margin: 0 auto; max-width: 100%; height: 100%; object-fit: contain }
 table { font-size: 0.85em } pre { font-size: 0.8em }
 .mermaid { flex: 1 1 0; min-height: 0; text-align: center } .mermaid svg { max-width: 100%; height: 100% }
@@ -47,8 +47,8 @@ mermaid.run({ querySelector: ".mermaid" });
 def blocks_of(text: str) -> list[str]:
     """Return the blocks of a page: headings, marks, code, and what stands between two empty lines."""
     text = without_comments(re.sub(r"^<!-- slide -->$", MARK, text, flags=re.MULTILINE))
-    text = re.sub(rf"^(#+ .*|{MARK}|</?(?:details|summary).*)$", r"\n\1\n", text, flags=re.MULTILINE)
-    block = r"^```.*?^```$|(?:^(?!```)[^\n]*\S[^\n]*\n?)+"
+    single = rf"#+ |{MARK}|</?(?:details|summary)"
+    block = rf"^```.*?^```$|^(?:{single})[^\n]*$|(?:^(?!```|{single})[^\n]*\S[^\n]*\n?)+"
     return [found.strip("\n") for found in re.findall(block, text, re.DOTALL | re.MULTILINE)]
 
 

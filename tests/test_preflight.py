@@ -28,7 +28,7 @@ def says(result: Result, status: str, found: str, remedy: str) -> None:
     assert result.status == status and found in result.found and remedy in result.remedy, vars(result)
 
 
-def test_an_old_python_can_read_the_script_and_is_told_so(monkeypatch: Patch) -> None:
+def test_an_old_python_can_read_the_script_and_is_named(monkeypatch: Patch) -> None:
     tree = ast.parse(SCRIPT.read_text(), feature_version=(3, 8))
     modules = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
     modules += [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
