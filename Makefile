@@ -4,7 +4,7 @@ PYTHON ?= python3
 INSTALLED := .venv/installed
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: setup demo test test-all test-quick test-gpu test-faults preflight lint docs site slides clean
+.PHONY: setup demo test test-all test-gpu test-faults preflight lint docs site slides clean
 
 setup: $(INSTALLED)
 
@@ -21,22 +21,21 @@ demo: setup
 	@python -c "import json; epoch = json.load(open('runs/demo/summary.json'))['epochs'][-1]; \
 		print('Accuracy on the validation digits: {:.2%}. Now read 01_single_gpu/README.md'.format(epoch['val_accuracy']))"
 
-# what the lessons say, and the commands of their pages, on two cores and with a Slurm of its own: about twelve minutes
+# the lessons, the commands of their pages, the clinic's faults, and jobs on a Slurm of its own: five minutes on two idle cores
 test: setup
-	python -m pytest -n 4 --dist worksteal -m 'not thorough'
+	@python tests/installation.py
+	python -m pytest -n 2 --dist worksteal -m 'not thorough'
 
-# all of that, the pages of experiments and exercises, and all right and wrong fixes of the exercises: three quarters of an hour
+# all of that, the pages of experiments and exercises, and all right and wrong fixes of the exercises: half an hour
 test-all: setup
-	python -m pytest -n 4 --dist worksteal
+	@python tests/installation.py
+	python -m pytest -n 3 --dist worksteal
 
-# for whoever changes a line, two minutes: not the pages' commands, nothing under Slurm, no study, few runs of ranks
-test-quick: setup
-	python -m pytest -n 2 --dist worksteal -m 'not (pages or slurm or slow or thorough)'
-
-# kill -9, signals, a full disk, bad servers, ranks that hang, at random moments: up to half an hour for each SEED
+# runs that are killed at random moments, with kill -9 and signals, also while they save: each must resume
 SEED ?= 1
+RUNS ?= 20
 test-faults: setup
-	python tests/faults/campaign.py --seed $(SEED)
+	python tests/faults/killed_often.py --seed $(SEED) --runs $(RUNS)
 
 # on a GPU: with .venv if it is there, else with any python that has torch and pytest, because a node with a GPU often
 # has an environment with torch, but no network to install one
