@@ -1,119 +1,239 @@
-"""CPU or GPU? The same computations on one CPU thread, on several, and on an accelerator, from small to large.
+"""CPU or GPU? The same computations with one CPU thread, with several, and on an accelerator, from small to large.
 
-    python experiments/cpu_or_gpu.py --all --quick true            # half a minute on two CPUs
-    python experiments/cpu_or_gpu.py --all                         # ten minutes, with the large sizes and torch.compile
-    python experiments/cpu_or_gpu.py --experiment elementwise      # one experiment
+    python experiments/cpu_or_gpu.py --quick true                          # without the largest size of each
+    python experiments/cpu_or_gpu.py --problem branching --problem line    # some of the computations
 
-You should see that no backend is the fastest at every size, and that one CPU thread is hard to beat while the work is
-small. A time runs from asking for a result until it is there (accelerators are waited for) and is the median over warm
-repeats; every result is compared with a float64 reference before it is timed. The computations are in
-experiments/computations/, one file each: read branching.py and chained.py first. The largest take 3 GB.
+You should see that no library and no device is the fastest at every size, and that one CPU thread is hard to beat while
+the work is small. A time runs from asking for a result until it is there, and is the median over warm repeats; every
+result is compared with a float64 reference before it is timed. The computations are in computations.py: read it first.
+NumPy and PyTorch are measured, and CuPy and JAX where they are installed.
 """
 
-import argparse
-from dataclasses import asdict
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
-from backends import find_backends
-from computations import EXPERIMENTS
-from conclusions import conclude, measured_sweeps, sweep_table
-from crossover_plot import plot
-from lab.flags import Parser, make_output_folder
-from lab.results import write_results
-from lab.timing import cpu_share
-from sweep import Measurement, run_sweep
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError, nearest, warn
-from workshop.hardware import available_cpus, describe_versions, pick_device
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from threadpoolctl import threadpool_limits
+
+from computations import PROBLEMS, Problem
+from lab import results
+from lab.flags import Parser
+from lab.timing import Timing, cpu_share, measure
+from workshop.errors import run_reporting_user_errors, warn
+from workshop.hardware import available_cpus, pick_device
+
+TOLERANCE = 1e-4
+"""largest relative error, in the 2-norm, that float32 arithmetic explains"""
+CLEAR_LEAD = 0.9
+"""of the other's time that the faster one may take at most, to be called faster"""
+SECONDS = 0.2
+"""how long each measurement is repeated, at least"""
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line.
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """A library on one device."""
 
-    Raises:
-        UserError: it makes no sense.
-    """
-    parser = Parser(__doc__)
-    parser.add_argument("--all", action="store_true", help="every experiment")
-    parser.add_argument(
-        "--experiment",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help=f"one of {', '.join(EXPERIMENTS)}; may be given more than once",
+    name: str
+    xp: Any
+    accelerator: bool = False
+    put: Callable[[np.ndarray], Any] = lambda array: array
+    """copy an array of numpy to the device"""
+    wait: Callable[[Any], Any] = lambda array: array
+    """return an array when it is there: launching on an accelerator returns long before the work is done"""
+    fetch: Callable[[Any], np.ndarray] = np.asarray
+    """copy a result back into an array of numpy"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """How long one problem took."""
+
+    size: int
+    label: str
+    """who computed: library, threads or device"""
+    timing: Timing
+    threads: int | None = None
+    """CPU threads; None on an accelerator, or where the library decides"""
+    accelerator: bool = False
+    copied: bool = False
+    """whether the time includes copying the inputs to the device"""
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Median minus and plus half of the interquartile range, in seconds."""
+        return self.timing.seconds - self.timing.spread / 2, self.timing.seconds + self.timing.spread / 2
+
+
+def libraries() -> list[Library]:
+    """Return those that this machine has."""
+    found = [Library(name="numpy", xp=np), torch_on(torch.device("cpu"))]
+    if (device := pick_device()).type != "cpu":
+        found.append(torch_on(device))
+    with suppress(ImportError):
+        import cupy
+
+        synchronize = cupy.cuda.get_current_stream().synchronize
+        found.append(
+            Library(
+                name="cupy on the GPU",
+                xp=cupy,
+                accelerator=True,
+                put=cupy.asarray,
+                wait=lambda array: (synchronize(), array)[1],
+                fetch=cupy.asnumpy,
+            )
+        )
+    with suppress(ImportError):
+        import jax
+
+        where, on_gpu = jax.default_backend(), jax.default_backend() != "cpu"
+        wait = jax.block_until_ready
+        found.append(Library(name=f"jax on {where}", xp=jax.numpy, accelerator=on_gpu, put=jax.device_put, wait=wait))
+    return found
+
+
+def torch_on(device: torch.device) -> Library:
+    """Return PyTorch on a device."""
+    on_cpu = device.type == "cpu"
+
+    def wait(array: torch.Tensor) -> torch.Tensor:
+        if not on_cpu:
+            torch.accelerator.synchronize()
+        return array
+
+    return Library(
+        name="torch" if on_cpu else f"torch on {device.type}",
+        xp=torch,
+        accelerator=not on_cpu,
+        put=lambda array: torch.from_numpy(array).to(device),
+        wait=wait,
+        fetch=lambda array: array.cpu().numpy(),
     )
-    parser.add_switch("--quick", "small sizes, no torch.compile")
-    parser.add_out("cpu_or_gpu.json and cpu_or_gpu.png")
-    arguments = parser.parse_args()
-    if unknown := next((name for name in arguments.experiment if name not in EXPERIMENTS), None):
-        raise UserError(f"--experiment: no experiment '{unknown}'; {nearest(unknown, EXPERIMENTS)}")
-    if arguments.all == bool(arguments.experiment):
-        raise UserError(f"give either --all or --experiment NAME; known are: {', '.join(EXPERIMENTS)}")
-    return arguments
 
 
-def thread_counts(quick: bool = False) -> list[int]:
-    """Return the thread counts to sweep: 1, 2, 4, ... and all CPUs of this process; only the ends when quick."""
-    cpus = available_cpus()
-    doubling = [2**i for i in range(cpus.bit_length())]
-    return sorted({1, cpus} if quick else {*doubling, cpus})
+def sweep(problem: Problem, quick: bool, found: list[Library]) -> Iterator[Measurement]:
+    """Measure a problem at every size with every library; on accelerators also with the copy of the inputs."""
+    for size in problem.sizes[:-1] if quick else problem.sizes:
+        inputs = problem.draw(np.random.default_rng(0), size)
+        reference = problem.reference(*(array.astype(np.float64) for array in inputs))
+        for library in found:
+            if library.name.startswith("jax") and problem.title == "loop with a branch":
+                continue  # its arrays cannot be changed in place
+            threads = sorted({1, available_cpus()}) if library.name in problem.threaded else [1]
+            for limit in threads if library.name in ("numpy", "torch") else [None]:
+                for copied in (False, True) if library.accelerator else (False,):
+                    with threadpool_limits(limit):  # of torch too; None leaves them as they are
+                        timing = time_of(problem, library, inputs, reference, copied)
+                    threads_used = f", {limit} thread{'s' if limit > 1 else ''}" if limit else ""
+                    yield Measurement(
+                        size=size,
+                        label=f"{library.name}{threads_used}{', copy counted' if copied else ''}",
+                        timing=timing,
+                        threads=limit,
+                        accelerator=library.accelerator,
+                        copied=copied,
+                    )
+
+
+def time_of(
+    problem: Problem, library: Library, inputs: tuple[np.ndarray, ...], reference: np.ndarray, copied: bool
+) -> Timing:
+    """Check one result, then time the computation."""
+    there = tuple(library.put(array) for array in inputs)
+
+    def run() -> Any:  # noqa: ANN401
+        arrays = tuple(library.put(array) for array in inputs) if copied else there
+        return library.wait(problem.compute(library.xp, *arrays))
+
+    result = library.fetch(run())  # this first call is also the warm-up
+    error = np.linalg.norm(np.ravel(result - reference)) / np.linalg.norm(np.ravel(reference))
+    # Written in this way, NaN is wrong too.
+    assert result.shape == reference.shape and error <= TOLERANCE, f"{library.name}: {problem.title}: error {error:.1e}"
+    return measure(run, SECONDS)
+
+
+def fastest(measured: list[Measurement]) -> Measurement:
+    """Return the fastest of them."""
+    return min(measured, key=lambda one: one.timing.seconds)
+
+
+def clearly_faster(one: Measurement, other: Measurement) -> bool:
+    """Whether one takes less than 90 % of the other's time, and their ranges do not overlap."""
+    return one.timing.seconds < CLEAR_LEAD * other.timing.seconds and one.ends[1] < other.ends[0]
+
+
+def pays_at(measured: list[Measurement], of_interest: Callable[[Measurement], bool]) -> str:
+    """Return the sizes at which those of interest are clearly faster than every single CPU thread."""
+    found = []
+    for size in sorted({one.size for one in measured}):
+        here = [one for one in measured if one.size == size]
+        interesting = [one for one in here if of_interest(one)]
+        if interesting and clearly_faster(fastest(interesting), fastest([one for one in here if one.threads == 1])):
+            found.append(f"{size:,}")
+    return ", ".join(found) or "none"
+
+
+def row_of(problem: Problem, measured: list[Measurement]) -> list[results.Cell]:
+    """Return what follows from the measurements of a problem: its row of the table."""
+
+    def of_fastest(size: int) -> str:
+        best = fastest([one for one in measured if one.size == size and not one.copied])
+        seconds = best.timing.seconds
+        time = f"{1e3 * seconds:.3g} ms" if seconds > 1e-3 else f"{1e6 * seconds:.3g} µs"
+        return f"{size:,} {problem.unit}: {best.label}, {time} ± {best.timing.spread / 2 / seconds:.0%}"
+
+    sizes = [one.size for one in measured]
+    row = [problem.title, of_fastest(min(sizes)), of_fastest(max(sizes))]
+    row.append(pays_at(measured, lambda one: (one.threads or 0) > 1))
+    if any(one.accelerator for one in measured):
+        row.append(pays_at(measured, lambda one: one.accelerator and not one.copied))
+        row.append(pays_at(measured, lambda one: one.copied))
+    return row
 
 
 def main() -> None:
-    """Measure, print and conclude one experiment after the other; then write the results and the plot."""
-    arguments = parse_arguments()
-    make_output_folder(arguments.out)
-    names = [name for name in EXPERIMENTS if arguments.all or name in arguments.experiment]
-    device = pick_device()
-    compiles = any(sweep.compiled for name in names for sweep in EXPERIMENTS[name])
-    backends, missing = find_backends(device, compiled=compiles and not arguments.quick)
-    if compiles and arguments.quick:
-        missing["torch.compile"] = "left out by --quick"
-    if missing:
-        print("not measured:", ", ".join(f"{name} ({reason})" for name, reason in missing.items()))
-
-    shares = [cpu_share()]
-    rows, conclusions = [], {}
-    for name in names:
-        compiles = any(sweep.compiled for sweep in EXPERIMENTS[name])
-        found = [
-            Measurement(experiment=name, backend=backend, note=f"not measured: {reason}")
-            for backend, reason in missing.items()
-            if compiles or backend != "torch.compile"
-        ]
-        for sweep in EXPERIMENTS[name]:
-            threads = thread_counts(arguments.quick)
-            sweep_rows = list(run_sweep(name, sweep, backends, threads, arguments.quick))
-            report(sweep_rows)
-            found += sweep_rows
-        conclusions[name] = conclude(found)
-        print(f"\n=> {name}: {conclusions[name]}", flush=True)
-        rows += found
-        shares.append(cpu_share())
-    if min(shares) < 0.8:
+    """Measure all problems, or those that are named; store the table and the plot."""
+    parser = Parser(__doc__)
+    parser.add_argument(
+        "--problem", action="append", choices=PROBLEMS, help="may be given more than once (default: all)"
+    )
+    parser.add_argument("--quick", choices=("true", "false"), default="false", help="without the largest size of each")
+    arguments = parser.parse_args()
+    names, found = arguments.problem or list(PROBLEMS), libraries()
+    print("measured with:", ", ".join(library.name for library in found))
+    if (share := cpu_share()) < 0.8:
         warn(
-            f"at times this process got only {min(shares):.0%} of its CPUs' time: others compute here too, and the "
-            "times are too long, those of several threads most of all; measure again when the CPUs are idle"
+            f"this process gets only {share:.0%} of its CPUs' time, because others compute here too: times are too long"
         )
-
-    figures = {
-        "cpu_share": min(shares),
-        "versions": describe_versions() | {backend.name: backend.version for backend in backends},
-        "conclusions": conclusions,
-        "rows": [asdict(row) for row in rows],
-    }
-    json_file, plot_file = arguments.out / "cpu_or_gpu.json", arguments.out / "cpu_or_gpu.png"
-    write_results(json_file, device, figures)
-    plot(rows, plot_file)
-    print(f"\nwritten: {json_file}, {plot_file}")
-
-
-def report(rows: list[Measurement]) -> None:
-    """Print the table of one sweep, and below it what was noted at the smallest size."""
-    for title, measured in measured_sweeps(rows).items():
-        print(f"\n{rows[0].experiment}: {title}\n{sweep_table(measured)}", flush=True)
-        for row in rows:
-            if row.note and row.size in (None, measured[0].size):
-                print(f"  {row.label}: {row.note}")
+    figure = Figure(figsize=(16, 4 * math.ceil(len(names) / 4)), layout="constrained")
+    axes = figure.subplots(math.ceil(len(names) / 4), 4, squeeze=False).flat
+    rows, columns = [], ["problem", "fastest at the smallest size", "fastest at the largest size"]
+    for axis, name in zip(axes, names, strict=False):
+        measured = list(sweep(PROBLEMS[name], arguments.quick == "true", found))
+        rows.append(row_of(PROBLEMS[name], measured))
+        print(*rows[-1], sep="; ", flush=True)
+        for label in dict.fromkeys(one.label for one in measured):
+            line = [one for one in measured if one.label == label]
+            axis.loglog([one.size for one in line], [one.timing.seconds for one in line], marker=".", label=label)
+        axis.set(title=PROBLEMS[name].title, xlabel=PROBLEMS[name].unit, ylabel="seconds")
+        axis.legend(fontsize=7)
+    columns.append("more than one thread pays at")
+    if any(library.accelerator for library in found):
+        columns += ["the accelerator pays at", "and with the copy of the inputs at"]
+    results.store(
+        "cpu_or_gpu",
+        title="Which is fastest, by size of the problem",
+        columns=columns,
+        rows=rows,
+        spread="median of three or more repeats ± half of their interquartile range",
+        figure=figure,
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Lesson 01's train.py, unchanged, with an emulated GPU: where does the time show, and how many workers does it need?
 
     python experiments/emulated_gpu.py --num_workers 2
-    kernprof -l -o emulated.lprof experiments/emulated_gpu.py --num_workers 16     # the time of each line of train.py
-    python experiments/emulated_gpu.py --num_workers 16 --benchmark true           # IO, SYNTHETIC and FULL
+    kernprof -lv experiments/emulated_gpu.py --num_workers 12               # the time of each line of train.py
+    python experiments/emulated_gpu.py --num_workers 12 --benchmark true    # IO, SYNTHETIC and FULL
 
-You should see that a step takes as long as loading with 2 workers, and as long as the emulated GPU with 16. The digits
-are only there to be carried around: loading one takes as long as a sample took in the published figures that --gpu
-names, and so does training on it, but neither needs much CPU. All flags of train.py work. Losses and accuracies are
-left out, because the emulated GPU computes nothing.
+You should see that a step takes as long as loading with 2 workers, and as long as the emulated GPU with 12. The digits
+only stand in for other samples: loading one takes as long as a sample took in the published figures that --gpu names,
+and so does training on it, but neither needs much CPU. All flags of train.py work; --log_interval 1 reads the loss in
+every step. Losses and accuracies are left out of the log, because the emulated GPU computes nothing.
 """
 
 import re
@@ -23,17 +23,14 @@ from torch import nn
 
 from lab.emulated_gpu import FORWARD_SHARE, PUBLISHED, Durations, EmulatedGPU, EmulatedTensor, add_to_trace
 from lab.launching import load_script
-from workshop.commandline import run_with_config
-from workshop.config import require_positive
+from workshop.config import require_positive, run_with_config
 from workshop.datasets import image_dataset
 from workshop.errors import UserError
 from workshop.loaders import ImageDataset
+from workshop.log import RunLogger
 from workshop.paths import default_runs_dir, lesson_name
-from workshop.run import Run
 
 train = load_script(Path(__file__).resolve().parent.parent)
-NUMBERS_WITHOUT_MEANING = re.compile(r"((train |val )?loss|accuracy) \S+  ")
-"""in the lines of the log"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +44,6 @@ class EmulatedConfig(train.Config):
     """time that the emulated GPU needs for one sample (default: as --gpu)"""
     load_milliseconds: float | None = None
     """time that one loader worker needs for one sample; 0: no more than it really takes (default: as --gpu)"""
-    read_every_step: bool = False
-    """read the loss in every step, as a script that calls loss.item() does"""
     batch_size: int = 8
     """samples per step and process"""
     log_interval: int = 10
@@ -69,12 +64,9 @@ class EmulatedConfig(train.Config):
     @property
     def durations(self) -> Durations:
         """What one sample takes."""
-        found = PUBLISHED[self.gpu]
-        if self.gpu_milliseconds is not None:
-            found = replace(found, gpu=self.gpu_milliseconds / 1e3, what="durations of the command line")
-        if self.load_milliseconds is not None:
-            found = replace(found, load=self.load_milliseconds / 1e3, what="durations of the command line")
-        return found
+        given = {"gpu": self.gpu_milliseconds, "load": self.load_milliseconds}
+        seconds = {name: value / 1e3 for name, value in given.items() if value is not None}
+        return replace(PUBLISHED[self.gpu], **seconds, **({"what": "durations of the command line"} if seconds else {}))
 
 
 class _Step(torch.autograd.Function):
@@ -126,35 +118,19 @@ class SlowDataset(ImageDataset):
         return samples
 
 
-class EmulatedRun(Run):
-    """A run that prints neither losses nor accuracies, because with an emulated GPU they mean nothing."""
+class LoggerOfTimes(RunLogger):
+    """Prints neither losses nor accuracies, because with an emulated GPU they mean nothing."""
 
-    def __init__(self, config: Any, device: torch.device) -> None:  # noqa: ANN401
-        super().__init__(config, device)
-        log, add_scalars = self.logger.log, self.logger.add_scalars
-
-        def log_times(line: str) -> None:
-            log(NUMBERS_WITHOUT_MEANING.sub("", line))
-
-        def add_times(group: str, values: dict[str, float | None], step: int) -> None:
-            times = {name: value for name, value in values.items() if not re.search("loss|accuracy", name)}
-            add_scalars(group, times, step)
-
-        self.logger.log = log_times  # type: ignore[method-assign]
-        self.logger.add_scalars = add_times  # type: ignore[method-assign]
-
-    def __enter__(self) -> "EmulatedRun":
+    def __enter__(self) -> "LoggerOfTimes":
         super().__enter__()
-        found = self.config.durations
+        found = self.config.durations  # type: ignore[attr-defined]
         of_sample = f"{1e3 * found.gpu:.3g} ms a sample on the GPU, {1e3 * found.load:.3g} ms in a loader worker"
         self.log_summary(f"emulated GPU: {found.what}: {of_sample}", emulated_gpu=f"{found.what}: {of_sample}")
         return self
 
-    def end_step(self, loss: torch.Tensor) -> None:
-        """Count a training step; read its loss where the lesson does, and with ``--read_every_step true`` always."""
-        super().end_step(loss)
-        if self.config.read_every_step:
-            loss.item()
+    def print(self, line: str) -> None:
+        """Print one line without its losses and accuracies."""
+        super().print(re.sub(r"((train |val )?loss|accuracy) \S+  ", "", line))
 
 
 def main(config: Any) -> None:  # noqa: ANN401
@@ -168,7 +144,7 @@ def main(config: Any) -> None:  # noqa: ANN401
     train.pick_device = lambda: torch.device("cpu")  # where there is a real GPU, it is not used
     train.build_model = lambda *_, **__: EmulatedModel(classes, config.durations.gpu)
     train.ImageDataset = partial(SlowDataset, config.durations.load)
-    train.Run = EmulatedRun
+    train.RunLogger = LoggerOfTimes
     train.main(config)
     trace = config.run_dir / "rank0.pt.trace.json.gz"
     if config.trace and trace.exists():

@@ -1,4 +1,4 @@
-"""The losses and accuracies that the exercises of lessons 01 to 03 end with: `python experiments/exercise_losses.py`."""
+"""The losses that the exercises of lessons 01 to 03 end with: `python experiments/exercise_losses.py`."""
 
 from pathlib import Path
 

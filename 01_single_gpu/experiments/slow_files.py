@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.launching import load_script
-from workshop.commandline import run_with_config
+from workshop.config import run_with_config
 from workshop.loaders import ImageDataset
 
 SECONDS = 0.002
