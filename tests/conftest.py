@@ -1,56 +1,35 @@
-"""What the tests share: a small generated data set, and a way to run a lesson as its user would."""
+"""What the tests share: small generated data, and a way to run a script as its user would."""
 
 import os
 import runpy
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+# The tests are a user outside any job, on a machine without GPUs, whatever they themselves run in. One thread for each
+# process, because several processes share the cores. Set before torch is imported.
+for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"))]:
+    del os.environ[name]
+os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
-from slow_work import clock as clock
-from slurm_cluster import slurm as slurm
-from sources import generate
-from workshop.datasets import IMAGES
+import pytest  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from slow_work import clock as clock  # noqa: E402
+from slurm_cluster import slurm as slurm  # noqa: E402
+from sources import generate  # noqa: E402
+from workshop.datasets import IMAGES  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# The tests are a user outside any job, whatever they themselves run in.
-for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"))]:
-    del os.environ[name]
 
-
-# The tests are those of a machine without GPUs, wherever they run.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-# Several processes share the cores, and threads that wait for work by spinning would take them from the others.
-os.environ["OMP_WAIT_POLICY"] = "passive"
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark what needs Slurm; then, when -m and -k have chosen, let each process begin with what takes longest.
-
-    pytest-xdist gives each process a stretch of the list, and whoever is done takes tests from the others' ends. A test
-    of two minutes at an end would run while all other processes wait.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a Slurm."""
     for item in items:
         if "slurm" in item.fixturenames:
             item.add_marker("slurm")
-    yield
-    pages = [item for item in items if item.name.startswith("test_commands_run")]
-    pages.sort(key=lambda item: len(item.module.commands_of(item.callspec.params["readme"])), reverse=True)
-    others = [item for item in items if item not in pages]
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    stretch = len(items) // processes
-    items.clear()
-    for number in range(processes):
-        items += pages[number::processes]
-        taken = max(stretch * (number + 1) - len(items), 0)
-        items += others[:taken]
-        del others[:taken]
-    items += others
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +57,14 @@ class Result:
     stdout: str
     stderr: str
 
+    @property
+    def error(self) -> str:
+        """The one line of a user's mistake."""
+        assert self.status == 2, f"{self.stdout[-2000:]}\n{self.stderr[-3000:]}"
+        (line,) = self.stderr.splitlines()
+        assert line.startswith("error: ")
+        return line.removeprefix("error: ")
+
 
 Script = Callable[..., Result]
 
@@ -89,20 +76,16 @@ def run_as_script(script: str | Path, patch: pytest.MonkeyPatch) -> None:
     names from other folders, such as another lesson's, are removed while it runs, and its own afterwards.
     """
     folder = Path(script).resolve().parent
-    beside = {file.stem for file in folder.glob("*.py")} | {file.parent.name for file in folder.glob("*/__init__.py")}
-
-    def named_as_beside() -> list[str]:
-        return [name for name in sys.modules if name.partition(".")[0] in beside]
-
+    beside = {file.stem for file in folder.glob("*.py")}
     patch.syspath_prepend(folder)
-    for name in named_as_beside():
-        if folder not in Path(getattr(sys.modules[name], "__file__", None) or "").resolve().parents:
+    for name in beside & sys.modules.keys():
+        if Path(getattr(sys.modules[name], "__file__", None) or "").resolve().parent != folder:
             patch.delitem(sys.modules, name)
-    before = set(named_as_beside())
+    before = set(sys.modules)
     try:
         runpy.run_path(str(script), run_name="__main__")
     finally:
-        for name in set(named_as_beside()) - before:
+        for name in beside & (set(sys.modules) - before):
             del sys.modules[name]
 
 
@@ -113,6 +96,7 @@ def run_script(
     """Runs a script from its lesson's folder, or its own; in this process, as importing torch anew takes seconds."""
 
     def run(script: str, *arguments: object, **environment: str) -> Result:
+        on_signal = signal.getsignal(signal.SIGUSR1)
         with monkeypatch.context() as patch:
             for name, value in (user_environment | environment).items():
                 patch.setenv(name, value)
@@ -127,6 +111,10 @@ def run_script(
                 status = 0
             except SystemExit as stop:
                 status = int(stop.code or 0)
+            finally:
+                signal.signal(signal.SIGUSR1, on_signal)
+                if dist.is_initialized():  # a run that has failed ends its process, not its process group
+                    dist.destroy_process_group()
             return Result(status, *capfd.readouterr())
 
     return run

@@ -1,7 +1,6 @@
-"""Starts several ranks of a script on this machine, as a launcher would, and collects what each of them prints."""
+"""Starts several ranks of a script on this machine, and collects what they print."""
 
 import os
-import signal
 import subprocess
 from pathlib import Path
 
@@ -10,39 +9,44 @@ from conftest import Result
 from lab.launching import free_port as free_port
 
 
-def start_ranks(
-    count: int,
-    *command: object,
-    cwd: Path,
-    environment: dict[str, str] | None = None,
-    announced: int | None = None,
-    woken: int | None = None,
-) -> list[Result]:
-    """Run ``python command`` as that many ranks, one thread each; return what each did.
+def torchrun(
+    count: int, *command: object, cwd: Path, environment: dict[str, str] | None = None, timeout: float = 300
+) -> Result:
+    """Run a script on that many ranks, as a user does; return the output of all of them."""
+    words = [quick_python.commands() / "torchrun", "--standalone", "--nproc-per-node", count, *command]
+    done = subprocess.run(
+        [*map(str, words)],
+        cwd=cwd,
+        env=(environment or dict(os.environ)) | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
 
-    With ``announced`` their world size is another number. The rank ``woken``, which stops itself, is continued when the
-    others have ended.
+
+def start_ranks(
+    count: int, *command: object, cwd: Path, environment: dict[str, str] | None = None, announced: int | None = None
+) -> list[Result]:
+    """Run ``python command`` as that many ranks without a launcher, one thread each; return what each of them printed.
+
+    With ``announced`` their world size is another number.
     """
-    world_size = announced or count
-    common = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": 1}
+    common = {"WORLD_SIZE": announced or count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     processes = []
     for rank in range(count):
-        variables = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        variables = common | {"OMP_NUM_THREADS": 1, "RANK": rank, "LOCAL_RANK": rank}
         process = subprocess.Popen(
             [quick_python.commands() / "python", *map(str, command)],
             cwd=cwd,
-            env=(environment or dict(os.environ)) | variables,
+            env=(environment or dict(os.environ)) | {name: str(value) for name, value in variables.items()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         processes.append(process)
     try:
-        outputs: list = [None] * count
-        for rank in sorted(range(count), key=lambda rank: rank == woken):
-            if rank == woken:
-                processes[rank].send_signal(signal.SIGCONT)
-            outputs[rank] = processes[rank].communicate(timeout=300)
+        outputs = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -1,98 +1,99 @@
-"""Runs that survive: they continue bit for bit where they were, from the last good checkpoint, whatever ended them."""
+"""What a run survives: it goes on bit for bit where it was, from the last good checkpoint, whatever ended it."""
 
 import json
 import math
-import multiprocessing
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+import quick_python
 from conftest import REPOSITORY, Result, Script
-from sources import generate, pack
-from workshop.errors import UserError
-from workshop.run.checkpoint import check_compatible
-from workshop.run.position import Position
-from workshop.signals import StopSignals, ignore_stop_signals
+from ranks import torchrun
 
 pytestmark = pytest.mark.slow
 
-SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 8, "--epochs", 2]  # 10 steps an epoch
-MEMORY = [*SHORT, "--loader", "memory"]
+COMMON = ["--limit_train", 80, "--limit_val", 16, "--epochs", 2, "--log_interval", 1, "--save_interval", 4]
+MEMORY = ["--loader", "memory"]
+SMALL_VIT = ["--vit_width", 16, "--vit_depth", 2]
+FULL_EPOCH = 10
+"""steps of 8 samples in an epoch; a checkpoint after steps 4 and 8"""
 
 
-@pytest.fixture(scope="module")
-def packed_data(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data set with its shards."""
-    folder = tmp_path_factory.mktemp("packed")
-    shutil.copytree(data_dir / "MNIST", folder / "MNIST")
-    pack("mnist", folder)
-    return folder
+@dataclass(frozen=True)
+class Lesson:
+    """A kind of run."""
+
+    folder: str
+    ranks: int
+    flags: list
+
+    def train(
+        self, run_dir: Path, environment: dict[str, str], *more: object, fault: tuple = (), ranks: int | None = None
+    ) -> Result:
+        """Start or resume the run, perhaps with a fault; see with_fault.py."""
+        ranks = ranks or self.ranks
+        flags = [*COMMON, "--batch_size", 8 // ranks, "--run_dir", run_dir, "--resume", "true", *self.flags, *more]
+        command = [*((REPOSITORY / "tests/with_fault.py", *fault) if fault else ()), "train.py", *flags]
+        if ranks > 1:
+            return torchrun(ranks, *command, cwd=REPOSITORY / self.folder, environment=environment)
+        words = [quick_python.commands() / "python", *command]
+        done = subprocess.run(
+            [*map(str, words)], cwd=REPOSITORY / self.folder, env=environment, capture_output=True, text=True
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.fixture
-def train(run_script: Script, packed_data: Path) -> Iterator[Script]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these batches are too small for more
-    yield partial(run_script, "01_single_gpu/train.py", WORKSHOP_DATA=str(packed_data))
-    torch.set_num_threads(threads)
+LESSONS = {
+    "01": Lesson("01_single_gpu", 1, ["--loader", "map"]),
+    "02": Lesson("02_dataparallel", 1, MEMORY),
+    "03": Lesson("03_ddp", 2, ["--loader", "map"]),
+    "04": Lesson("04_mixed_precision", 1, ["--precision", "bf16", *MEMORY]),
+    "05": Lesson("05_fully_sharded", 2, [*MEMORY, *SMALL_VIT]),
+    "05 async": Lesson("05_fully_sharded", 2, [*MEMORY, *SMALL_VIT, "--async_save", "true"]),
+}
 
 
-@pytest.fixture
-def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable:
-    """Has something done in a step, counted over all epochs, of the runs that follow."""
-
-    def plan(step: int, action: Callable[[], object]) -> None:
-        count_step = Position.count_step
-
-        def count_step_then_act(position: Position, loss: torch.Tensor) -> None:
-            count_step(position, loss)
-            if position.finished_steps + position.step == step:
-                action()
-
-        monkeypatch.setattr(Position, "count_step", count_step_then_act)
-
-    return plan
+def checkpoints(run_dir: Path) -> list[Path]:
+    """The complete checkpoints of a run, the newest first."""
+    whole = [run_dir / name for name in ("checkpoint.pt", "checkpoint.previous.pt")]
+    sharded = [file.parent for file in sorted(run_dir.glob("checkpoints/*/.metadata"), reverse=True)]
+    return [*filter(Path.exists, whole), *sharded]
 
 
-def send(number: int) -> Callable[[], object]:
-    """Sends a signal to all processes of the run, with its loader workers, as Slurm does; returns once it arrived."""
-
-    def kill() -> None:
-        workers = [process.pid for process in multiprocessing.active_children()]
-        stop = signal.getsignal(number).__self__
-        subprocess.run(["kill", f"-{int(number)}", *map(str, workers), str(os.getpid())], check=True)
-        while not stop.received:
-            time.sleep(0.001)
-
-    return kill
-
-
-def state_of(folder: Path, name: str = "checkpoint.pt") -> dict:
-    return torch.load(folder / name, weights_only=True)
+def final_state(run_dir: Path) -> dict:
+    """All numbers that a run has come to: the newest checkpoint, and the losses of each epoch."""
+    file = checkpoints(run_dir)[0]
+    if file.is_dir():
+        dcp_to_torch_save(file, run_dir / "whole.pt")
+        file = run_dir / "whole.pt"
+    state = torch.load(file, weights_only=True)
+    for name in ("settings", "rest"):
+        state.pop(name, None)
+    return state | {"losses": losses(run_dir)}
 
 
-def results_of(folder: Path) -> list[tuple[float, float]]:
-    return [(e["train_loss"], e["val_loss"]) for e in json.loads((folder / "summary.json").read_text())["epochs"]]
+def losses(run_dir: Path) -> list[float]:
+    epochs = json.loads((run_dir / "summary.json").read_text())["epochs"]
+    return [epoch[name] for epoch in epochs for name in ("train_loss", "val_loss")]
 
 
 def assert_equal(one: object, other: object) -> None:
-    """Check that two states are equal bit for bit in all nested parts; only times may differ."""
+    """Check that two states are equal bit for bit in all nested parts."""
     assert type(one) is type(other)
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
     elif isinstance(one, dict):
         assert one.keys() == other.keys()
-        for key in one.keys() - {"seconds", "samples_per_second"}:
+        for key in one:
             assert_equal(one[key], other[key])
     elif isinstance(one, list | tuple):
         assert len(one) == len(other)
@@ -102,123 +103,60 @@ def assert_equal(one: object, other: object) -> None:
         assert one == other
 
 
-def one_line(result: Result) -> str:
-    assert result.status == 2
-    (line,) = result.stderr.splitlines()
-    return line
-
-
 @pytest.mark.parametrize(
-    "loader",
-    [
-        ["--loader", "map", "--num_workers", 0],
-        ["--loader", "map", "--num_workers", 1],
-        ["--loader", "memory"],
-        ["--loader", "device"],
-        ["--loader", "shards", "--num_workers", 0],
-        ["--loader", "shards", "--num_workers", 1],
-        ["--loader", "dali"],
-    ],
-    ids=lambda loader: "-".join(map(str, loader[1::2])),
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] if name in ("02", "04") else []) for name in LESSONS]
 )
-def test_a_run_continues_bit_for_bit_within_an_epoch(
-    train: Script, at_step: Callable, tmp_path: Path, loader: list
+def test_a_run_that_is_killed_and_stopped_goes_on_as_if_it_were_not(
+    name: str, user_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    assert train(*SHORT, *loader, "--run_dir", tmp_path / "whole").status == 0
-    at_step(14, send(signal.SIGTERM))
-    stopped = train(*SHORT, *loader, "--run_dir", tmp_path / "parts")
-    assert stopped.status == 0
-    assert "stopped by SIGTERM: saved after step 4 of epoch 2" in stopped.stdout
-    resumed = train(*SHORT, *loader, "--run_dir", tmp_path / "parts", "--resume", "true", "--log_interval", 5)
-    assert resumed.status == 0, resumed.stderr
-    assert "checkpoint.pt after step 4 of epoch 2\n" in resumed.stdout
-    assert re.search(r"epoch 2  step  5/10 .*\n.*epoch 2  step 10/10", resumed.stdout)
-    assert_equal(state_of(tmp_path / "parts"), state_of(tmp_path / "whole"))
-    assert results_of(tmp_path / "parts") == results_of(tmp_path / "whole")
+    lesson = LESSONS[name]
+    whole = lesson.train(tmp_path / "whole", user_environment)
+    assert whole.status == 0, whole.stderr
+
+    within_an_epoch = lesson.train(
+        tmp_path / "run", user_environment, fault=(lesson.ranks - 1, "torch.manual_seed", 8, "SIGKILL")
+    )
+    assert within_an_epoch.status != 0
+    assert "step  6/10" in within_an_epoch.stdout and "step  8/10" not in within_an_epoch.stdout
+
+    at_a_save = lesson.train(tmp_path / "run", user_environment, fault=(0, "files", 7, "SIGKILL"))
+    assert at_a_save.status != 0
+    assert re.search(r"resumed from \S+: epoch 1, after step 4\n", at_a_save.stdout)
+
+    by_signal = None
+    if name >= "03":
+        fault = (lesson.ranks - 1, "torch.manual_seed", 3, "SIGUSR1")
+        by_signal = lesson.train(tmp_path / "run", user_environment, fault=fault)
+        assert by_signal.status == 0, by_signal.stderr
+        assert re.search(r"stopped and saved in epoch \d; --resume true continues after step \d+\n", by_signal.stdout)
+
+    rest = lesson.train(tmp_path / "run", user_environment)
+    assert rest.status == 0, rest.stderr
+    if by_signal:
+        stopped = re.search(r"in epoch (\d); .* after step (\d+)", by_signal.stdout).groups()
+        assert "epoch {}, after step {}\n".format(*stopped) in rest.stdout
+    assert_equal(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
 
 
-def die(*_: object) -> None:
-    raise RuntimeError("died of a signal")
-
-
-@pytest.fixture
-def dies_of_signals() -> Iterator[None]:
-    """Have SIGINT and SIGHUP, which whoever runs the tests may ignore, be fatal."""
-    before = {number: signal.signal(number, die) for number in (signal.SIGINT, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_ctrl_c_and_a_closed_terminal_stop_a_run_as_slurm_does(
-    train: Script, at_step: Callable, tmp_path: Path, dies_of_signals: None, number: signal.Signals
+@pytest.mark.parametrize("name", ["03", "05"])
+def test_on_another_number_of_ranks_every_sample_counts_once(
+    name: str, user_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    flags = [*SHORT, "--loader", "map", "--num_workers", 1, "--run_dir", tmp_path]
-    at_step(14, send(number))
-    stopped = train(*flags)
-    assert stopped.status == 0, stopped.stderr
-    assert f"stopped by {number.name}: saved after step 4 of epoch 2; --resume true" in stopped.stdout
-    assert stopped.stderr == ""
-    resumed = train(*flags, "--resume", "true")
-    assert "checkpoint.pt after step 4 of epoch 2\n" in resumed.stdout
+    """The same steps, added up in another order: the losses of both epochs agree but for rounding."""
+    lesson = LESSONS[name]
+    flags = [*MEMORY, "--dropout", "false"]  # whose random numbers follow from the rank
+    one = lesson.train(tmp_path / "one", user_environment, *flags, ranks=1)
+    assert one.status == 0, one.stderr
+    stop = (1, "torch.manual_seed", 8, "SIGUSR1")
+    stopped = lesson.train(tmp_path / "two", user_environment, *flags, fault=stop)
+    assert "stopped and saved in epoch 1" in stopped.stdout, stopped.stderr
+    more = lesson.train(tmp_path / "two", user_environment, *flags, ranks=4 if name == "03" else 1)
+    assert more.status == 0, more.stderr
+    assert "epoch 1, after step 7\n" in more.stdout
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
-@pytest.mark.parametrize("ending", [False, True], ids=["running", "ending"])
-def test_a_second_ctrl_c_ends_a_run_at_once(dies_of_signals: None, ending: bool) -> None:
-    run = os.fork()
-    if run == 0:
-        try:
-            stop = StopSignals()
-            stop.__enter__()
-            os.kill(os.getpid(), signal.SIGINT)
-            if ending:
-                stop.__exit__()
-            os.kill(os.getpid(), signal.SIGINT)
-        finally:
-            os._exit(stop.received)
-    assert os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]) == -signal.SIGINT
-
-
-def test_what_nohup_ignores_stops_no_run(dies_of_signals: None) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with StopSignals() as stop:
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.received == 0
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.received == signal.SIGTERM
-
-
-@pytest.mark.parametrize("lacking", [[], ["sigwaitinfo"]], ids=["linux", "macos"])
-def test_a_loader_worker_outlives_ctrl_c(
-    monkeypatch: pytest.MonkeyPatch, dies_of_signals: None, lacking: list[str]
-) -> None:
-    for name in lacking:
-        monkeypatch.delattr(signal, name, raising=False)
-    worker = os.fork()
-    if worker == 0:
-        status = 1
-        try:
-            ignore_stop_signals()
-            os.kill(os.getpid(), signal.SIGINT)
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
-
-
-def test_a_checkpoint_holds_all_that_the_run_is_made_of(train: Script, tmp_path: Path) -> None:
-    assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
-    state = state_of(tmp_path)
-    assert state.keys() == {"model", "optimizer", "scheduler", "run"}
-    assert (len(state["run"]["epochs"]), state["run"]["step"]) == (2, 0)
-    assert state["run"]["ranks"][0]["random"].keys() == {"torch", "python", "numpy"}
-    before = state_of(tmp_path, "checkpoint.previous.pt")
-    assert (len(before["run"]["epochs"]), before["run"]["step"]) == (1, 8)
-    assert not list(tmp_path.glob("*.tmp"))
-
-
-def flip_a_byte(file: Path) -> None:
+def flip_a_bit(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -228,202 +166,203 @@ def cut_short(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", [flip_a_byte, cut_short])
-def test_a_damaged_checkpoint_is_replaced_by_the_one_before(train: Script, tmp_path: Path, damage: Callable) -> None:
-    assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
-    whole = state_of(tmp_path)
+@pytest.mark.parametrize("damage", [flip_a_bit, cut_short])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(
+    run_script: Script, tmp_path: Path, damage: Callable
+) -> None:
+    flags = [*COMMON, *MEMORY, "--batch_size", 8, "--run_dir", tmp_path, "--resume", "true"]
+    assert run_script("01_single_gpu/train.py", *flags).status == 0
+    whole = final_state(tmp_path)
     damage(tmp_path / "checkpoint.pt")
-    resumed = train(*MEMORY, "--resume", "true", "--run_dir", tmp_path)
+    resumed = run_script("01_single_gpu/train.py", *flags)
     assert resumed.status == 0, resumed.stderr
-    (line,) = [line for line in resumed.stdout.splitlines() if line.startswith("resumed")]
-    assert f"resumed from {tmp_path}/checkpoint.previous.pt, as {tmp_path}/checkpoint.pt is damaged" in line
-    assert line.endswith("after step 8 of epoch 2")
-    assert_equal(state_of(tmp_path), whole)
+    before = tmp_path / "checkpoint.previous.pt"
+    assert resumed.stderr == f"warning: {tmp_path}/checkpoint.pt is damaged; continuing from {before}\n"
+    assert f"resumed from {before}: epoch 2, after step 8\n" in resumed.stdout
+    assert_equal(final_state(tmp_path), whole)
 
-    damage(tmp_path / "checkpoint.pt")
-    (tmp_path / "checkpoint.previous.pt").write_bytes(b"half a checkp")
-    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
-    assert f"{tmp_path}/checkpoint.pt is damaged" in line and "no earlier one is good" in line
-
-
-def test_a_damaged_checkpoint_that_cannot_be_set_aside_is_one_line(train: Script, tmp_path: Path) -> None:
-    assert train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path).status == 0
-    cut_short(tmp_path / "checkpoint.pt")
-    (tmp_path / "checkpoint.damaged" / "full").mkdir(parents=True)
-    before = {file.name: file.read_bytes() for file in tmp_path.glob("*.pt")}
-    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
-    assert f"Is a directory: '{tmp_path}/checkpoint.pt' -> '{tmp_path}/checkpoint.damaged'" in line
-    assert {file.name: file.read_bytes() for file in tmp_path.glob("*.pt")} == before
+    for file in checkpoints(tmp_path):
+        damage(file)
+    files = {file: file.read_bytes() for file in checkpoints(tmp_path)}
+    for _ in range(2):
+        error = run_script("01_single_gpu/train.py", *flags).error
+        assert f"{tmp_path}/checkpoint.pt and {before} damaged: delete them to start afresh" in error
+        assert {file: file.read_bytes() for file in checkpoints(tmp_path)} == files
 
 
-def test_a_checkpoint_of_another_run_is_refused(
-    train: Script, at_step: Callable, data_dir: Path, tmp_path: Path
+def test_a_damaged_sharded_checkpoint_is_noticed_and_the_one_before_is_used(
+    user_environment: dict[str, str], tmp_path: Path, run_script: Script
 ) -> None:
-    at_step(14, send(signal.SIGUSR1))
-    assert train(*MEMORY, "--run_dir", tmp_path, WORKSHOP_REQUEUE_FILE=str(tmp_path / "requeue")).status == 0
-    assert (tmp_path / "requeue").exists()
-    for flags, difference in (
-        (["--model", "cifar_cnn", "--dataset", "cifar10"], "model is mnist_cnn there and cifar_cnn here"),
-        (["--limit_train", 40], "limit_train is 80 there and 40 here"),
-        (["--optimizer", "sgd"], "optimizer is adam there and sgd here"),
-        (["--batch_size", 16], "global_batch_size is 8 there and 16 here"),
-        (["--loader", "shards"], "loader is memory there and shards of 1 worker(s) here, and it was saved in the mid"),
-    ):
-        data = ["--data_dir", data_dir] if "cifar10" in flags else []
-        line = one_line(train(*MEMORY, *flags, *data, "--resume", "true", "--run_dir", tmp_path))
-        assert f"{tmp_path}/checkpoint.pt is of another run: " in line and difference in line
+    lesson = LESSONS["05"]
+    assert lesson.train(tmp_path / "whole", user_environment).status == 0
+    last, before = [folder.name for folder in checkpoints(tmp_path / "whole")]
+    flags = [*COMMON, *lesson.flags, "--batch_size", 8, "--resume", "true"]  # on one rank
+    damages: dict[str, Callable[[Path], None]] = {
+        "flipped bit": lambda folder: flip_a_bit(folder / "__1_0.distcp"),
+        "truncated": lambda folder: cut_short(folder / "__0_0.distcp"),
+        "metadata": lambda folder: flip_a_bit(folder / ".metadata"),
+        "missing shard": lambda folder: (folder / "__1_0.distcp").unlink(),
+    }
+    for name, damage in damages.items():
+        run_dir = tmp_path / name
+        shutil.copytree(tmp_path / "whole", run_dir)
+        damage(run_dir / "checkpoints" / last)
+        resumed = run_script("05_fully_sharded/train.py", *flags, "--run_dir", run_dir)
+        assert resumed.status == 0, (name, resumed.stderr)
+        assert f"warning: {run_dir}/checkpoints/{last} is damaged" in resumed.stderr
+        assert f"resumed from {run_dir}/checkpoints/{before}: epoch 2, after step 8\n" in resumed.stdout
+        assert losses(run_dir) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+    folders = checkpoints(tmp_path / "whole")
+    for folder in folders:
+        damages["flipped bit"](folder)
+    for _ in range(2):  # also the second time: nothing is begun afresh unless the user has deleted them
+        error = run_script("05_fully_sharded/train.py", *flags, "--run_dir", tmp_path / "whole").error
+        assert f"all checkpoints in {tmp_path}/whole/checkpoints are damaged: delete them to start afresh" in error
+    assert checkpoints(tmp_path / "whole") == folders
 
 
-def test_what_may_change_between_epochs_may_not_change_within_one() -> None:
-    file = Path("checkpoint.pt")
-    theirs = {"model": "vit", "world_size": 2, "seed": 1, "loader": "map", "only here": 1}
-    mine = {"model": "vit", "world_size": 4, "seed": 2, "loader": "memory", "only there": 1}
-    check_compatible(file, theirs, mine, in_epoch=None)
-    with pytest.raises(UserError, match=r"seed is 1 there and 2 here.* and it was saved in the middle of epoch 3"):
-        check_compatible(file, theirs, mine, in_epoch=3)
-    with pytest.raises(UserError, match="another run: model is vit there and unet3d here; give"):
-        check_compatible(file, theirs, mine | {"model": "unet3d"}, in_epoch=None)
+FULL_DISK = """
+mount -t tmpfs -o size={size} none {disk} || exit 77
+{command}; echo status $?
+find {disk} -name .metadata -o -name checkpoint.pt | sort
+mount -o remount,size=80m {disk}
+{command} && {command} --epochs 3; echo status $?
+mount -o remount,ro {disk}
+{command} --epochs 4; echo status $?
+"""
 
 
-def fail_with(error: Exception) -> Callable[..., None]:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    return fail
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (PermissionError(13, "Permission denied"), "Permission denied"),
-        (OSError(5, "Input/output error"), "Input/output error"),
-        (MemoryError(), "no memory left"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "DefaultCPUAllocator: can't allocate"),
-    ],
-    ids=["permission", "disk", "memory", "torch"],
-)
-def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(
-    train: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+@pytest.mark.parametrize(("name", "size"), [("01", "38m"), ("05", "1600k")])
+def test_a_full_and_a_read_only_disk_leave_the_earlier_checkpoints(
+    name: str, size: str, user_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    assert train(*MEMORY, "--run_dir", tmp_path).status == 0
-    before = {file.name: file.read_bytes() for file in tmp_path.glob("checkpoint*")}
-    load = torch.load
-    fail = fail_with(error)
-    monkeypatch.setattr(
-        torch, "load", lambda file, **how: fail() if file.name == "checkpoint.pt" else load(file, **how)
+    """One checkpoint of lesson 01 has 14 MB, one of the small model of lesson 05 half of a MB."""
+    lesson = LESSONS[name]
+    flags = [*COMMON, *lesson.flags, *MEMORY, "--batch_size", 8, "--run_dir", tmp_path / "run", "--resume", "true"]
+    (tmp_path / "run").mkdir()
+    command = " ".join(map(str, [quick_python.commands() / "python", "train.py", *flags]))
+    script = FULL_DISK.format(size=size, disk=tmp_path / "run", command=command)
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "bash", "-c", script],
+        cwd=REPOSITORY / lesson.folder,
+        env=user_environment,
+        capture_output=True,
+        text=True,
     )
-    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
-    assert f"cannot read {tmp_path}/checkpoint.pt, which may be whole: {reason}" in line
-    assert {file.name: file.read_bytes() for file in tmp_path.glob("checkpoint*")} == before
+    if done.returncode != 0 and "status" not in done.stdout:
+        pytest.skip(f"a user may not mount a disk here: {done.stderr}")
+    full, again, read_only = re.split(r"status \d+\n", done.stdout)[:3]
+    assert re.findall(r"status (\d+)", done.stdout) == ["2", "0", "2"], done.stdout + done.stderr
+    first, last = done.stderr.splitlines()
+    assert first.startswith("error: ") and "No space left on device" in first
+    assert last.startswith("error: ") and "Read-only file system" in last
 
 
-def spoiled(state: dict, *keys: object, value: object = None) -> dict:
-    """The state with one of its entries taken away, or replaced by a value."""
-    *path, last = keys
-    inner = state
-    for key in path:
-        inner = inner[key]
-    if value is None:
-        del inner[last]
-    else:
-        inner[last] = value
-    return state
+def test_a_checkpoint_of_other_flags_is_refused(run_script: Script, tmp_path: Path) -> None:
+    flags = ["--limit_train", 64, "--limit_val", 16, "--batch_size", 8, *MEMORY, "--run_dir", tmp_path, "--resume", "true"]
+    for script, own, others in (
+        ("01_single_gpu", [], {"lr": 0.5, "optimizer": "sgd", "dropout": "false", "limit_train": 32, "seed": 2}),
+        ("05_fully_sharded", SMALL_VIT, {"lr": 0.5, "vit_width": 32, "vit_patch": 14, "precision": "bf16"}),
+    ):
+        run = [*flags, "--run_dir", tmp_path / script, *own]
+        assert run_script(f"{script}/train.py", *run).status == 0
+        before = {file: file.stat().st_mtime_ns for file in checkpoints(tmp_path / script)}
+        for flag, value in others.items():
+            result = run_script(f"{script}/train.py", *run, "--epochs", 2, f"--{flag}", value)
+            line = [line for line in result.stderr.splitlines() if not line.startswith("warning: this CPU")]
+            assert result.status == 2 and len(line) == 1, result.stderr
+            assert re.match(rf"error: {checkpoints(tmp_path / script)[0]} was saved with --{flag} ", line[0])
+            assert "new run with another --run_dir" in line[0]
+        assert {file: file.stat().st_mtime_ns for file in checkpoints(tmp_path / script)} == before
+    error = run_script("01_single_gpu/train.py", *flags, "--run_dir", tmp_path / "01_single_gpu", "--batch_size", 16).error
+    assert "8" in error and "16" in error
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda state: torch.zeros(3),
-        lambda state: [state],
-        lambda state: spoiled(state, "run"),
-        lambda state: spoiled(state, "run", "step"),
-        lambda state: spoiled(state, "run", "lr"),
-        lambda state: spoiled(state, "optimizer"),
-        lambda state: spoiled(state, "model", value=torch.zeros(3)),
-        lambda state: spoiled(state, "model", value={f"module.{name}": w for name, w in state["model"].items()}),
-        lambda state: spoiled(state, "scheduler", "gamma"),  # as the schedule of another lesson
-        lambda state: spoiled(state, "run", "ranks", 0, "random", "torch", value=torch.zeros(3, dtype=torch.uint8)),
-        lambda state: spoiled(state, "run", "ranks", 0, "random", "python", value=(3, (1, 2), None)),
-    ],
-)
-def test_a_checkpoint_that_no_run_has_written_is_one_line(train: Script, tmp_path: Path, spoil: Callable) -> None:
-    assert train(*MEMORY, "--epochs", 1, "--run_dir", tmp_path).status == 0
-    torch.save(spoil(state_of(tmp_path)), tmp_path / "checkpoint.pt")
-    line = one_line(train(*MEMORY, "--resume", "true", "--run_dir", tmp_path))
-    assert f"{tmp_path}/checkpoint.pt does not fit this run: " in line and "choose another --run_dir" in line
+@pytest.mark.parametrize("lesson", ["01_single_gpu", "03_ddp", "05_fully_sharded"])
+def test_a_finished_run_says_that_nothing_is_left_to_do(run_script: Script, tmp_path: Path, lesson: str) -> None:
+    flags = ["--limit_train", 64, "--limit_val", 16, *MEMORY, "--run_dir", tmp_path, "--resume", "true"]
+    flags += SMALL_VIT if lesson.startswith("05") else []
+    assert run_script(f"{lesson}/train.py", *flags).status == 0
+    before = (tmp_path / "summary.json").read_text()
+    for more in ([], ["--monitor", "true"], ["--trace", "true"]):
+        again = run_script(f"{lesson}/train.py", *flags, *more)
+        assert again.status == 0, again.stderr
+        assert "nothing is left to do: --epochs is 1\n" in again.stdout
+    assert json.loads((tmp_path / "summary.json").read_text())["epochs"] == json.loads(before)["epochs"]
 
 
-def test_other_data_of_the_same_name_are_another_run(train: Script, at_step: Callable, tmp_path: Path) -> None:
-    data, run = tmp_path / "data", tmp_path / "run"
-    flags = ["--batch_size", 8, "--loader", "memory", "--data_dir", data, "--run_dir", run]
-    generate("mnist", data, train_samples=80, val_samples=16)
-    at_step(6, send(signal.SIGTERM))
-    assert train(*flags).status == 0
-    shutil.copytree(run, tmp_path / "copy")
-
-    generate("mnist", data, train_samples=40, val_samples=16)
-    line = one_line(train(*flags, "--resume", "true"))
-    assert f"{run}/checkpoint.pt is of another run: data is origin generated" in line
-    assert "train_samples 80" in line and "train_samples 40" in line
-
-    for file in data.rglob("ORIGIN.json"):  # data of the user's own, there and here
-        file.unlink()
-    state = spoiled(state_of(run), "run", "is", "data", value="of unknown origin")
-    torch.save(state, run / "checkpoint.pt")
-    line = one_line(train(*flags, "--resume", "true"))
-    assert "train_samples is 80 there and 40 here; steps_per_epoch is 10 there and 5 here" in line
-
-    generate("mnist", tmp_path / "again", train_samples=80, val_samples=16)
-    early = spoiled(spoiled(state_of(tmp_path / "copy"), "run", "size"), "run", "is", "data")
-    torch.save(early, run / "checkpoint.pt")  # as they were before these were noted
-    resumed = train(*flags, "--data_dir", tmp_path / "again", "--resume", "true")
-    assert resumed.status == 0, resumed.stderr
+def test_a_new_start_sets_the_earlier_run_aside(run_script: Script, tmp_path: Path) -> None:
+    flags = ["--limit_train", 64, "--limit_val", 16, *MEMORY, "--run_dir", tmp_path]
+    mine = tmp_path / "results.txt"
+    mine.write_text("mine")
+    for number in (0, 1, 2):
+        earlier = {file.name: file.read_bytes() for file in tmp_path.glob("checkpoint*")}
+        assert run_script("01_single_gpu/train.py", *flags, "--seed", number).status == 0
+        if number:
+            kept = tmp_path / "earlier" / str(number)
+            assert {file.name: file.read_bytes() for file in kept.glob("checkpoint*")} == earlier != {}
+            assert (kept / "summary.json").exists()
+    assert mine.read_text() == "mine"
+    assert len(list(tmp_path.glob("events*"))) == 1
 
 
-def test_another_learning_rate_takes_effect(train: Script, tmp_path: Path) -> None:
-    assert train(*MEMORY, "--epochs", 1, "--lr", 1e-3, "--run_dir", tmp_path).status == 0
-    resumed = train(*MEMORY, "--lr", 1e-4, "--resume", "true", "--run_dir", tmp_path)
-    assert "after epoch 1, with --lr 0.0001 in place of 0.001" in resumed.stdout
-    state = state_of(tmp_path)
-    assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-4 * 0.7**2)
-    assert state["scheduler"]["base_lrs"] == pytest.approx([1e-4])
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoint(
-    train: Script, at_step: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_has_one_run_at_a_time(
+    run_script: Script, user_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    def spoil() -> None:
-        monkeypatch.setattr(torch.Tensor, "detach", lambda loss: loss.new_tensor(math.nan))
+    flags = ["--limit_train", 64, "--limit_val", 16, "--batch_size", 8, *MEMORY, "--run_dir", tmp_path]
+    fault = [REPOSITORY / "tests/with_fault.py", 0, "torch.manual_seed", 3, "SIGSTOP"]
+    words = [quick_python.commands() / "python", *fault, "train.py", *flags, "--log_interval", 1]
+    first = subprocess.Popen(
+        [*map(str, words)], cwd=REPOSITORY / "01_single_gpu", env=user_environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert any("step 1/8" in line for line in first.stdout)  # it stops itself in its second step
+        for more in ([], ["--resume", "true"], ["--benchmark", "true"]):
+            error = run_script("01_single_gpu/train.py", *flags, *more).error
+            assert error == f"another run writes to {tmp_path}; choose another --run_dir"
+    finally:
+        first.kill()
+        first.wait()
+    until = time.monotonic() + 60  # the folder is free as soon as the system has ended the first run
+    while (again := run_script("01_single_gpu/train.py", *flags)).status != 0 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert again.status == 0, again.stderr
 
-    at_step(13, spoil)  # so the loss of the step after it
-    line = one_line(train(*MEMORY, "--save_interval", 4, "--run_dir", tmp_path))
-    assert "the loss is not finite in step 4 of epoch 2 on rank 0" in line
-    assert f"the last good checkpoint is {tmp_path}/checkpoint.pt" in line
-    assert (len(state_of(tmp_path)["run"]["epochs"]), state_of(tmp_path)["run"]["step"]) == (1, 0)
 
-
-def test_weights_that_are_not_finite_are_not_saved(train: Script, tmp_path: Path) -> None:
-    flags = ["--optimizer", "sgd", "--lr", 1e38, "--save_interval", 1]
-    line = one_line(train(*MEMORY, *flags, "--run_dir", tmp_path))
-    assert "is not finite" in line and "Try a lower --lr" in line
-    for file in tmp_path.glob("checkpoint*"):
-        assert all(tensor.isfinite().all() for tensor in state_of(tmp_path, file.name)["model"].values())
-
-
-def test_a_disk_that_is_full_is_one_line(train: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    line = one_line(train(*MEMORY, "--run_dir", tmp_path))
-    assert f"cannot write {tmp_path}/checkpoint.pt: No space left on device" in line
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_job_and_the_output_ends_with_the_cause(
+    rank: int, user_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Far sooner than after --timeout_minutes, here an hour."""
+    fault = (rank, "torch.manual_seed", 4, "SIGKILL")
+    done = LESSONS["03"].train(tmp_path, user_environment, "--timeout_minutes", 60, fault=fault)
+    assert done.status != 0
+    cause = done.stderr[done.stderr.index("Root Cause (first observed failure)") :]
+    assert re.search(rf"rank +: {rank} .*\n.*\(SIGKILL\)", cause)
+    assert len(cause.splitlines()) < 12
 
 
 @pytest.mark.thorough
-def test_killed_fifty_times_around_its_saves(tmp_path: Path) -> None:
-    script = REPOSITORY / "tests" / "killed_often.py"
-    output = subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True, text=True).stdout
-    found = json.loads(output)
-    assert found["statuses"] == [-signal.SIGKILL] * 50 + [0, 0]
-    assert max(found["lost"]) <= 3  # the save interval
-    assert found["equal"]
+@pytest.mark.parametrize("name", ["03", "05"])
+def test_a_suspended_rank_ends_the_job_after_the_timeout(
+    name: str, user_environment: dict[str, str], tmp_path: Path
+) -> None:
+    fault = (1, "torch.manual_seed", 4, "SIGSTOP")
+    done = LESSONS[name].train(tmp_path, user_environment, "--timeout_minutes", 0.1, fault=fault)
+    assert done.status != 0
+    cause = done.stderr[done.stderr.index("Root Cause (first observed failure)") :]
+    assert re.search(r"rank +: 0 ", cause) and "Timed out waiting 6000ms" in cause
+
+
+@pytest.mark.parametrize("lesson", ["01_single_gpu", "03_ddp", "05_fully_sharded"])
+def test_a_loss_that_is_not_finite_ends_the_run_and_is_not_saved(run_script: Script, tmp_path: Path, lesson: str) -> None:
+    flags = ["--limit_train", 64, "--limit_val", 16, "--batch_size", 8, *MEMORY, "--run_dir", tmp_path, "--resume", "true"]
+    flags += SMALL_VIT if lesson.startswith("05") else []
+    for interval, found in ((1, r"step \d of epoch 1"), (100, "step 8 of epoch 1")):
+        error = run_script(
+            f"{lesson}/train.py", *flags, "--optimizer", "sgd", "--lr", 1e18, "--log_interval", interval
+        ).error
+        assert re.match(rf"the loss is not finite at {found}: try a lower --lr", error)
+        assert not checkpoints(tmp_path)
+    assert math.isfinite(1e18)

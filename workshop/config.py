@@ -10,6 +10,7 @@ The fields are the command-line flags and the keys of the YAML files.
 import argparse
 import dataclasses
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,8 +31,10 @@ def require_positive(flags: Any, *names: str) -> None:  # noqa: ANN401
     """Raise `UserError` unless the attributes ``names`` of ``flags`` are above 0 where they are not None."""
     for name in names:
         value = getattr(flags, name)
-        if value is not None and not 0 < value < 2**63:
+        if value is not None and not value > 0:  # "not above 0" also where it is not a number
             raise UserError(f"--{name} must be {'at least 1' if type(value) is int else 'above 0'}, got {value}")
+        if value is not None and value >= 2**63:
+            raise UserError(f"--{name} must be below 2**63, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +118,9 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     try:
         values = parser.parse_args(arguments).as_dict()
     except (argparse.ArgumentError, TypeError) as error:
-        raise UserError(str(error)) from None
+        files = [file for flag, file in itertools.pairwise(arguments) if flag == "--config"]
+        where = " or in ".join(["on the command line", *files])
+        raise UserError(f"{error} ({where}); --help lists the flags") from None
     del values["config"]
     return config_class(**values)
 
@@ -134,7 +139,7 @@ def run_with_config(main: Callable[[C], None], config_class: type[C], descriptio
 MAY_CHANGE = {
     *("data_dir", "run_dir", "epochs", "log_interval", "save_interval", "resume", "benchmark", "benchmark_seconds"),
     *("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "limit_val"),
-    *("trace", "monitor", "mfu", "timeout_minutes", "batch_size"),
+    *("trace", "monitor", "mfu", "timeout_minutes", "batch_size", "async_save"),
 }
 """flags that a resumed run may have other values of, because its weights do not depend on them"""
 
@@ -152,9 +157,10 @@ def settings(config: TrainConfig, global_batch_size: int) -> dict[str, Any]:
 
 def check_same_run(saved: dict[str, Any], mine: dict[str, Any], file: Path) -> None:
     """Raise `UserError` if a checkpoint's `settings` differ from those of this run."""
-    for name in saved.keys() | mine.keys():
+    for name in sorted(saved.keys() | mine.keys()):
         if saved.get(name) != mine.get(name):
+            what = "a global batch size of" if name == "global_batch_size" else f"--{name}"
             raise UserError(
-                f"{file} was saved with --{name} {saved.get(name)}, but now it is {mine.get(name)}: resume with the "
+                f"{file} was saved with {what} {saved.get(name)}, but now it is {mine.get(name)}: resume with the "
                 "same value, or start a new run with another --run_dir"
             )

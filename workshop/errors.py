@@ -51,7 +51,8 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        reason = str(error) if isinstance(error, UserError) else explain(error)
+        # A mistake that a loader's worker has found arrives with the worker's traceback before it.
+        reason = str(error).rpartition("UserError: ")[2] if isinstance(error, UserError) else explain(error)
         if follows_from_another_rank(error):
             wait_for_launcher(seconds=10)
         if reason is None:

@@ -64,6 +64,7 @@ class RunLogger:
         self.board: Any = None
         self.monitor: Any = None
         self.trace: Any = None
+        self._loader: Any = None
         self._opened = ExitStack()
         let_threads_finish_before_forks()
         if rank == 0:
@@ -109,7 +110,7 @@ class RunLogger:
         self._opened.close()
         if self.monitor:
             self.print(self.monitor.table())
-            if kind is None and self.epochs:
+            if kind is None and self.epochs and self._loader is not None:  # not if nothing was left to do
                 self._write_summary()  # once more, with the last sample
 
     def print(self, line: str) -> None:
