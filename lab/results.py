@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RESULTS = REPOSITORY / "results"
-Cell = str | float | Sequence[float] | None
+Cell = str | float | list[float] | None
 
 
 def store(
@@ -145,26 +145,26 @@ def cell(path: str) -> Cell:
 
 def value(path: str) -> float:
     """Return the number in a cell, without its spread."""
-    content = cell(path)
-    return _number(content[0] if isinstance(content, list) else content)
+    return _numbers(path)[0]
 
 
 def low(path: str) -> float:
     """Return the lower end of a number with its spread: the mean minus the deviation, or the lowest."""
-    content = cell(path)
-    return _number(content[0] - content[1] if len(content) == 2 else content[1])
+    first, *spread = _numbers(path)
+    return first - spread[0] if len(spread) == 1 else spread[0]
 
 
 def high(path: str) -> float:
     """Return the upper end of a number with its spread: the mean plus the deviation, or the highest."""
+    first, *spread = _numbers(path)
+    return first + spread[0] if len(spread) == 1 else spread[1]
+
+
+def _numbers(path: str) -> list[float]:
     content = cell(path)
-    return _number(content[0] + content[1] if len(content) == 2 else content[2])
-
-
-def _number(content: Cell) -> float:
-    if not isinstance(content, int | float):
-        raise LookupError(f"no number: {content!r}")
-    return content
+    if content is None or isinstance(content, str):
+        raise LookupError(f"{path} is no number: {content!r}")
+    return content if isinstance(content, list) else [content]
 
 
 def plain(cell: Cell) -> str:
@@ -176,7 +176,7 @@ def cell_text(cell: Cell, form: str = "") -> str:
     """Return what a table shows for a cell, its number in the format of its column."""
     if cell is None or isinstance(cell, str):
         return cell or ""
-    if isinstance(cell, list | tuple):
+    if isinstance(cell, list):
         center, *others = (cell_text(number, form) for number in cell)
         return f"{center} ± {others[0]}" if len(others) == 1 else f"{center} ({' to '.join(others)})"
     return format(cell, form or ("," if abs(cell) >= 1000 else ""))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from conftest import REPOSITORY, Script
-from lab import results_file
 from lab.launching import load_script
+from lab.results import machine_name
 from workshop import hardware
 from workshop.errors import UserError
 
@@ -51,8 +51,7 @@ def test_a_results_file_has_gpus_driver_and_libraries(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.159.03")
     found = hardware.describe_hardware(GPU)
     assert (found["device_name"], found["gpus"], found["driver"]) == ("NVIDIA H200", 8, "580.159.03")
-    monkeypatch.setattr(results_file, "this_machine", lambda: {"hardware": hardware.describe_hardware(GPU)})
-    assert results_file.machine_name() == "nvidia_h200_8gpu"
+    assert machine_name(hardware.describe_hardware(GPU)) == "nvidia_h200_8gpu"
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: 1 / 0)
     assert hardware.describe_hardware(GPU)["driver"] is None
     versions = hardware.describe_versions()

@@ -1,6 +1,6 @@
 """The layers of the package: a module imports only from the modules below it; and what importing a lesson reads.
 
-A layer is a module or a package directly under workshop/. `lab.package_use` finds what is imported.
+A layer is a module or a package directly under workshop/. `package_use` finds what is imported.
 """
 
 import ast
@@ -10,7 +10,7 @@ import pytest
 
 import workshop
 from conftest import REPOSITORY
-from lab.package_use import lines_using_package, modules_imported, modules_read
+from package_use import lines_using_package, modules_imported, modules_read
 
 PACKAGE = REPOSITORY / "workshop"
 LAYERS = [
@@ -77,7 +77,7 @@ def test_the_package_knows_no_lesson_no_experiment_and_no_test(module: Path) -> 
 
 
 def test_what_is_read_and_used_is_found(tmp_path: Path) -> None:
-    """The functions of lab/package_use.py that these tests rely on."""
+    """The functions of tests/package_use.py that these tests rely on."""
     script = tmp_path / "train.py"
     script.write_text(
         "from workshop.errors import (\n"

@@ -36,7 +36,7 @@ def main() -> None:
     for precision in ("fp32", "bf16", "fp16"):
         epochs = train(LESSON, *TINY, "--precision", precision, on_cpu=True)["epochs"]
         loss = epochs[-1]["val_loss"]
-        change = loss / rows[0][1] - 1 if rows else 0.0  # type: ignore[operator]
+        change = loss / rows[0][1] - 1 if rows else 0.0
         rows.append([f"`{precision}`", loss, change, sum(epoch["seconds"] for epoch in epochs)])
     script = load_script(LESSON)
     config = load_config(script.Config, [word.replace("..", str(LESSON.parent)) for word in TINY])

@@ -1,6 +1,6 @@
 """How much of a train script is the package: its own lines, those that use the package, and what importing it reads.
 
-    python lab/package_use.py            # of this checkout
+    python tests/package_use.py           # of this checkout
 
 A line uses the package if it has a name that was imported from `workshop` or from a module beside the script, or an
 attribute of the `run` that the package gives it; import lines count too. What is read on import are all modules of the
