@@ -68,7 +68,8 @@ def run(
     if not quiet:
         print(result.stdout, end="", flush=True)
     if result.returncode:
-        sys.stderr.write(result.stderr)
+        if not re.search("^error: ", result.stderr, re.MULTILINE):
+            sys.stderr.write(result.stderr)  # a traceback; a user's mistake is one line
         raise UserError(reason(result.stderr) or f"exit status {result.returncode} from: {shlex.join(command)}")
     return result.stdout
 

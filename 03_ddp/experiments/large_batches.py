@@ -1,6 +1,6 @@
 """Does a large batch still learn as well? The same data with batches of 64 to 2048, several seeds each.
 
-    python experiments/large_batches.py batches --seeds 1 --limit_train 2000    # minutes, to see how it works
+    python experiments/large_batches.py batches --seeds 1 --limit_train 2560    # minutes, to see how it works
     python experiments/large_batches.py batches                                 # the study: hours on two CPUs
     python experiments/large_batches.py higher_rate                             # batch 64 with higher learning rates
 
@@ -34,6 +34,8 @@ OVERLAYS = {
     LARGEST: ("2048, sqrt and 12x the epochs", "tab:purple"),
 }
 """files in configs/, and what the plots call and colour them"""
+IMAGES = 10_000
+"""of the study"""
 FEWER_SEEDS = 3
 """for the largest batch, which takes long"""
 PLOTS = {
@@ -45,12 +47,12 @@ Curve = dict[str, Any]
 
 
 def curve_of(overlay: str, seed: int, limit_train: int) -> Curve:
-    """Train with an overlay; return batch, steps and validation losses by epoch. Seed 1 leaves an example log."""
+    """Train with an overlay; return batch, steps and validation losses by epoch. Seed 1 of the study leaves an example log."""
     flags = (*COMMON, "--config", f"../configs/{overlay}.yaml", "--seed", seed, "--limit_train", limit_train)
     with tempfile.TemporaryDirectory() as folder:
         summary = train(LESSON, *flags, keep="events.out.tfevents.*", keep_in=Path(folder), on_cpu=True)
         example = results.RESULTS / "example_logs" / overlay / "events.out.tfevents.0.example"
-        if seed == 1 and example.exists():
+        if seed == 1 and limit_train == IMAGES:
             shutil.copy(next(Path(folder).iterdir()), example)  # its own name contains that of this machine
     batch = summary["global_batch_size"]
     per_epoch = -(-limit_train // batch)
@@ -174,7 +176,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("study", choices=("batches", "higher_rate"))
     parser.add_argument("--seeds", type=int, default=10, help="of each run (default: 10)")
-    parser.add_argument("--limit_train", type=int, default=10_000, help="training images (default: 10,000)")
+    parser.add_argument("--limit_train", type=int, default=IMAGES, help="training images (default: 10,000)")
     arguments = parser.parse_args()
     if arguments.study == "batches":
         batches(arguments.seeds, arguments.limit_train)
