@@ -95,17 +95,13 @@ CPU = (
     Measurement("success_rate", "python experiments/success_rate.py --seeds_of_others 3", FOUR, MNIST),
     Measurement("same_losses", "python experiments/same_losses.py", FIVE, MNIST),
     Measurement("save_and_reshard", "python experiments/save_and_reshard.py", FIVE, MNIST),
-    Measurement("limited_memory", "python experiments/limited_memory.py", FIVE, MNIST),
     Measurement("one_step", f"{TORCHRUN} 2 experiments/one_step.py", FIVE, MNIST),
     Measurement("accumulation", f"{TORCHRUN} 2 experiments/accumulation.py", FIVE, MNIST),
     Measurement("small_updates", f"{TORCHRUN} 2 experiments/small_updates.py", FIVE, MNIST),
-    Measurement("meta_device", f"{TORCHRUN} 2 experiments/meta_device.py", FIVE, MNIST),
     Measurement("recompute", "python experiments/recompute.py", FIVE),
-    Measurement("step_timeline", "python experiments/step_timeline.py", FIVE, MNIST),
     Measurement("what_fills_memory", "python experiments/what_fills_memory.py", FIVE),
     Measurement("will_it_fit", "python experiments/will_it_fit.py", FIVE),
     Measurement("combinations", f"{TORCHRUN} 2 experiments/composition.py", FIVE),
-    Measurement("pipeline", f"{TORCHRUN} 4 experiments/pipeline.py --milliseconds 100", FIVE),
     Measurement("tensor_parallel", f"{TORCHRUN} 4 experiments/tensor_parallel.py", FIVE),
 )
 
