@@ -1,81 +1,78 @@
 """Prepare a data set: download it, or generate synthetic data in the same format, which needs no network.
 
-It is safe to interrupt this script and to run it again: a data set is either complete or not there, a complete one is
-not changed, and data that this script did not write are never overwritten.
+It is safe to interrupt this script and to run it again: a data set is either complete or not there, and one that is
+there is never changed.
 """
 
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
-from filling import find_damage
-from lab.flags import Parser
-from sources import SOURCES, download, generate, pack
-from workshop.datasets import IMAGES, shards
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError, nearest
+from sources import SIZES, download, generate, pack
+from workshop.datasets import IMAGES, image_dataset, shards
+from workshop.errors import UserError, run_reporting_user_errors
 from workshop.paths import default_data_dir
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line; `UserError` if it makes no sense."""
-    parser = Parser(__doc__)
-    parser.add_argument("name", metavar="NAME", help=f"the data set: {', '.join(SOURCES)}")
-    parser.add_argument(
-        "--synthetic", action="store_true", help="generate synthetic data, in the file format of the real data"
-    )
-    parser.add_argument(
-        "--data_dir",
-        type=Path,
-        default=default_data_dir(),
-        metavar="DIR",
-        help="folder for all data sets (default: $WORKSHOP_DATA, else data/ of the repository; now %(default)s)",
-    )
-    parser.add_argument(
-        "--shards", action="store_true", help="also pack the samples into tar files for --loader shards"
-    )
-    sizes = parser.add_argument_group("with --synthetic", "what is not given is as in the data there, else:")
-    sizes.add_argument(
-        "--train_samples", type=int, metavar="N", help="images to generate (as many as the real data have)"
-    )
-    sizes.add_argument(
-        "--val_samples", type=int, metavar="N", help="images to generate (as many as the real data have)"
-    )
-    sizes.add_argument("--cells", type=int, metavar="N", help="along each edge of an N-body box (64)")
-    sizes.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same data (0)")
-    return parser.parse_args()
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UserError`."""
+        raise UserError(f"{message}; `{self.prog} --help` lists the flags")
 
 
-def is_there(name: str, data_dir: Path) -> bool:
-    """Return whether the data set's files are there and sound, wherever they come from."""
-    return find_damage(SOURCES[name].folder(data_dir), SOURCES[name].check_folder) is None
+def at_least_1(text: str) -> int:
+    """Read a size."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
 
 
-def main() -> None:
-    """Run the command line."""
-    arguments = parse_arguments()
-    name, data_dir = arguments.name, arguments.data_dir
-    if name not in SOURCES:
-        raise UserError(f"no data set {name!r}; {nearest(name, SOURCES)}")
-    given = {key: getattr(arguments, key) for key in ("train_samples", "val_samples", "cells", "seed")}
-    asked = {key: value for key, value in given.items() if value is not None}
-    for key in asked:
-        if key not in SOURCES[name].defaults:
-            raise UserError(f"--{key} is not for {name}, which takes --{', --'.join(SOURCES[name].defaults)}")
-    if arguments.shards and name not in IMAGES:
-        raise UserError(f"--shards packs images ({', '.join(IMAGES)}), not {name}")
-    if arguments.synthetic:
-        generate(name, data_dir, **asked)
-    elif not (arguments.shards and is_there(name, data_dir)):  # any complete data can be packed
-        for key in asked:
-            raise UserError(f"--{key} needs --synthetic: real data are downloaded as they are")
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    """Read the command line; a size or a seed that is not on it has no attribute."""
+    parser = Parser(description=__doc__)
+    data_sets = parser.add_subparsers(dest="name", required=True)
+    for name, sizes in SIZES.items():
+        flags = data_sets.add_parser(name, description=__doc__, allow_abbrev=False)
+        flags.add_argument(
+            "--data_dir",
+            type=Path,
+            default=default_data_dir(),
+            metavar="DIR",
+            help="folder for all data sets (default: $WORKSHOP_DATA, else data/ of the repository; now %(default)s)",
+        )
+        if name in IMAGES:
+            flags.add_argument(
+                "--shards", action="store_true", help="also pack images into tar files, for --loader shards"
+            )
+        flags.add_argument(
+            "--synthetic", action="store_true", help="generate data, in the files that the real ones have"
+        )
+        options = flags.add_argument_group("with --synthetic", argument_default=argparse.SUPPRESS)
+        options.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same data (default: 0)")
+        for size, default in sizes.items():
+            options.add_argument(f"--{size}", type=at_least_1, metavar="N", help=f"default: {default}")
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> None:
+    """Prepare what the words of a command line ask for."""
+    flags = parse_arguments(words)
+    name, data_dir = flags.name, flags.data_dir
+    sizes = {key: value for key, value in vars(flags).items() if key in ("seed", *SIZES[name])}
+    if flags.synthetic:
+        generate(name, data_dir, **sizes)
+    elif sizes:
+        raise UserError(f"--{next(iter(sizes))} needs --synthetic: real data are downloaded as they are")
+    elif name in IMAGES and flags.shards and image_dataset(name).folder(data_dir).exists():
+        pass  # any data can be packed, wherever they come from
+    else:
         download(name, data_dir)
-    if arguments.shards or shards.folder_of(name, data_dir).exists():
+    if name in IMAGES and (flags.shards or shards.folder_of(name, data_dir).exists()):
         pack(name, data_dir)
 
 
 if __name__ == "__main__":
-    try:
-        run_reporting_user_errors(main)
-    except KeyboardInterrupt:
-        sys.exit("interrupted; run the same command again")
+    run_reporting_user_errors(lambda: main(sys.argv[1:]))

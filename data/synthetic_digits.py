@@ -14,12 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
-from tqdm import tqdm
-
-from generating import one_thread
-
-VERSION = 1
-"""Increased whenever the same seed no longer gives the same images."""
 
 SIZE = 28  # pixels along one side of an image
 GLYPH_SIZE = 56  # the same for the glyph it is sampled from: twice as fine
@@ -46,24 +40,17 @@ PENS = (2, 4, 7)  # pixels added on each side of a stroke at that size
 def generate_digits(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Generate random digits.
 
-    On one machine the result depends on ``seed`` alone: not on the number of threads, nor on ``samples`` (fewer
-    samples are the first ones of more). Other versions of the libraries may give other pixels.
+    On one machine and one thread the result depends on ``seed`` alone, not on ``samples``: fewer samples are the first
+    ones of more. Other versions of the libraries may give other pixels.
 
     Returns:
         Images (samples, 28, 28) uint8, white (255) on black (0), and their labels (samples,) uint8 in 0..9.
     """
-    images = torch.empty(samples, SIZE, SIZE, dtype=torch.uint8)
-    labels = torch.empty(samples, dtype=torch.uint8)
+    glyphs = _draw_glyphs()
     generator = torch.Generator().manual_seed(seed)
-    with one_thread(), tqdm(total=samples, unit="digit", disable=None, leave=False) as progress:
-        glyphs = _draw_glyphs()
-        for start in range(0, samples, BATCH):
-            wanted = slice(start, min(start + BATCH, samples))
-            new_images, new_labels = _generate_batch(glyphs, generator)
-            images[wanted] = new_images[: wanted.stop - start]
-            labels[wanted] = new_labels[: wanted.stop - start]
-            progress.update(wanted.stop - start)
-    return images, labels
+    batches = [_generate_batch(glyphs, generator) for _ in range(0, samples, BATCH)]
+    images, labels = (torch.cat(parts)[:samples] for parts in zip(*batches, strict=True))
+    return images, labels.to(torch.uint8)
 
 
 @cache

@@ -14,11 +14,6 @@ from itertools import product
 
 import torch
 
-from generating import one_thread
-
-VERSION = 1
-"""Increased whenever the same seed no longer gives the same box."""
-
 
 @dataclass(frozen=True)
 class Physics:
@@ -63,7 +58,7 @@ class Physics:
 def generate_box(cells: int, seed: int, physics: Physics = Physics()) -> tuple[torch.Tensor, torch.Tensor]:
     """Generate a box of ``cells``^3 cells, with one particle for each.
 
-    The same arguments give the same box. This needs about 60 bytes of memory per cell.
+    On one thread the same arguments give the same box. This needs about 60 bytes of memory per cell.
 
     Returns:
         Particles (4, cells, cells, cells) float32: density contrast (density / mean - 1) and the three components of
@@ -71,18 +66,17 @@ def generate_box(cells: int, seed: int, physics: Physics = Physics()) -> tuple[t
         (temperature / temperature at mean density - 1).
     """
     generator = torch.Generator().manual_seed(seed)
-    with one_thread():
-        nbody = _deposit(_displacements(linear_density(cells, generator, physics), physics), physics)
-        hydro = torch.empty(5, cells, cells, cells)
-        for channel in range(4):
-            hydro[channel] = _smooth(nbody[channel], physics.jeans / physics.cell)
-        hydro[1:4] /= hydro[0].clamp_min(1e-6)  # from momentum to velocity
-        for axis in (1, 2, 3):  # a cell without particles is given the velocity of the gas there
-            nbody[axis] = torch.where(nbody[0] > 0, nbody[axis] / nbody[0], hydro[axis])
-        hydro[4].normal_(generator=generator).mul_(physics.scatter).exp_()
-        hydro[4].mul_(hydro[0] ** physics.slope).sub_(1)
-        nbody[0] -= 1
-        hydro[0] -= 1
+    nbody = _deposit(_displacements(linear_density(cells, generator, physics), physics), physics)
+    hydro = torch.empty(5, cells, cells, cells)
+    for channel in range(4):
+        hydro[channel] = _smooth(nbody[channel], physics.jeans / physics.cell)
+    hydro[1:4] /= hydro[0].clamp_min(1e-6)  # from momentum to velocity
+    for axis in (1, 2, 3):  # a cell without particles is given the velocity of the gas there
+        nbody[axis] = torch.where(nbody[0] > 0, nbody[axis] / nbody[0], hydro[axis])
+    hydro[4].normal_(generator=generator).mul_(physics.scatter).exp_()
+    hydro[4].mul_(hydro[0] ** physics.slope).sub_(1)
+    nbody[0] -= 1
+    hydro[0] -= 1
     return nbody, hydro
 
 

@@ -1,45 +1,20 @@
-"""The data sets. Each is one module, which knows its files; those of images offer what `ImageSource` lists."""
+"""The data sets. Each is one module, which knows its files.
+
+A module of images has ``NAME``, ``NUM_CLASSES``, ``SAMPLE_SHAPE`` (channels, rows, columns), ``MEAN`` and ``STD`` of
+the training pixels of each channel (white is 1), ``AUGMENT`` (whether training images are flipped and shifted at
+random), and three functions: ``folder(data_dir)``, where its files are; ``arrays(data_dir, split)``, which reads a
+whole split as stored, inputs (N, *SAMPLE_SHAPE) uint8 and targets (N,) int64; and ``check(data_dir)``, which raises
+`UserError` unless both splits can be read. ``split`` is ``"train"`` or ``"val"``.
+"""
 
 import importlib
-from pathlib import Path
-from typing import Protocol, cast
-
-import torch
-
-
-class ImageSource(Protocol):
-    """What the module of a data set of images offers. ``split`` is ``"train"`` or ``"val"``."""
-
-    NAME: str
-    """as on the command line"""
-    NUM_CLASSES: int
-    SAMPLE_SHAPE: tuple[int, ...]
-    """of one sample: channels, rows, columns"""
-    MEAN: tuple[float, ...]
-    """of the training pixels of each channel, on a scale where white is 1"""
-    STD: tuple[float, ...]
-    """their standard deviation"""
-    AUGMENT: bool
-    """whether training images are flipped and shifted at random"""
-
-    def folder(self, data_dir: Path) -> Path:
-        """Return the folder that the files are in."""
-        ...
-
-    def check(self, data_dir: Path) -> None:
-        """Raise `UserError`, with the command that fixes it, unless all files are there and sound; takes moments."""
-        ...
-
-    def arrays(self, data_dir: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the whole split as stored: inputs (N, *SAMPLE_SHAPE) uint8 and targets (N,) int64."""
-        ...
-
+from types import ModuleType
 
 IMAGES = ("mnist", "cifar10")
 """names of the data sets of images; the volumes of `nbody` are apart, as they need HDF5"""
 
 
-def image_dataset(name: str) -> ImageSource:
+def image_dataset(name: str) -> ModuleType:
     """Return the module of the data set of images ``name``, which is imported only now."""
     assert name in IMAGES, name
-    return cast(ImageSource, importlib.import_module(f"workshop.datasets.{name}"))
+    return importlib.import_module(f"workshop.datasets.{name}")

@@ -1,18 +1,16 @@
-"""What the files of all data sets have in common: how they were prepared, and how to prepare them."""
+"""What the files of all data sets have in common: how they are prepared."""
 
-import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from workshop.errors import UserError
 from workshop.paths import REPOSITORY, default_data_dir
 
 ORIGIN_FILE = "ORIGIN.json"
-"""says how `data/prepare.py` got the files beside it: downloaded, generated or packed"""
+"""says how `data/prepare.py` got the files beside it: downloaded, generated with which seed and sizes, or packed"""
 
 
 def prepare_command(name: str, data_dir: Path, *options: str) -> str:
@@ -24,27 +22,17 @@ def prepare_command(name: str, data_dir: Path, *options: str) -> str:
 
 
 @contextmanager
-def with_fix_hint(name: str, data_dir: Path) -> Iterator[None]:
-    """Add the commands that prepare data set ``name`` to the message of a `UserError` that is raised inside."""
+def with_fix_hint(name: str, data_dir: Path, folder: Path) -> Iterator[None]:
+    """While files in ``folder`` are read: report what is wrong with them in one line, with the commands that help.
+
+    Raises UserError: a `UserError` or an `OSError`, such as that of a missing file, is raised inside.
+    """
     try:
         yield
-    except UserError as error:
+    except (UserError, OSError) as error:
+        problem = f"cannot read {error.filename}: {error.strerror}" if isinstance(error, OSError) else error
         real, synthetic = (prepare_command(name, data_dir, *options) for options in ([], ["--synthetic"]))
-        raise UserError(f"{error}; to prepare {name} run `{real}`, or without a network `{synthetic}`") from None
-
-
-def check_lengths(folder: Path, noted: Mapping[str, Sequence[int]]) -> None:
-    """Raise `UserError` unless the files in ``folder`` are as long as was noted, by name, when they came there."""
-    for path, (size, *_) in ((folder / name, about) for name, about in noted.items()):
-        found = path.stat().st_size if path.exists() else 0
-        if found != size:
-            raise UserError(f"{path}: damaged, expected {size} bytes, found {found} bytes")
-
-
-def read_origin(folder: Path) -> dict[str, Any] | None:
-    """Return what is noted in ``folder`` about where its data come from; None if nothing is."""
-    try:
-        origin = json.loads((folder / ORIGIN_FILE).read_text())
-    except (OSError, ValueError):
-        return None
-    return origin if isinstance(origin, dict) and "origin" in origin else None
+        make_room = f"move {folder} away and " if folder.exists() else ""
+        raise UserError(
+            f"{problem}; to prepare {name} {make_room}run `{real}`, or without a network `{synthetic}`"
+        ) from None

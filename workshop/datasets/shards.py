@@ -1,15 +1,21 @@
-"""Any data set of images again, as tar files to be read from front to back: the WebDataset format.
+"""Any data set of images again, as tar files to be read from front to back, in the format of WebDataset.
 
-``data_dir/shards/<name>/<split>-<shard>.tar`` holds for each sample ``<index>.npy``, the image (C, H, W) uint8, and
-``<index>.cls``, its class. Sample i is in shard i % SHARDS, so that any first n samples are spread evenly.
-``ORIGIN.json`` beside them notes the length and the checksum of each shard.
+``data_dir/shards/<name>/<split>-<shard>.tar`` has one member for each sample, ``<index>.bin``: the bytes of the image
+(C, H, W), then a byte with its class. Sample i is in shard i % SHARDS, so that any first n samples are spread evenly,
+and within a shard the indices rise. ``ORIGIN.json`` beside the shards says how many samples they have.
 """
 
-import zlib
+import io
+import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from workshop.datasets.files import ORIGIN_FILE, check_lengths, prepare_command, read_origin
+import torch
+
+from workshop.datasets import image_dataset
+from workshop.datasets.files import ORIGIN_FILE, prepare_command
 from workshop.errors import UserError
+from workshop.paths import read_json
 
 SHARDS = 32
 
@@ -19,54 +25,57 @@ def folder_of(name: str, data_dir: Path) -> Path:
     return Path(data_dir) / "shards" / name
 
 
-def shard_path(folder: Path, split: str, shard: int) -> Path:
-    """Return the path of one shard of a split."""
-    return folder / f"{split}-{shard:03d}.tar"
-
-
-def shard_paths(name: str, data_dir: Path, split: str) -> list[str]:
+def shard_paths(name: str, data_dir: Path, split: str) -> list[Path]:
     """Return the paths of all shards of a split, by number."""
-    return [str(shard_path(folder_of(name, data_dir), split, shard)) for shard in range(SHARDS)]
+    return [folder_of(name, data_dir) / f"{split}-{shard:03d}.tar" for shard in range(SHARDS)]
 
 
 def check(name: str, data_dir: Path) -> dict[str, int]:
-    """Check that all shards are there and whole; return the number of samples in each split.
+    """Return the number of samples in each split.
 
-    Raises UserError: they are not; names the file and the command that packs them.
+    Raises UserError: there are no shards, one has not the length that it was written with, or they hold other samples
+    than the data set has now; names the command that packs them.
     """
     folder = folder_of(name, data_dir)
+    noted = read_json(folder / ORIGIN_FILE)
     try:
-        check_folder(folder)
+        if "lengths" not in noted:
+            raise UserError(f"no shards in {folder}")
+        for file, length in noted["lengths"].items():
+            found = (folder / file).stat().st_size if (folder / file).exists() else 0
+            if found != length:
+                raise UserError(f"{folder / file}: damaged, expected {length} bytes, found {found} bytes")
+        source = image_dataset(name).folder(data_dir)
+        if source.exists() and read_json(source / ORIGIN_FILE) != noted["packed"]:
+            raise UserError(f"{folder} was packed from other data than {source} has now")
     except UserError as error:
-        raise UserError(f"{error}; {_how_to_pack(folder)}") from None
-    return _noted(folder)[0]
+        make_room = f"move {folder} away and " if folder.exists() else ""
+        command = prepare_command(name, data_dir, "--shards")
+        raise UserError(f"{error}; to pack the shards {make_room}run `{command}`") from None
+    return {split: noted[f"{split}_samples"] for split in ("train", "val")}
 
 
-def check_folder(folder: Path) -> None:
-    """Raise `UserError` unless all shards are in this folder, of the right length."""
-    check_lengths(folder, _noted(folder)[1])
+def write(path: Path, shard: int, images: torch.Tensor, targets: torch.Tensor) -> None:
+    """Pack into a new file those of the images (N, C, H, W) uint8, and their classes (N,), that are in this shard."""
+    with tarfile.open(path, "w") as tar:
+        for index in range(shard, len(images), SHARDS):
+            content = images[index].numpy().tobytes() + bytes([int(targets[index])])
+            member = tarfile.TarInfo(f"{index:08d}.bin")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
 
 
-def read(path: Path) -> bytes:
-    """Return all of a shard; `UserError` if it is gone or damaged since `check` looked at its length."""
+def read(path: Path, indices: range) -> Iterator[tuple[int, bytes]]:
+    """Yield index and content of the samples ``indices``, the first ones of a shard; what follows them is not read.
+
+    Raises UserError: the shard is missing, or does not have these samples.
+    """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; {_how_to_pack(path.parent)}") from None
-    if _noted(path.parent)[1].get(path.name) != (len(content), zlib.crc32(content)):
-        raise UserError(f"{path}: damaged, not what was packed; {_how_to_pack(path.parent)}")
-    return content
-
-
-def _how_to_pack(folder: Path) -> str:
-    return f"to pack the shards run `{prepare_command(folder.name, folder.parent.parent, '--shards')}`"
-
-
-def _noted(folder: Path) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
-    """Return the number of samples in each split, and length and checksum of each shard by name."""
-    origin = read_origin(folder) or {}
-    try:
-        samples = {split: int(origin[f"{split}_samples"]) for split in ("train", "val")}
-        return samples, {name: (size, checksum) for name, (size, checksum) in origin["files"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise UserError(f"no shards in {folder}, or no {ORIGIN_FILE} that says what is in them") from None
+        with tarfile.open(path, "r:") as tar:
+            for index in indices:
+                member = tar.next()
+                if member is None or member.name != f"{index:08d}.bin":
+                    raise UserError(f"{path}: damaged, has no sample {index} where it should be")
+                yield index, tar.extractfile(member).read()  # type: ignore[union-attr]
+    except (OSError, tarfile.TarError) as error:
+        raise UserError(f"{path}: damaged ({error})") from None

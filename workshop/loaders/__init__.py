@@ -4,14 +4,14 @@ The default, ``map``, is PyTorch's own ``DataLoader`` over a map-style data set;
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 
 from workshop.config import TrainConfig
-from workshop.hardware import require_memory
+from workshop.datasets import image_dataset
 from workshop.loaders.images import ImageDataset
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, Loader
+from workshop.loaders.transform import BatchTransform
 
 __all__ = ["DistributedBatchSampler", "ImageDataset", "Loader", "build_loader"]
 
@@ -31,51 +31,37 @@ def build_loader(
     Raises:
         UserError: the data set or its shards are missing or damaged; a library is missing, or memory.
     """
-    from workshop.datasets import image_dataset
-
     source = image_dataset(config.dataset)
-    source.check(config.data_dir)
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     pin_memory = config.pin_memory and device.type == "cuda"
-    sampler: Any = partial(
-        DistributedBatchSampler,
-        batch_size=config.batch_size,
-        rank=rank,
-        num_replicas=world_size,
-        shuffle=training,
-        seed=config.seed,
-    )
+    share = {"rank": rank, "num_replicas": world_size, "shuffle": training, "seed": config.seed}
+    transform_of = partial(BatchTransform, source.MEAN, source.STD, source.AUGMENT and training, seed=config.seed)
 
-    from workshop.loaders.transform import BatchTransform
-
-    def transform_of(samples: int) -> BatchTransform:
-        return BatchTransform(source.MEAN, source.STD, source.AUGMENT and training, samples, config.seed)
-
+    # Each loader is imported only where it is used: DALI is not on every machine.
     if config.loader == "shards":
         from workshop.datasets import shards
-        from workshop.loaders.shards import ShardLoader, ShardSampler  # needs WebDataset
+        from workshop.loaders.shards import ShardLoader, ShardSampler
 
-        count = shards.check(config.dataset, config.data_dir)[split]
+        samples = shards.check(config.dataset, config.data_dir)[split]
         paths = shards.shard_paths(config.dataset, config.data_dir, split)
-        shard_sampler = ShardSampler(min(limit or count, count), **sampler.keywords)
-        return ShardLoader(paths, shard_sampler, transform_of(count), config.num_workers, pin_memory)
+        sampler = ShardSampler(min(limit or samples, samples), config.batch_size, **share)
+        transform = transform_of(samples=samples)
+        return ShardLoader(paths, source.SAMPLE_SHAPE, sampler, transform, config.num_workers, pin_memory)
 
-    if training and config.loader != "device":  # the loader on the device needs more, and checks that itself
-        needed = sum(file.stat().st_size for file in source.folder(config.data_dir).iterdir())
-        require_memory(config.loader, needed, torch.device("cpu"), "use --loader shards, or give the job more memory")
-    images, targets = source.arrays(config.data_dir, split)
-    images, targets = images[:limit], targets[:limit]
-    order, transform = sampler(len(images)), transform_of(len(images))
+    images, targets = (tensor[:limit] for tensor in source.arrays(config.data_dir, split))
+    sampler = DistributedBatchSampler(len(images), config.batch_size, **share)
+    transform = transform_of(samples=len(images))
     if config.loader == "memory":
         from workshop.loaders.memory import MemoryLoader
 
-        return MemoryLoader(images, targets, order, transform, pin_memory)
+        return MemoryLoader(images, targets, sampler, transform, pin_memory)
     if config.loader == "device":
         from workshop.loaders.device import DeviceLoader
 
-        return DeviceLoader(images, targets, order, transform, device)
-    assert config.loader == "dali", f"--loader {config.loader} is built by the script itself"
-    from workshop.loaders.dali import DaliLoader  # needs DALI
+        return DeviceLoader(images, targets, sampler, transform, device)
+    if config.loader == "dali":
+        from workshop.loaders.dali import DaliLoader
 
-    return DaliLoader(images, targets, order, transform, config.num_workers, device)
+        return DaliLoader(images, targets, sampler, transform, config.num_workers, device)
+    raise AssertionError(f"--loader {config.loader} is built by the script itself")

@@ -29,8 +29,8 @@ class PipelineLoader(BatchLoader):
 
     pipeline: Pipeline
 
-    def __init__(self, dataset: Any, batch_sampler: DistributedBatchSampler) -> None:  # noqa: ANN401
-        self.dataset = dataset
+    def __init__(self, batch_sampler: DistributedBatchSampler) -> None:
+        self.dataset = range(batch_sampler.num_samples)
         self.batch_sampler = batch_sampler
         self._iterator: DALIGenericIterator | None = None
 
@@ -40,7 +40,8 @@ class PipelineLoader(BatchLoader):
         device_id = (device.index or 0) if on_gpu else None
         return {"on_gpu": on_gpu, "batch_size": batch_size, "num_threads": max(num_threads, 1), "device_id": device_id}
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the batches of one epoch."""
         if self._iterator is None:  # not earlier: it reads ahead, and must know the epoch by then
             self._iterator = DALIGenericIterator(
                 self.pipeline,
@@ -72,7 +73,7 @@ class DaliLoader(PipelineLoader):
         num_threads: int,
         device: torch.device,
     ) -> None:
-        super().__init__(images, batch_sampler)
+        super().__init__(batch_sampler)
         images = images.permute(0, 2, 3, 1).contiguous()  # DALI wants the channels last
         self.pipeline = _pipeline(
             partial(_batches_of_bytes, images, targets, batch_sampler, transform),

@@ -27,20 +27,19 @@ class DeviceLoader(BatchLoader):
         epoch_values = images.numel() // batch_sampler.num_replicas
         needed = images.nbytes + targets.nbytes + 3 * 4 * epoch_values  # float32: the epoch, and memory to compute it
         require_memory("device", needed, device, "use --loader memory, or fewer samples with --limit_train")
-        self.images = images.to(device)
+        self.dataset = images.to(device)
         self.targets = targets.to(device)
-        self.dataset = self.images
         self.batch_sampler = batch_sampler
         self.transform = transform
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the batches of one epoch."""
         self.transform.set_epoch(self.batch_sampler.epoch)
         batches = list(self.batch_sampler.batches())
         if not batches:
             return
         order = torch.cat(batches)
-        on_device = order.to(self.images.device)
-        images = self.transform(self.images[on_device], order)
-        targets = self.targets[on_device]
+        on_device = order.to(self.dataset.device)
+        images = self.transform(self.dataset[on_device], order)
         sizes = [len(batch) for batch in batches]
-        yield from zip(images.split(sizes), targets.split(sizes), strict=True)
+        yield from zip(images.split(sizes), self.targets[on_device].split(sizes), strict=True)

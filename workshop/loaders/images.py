@@ -32,25 +32,24 @@ class ImageDataset(Dataset):
         from torchvision import transforms  # here, because importing torchvision takes longer than importing torch
 
         source = image_dataset(name)
-        source.check(data_dir)
         images, labels = source.arrays(data_dir, split)
         images, labels = images[:limit], labels[:limit]
         self.images = np.ascontiguousarray(images.permute(0, 2, 3, 1).squeeze(-1))  # PIL: gray images have no channel
         self.labels = labels.tolist()
         self.seed = seed
+        self.augment = source.AUGMENT and split == "train"
         random = [transforms.RandomCrop(images.shape[-1], padding=4), transforms.RandomHorizontalFlip()]
-        steps = random if source.AUGMENT and split == "train" else []
-        self.transform = transforms.Compose(
-            [*steps, transforms.ToTensor(), transforms.Normalize(source.MEAN, source.STD)]
-        )
+        fixed = [transforms.ToTensor(), transforms.Normalize(source.MEAN, source.STD)]
+        self.transform = transforms.Compose([*random, *fixed] if self.augment else fixed)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
         epoch, index = key
-        state = torch.get_rng_state()  # without workers, the model's dropout uses this generator too
-        torch.default_generator.manual_seed(hash((self.seed, epoch, index)))
-        image = self.transform(Image.fromarray(self.images[index]))
-        torch.set_rng_state(state)
-        return image, self.labels[index]
+        image = Image.fromarray(self.images[index])
+        if not self.augment:
+            return self.transform(image), self.labels[index]
+        with torch.random.fork_rng(devices=[]):  # without workers, the model's dropout uses this generator too
+            torch.default_generator.manual_seed(hash((self.seed, epoch, index)))
+            return self.transform(image), self.labels[index]
 
     def __len__(self) -> int:
         return len(self.labels)

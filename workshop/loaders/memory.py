@@ -19,15 +19,14 @@ class MemoryLoader(BatchLoader):
         transform: BatchTransform,
         pin_memory: bool,
     ) -> None:
-        self.images = images
+        self.dataset = images
         self.targets = targets
-        self.dataset = self.images
         self.batch_sampler = batch_sampler
         self.transform = transform
         self.pin_memory = pin_memory
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the batches of one epoch."""
         self.transform.set_epoch(self.batch_sampler.epoch)
         for indices in self.batch_sampler.batches():
-            batch = self.transform(self.images[indices], indices), self.targets[indices]
-            yield tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch
+            yield self.transform(self.dataset[indices], indices), self.targets[indices]

@@ -49,10 +49,9 @@ class DistributedBatchSampler:
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
+        self.start_step = 0
         self.max_steps: int | None = None
         """end every epoch after this number of steps: for measurements that do not need a whole one"""
-        self.start_step = 0
-        """leave out this number of steps at the beginning: for a run that is resumed within an epoch"""
         if shuffle and num_samples < self.global_batch_size:
             raise UserError(
                 f"--batch_size {batch_size} on {num_replicas} rank(s) needs {self.global_batch_size} samples a step, "
@@ -126,10 +125,16 @@ class BatchLoader:
 
     dataset: Any
     batch_sampler: DistributedBatchSampler
+    pin_memory = False
+    """put batches into memory that a GPU can copy from directly"""
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the batches (inputs, targets) of one epoch."""
         raise NotImplementedError
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for inputs, targets in self.batches():
+            yield (inputs.pin_memory(), targets.pin_memory()) if self.pin_memory else (inputs, targets)
 
     def __len__(self) -> int:
         return len(self.batch_sampler)

@@ -1,31 +1,30 @@
-"""``--loader shards``: tar files read from front to back with WebDataset, instead of single samples at random."""
+"""``--loader shards``: tar files read from front to back, instead of single samples at random.
 
-import io
+`torch.utils.data.DataLoader` and Python's tarfile are enough for files on a disk. The library WebDataset reads the same
+files, and from a web server or an object store too.
+"""
+
 import random
-import re
+import signal
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from workshop.datasets.shards import SHARDS, read
 from workshop.errors import UserError
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 from workshop.loaders.transform import BatchTransform
 
-try:
-    import webdataset as wds
-    from webdataset.tariterators import group_by_keys, tar_file_expander
-except ImportError:
-    raise UserError("--loader shards needs WebDataset: pip install webdataset") from None
-
 SHUFFLE_BUFFER = 2000
 """samples a worker holds back and chooses from: enough to mix what lies side by side in a shard"""
+SHUFFLE_START = 100
+"""samples in the buffer before the first one is chosen, so that the first batch need not wait for a full buffer"""
+
+Sample = tuple[int, bytes]
+"""index, and content as stored"""
 
 
 class ShardSampler(DistributedBatchSampler):
@@ -39,12 +38,20 @@ class ShardSampler(DistributedBatchSampler):
         """Return the numbers of the shards that ``rank`` reads, in the order it reads them."""
         order = list(range(SHARDS))
         if self.shuffle:
-            random.Random((self.seed << 32) + self.epoch).shuffle(order)
+            self.random().shuffle(order)
         return order[rank :: self.num_replicas]
+
+    def random(self) -> random.Random:
+        """Return a source of random numbers that differ for every seed and every epoch."""
+        return random.Random((self.seed << 32) + self.epoch)
+
+    def indices(self, shard: int) -> range:
+        """Return the samples in a shard."""
+        return range(shard, self.num_samples, SHARDS)
 
     def samples_of(self, rank: int) -> int:
         """Return how many samples are in the shards that ``rank`` reads."""
-        return sum(len(range(shard, self.num_samples, SHARDS)) for shard in self.shards(rank))
+        return sum(len(self.indices(shard)) for shard in self.shards(rank))
 
     def _steps(self) -> int:
         ranks = range(self.num_replicas) if self.shuffle else [self.rank]
@@ -64,15 +71,30 @@ class ShardSampler(DistributedBatchSampler):
     @property
     def full_steps(self) -> int:
         """How many steps of every epoch have a full batch on every rank, whichever rank reads which shards."""
-        in_every_shard, larger_shards = divmod(self.num_samples, SHARDS)  # the larger ones have one sample more
-        shards_per_rank = SHARDS // self.num_replicas
-        smaller_shards = SHARDS - larger_shards
-        fewest = shards_per_rank * in_every_shard + max(0, shards_per_rank - smaller_shards)
-        return fewest // self.batch_size
+        fewest_first = sorted(len(self.indices(shard)) for shard in range(SHARDS))
+        return sum(fewest_first[: SHARDS // self.num_replicas]) // self.batch_size
+
+
+class ShardReader(IterableDataset):
+    """The samples of a rank's shards in one epoch, in lists of ``batch_size``; each worker reads shards of its own."""
+
+    def __init__(self, paths: list[Path], sampler: ShardSampler) -> None:
+        self.shards = [(paths[shard], sampler.indices(shard)) for shard in sampler.shards(sampler.rank)]
+        self.batch_size = sampler.batch_size
+        self.random = sampler.random() if sampler.shuffle else None
+
+    def __iter__(self) -> Iterator[list[Sample]]:
+        worker = get_worker_info()
+        mine = self.shards[worker.id :: worker.num_workers] if worker else self.shards
+        samples = (sample for path, indices in mine for sample in read(path, indices))
+        if self.random:
+            samples = shuffled(samples, self.random)
+        while batch := list(islice(samples, self.batch_size)):
+            yield batch
 
 
 class ShardLoader(BatchLoader):
-    """Batches (inputs, targets) in CPU memory, from WebDataset shards read by worker processes.
+    """Batches (inputs, targets) in CPU memory, from shards read by worker processes.
 
     Raises:
         UserError: the shards cannot be shared evenly by the ranks.
@@ -80,7 +102,8 @@ class ShardLoader(BatchLoader):
 
     def __init__(
         self,
-        paths: list[str],
+        paths: list[Path],
+        sample_shape: tuple[int, ...],
         batch_sampler: ShardSampler,
         transform: BatchTransform,
         num_workers: int,
@@ -91,68 +114,62 @@ class ShardLoader(BatchLoader):
                 f"--loader shards has {SHARDS} shards, which {batch_sampler.num_replicas} ranks cannot share evenly"
             )
         self.paths = paths
+        self.sample_shape = sample_shape
         self.dataset = range(batch_sampler.num_samples)
         self.batch_sampler: ShardSampler = batch_sampler
         self.transform = transform
         self.num_workers = num_workers
         self.pin_memory = pin_memory
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        self.transform.set_epoch(self.batch_sampler.epoch)
-        batch_size = self.batch_sampler.batch_size
-        chunks = wds.WebLoader(
-            self._pipeline(batch_size),
-            batch_size=None,
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the batches of one epoch."""
+        sampler = self.batch_sampler
+        self.transform.set_epoch(sampler.epoch)
+        loader = DataLoader(
+            ShardReader(self.paths, sampler),
+            batch_size=None,  # they are batches already
             num_workers=self.num_workers,
-            
-            generator=torch.Generator(),  # else it draws the workers' seeds from what dropout draws from
+            worker_init_fn=ignore_stop_signal,
         )
         # Shards are read from front to back: the batches of steps to leave out are read as well.
-        for indices, images, targets in islice(rebatch(chunks, batch_size), self.batch_sampler.start_step, len(self)):
-            batch = self.transform(images, indices), targets
-            yield tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch
-
-    def _pipeline(self, batch_size: int) -> wds.DataPipeline:
-        sampler = self.batch_sampler
-        paths = [self.paths[shard] for shard in sampler.shards(sampler.rank)]
-        shuffle = [wds.shuffle(SHUFFLE_BUFFER, rng=random.Random((sampler.seed << 32) + sampler.epoch))]
-        return wds.DataPipeline(
-            wds.SimpleShardList(paths),
-            wds.split_by_worker,
-            _samples_of,
-            wds.select(partial(_is_among_first, sampler.num_samples)),
-            *(shuffle if sampler.shuffle else []),
-            wds.map(_index_image_target),
-            wds.batched(batch_size, collation_fn=default_collate),
-        )
+        for samples in islice(rebatched(loader, sampler.batch_size), sampler.start_step, len(self)):
+            content = torch.frombuffer(bytearray().join(sample for _, sample in samples), dtype=torch.uint8)
+            content = content.view(len(samples), -1)
+            images, targets = content[:, :-1].reshape(-1, *self.sample_shape), content[:, -1].long()
+            yield self.transform(images, torch.tensor([index for index, _ in samples])), targets
 
 
-def rebatch(chunks: Iterable[list[torch.Tensor]], batch_size: int) -> Iterator[list[torch.Tensor]]:
-    """Join chunks of any length, as the workers end with, into batches of ``batch_size``; the last may be smaller."""
-    rest: list[torch.Tensor] | None = None
-    for chunk in chunks:
-        rest = chunk if rest is None else [torch.cat(pair) for pair in zip(rest, chunk, strict=True)]
-        while len(rest[0]) >= batch_size:
-            yield [part[:batch_size] for part in rest]
-            rest = [part[batch_size:] for part in rest]
-    if rest is not None and len(rest[0]):
+def ignore_stop_signal(worker_id: int) -> None:
+    """Let a worker ignore the signal before Slurm's time limit, which the whole job gets, and which ends a process."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def shuffled(samples: Iterator[Sample], random: random.Random) -> Iterator[Sample]:
+    """Yield the samples in an order that is random within a buffer, which fills by two for each one that is chosen."""
+    buffer: list[Sample] = []
+    for sample in samples:
+        buffer.append(sample)
+        if len(buffer) < SHUFFLE_BUFFER:
+            buffer.extend(islice(samples, 1))
+        if len(buffer) >= SHUFFLE_START:
+            yield _pick(buffer, random)
+    while buffer:
+        yield _pick(buffer, random)
+
+
+def _pick(buffer: list[Sample], random: random.Random) -> Sample:
+    chosen = random.randint(0, len(buffer) - 1)
+    buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
+    return buffer.pop()
+
+
+def rebatched(parts: Iterable[list[Sample]], batch_size: int) -> Iterator[list[Sample]]:
+    """Join lists of any length, as the workers end with, into lists of ``batch_size``; the last may be shorter."""
+    rest: list[Sample] = []
+    for part in parts:
+        rest += part
+        while len(rest) >= batch_size:
+            yield rest[:batch_size]
+            rest = rest[batch_size:]
+    if rest:
         yield rest
-
-
-# Functions with a name, not lambdas: worker processes that are not forked get them by name.
-def _samples_of(shards: Iterable[dict[str, str]]) -> Iterator[dict[str, Any]]:
-    """Yield the samples of sound shards, undecoded, of each its image and class alone."""
-    opened = (shard | {"stream": io.BytesIO(read(Path(shard["url"])))} for shard in shards)
-    return group_by_keys(tar_file_expander(opened, select_files=re.compile(r"\d+\.(npy|cls)").fullmatch))
-
-
-def _is_among_first(samples: int, sample: dict[str, Any]) -> bool:
-    return int(sample["__key__"]) < samples
-
-
-def _index_image_target(sample: dict[str, Any]) -> tuple[int, torch.Tensor, int]:
-    try:
-        image = np.lib.format.read_array(io.BytesIO(sample["npy"]), allow_pickle=False)  # which could run anything
-        return int(sample["__key__"]), torch.from_numpy(image), int(sample["cls"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{sample['__url__']}: sample {sample['__key__']} is no image with a class ({error})") from None

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from workshop.datasets.nbody import VELOCITY
-from workshop.loaders.crops import AXES, FLIPS, Crops
 from workshop.loaders.dali import Pipeline, PipelineLoader, fn, pipeline_def, types  # says so where DALI is missing
 from workshop.loaders.sampler import DistributedBatchSampler
+from workshop.loaders.volumes import SYMMETRIES, VolumeDataset
 
 
 class VolumeDaliLoader(PipelineLoader):
@@ -23,18 +23,18 @@ class VolumeDaliLoader(PipelineLoader):
     def __init__(
         self,
         boxes: tuple[torch.Tensor, torch.Tensor],
-        crops: Crops,
+        dataset: VolumeDataset,
         batch_sampler: DistributedBatchSampler,
-        periodic: bool,
         num_threads: int,
         device: torch.device,
     ) -> None:
-        super().__init__(range(batch_sampler.num_samples), batch_sampler)
-        beyond = crops.size - 1 if periodic else 0
+        super().__init__(batch_sampler)
+        beyond = [(0, dataset.size - 1 if dataset.box.periodic else 0)] * 3 + [(0, 0)]
+        channels_last = [np.pad(box.permute(1, 2, 3, 0).numpy(), beyond, mode="wrap") for box in boxes]
         self.pipeline = _pipeline(
-            partial(_batches_of_boxes, [_channels_last(box, beyond) for box in boxes], batch_sampler),
-            partial(_batches_of_orders, crops, batch_sampler),
-            size=crops.size,
+            partial(_batches_of_boxes, channels_last, batch_sampler),
+            partial(_batches_of_places, dataset, batch_sampler),
+            size=dataset.size,
             **self.options(num_threads, device),
         )
 
@@ -47,49 +47,45 @@ def _batches_of_boxes(
         yield tuple([box] * len(indices) for box in boxes)
 
 
-def _batches_of_orders(crops: Crops, batch_sampler: DistributedBatchSampler) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield, for each batch, the corners and what `_matrices` returns."""
-    corners, symmetries = crops.of_epoch(batch_sampler.epoch)
+def _batches_of_places(
+    dataset: VolumeDataset, batch_sampler: DistributedBatchSampler
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield, for each batch, the corners, and the three matrices of `_matrices` for each cube."""
+    corners, symmetries = dataset.places(batch_sampler.epoch)
     for indices in batch_sampler.batches():
-        yield corners[indices].int().numpy(), *_matrices(symmetries[indices], crops.size)
+        matrices = zip(*(_matrices(symmetry, dataset.size) for symmetry in symmetries[indices].tolist()), strict=True)
+        yield corners[indices].int().numpy(), *map(np.stack, matrices)
 
 
-def _channels_last(box: torch.Tensor, beyond: int) -> np.ndarray:
-    """Return a box as DALI wants it, (n, n, n, C), and continued periodically by some cells."""
-    return np.pad(box.permute(1, 2, 3, 0).numpy(), [(0, beyond)] * 3 + [(0, 0)], mode="wrap")
-
-
-def _matrices(symmetries: torch.Tensor, size: int) -> tuple[np.ndarray, ...]:
-    """Return how the symmetries act on places and on values.
+def _matrices(symmetry: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return how a symmetry acts on places and on values, all float32.
 
     Returns:
-        (N, 3, 4) float32, affine maps from a place in the new cube to that in the old one, in the order x, y, z of
-        DALI, which is from the last axis to the first; and (N, 4, 4) and (N, 5, 5) float32, linear maps from the old
-        channels to the new ones.
+        (3, 4): an affine map from a place in the new cube to that in the old one, in the order x, y, z of DALI, which
+        is from the last axis to the first. (4, 4) and (5, 5): linear maps from the old channels to the new ones.
     """
-    axes, flips = AXES[symmetries], FLIPS[symmetries]
-    signs = torch.where(flips, -1.0, 1.0)
-    turns = torch.nn.functional.one_hot(axes, 3) * signs[:, :, None]  # new axis, old axis
-    shifts = torch.zeros(len(axes), 3).scatter_(1, axes, size * flips.float())
-    places = torch.cat([turns.transpose(1, 2).flip(1, 2), shifts.flip(1)[:, :, None]], dim=2)
-    values = [torch.eye(channels).repeat(len(axes), 1, 1) for channels in (4, 5)]
-    first, last = VELOCITY[0], VELOCITY[-1] + 1
-    for matrix in values:
-        matrix[:, first:last, first:last] = turns
-    return tuple(matrix.contiguous().numpy() for matrix in (places, *values))
+    places = np.zeros((3, 4), np.float32)
+    inputs, targets = np.eye(4, dtype=np.float32), np.eye(5, dtype=np.float32)
+    for new, (old, flip) in enumerate(zip(*SYMMETRIES[symmetry], strict=True)):
+        sign = -1 if flip else 1
+        places[2 - old, 2 - new] = sign
+        places[2 - old, 3] = size if flip else 0
+        for channels in (inputs, targets):
+            channels[VELOCITY[new]] = sign * np.eye(len(channels))[VELOCITY[old]]
+    return places, inputs, targets
 
 
 @pipeline_def
-def _pipeline(boxes: Any, orders: Any, size: int, on_gpu: bool) -> tuple[Pipeline, ...]:  # noqa: ANN401
+def _pipeline(boxes: Any, places: Any, size: int, on_gpu: bool) -> tuple[Pipeline, ...]:  # noqa: ANN401
     # Boxes are passed on where they lie, not copied once per cube; that is safe, as they stay there.
     boxes = fn.external_source(source=boxes, num_outputs=2, cycle="raise", no_copy=True, layout="DHWC")
-    corners, places, *values_of = fn.external_source(source=orders, num_outputs=4, cycle="raise")
+    corners, turns, *values_of = fn.external_source(source=places, num_outputs=4, cycle="raise")
     batch = []
     for box, values in zip(boxes, values_of, strict=True):
         cubes = fn.slice(box, start=corners, shape=[size] * 3, axis_names="DHW")
         if on_gpu:
             cubes = cubes.gpu()
-        cubes = fn.warp_affine(cubes, matrix=places, size=[size] * 3, interp_type=types.INTERP_NN)
+        cubes = fn.warp_affine(cubes, matrix=turns, size=[size] * 3, interp_type=types.INTERP_NN)
         cubes = fn.coord_transform(cubes, M=values)
         batch.append(fn.transpose(cubes, perm=[3, 0, 1, 2]))
     return tuple(batch)

@@ -1,7 +1,7 @@
 """Loaders of volumes: cubes cut from boxes at random places, rotated and mirrored at random."""
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 
 import h5py
@@ -11,12 +11,51 @@ from torch.utils.data import Dataset
 from workshop.datasets import nbody
 from workshop.errors import UserError
 from workshop.hardware import require_memory
-from workshop.loaders.crops import Crops, cut
-from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
+from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, epoch_generator
+
+SYMMETRIES = list(product(permutations(range(3)), product((False, True), repeat=3)))
+"""the 48 symmetries of the cube: for each new axis, which old axis it is, and whether it then runs the other way;
+the first one changes nothing"""
+
+
+def cut(box: torch.Tensor | h5py.Dataset, corner: list[int], symmetry: int, size: int) -> torch.Tensor:
+    """Cut a cube from a box, turned and mirrored; beyond its sides the box continues at the opposite side.
+
+    Args:
+        box: (C, n, n, n) float32, on any device or in a file; the channels `nbody.VELOCITY` hold the velocity.
+        corner: where in the box the cube begins, three numbers in 0..n - 1.
+        symmetry: index of `SYMMETRIES`.
+        size: edge of the cube in cells.
+
+    Returns: (C, size, size, size), on the device of the box.
+    """
+    axes, flips = SYMMETRIES[symmetry]
+    cube = _slice_periodic(box, corner, size)
+    cube = cube.permute(0, *(1 + axis for axis in axes)).flip([1 + axis for axis in range(3) if flips[axis]])
+    # A flow to the right, in a box turned by 90 degrees, is a flow upwards: velocities turn with the volume.
+    velocity = [-cube[1 + axis] if flip else cube[1 + axis] for axis, flip in zip(axes, flips, strict=True)]
+    return torch.stack([cube[0], *velocity, *cube[4:]])
+
+
+def _slice_periodic(box: torch.Tensor | h5py.Dataset, corner: list[int], size: int) -> torch.Tensor:
+    """Return a cube, (C, size, size, size), in up to eight pieces if it reaches over the sides of the box."""
+    cells = box.shape[-1]
+    device = box.device if isinstance(box, torch.Tensor) else None
+    cube = torch.empty(len(box), size, size, size, device=device)
+    pieces = []  # for each axis: where in the box, and where in the cube
+    for start in corner:
+        inside = min(size, cells - start)
+        pieces.append([(slice(start, start + inside), slice(0, inside))])
+        if inside < size:
+            pieces[-1].append((slice(0, size - inside), slice(inside, size)))
+    for piece in product(*pieces):
+        source, target = zip(*piece, strict=True)
+        cube[:, *target] = torch.as_tensor(box[:, *source])
+    return cube
 
 
 class VolumeDataset(Dataset):
-    """Cubes read from the file one at a time, the map-style data set of ``--loader map``.
+    """Cubes cut from a box; as a map-style data set (``--loader map``) it reads them from the file one at a time.
 
     ``dataset[epoch, index]`` is a sample: inputs (4, c, c, c) and targets (5, c, c, c), both float32. Every epoch of
     the training split has ``crops`` other cubes of its box. Validation has the same cubes of the other box in every
@@ -43,73 +82,68 @@ class VolumeDataset(Dataset):
                 f"--crop_size {crop_size} is larger than the box in {self.box.path}, which has {self.box.cells} cells "
                 "a side"
             )
-        self.limit = crops if limit is None else limit
-        training = split == "train"
-        self.crops = Crops(
-            crops, self.box.cells, crop_size, self.box.periodic, seed if training else 0, fixed=not training
-        )
+        self.training = split == "train"
+        self.size = crop_size
+        self.crops = crops
+        self.limit = limit
+        self.seed = seed
         self._file: h5py.File | None = None
-        self._chosen: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._epoch: int | None = None
+
+    def places(self, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return corner (crops, 3) int64 and symmetry (crops,) int64 of each cube of an epoch; see `cut`.
+
+        They follow from the seed, the epoch and the cube's index alone, so it does not matter which rank, worker or
+        batch it turns up in, no two ranks see the same ones, and a resumed run sees what it would have seen.
+        """
+        generator = epoch_generator(self.seed, epoch) if self.training else epoch_generator(0, 0)
+        corners = self.box.cells if self.box.periodic else self.box.cells - self.size + 1
+        chosen = torch.randint(corners, (self.crops, 3), generator=generator)
+        symmetries = torch.randint(len(SYMMETRIES), (self.crops,), generator=generator)
+        return chosen, symmetries if self.training else torch.zeros_like(symmetries)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, ...]:
         epoch, index = key
         if self._file is None:  # not earlier, because each worker process needs its own
             self._file = h5py.File(self.box.path)
-        if self._chosen is None or self._chosen[0] != epoch:
-            self._chosen = epoch, self.crops.of_epoch(epoch)
-        corners, symmetries = self._chosen[1]
-        cubes = [read_cube(self._file[field], corners[index].tolist(), self.crops.size) for field in nbody.CHANNELS]
-        origin = torch.zeros(1, 3, dtype=torch.int64)
-        return tuple(cut(cube, origin, symmetries[index, None], self.crops.size)[0] for cube in cubes)
+        if self._epoch != epoch:
+            self._epoch, (self._corners, self._symmetries) = epoch, self.places(epoch)
+        corner, symmetry = self._corners[index].tolist(), int(self._symmetries[index])
+        return tuple(cut(self._file[field], corner, symmetry, self.size) for field in nbody.CHANNELS)
 
     def __len__(self) -> int:
-        return min(self.limit, self.crops.samples)
+        return self.crops if self.limit is None else min(self.limit, self.crops)
 
     def check_values(self) -> None:
         """Read the whole box; raise `UserError` if it has values that are not finite numbers."""
-        nbody.check_values(self.box.path)
+        nbody.check_values(self.box)
 
 
 class VolumeLoader(BatchLoader):
-    """Batches (inputs, targets) cut from boxes in memory, on the device that the boxes are on.
-
-    ``--loader memory`` has them in CPU memory, ``--loader device`` in GPU memory.
-    """
+    """Batches (inputs, targets) cut from boxes in memory: of the CPU for ``memory``, of the GPU for ``device``."""
 
     def __init__(
         self,
         boxes: tuple[torch.Tensor, torch.Tensor],
-        crops: Crops,
+        dataset: VolumeDataset,
         batch_sampler: DistributedBatchSampler,
         pin_memory: bool = False,
     ) -> None:
         self.boxes = boxes
-        self.crops = crops
-        self.dataset = range(batch_sampler.num_samples)
+        self.dataset = dataset
         self.batch_sampler = batch_sampler
         self.pin_memory = pin_memory
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        corners, symmetries = self.crops.of_epoch(self.batch_sampler.epoch)
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the batches of one epoch."""
+        corners, symmetries = self.dataset.places(self.batch_sampler.epoch)
         for indices in self.batch_sampler.batches():
-            inputs, targets = (cut(box, corners[indices], symmetries[indices], self.crops.size) for box in self.boxes)
-            yield (inputs.pin_memory(), targets.pin_memory()) if self.pin_memory else (inputs, targets)
-
-
-def read_cube(field: h5py.Dataset, corner: list[int], size: int) -> torch.Tensor:
-    """Read a cube, (C, size, size, size), from a box in a file, in up to eight pieces if it reaches over the sides."""
-    cells = field.shape[-1]
-    cube = torch.empty(len(field), size, size, size)
-    pieces = []
-    for start in corner:
-        inside = min(size, cells - start)
-        pieces.append([(slice(start, start + inside), slice(0, inside))])
-        if inside < size:
-            pieces[-1].append((slice(0, size - inside), slice(inside, size)))
-    for piece in product(*pieces):
-        source, target = ((slice(None), *slices) for slices in zip(*piece, strict=True))
-        field.read_direct(cube.numpy(), source, target)
-    return cube
+            places = list(zip(corners[indices].tolist(), symmetries[indices].tolist(), strict=True))
+            inputs, targets = (
+                torch.stack([cut(box, corner, symmetry, self.dataset.size) for corner, symmetry in places])
+                for box in self.boxes
+            )
+            yield inputs, targets
 
 
 def build_volume_loader(
@@ -135,24 +169,16 @@ def build_volume_loader(
     """
     if loader == "shards":
         raise UserError("--loader shards has no volumes; --loader map, memory, device or dali has")
-    box, crops = dataset.box, dataset.crops
-    where = device if loader == "device" else torch.device("cpu")
-    _check_memory(loader, box, crops.size, where)
-    boxes = nbody.read_arrays(box.path, where)
-    if loader == "dali":
-        from workshop.loaders.volume_dali import VolumeDaliLoader  # needs DALI
-
-        return VolumeDaliLoader(boxes, crops, batch_sampler, box.periodic, num_workers, device)
-    return VolumeLoader(boxes, crops, batch_sampler, pin_memory and loader == "memory" and device.type == "cuda")
-
-
-def _check_memory(loader: str, box: nbody.Box, crop_size: int, device: torch.device) -> None:
-    """Raise `UserError` unless both fields of the box fit on ``device``, and what reads them into CPU memory."""
+    box = dataset.box
+    where, other = (device, "memory") if loader == "device" else (torch.device("cpu"), "map")
     cells = box.cells**3
     if loader == "dali":  # makes a copy, and continues it if it is periodic
-        cells += (box.cells + (crop_size - 1) * box.periodic) ** 3
-    other = "memory" if loader == "device" else "map"
-    needed, cpu, what = 4 * sum(nbody.CHANNELS.values()) * cells, torch.device("cpu"), f" for {box.path}"
-    require_memory(loader, needed, device, f"use --loader {other}", what)
-    reading = 2 * 4 * box.cells**3  # one channel at a time, and the search for values that are not finite
-    require_memory(loader, reading + needed * (device == cpu), cpu, "use --loader map", what)
+        cells += (box.cells + (dataset.size - 1) * box.periodic) ** 3
+    needed = 4 * sum(nbody.CHANNELS.values()) * cells
+    require_memory(loader, needed, where, f"use --loader {other}", f" for {box.path}")
+    boxes = nbody.read(box, where)
+    if loader == "dali":
+        from workshop.loaders.volume_dali import VolumeDaliLoader
+
+        return VolumeDaliLoader(boxes, dataset, batch_sampler, num_workers, device)
+    return VolumeLoader(boxes, dataset, batch_sampler, pin_memory and loader == "memory" and device.type == "cuda")

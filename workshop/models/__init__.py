@@ -2,11 +2,12 @@
 
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import nn
 
-from workshop.datasets import ImageSource, image_dataset
+from workshop.datasets import image_dataset
 from workshop.errors import UserError, nearest
 from workshop.models.mnist_cnn import MnistCNN
 from workshop.models.small_cnn import CifarCNN
@@ -35,11 +36,7 @@ def build_model(name: str, dataset: str, *, dropout: bool = True) -> nn.Module:
             layer.p = 0.0
     if problem := _misfit(model, images):
         fitting = " or ".join(known for known, build in MODELS.items() if not _misfit(build(), images))
-        shape = "x".join(map(str, images.SAMPLE_SHAPE))
-        raise UserError(
-            f"--model {name} does not fit the {shape} samples of --dataset {dataset} ({problem}); "
-            f"--model {fitting} does"
-        )
+        raise UserError(f"--model {name} does not fit --dataset {dataset} ({problem}); --model {fitting} does")
     return model
 
 
@@ -54,20 +51,16 @@ def _torchvision_model(name: str, num_classes: int) -> nn.Module:
         return torchvision.models.get_model(name, weights=None, num_classes=num_classes)
 
 
-def _misfit(model: nn.Module, dataset: ImageSource) -> str | None:
+def _misfit(model: nn.Module, dataset: ModuleType) -> str | None:
     """Say what goes wrong when the model is shown samples of the data set; None if nothing does.
 
     This works on the meta device, where tensors have shapes but no numbers: it takes some tenths of a second even for
     a large model, and leaves the model and the random numbers as they were.
     """
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    shapes = {name: tensor.detach().to("meta") for name, tensor in state.items()}
+    state = {name: tensor.detach().to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    samples = torch.empty(2, *dataset.SAMPLE_SHAPE, device="meta")
     try:
-        scores = torch.func.functional_call(model, shapes, torch.empty(2, *dataset.SAMPLE_SHAPE, device="meta"))
+        scores = torch.func.functional_call(model, state, samples)
+        return None if scores.shape == (2, dataset.NUM_CLASSES) else f"it returns scores of shape {tuple(scores.shape)}"
     except Exception as error:  # whatever it is, the message for the user contains it
         return str(error)
-    if not isinstance(scores, torch.Tensor):
-        return f"it returns {type(scores).__name__}, not one tensor of scores"
-    if scores.shape != (2, dataset.NUM_CLASSES):
-        return f"it returns {scores.shape[1:].numel()} scores, not {dataset.NUM_CLASSES}"
-    return None

@@ -33,12 +33,11 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-HEADS = 4
-"""attention heads in each block of a model that `build_vit` returns"""
-
-
 def build_vit(dataset: str, crop_size: int, patch: int, width: int, depth: int) -> "VisionTransformer":
     """Return a vision transformer with fresh weights for the samples of a data set.
+
+    It has four attention heads, from a width of 640 on more: some of the fast attention kernels take heads of at most
+    128 numbers.
 
     Args:
         dataset: mnist, cifar10, or nbody, whose volumes it maps to volumes as the U-Net does.
@@ -54,8 +53,9 @@ def build_vit(dataset: str, crop_size: int, patch: int, width: int, depth: int) 
     if size % patch:
         fitting = max(edge for edge in range(1, min(patch, size) + 1) if size % edge == 0)
         raise UserError(f"--vit_patch {patch} does not divide {size}, the edge of the samples; {fitting} does")
-    if width % HEADS:
-        raise UserError(f"--vit_width {width} is not a multiple of {HEADS}, the number of attention heads")
+    heads = max(4, width // 128)
+    if width % heads:
+        raise UserError(f"--vit_width {width} is not a multiple of {heads}, the number of attention heads")
     volumes = dataset == "nbody"
     return VisionTransformer(
         size=size,
@@ -64,7 +64,7 @@ def build_vit(dataset: str, crop_size: int, patch: int, width: int, depth: int) 
         outputs=OUT_CHANNELS if volumes else 10,
         width=width,
         depth=depth,
-        heads=HEADS,
+        heads=heads,
         volumes=volumes,
     )
 
