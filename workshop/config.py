@@ -141,7 +141,8 @@ MAY_CHANGE = {
     *("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "limit_val"),
     *("trace", "monitor", "mfu", "timeout_minutes", "batch_size", "async_save"),
 }
-"""flags that a resumed run may have other values of, because its weights do not depend on them"""
+"""flags that a resumed run may have other values of, because the weights after the same steps do not depend on them; with
+other ``epochs``, the learning rate of lessons 03 to 05 goes on along the cosine of the new number"""
 
 
 def settings(config: TrainConfig, global_batch_size: int) -> dict[str, Any]:
@@ -150,8 +151,8 @@ def settings(config: TrainConfig, global_batch_size: int) -> dict[str, Any]:
     The samples of a step must be the same, so the global batch size counts and not the batch size of a rank.
     """
     flags = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in MAY_CHANGE}
-    if config.loader == "shards":
-        flags["num_workers"] = str(config.num_workers)  # each of them reads shards of its own
+    if config.loader == "shards":  # each rank, and each of its workers, reads shards of its own
+        flags |= {"batch_size": str(config.batch_size), "num_workers": str(config.num_workers)}
     return flags | {"global_batch_size": str(global_batch_size)}
 
 

@@ -50,7 +50,9 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # torch.distributed.checkpoint raises one that is no Exception
         # A mistake that a loader's worker has found arrives with the worker's traceback before it.
         reason = str(error).rpartition("UserError: ")[2] if isinstance(error, UserError) else explain(error)
         if follows_from_another_rank(error):
