@@ -3,7 +3,8 @@
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,16 +40,17 @@ def download(name: str, data_dir: Path) -> None:
         UserError: it cannot be downloaded, or other data are in its place.
     """
     module, fetch, _ = SOURCES[name]
-
-    def write(data_dir_of_new: Path) -> None:
-        socket.setdefaulttimeout(TIMEOUT_SECONDS)
+    origin = {"origin": "downloaded"}
+    if is_complete(module.folder(data_dir), origin, lambda: module.check(data_dir)):
+        return
+    socket.setdefaulttimeout(TIMEOUT_SECONDS)
+    with new_data(module.folder, data_dir, origin) as root:
         try:
-            fetch(data_dir_of_new)
-        except (OSError, RuntimeError) as error:
-            synthetic = prepare_command(name, data_dir, "--synthetic")
-            raise UserError(f"cannot download {name}: {error}; without a network run `{synthetic}`") from None
-
-    fill_folder(module.folder, module.check, data_dir, {"origin": "downloaded"}, {}, write)
+            fetch(root)
+            module.check(root)
+        except (OSError, RuntimeError, UserError) as error:
+            reason, synthetic = str(error).partition("; to prepare")[0], prepare_command(name, data_dir, "--synthetic")
+            raise UserError(f"cannot download {name}: {reason}; without a network run `{synthetic}`") from None
 
 
 def generate(name: str, data_dir: Path, **asked: int) -> None:
@@ -63,19 +65,17 @@ def generate(name: str, data_dir: Path, **asked: int) -> None:
         UserError: other data are in its place.
     """
     module, _, write = SOURCES[name]
+    if is_complete(module.folder(data_dir), {"origin": "generated", **asked}, lambda: module.check(data_dir)):
+        return
     recipe = {"seed": 0, **SIZES[name], **asked}
-
-    def write_on_one_thread(data_dir_of_new: Path) -> None:
-        print(f"generating {name}, which takes up to a minute", flush=True)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # so that rounding does not depend on the number of threads
-        try:
-            write(data_dir_of_new, **recipe)
-        finally:
-            torch.set_num_threads(threads)
-
-    origin = {"origin": "generated"}
-    fill_folder(module.folder, module.check, data_dir, origin | asked, recipe, write_on_one_thread)
+    print(f"generating {name}, which takes up to a minute", flush=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that rounding does not depend on the number of threads
+    try:
+        with new_data(module.folder, data_dir, {"origin": "generated", **recipe}) as root:
+            write(root, **recipe)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def pack(name: str, data_dir: Path) -> None:
@@ -85,62 +85,60 @@ def pack(name: str, data_dir: Path) -> None:
         UserError: the data set is missing or damaged, or shards of other data are there.
     """
     source = image_dataset(name)
-    splits = {split: source.arrays(data_dir, split) for split in ("train", "val")}
     origin = {"origin": "packed", "packed": read_json(source.folder(data_dir) / ORIGIN_FILE)}
-    samples = {f"{split}_samples": len(images) for split, (images, _) in splits.items()}
-
-    def write(data_dir_of_new: Path) -> None:
+    if is_complete(shards.folder_of(name, data_dir), origin, lambda: shards.check(name, data_dir)):
+        return
+    splits = {split: source.arrays(data_dir, split) for split in ("train", "val")}
+    origin |= {f"{split}_samples": len(images) for split, (images, _) in splits.items()}
+    with new_data(partial(shards.folder_of, name), data_dir, origin) as root:
         for split, (images, targets) in splits.items():
-            for shard, path in enumerate(shards.shard_paths(name, data_dir_of_new, split)):
+            for shard, path in enumerate(shards.shard_paths(name, root, split)):
                 shards.write(path, shard, images, targets)
 
-    fill_folder(partial(shards.folder_of, name), partial(shards.check, name), data_dir, origin, samples, write)
+
+def is_complete(folder: Path, asked: dict[str, Any], check: Callable[[], object]) -> bool:
+    """Return whether there are data in ``folder``; say so on stdout.
+
+    Raises:
+        UserError: ``check`` raises it, because they are damaged; or their `ORIGIN_FILE` does not say what was asked.
+    """
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return False
+    check()
+    there = read_json(folder / ORIGIN_FILE)
+    if any(there.get(key) != value for key, value in asked.items()):
+        described = ", ".join(f"{key} {value}" for key, value in there.items() if isinstance(value, int | str))
+        raise UserError(
+            f"{folder} has other data ({described or f'no {ORIGIN_FILE} says which'}), which are never changed: move "
+            "it away, or choose another --data_dir"
+        )
+    print(f"{folder}: complete, nothing to do")
+    return True
 
 
-def fill_folder(
-    folder_in: Callable[[Path], Path],
-    check: Callable[[Path], object],
-    data_dir: Path,
-    asked: Mapping[str, Any],
-    more: Mapping[str, Any],
-    write: Callable[[Path], None],
-) -> None:
-    """Write the files of a data set, all of them or none, unless they are there; say on stdout what was done.
-
-    The files are written into a temporary folder beside, which takes its final name when they are complete.
+@contextmanager
+def new_data(folder_in: Callable[[Path], Path], data_dir: Path, origin: dict[str, Any]) -> Iterator[Path]:
+    """Let the ``with`` block write a data set, of which either all files will be in ``data_dir`` or none.
 
     Args:
         folder_in: data_dir -> the folder of the data set.
-        check: raises `UserError` unless the data set in the data_dir that it gets is complete and sound.
         data_dir: folder of all data sets.
-        asked: what `ORIGIN_FILE` must say if there are data already.
-        more: what it also says about the new files.
-        write: writes the files into the data_dir that it gets, where their folder exists.
+        origin: what `ORIGIN_FILE` says about these data.
+
+    Yields: A temporary data_dir, in which the folder of the data set is empty. It takes its final name at the end.
 
     Raises:
-        UserError: other data are there, which are never changed; or they are damaged; or files cannot be written.
+        UserError: files cannot be written.
     """
     folder = folder_in(data_dir)
     try:
-        if folder.exists() and any(folder.iterdir()):
-            check(data_dir)
-            there = read_json(folder / ORIGIN_FILE)
-            if any(there.get(key) != value for key, value in asked.items()):
-                described = ", ".join(f"{key} {value}" for key, value in there.items() if isinstance(value, int | str))
-                raise UserError(
-                    f"{folder} has other data ({described or f'no {ORIGIN_FILE} says which'}), which are never "
-                    "changed: move it away, or choose another --data_dir"
-                )
-            print(f"{folder}: complete, nothing to do")
-            return
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new_", dir=data_dir) as temporary:
             new = folder_in(Path(temporary))
             new.mkdir(parents=True)
-            write(Path(temporary))
+            yield Path(temporary)
             lengths = {path.name: path.stat().st_size for path in sorted(new.iterdir())}
-            write_json(new / ORIGIN_FILE, {**more, **asked, "lengths": lengths})
-            check(Path(temporary))
+            write_json(new / ORIGIN_FILE, {**origin, "lengths": lengths})
             os.replace(new, folder)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error}") from None

@@ -1,261 +1,375 @@
-"""A data set's files: damage is reported and repaired, they are complete or not there, a user's own stay."""
+"""A data set's files: in the real formats, complete or not there, never overwritten; damage is one clear line."""
 
-import json
+import gzip
+import hashlib
+import io
 import os
+import pickle
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import tarfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
+import h5py
+import numpy as np
 import pytest
+import torch
+from torchvision.datasets import CIFAR10, MNIST
 
-from data_helpers import NAMES, PREPARE, assert_one_line, contents, raw
-from data_helpers import copy as copy
-from data_helpers import generated as generated
-from data_helpers import prepare as prepare
+import sources
+from conftest import REPOSITORY, Script
 from sources import generate
-from synthetic_digits import VERSION
-from workshop.datasets import mnist
+from workshop.datasets import cifar10, image_dataset, mnist, nbody
 from workshop.errors import UserError
+from workshop.loaders import ImageDataset
+from workshop.paths import read_json
+
+MODULES = {"mnist": mnist, "cifar10": cifar10, "nbody": nbody}
+SMALL = {name: {"train_samples": 103, "val_samples": 30, "seed": 7} for name in ("mnist", "cifar10")}
+SMALL["nbody"] = {"cells": 12, "seed": 7}
+Content = dict[str, bytes]
+
+
+def contents(folder: Path) -> Content:
+    """All files in a folder, and in those in it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with few samples of each data set; not to be changed."""
+    folder = tmp_path_factory.mktemp("generated")
+    for name, recipe in SMALL.items():
+        generate(name, folder, **recipe)
+    return folder
+
+
+@pytest.fixture
+def small(generated: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(generated, tmp_path / "small"))
+
+
+# Formats
+
+
+def test_the_same_recipe_gives_the_same_bytes_on_any_number_of_threads(small: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(3)
+    try:
+        for name, recipe in SMALL.items():
+            generate(name, tmp_path / "again", **recipe)
+            generate(name, tmp_path / "other", **(recipe | {"seed": 8}))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert contents(small) == contents(tmp_path / "again")
+    for name, module in MODULES.items():
+        data = [
+            module.arrays(tmp_path / folder, split)[0] for folder in ("again", "other") for split in ("train", "val")
+        ]
+        assert len({tensor[:30].numpy().tobytes() for tensor in data}) == 4, f"splits or seeds of {name} are alike"
+
+
+def assert_reads_alike(theirs: MNIST | CIFAR10, name: str, data_dir: Path, split: str) -> None:
+    """Torchvision's data set has the samples that ours has, augmented in the same way with the same random numbers."""
+    images, labels = image_dataset(name).arrays(data_dir, split)
+    assert images.shape[1:] == image_dataset(name).SAMPLE_SHAPE and images.dtype == torch.uint8
+    assert labels.dtype == torch.int64
+    ours = ImageDataset(name, data_dir, split, seed=3)
+    theirs.transform = ours.transform
+    assert len(theirs) == len(ours) == len(images) == (103 if split == "train" else 30)
+    for index in range(len(theirs)):
+        with torch.random.fork_rng():
+            torch.manual_seed(hash((3, 2, index)))  # seed, epoch, index
+            image, label = theirs[index]
+        assert torch.equal(image, ours[2, index][0])
+        assert label == ours[2, index][1] == labels[index]
+    if split == "val":  # not augmented
+        mean, std = (
+            torch.tensor(values)[:, None, None] for values in (image_dataset(name).MEAN, image_dataset(name).STD)
+        )
+        torch.testing.assert_close(ours[2, 5][0], (images[5] / 255 - mean) / std)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_torchvision_reads_the_generated_files(small: Path, split: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_reads_alike(MNIST(small, train=split == "train"), "mnist", small, split)
+    accept_cifar10(cifar10.folder(small), monkeypatch)
+    assert_reads_alike(CIFAR10(small, train=split == "train"), "cifar10", small, split)
+
+
+def accept_cifar10(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torchvision take generated files for the real ones."""
+    md5 = {name: hashlib.md5(data).hexdigest() for name, data in contents(folder).items()}
+    for files in ("train_list", "test_list"):
+        monkeypatch.setattr(CIFAR10, files, [(name, md5[name]) for name, _ in getattr(CIFAR10, files)])
+    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": md5["batches.meta"]})
+
+
+class Python2Pickler(pickle._Pickler):
+    """Writes as Python 2 and NumPy 1 did, and so as the real CIFAR-10 files are."""
+
+    dispatch = dict(pickle._Pickler.dispatch)  # noqa: RUF012
+
+    def save_string(self, string: str | bytes) -> None:
+        data = string.encode("latin1") if isinstance(string, str) else string
+        self.write(pickle.BINSTRING + len(data).to_bytes(4, "little") + data)
+
+    dispatch[str] = dispatch[bytes] = save_string
+
+
+@pytest.mark.filterwarnings("error")
+def test_cifar10_files_that_python_2_wrote_are_read(small: Path) -> None:
+    path = cifar10.folder(small) / "test_batch"
+    images, labels = cifar10.arrays(small, "val")
+    file = io.BytesIO()
+    Python2Pickler(file, protocol=2).dump(pickle.loads(path.read_bytes()))
+    path.write_bytes(file.getvalue().replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+    assert b"cnumpy.core.multiarray\n_reconstruct\n" in path.read_bytes()
+    again, labels_again = cifar10.arrays(small, "val")
+    assert torch.equal(images, again) and torch.equal(labels, labels_again)
+
 
 # Damage
 
 
-def edit(path: Path, position: int, *values: int) -> None:
+def change_batch(path: Path, **values: object) -> None:
+    path.write_bytes(pickle.dumps(pickle.loads(path.read_bytes()) | values))
+
+
+def change_box(path: Path, fields: dict[str, tuple[int, ...]], dtype: str = "f4") -> None:
+    with h5py.File(path, "w") as file:
+        for name, shape in fields.items():
+            file[name] = np.zeros(shape, dtype)
+
+
+def change_bytes(path: Path, start: int, *values: int) -> None:
     data = bytearray(path.read_bytes())
-    data[position : position + len(values)] = bytes(values)
+    data[start : start + len(values)] = bytes(values)
     path.write_bytes(data)
 
 
-DAMAGE = {
-    "missing": ("t10k-labels-idx1", lambda path: path.unlink(), "raw: has no t10k-labels-idx1-ubyte"),
-    "empty": ("train-labels-idx1", lambda path: os.truncate(path, 0), "expected at least 8 bytes of header, found 0"),
-    "header cut": ("train-images-idx3", lambda path: os.truncate(path, 15), "at least 16 bytes of header, found 15"),
-    "images cut": ("train-images-idx3", lambda path: os.truncate(path, 999), "expected 235216 bytes, found 999 bytes"),
-    "labels cut": ("t10k-labels-idx1", lambda path: os.truncate(path, 107), "expected 108 bytes, found 107 bytes"),
-    "overlong": ("t10k-images-idx3", lambda path: os.truncate(path, 80000), "expected 78416 bytes, found 80000 bytes"),
-    "images magic": ("train-images-idx3", lambda path: edit(path, 3, 1), "expected magic number 0x00000803, found 0x0"),
-    "labels magic": ("train-labels-idx1", lambda path: edit(path, 2, 9), "number 0x00000801, found 0x00000901"),
-    "size": (
-        "t10k-images-idx3",
-        lambda path: edit(path, 11, 14, 0, 0, 0, 56),
-        "images of 14x56 pixels, expected 28x28",
-    ),
-    "label 10": (
-        "train-labels-idx1",
-        lambda path: edit(path, 8 + 123, 10),
-        "label 123 (counted from 0) is 10, expected",
-    ),
-    "counts": (
-        "t10k-labels-idx1",
-        lambda path: (edit(path, 7, 99), os.truncate(path, 8 + 99)),
-        "t10k-images-idx3-ubyte has 100 images, but",
-    ),
-    "none": (
-        "t10k-images-idx3",
-        lambda path: [
-            (edit(file, 7, 0), os.truncate(file, size))
-            for file, size in [(path, 16), (path.with_name("t10k-labels-idx1-ubyte"), 8)]
-        ],
-        "t10k-images-idx3-ubyte: has no images",
-    ),
-}
+BOX = {"Nbody": (4, 8, 8, 8), "Hydro": (5, 8, 8, 8)}
+IMAGES_FILE, LABELS_FILE, BATCH_FILE = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte", "data_batch_2"
+DAMAGE: list[tuple[str, str, Callable[[Path], object], str]] = [
+    *[(name, file, Path.unlink, "No such file") for name, file in (("mnist", LABELS_FILE), ("cifar10", BATCH_FILE))],
+    ("nbody", "val.h5", Path.unlink, "No such file"),
+    ("mnist", IMAGES_FILE, lambda path: os.truncate(path, 0), "expected magic number 0x00000803, found 0x00000000"),
+    ("mnist", IMAGES_FILE, lambda path: os.truncate(path, 999), "expected 80768 bytes, found 999 bytes"),
+    ("mnist", IMAGES_FILE, lambda path: os.truncate(path, 99_999), "expected 80768 bytes, found 99999 bytes"),
+    ("mnist", IMAGES_FILE, lambda path: change_bytes(path, 11, 14, 0, 0, 0, 56), "images of 14x56 pixels"),
+    ("mnist", LABELS_FILE, lambda path: change_bytes(path, 7, 29), "expected 37 bytes, found 38 bytes"),
+    ("mnist", LABELS_FILE, lambda path: change_bytes(path, 20, 10), "has a label 10, expected 0..9"),
+    ("mnist", LABELS_FILE, lambda path: (change_bytes(path, 7, 29), os.truncate(path, 37)), "30 images, and"),
+    ("cifar10", BATCH_FILE, lambda path: os.truncate(path, 0), "damaged"),
+    ("cifar10", BATCH_FILE, lambda path: os.truncate(path, 999), "damaged"),
+    ("cifar10", BATCH_FILE, lambda path: path.write_bytes(pickle.dumps({})), "damaged, or not such a file"),
+    ("cifar10", BATCH_FILE, lambda path: change_batch(path, labels=[9] * 20), "(21, 3072) uint8 and 20 labels"),
+    ("cifar10", BATCH_FILE, lambda path: change_batch(path, labels=[10] * 21), "labels in 0..9"),
+    ("nbody", "val.h5", lambda path: os.truncate(path, path.stat().st_size // 2), "damaged, or not such an HDF5 file"),
+    ("nbody", "val.h5", lambda path: change_box(path, {"Nbody": (4, 8, 8, 8)}), "Hydro"),
+    ("nbody", "val.h5", lambda path: change_box(path, BOX | {"Hydro": (4, 8, 8, 8)}), "(5, n, n, n)"),
+    ("nbody", "val.h5", lambda path: change_box(path, BOX | {"Nbody": (4, 6, 6, 6)}), "with the same n"),
+    ("nbody", "val.h5", lambda path: change_box(path, BOX, "f8"), "float64"),
+]
 
 
-@pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_reported_and_repaired(case: str, copy: Path, generated: Path, prepare: Callable) -> None:
-    name, harm, message = DAMAGE[case]
-    path = raw(copy) / f"{name}-ubyte"
-    harm(path)
-    with pytest.raises(UserError) as error:
-        mnist.check(copy)
-    for text in (message, path.name, f"python data/prepare.py mnist --synthetic --data_dir {copy}"):
-        assert text in str(error.value)
-
-    marker = (raw(copy) / "ORIGIN.json").rename(copy / "kept")  # without it the data are the user's own
-    for flags in ([], ["--synthetic"]):
-        status, stdout, stderr = prepare("mnist", "--data_dir", copy, *flags)
-        assert (status, stdout) == (2, "")
-        assert_one_line(stderr)
-        assert message in stderr and "never overwritten" in stderr
-
-    marker.rename(raw(copy) / "ORIGIN.json")  # with it they are ours to replace
-    status, stdout, stderr = prepare("mnist", "--data_dir", copy, "--synthetic")
-    assert (status, stderr) == (0, "")
-    assert message in stdout and "replacing" in stdout
-    assert contents(copy) == contents(generated)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_unreadable_files_are_reported(copy: Path) -> None:
-    (raw(copy) / NAMES[1]).chmod(0)
-    with pytest.raises(UserError, match=f"cannot read .*{NAMES[1]}: Permission denied"):
-        mnist.check(copy)
-    raw(copy).parent.chmod(0)
-    try:
-        with pytest.raises(UserError, match=r"cannot read .*: Permission denied"):
-            mnist.check(copy)
-        with pytest.raises(UserError, match=r"cannot write .*: .*Permission denied"):
-            generate("mnist", copy)
-    finally:
-        raw(copy).parent.chmod(0o755)
-
-
-@pytest.mark.parametrize("flags", [[], ["--shards"]], ids=str)
-def test_a_flipped_pixel_is_found_and_repaired(flags: list, copy: Path, generated: Path, prepare: Callable) -> None:
-    path = raw(copy) / "train-images-idx3-ubyte"
-    edit(path, 5000, path.read_bytes()[5000] ^ 1)
-    if flags:  # any complete data can be packed, but not damaged ones
-        status, stdout, stderr = prepare("mnist", "--data_dir", copy, *flags)
-        assert (status, stdout) == (2, "") and f"damaged ({path}: damaged, changed since it was written" in stderr
-        assert_one_line(stderr)
-    status, stdout, _ = prepare("mnist", "--synthetic", "--data_dir", copy, *flags)
-    assert status == 0 and f"{path}: damaged, changed since it was written; replacing" in stdout
-    assert contents(copy) == contents(generated)
-
-
-# What is left alone and what is replaced
-
-
-def test_twice_does_nothing_other_values_replace(copy: Path, prepare: Callable) -> None:
-    before = {path: path.stat().st_mtime_ns for path in raw(copy).iterdir()}
-    for flags in ([], ["--seed", 7], ["--train_samples", 300, "--val_samples", 100]):
-        status, stdout, _ = prepare("mnist", "--synthetic", "--data_dir", copy, *flags)
-        assert status == 0 and "nothing to do" in stdout
-        assert {path: path.stat().st_mtime_ns for path in raw(copy).iterdir()} == before
-    status, stdout, _ = prepare("mnist", "--synthetic", "--data_dir", copy, "--val_samples", 50)
-    assert status == 0 and "replacing generated data" in stdout and "val_samples 50" in stdout
-    origin = json.loads((raw(copy) / "ORIGIN.json").read_text())
-    assert origin.pop("files").keys() == contents(copy).keys()
-    assert origin == {"origin": "generated", "seed": 7, "train_samples": 300, "val_samples": 50, "version": VERSION}
-    assert len(mnist.arrays(copy, "val")[0]) == 50
-
-
-def test_generated_real_and_own_data_never_replace_each_other(copy: Path, prepare: Callable) -> None:
-    marker = raw(copy) / "ORIGIN.json"
-    before = contents(copy)
-    status, _, stderr = prepare("mnist", "--data_dir", copy)
-    assert status == 2 and "generated data, downloaded ones will not replace them" in stderr
-    assert_one_line(stderr)
-    marker.write_text('{"origin": "downloaded"}')
-    status, _, stderr = prepare("mnist", "--data_dir", copy, "--synthetic")
-    assert status == 2 and "downloaded data, generated ones will not replace them" in stderr
-    for own in (None, "half a {", "[]"):
-        marker.unlink() if own is None else marker.write_text(own)
-        status, _, stderr = prepare("mnist", "--data_dir", copy, "--synthetic", "--seed", 1)
-        assert status == 2 and "data of your own, complete, which are never overwritten" in stderr
-        status, stdout, _ = prepare("mnist", "--data_dir", copy)
-        assert status == 0 and "data of your own; complete, nothing to do" in stdout
-    assert contents(copy) == before
-
-
-def test_leftovers_are_removed_even_when_there_is_nothing_to_do(copy: Path, prepare: Callable) -> None:
-    for name in ("raw.new", "raw.old"):
-        shutil.copytree(raw(copy), raw(copy).with_name(name))
-    assert prepare("mnist", "--synthetic", "--data_dir", copy)[0] == 0
-    assert sorted(path.name for path in raw(copy).parent.iterdir()) == [".raw.lock", "raw"]
-
-
-def test_two_at_once_generate_once(tmp_path: Path, generated: Path, capfd: pytest.CaptureFixture) -> None:
-    with ThreadPoolExecutor() as pool:
-        recipe = {"train_samples": 300, "val_samples": 100, "seed": 7}
-        list(pool.map(lambda _: generate("mnist", tmp_path, **recipe), range(2)))
-    stdout = capfd.readouterr().out
-    assert stdout.count("nothing to do") == 1
-    assert contents(tmp_path) == contents(generated)
-
-
-# Interruption
-
-KILLED_AT_EVERY_STEP = """
-import os, signal, sys
-from pathlib import Path
-import synthetic_digits
-from sources import generate
-from workshop.datasets import mnist
-from workshop.errors import UserError
-
-digits = {seed: synthetic_digits.generate_digits(20, seed) for seed in (2, 3, 4, 5)}
-synthetic_digits.generate_digits = lambda samples, seed: digits[seed]  # generated once, to be quick
-
-
-def prepare(folder, seed):
-    generate("mnist", folder, train_samples=20, val_samples=20, seed=seed)
-
-
-def die_at(step, folder):
-    events = 0
-
-    def hook(event, arguments):
-        nonlocal events
-        if any(folder in str(argument) for argument in arguments):
-            events += 1
-            if events == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)  # called before each file is opened, renamed, removed, ...
-
-
-for before in (None, 1):  # onto nothing, onto earlier data
-    for step in range(1, 1000):
-        folder = Path(sys.argv[1]) / f"{before}-{step}"
-        if before:
-            prepare(folder, seed=before)
-        if (pid := os.fork()) == 0:
-            die_at(step, str(folder))
-            prepare(folder, seed=2)
-            os._exit(0)
-        finished = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        seen = "missing"
-        if (folder / "MNIST" / "raw").exists():
-            mnist.check(folder)
-            train, val = (mnist.arrays(folder, split)[0][:, 0] for split in ("train", "val"))
-            (seed,) = [s for s in (1, 2) if train.equal(digits[2 * s][0]) and val.equal(digits[2 * s + 1][0])]
-            seen = f"seed {seed}"
-        else:
-            try:
-                mnist.check(folder)
-            except UserError as error:
-                assert "has no" in str(error)
-        prepare(folder, seed=2)
-        mnist.check(folder)
-        assert {path.name for path in (folder / "MNIST").iterdir()} == {".raw.lock", "raw"}
-        print("seen", before, seen, flush=True)
-        if finished:
-            break
-"""
-
-
-def test_killed_at_every_step_leaves_all_or_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(PREPARE.parent)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    seen = [line for line in result.stdout.splitlines() if line.startswith("seen")]
-    assert set(seen) == {
-        *("seen None missing", "seen None seed 2"),
-        *("seen 1 seed 1", "seen 1 missing", "seen 1 seed 2"),
-    }
-    assert len(seen) > 30
-
-
-def test_killed_command_leaves_nothing_and_the_next_one_repairs_it(
-    tmp_path: Path, generated: Path, prepare: Callable
+@pytest.mark.parametrize(("name", "file", "harm", "message"), DAMAGE)
+def test_damage_is_one_line_with_the_commands_that_help(
+    name: str, file: str, harm: Callable, message: str, small: Path, run_script: Script
 ) -> None:
-    flags = ["mnist", "--synthetic", "--data_dir", str(tmp_path), "--seed", "7", "--train_samples"]
-    process = subprocess.Popen([sys.executable, str(PREPARE), *flags, "20000"])
-    unfinished = raw(tmp_path).with_name("raw.new")
-    while not (unfinished / NAMES[0]).exists() and process.poll() is None:
-        time.sleep(0.002)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert unfinished.exists()
-    with pytest.raises(UserError, match="has no train-images"):
-        mnist.check(tmp_path)
-    assert prepare(*flags, 300, "--val_samples", 100)[0] == 0
-    assert contents(tmp_path) == contents(generated)
-    assert not unfinished.exists()
+    folder = MODULES[name].folder(small)
+    harm(folder / file)
+    before = contents(folder)
+    with pytest.raises(UserError) as error:
+        MODULES[name].check(small)
+    for part in (message, str(folder / file), f"move {folder} away", f"data/prepare.py {name} --data_dir {small}`"):
+        assert part in str(error.value)
+    assert message in run_script("data/prepare.py", name, "--synthetic", "--data_dir", small).error
+    assert contents(folder) == before
+
+
+def test_missing_data_name_both_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
+    for name, module in MODULES.items():
+        prepare = os.path.relpath(REPOSITORY / "data" / "prepare.py")
+        expected = (
+            f"; to prepare {name} run `python {prepare} {name}`, or without a network `python {prepare} {name} --syn"
+        )
+        with pytest.raises(UserError, match="No such file") as error:
+            module.check(tmp_path)
+        assert expected in str(error.value)
+
+
+# What is there is not changed, and what is new is complete
+
+
+def test_what_is_there_is_never_changed(small: Path, run_script: Script) -> None:
+    prepare = partial(run_script, "data/prepare.py", "mnist", "--data_dir", small)
+    before = contents(small)
+    for words in (["--synthetic"], ["--synthetic", "--seed", 7, "--train_samples", 103]):
+        result = prepare(*words)
+        assert result.status == 0 and "complete, nothing to do" in result.stdout
+    for words in ([], ["--synthetic", "--seed", 8], ["--synthetic", "--val_samples", 31]):
+        assert "has other data (origin generated, seed 7, train_samples 103, val_samples 30)" in prepare(*words).error
+    assert contents(small) == before
+    (mnist.folder(small) / "ORIGIN.json").unlink()  # now they are files that the user put there
+    before = contents(small)
+    for words in ([], ["--synthetic"]):
+        assert "never changed: move it away" in prepare(*words).error
+    assert contents(small) == before
+    assert len(mnist.arrays(small, "train")[0]) == 103
+
+
+def test_killed_at_any_moment_a_data_set_is_complete_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = torch.zeros(1, 28, 28, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+    monkeypatch.setattr("synthetic_digits.generate_digits", lambda samples, seed: zeros)
+    outcomes = []
+    while not outcomes or outcomes[-1] != 0:
+        if not (pid := os.fork()):
+            generate_until(len(outcomes), tmp_path)
+        outcomes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        if mnist.folder(tmp_path).exists():
+            mnist.check(tmp_path)
+            assert read_json(mnist.folder(tmp_path) / "ORIGIN.json")["origin"] == "generated"
+        else:
+            assert outcomes[-1] == 9
+    assert len(outcomes) > 10
+
+
+def generate_until(events: int, data_dir: Path) -> None:
+    """In a process of its own: generate digits, and end as if killed before it does anything more to files."""
+    left = iter(range(events))
+
+    def watch(event: str, arguments: tuple) -> None:
+        if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir") and next(left, None) is None:
+            os._exit(9)
+
+    sys.addaudithook(watch)
+    try:
+        generate("mnist", data_dir, train_samples=1, val_samples=1)
+    finally:
+        os._exit(0)
+
+
+# Download
+
+
+class Mirror:
+    """A web server on this machine; ``pages`` maps a path to its body, of which the last ``cut`` bytes are not sent."""
+
+    def __init__(self) -> None:
+        self.pages: Content = {}
+        self.cut = 0
+        mirror = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                page = mirror.pages.get(self.path)
+                self.send_response(404 if page is None else 200)
+                self.send_header("Content-Length", str(len(page or b"")))
+                self.end_headers()
+                self.wfile.write((page or b"")[: len(page or b"") - mirror.cut])
+
+            def log_message(self, *arguments: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}/"
+        Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+
+@pytest.fixture
+def mirrors(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Mirror, Mirror]]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    both = Mirror(), Mirror()
+    yield both
+    for mirror in both:
+        mirror.server.shutdown()
+        mirror.server.server_close()
+
+
+def serve(name: str, mirrors: tuple[Mirror, Mirror], small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the mirrors serve a generated data set, and torchvision take it for the real one."""
+    files = contents(MODULES[name].folder(small))
+    del files["ORIGIN.json"]
+    if name == "mnist":
+        pages = {f"/{file}.gz": gzip.compress(data) for file, data in files.items()}
+        monkeypatch.setattr(MNIST, "mirrors", [mirror.address for mirror in mirrors])
+        md5 = [(page[1:], hashlib.md5(data).hexdigest()) for page, data in pages.items()]
+        monkeypatch.setattr(MNIST, "resources", md5)
+    elif name == "cifar10":
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+            tar.add(cifar10.folder(small), cifar10.folder(Path()).name)
+        pages = {"/cifar-10-python.tar.gz": archive.getvalue()}
+        monkeypatch.setattr(CIFAR10, "url", f"{mirrors[0].address}cifar-10-python.tar.gz")
+        monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(archive.getvalue()).hexdigest())
+        accept_cifar10(cifar10.folder(small), monkeypatch)
+    else:
+        pages = {f"/{page}": files[f"{split}.h5"] for split, page in sources.NBODY_FILES.items()}
+        monkeypatch.setattr(sources, "NBODY_URL", mirrors[0].address)
+    for mirror in mirrors:
+        mirror.pages = dict(pages)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_download_whole_or_not_at_all(
+    name: str,
+    mirrors: tuple[Mirror, Mirror],
+    small: Path,
+    tmp_path: Path,
+    run_script: Script,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve(name, mirrors, small, monkeypatch)
+    new = tmp_path / "new"
+    prepare = partial(run_script, "data/prepare.py", name, "--data_dir", new)
+
+    def assert_fails(reason: str) -> None:
+        result = prepare()
+        assert result.status == 2 and contents(new) == {}
+        line = result.stderr.splitlines()[-1]  # progress bars come before it
+        assert line.startswith("error: ") and reason in line
+        assert f"`python prepare.py {name} --synthetic --data_dir {new}`" in line
+
+    for mirror in mirrors:
+        mirror.cut = 1000
+    assert_fails("damaged" if name == "nbody" else "corrupted")  # nbody's files come without a checksum
+    for mirror in mirrors:
+        mirror.cut = 0
+    pages, mirrors[0].pages = mirrors[0].pages, {}
+    if name != "mnist":  # which the second mirror delivers
+        assert_fails("Not Found")
+        mirrors[0].pages = pages
+    assert prepare().status == 0
+    expected, found = (contents(MODULES[name].folder(folder)) for folder in (small, new))
+    assert found | {"ORIGIN.json": b""} == expected | {"ORIGIN.json": b""}
+    result = prepare()
+    assert result.status == 0 and "complete, nothing to do" in result.stdout
+    assert "has other data" in prepare("--synthetic").error
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mnsit"], "invalid choice: 'mnsit' (choose from "),
+        ([], "name"),
+        (["mnist", "--synth"], "--synth"),
+        (["mnist", "--seed", "one"], "--seed: invalid int value: 'one'"),
+        (["mnist", "--seed", "1"], "--seed needs --synthetic"),
+        (["mnist", "--synthetic", "--val_samples", "0"], "--val_samples: must be at least 1, got 0"),
+        (["nbody", "--synthetic", "--train_samples", "8"], "--train_samples"),
+        (["nbody", "--shards"], "--shards"),
+        (["mnist", "--synthetic", "--data_dir", __file__], "Not a directory"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], message: str, run_script: Script) -> None:
+    assert message in run_script("data/prepare.py", *words).error

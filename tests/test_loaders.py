@@ -1,138 +1,170 @@
-"""The loaders: all give the same samples, normalized in the same way, each once per epoch."""
+"""The loaders of images: one interface, each sample once per epoch, the same samples from all of them."""
 
-import subprocess
+import gc
+import os
 import sys
+import tarfile
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from conftest import REPOSITORY, Script
-from data_helpers import assert_pipelines_end_with
-from lab.launching import load_script
+from conftest import Script
 from sources import generate, pack
 from workshop import hardware
-from workshop.datasets import mnist, shards
+from workshop.config import TrainConfig
+from workshop.datasets import image_dataset, shards
 from workshop.errors import UserError
-from workshop.loaders import DistributedBatchSampler, Loader
-from workshop.loaders.dali import DaliLoader
-from workshop.loaders.device import DeviceLoader
-from workshop.loaders.memory import MemoryLoader
+from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
 from workshop.loaders.transform import PADDING, BatchTransform, flip_and_crop
 
 CPU = torch.device("cpu")
 LOADERS = ["map", "shards", "memory", "device", "dali"]
-LESSON = load_script(REPOSITORY / "03_ddp")
+EACH_LOADER = pytest.mark.parametrize("kind", LOADERS)
+BATCH = 64
 
 
 @pytest.fixture(scope="module")
-def packed_data(data_dir: Path) -> Path:
-    pack("mnist", data_dir)
+def packed(data_dir: Path) -> Path:
+    """The data folder, with shards."""
+    for name in ("mnist", "cifar10"):
+        pack(name, data_dir)
     return data_dir
 
 
-def loaders(data_dir: Path, kind: str, rank: int = 0, world_size: int = 1, **flags: object) -> tuple[Loader, Loader]:
-    """The loaders of both splits, as lesson 03 builds them."""
-    config = LESSON.Config(data_dir=data_dir, loader=kind, **flags)
-    train, val = (LESSON.make_loader(config, split, CPU, rank, world_size) for split in ("train", "val"))
-    return train, val
+def make_loader(data_dir: Path, kind: str, split: str, rank: int = 0, ranks: int = 1, **flags: object) -> Loader:
+    config = TrainConfig(data_dir=data_dir, loader=kind, **({"num_workers": 0} | flags))
+    if kind != "map":
+        return build_loader(config, split, CPU, rank, ranks)
+    limit = config.limit_train if split == "train" else config.limit_val
+    dataset = ImageDataset(config.dataset, data_dir, split, limit, seed=config.seed)
+    sampler = DistributedBatchSampler(
+        len(dataset), config.batch_size, rank=rank, num_replicas=ranks, shuffle=split == "train", seed=config.seed
+    )
+    workers = config.num_workers
+    return DataLoader(dataset, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
 
 
-def epoch_of(loader: Loader, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    loader.batch_sampler.set_epoch(epoch)
-    batches = list(loader)
-    assert len(batches) == len(loader)
-    assert all(len(targets) == 64 for _, targets in batches[:-1])
-    return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def sorted_samples(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def epoch_of(loader: Loader, epoch: int, start_step: int = 0) -> Batches:
+    loader.batch_sampler.set_epoch(epoch, start_step)
+    batches = [(inputs.clone(), targets.clone()) for inputs, targets in loader]
+    assert len(batches) == len(loader) - start_step
+    return batches
+
+
+def joined(batches: Batches) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert inputs.dtype == torch.float32 and targets.dtype == torch.int64
+    return inputs, targets
+
+
+def rows(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The samples in an order that depends on nothing but themselves."""
-    rows = torch.cat([targets[:, None].float(), inputs.flatten(1).mul(1000).round()], dim=1)
-    return torch.unique(rows, dim=0)
+    return torch.unique(torch.cat([targets[:, None].float(), inputs.flatten(1).mul(1000).round()], dim=1), dim=0)
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+def stored(data_dir: Path, split: str, limit: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalized samples of MNIST."""
+    images, labels = image_dataset("mnist").arrays(data_dir, split)
+    return (images[:limit] / 255 - 0.1307) / 0.3081, labels[:limit]
+
+
+def same(some: Batches, others: Batches) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(torch.equal(a, b) for batches in pairs for a, b in zip(*batches, strict=True))
+
+
+# Each sample once
+
+
+@EACH_LOADER
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_every_sample_once_per_epoch_in_a_new_order(packed_data: Path, kind: str, num_workers: int) -> None:
-    images, labels = mnist.arrays(packed_data, "train")
-    expected = (images / 255 - 0.1307) / 0.3081
-    train, val = loaders(packed_data, kind, num_workers=num_workers)
-    first, first_labels = epoch_of(train, 1)
-    second, _ = epoch_of(train, 2)
-    again, _ = epoch_of(train, 1)
-    assert first.dtype == torch.float32
-    assert torch.equal(sorted_samples(first, first_labels), sorted_samples(expected, labels))
-    assert not torch.equal(first, second)
-    assert torch.equal(first, again)
-    val_inputs, val_labels = epoch_of(val, 0)
-    val_images, expected_labels = mnist.arrays(packed_data, "val")
-    val_expected = (val_images / 255 - 0.1307) / 0.3081
-    assert torch.equal(sorted_samples(val_inputs, val_labels), sorted_samples(val_expected, expected_labels))
+def test_every_sample_once_per_epoch_in_a_new_order(packed: Path, kind: str, num_workers: int) -> None:
+    train, val = (make_loader(packed, kind, split, num_workers=num_workers) for split in ("train", "val"))
+    first, second, again = (epoch_of(train, epoch) for epoch in (1, 2, 1))
+    assert all(len(targets) == BATCH for _, targets in first[:-1])
+    assert torch.equal(rows(*joined(first)), rows(*stored(packed, "train")))
+    assert same(first, again) and not torch.equal(joined(first)[0], joined(second)[0])
+    assert torch.equal(rows(*joined(epoch_of(val, 0))), rows(*stored(packed, "val")))
+    assert (len(train.dataset), len(val.dataset)) == (2000, 500)
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-def test_ranks_share_an_epoch(packed_data: Path, kind: str) -> None:
-    images, labels = mnist.arrays(packed_data, "train")
-    parts = []
-    for rank in range(2):
-        train, _ = loaders(packed_data, kind, rank, world_size=2, num_workers=0)
-        train.batch_sampler.set_epoch(3)
-        batches = list(train)
-        parts += batches
-        assert len(batches) == len(train) == -(-len(images) // 128)
-    inputs, targets = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-    expected = sorted_samples((images / 255 - 0.1307) / 0.3081, labels)
-    assert torch.equal(sorted_samples(inputs, targets), expected)
+@EACH_LOADER
+def test_ranks_share_an_epoch(packed: Path, kind: str) -> None:
+    for split, expected in (("train", stored(packed, "train")), ("val", stored(packed, "val"))):
+        parts = [epoch_of(make_loader(packed, kind, split, rank, 2), 3) for rank in range(2)]
+        assert split == "val" or len(parts[0]) == len(parts[1])
+        inputs, targets = joined(parts[0] + parts[1])
+        assert len(inputs) == len(expected[0])
+        assert torch.equal(rows(inputs, targets), rows(*expected))
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-def test_limits_take_the_first_samples(packed_data: Path, kind: str) -> None:
-    train, val = loaders(packed_data, kind, limit_train=100, limit_val=50, num_workers=0)
-    _, labels = mnist.arrays(packed_data, "train")
-    assert torch.equal(epoch_of(train, 1)[1].sort().values, labels[:100].sort().values)
-    assert len(epoch_of(val, 1)[1]) == 50
+@EACH_LOADER
+def test_limits_take_the_first_samples(packed: Path, kind: str) -> None:
+    for split, limit in (("train", 100), ("val", 50)):
+        loader = make_loader(packed, kind, split, limit_train=100, limit_val=50)
+        assert torch.equal(rows(*joined(epoch_of(loader, 1))), rows(*stored(packed, split, limit)))
+        assert len(loader.dataset) == limit
 
 
-def colour_loaders() -> dict[str, Loader]:
-    """Every loader that augments whole batches, over the same random images."""
-    images = torch.randint(0, 256, (500, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    targets = torch.arange(500)
-
-    def parts() -> tuple[DistributedBatchSampler, BatchTransform]:
-        sampler = DistributedBatchSampler(500, 64, shuffle=True, seed=1)
-        return sampler, BatchTransform((0.5, 0.4, 0.3), (0.2, 0.25, 0.3), augment=True, samples=500, seed=1)
-
-    return {
-        "memory": MemoryLoader(images, targets, *parts(), pin_memory=False),
-        "device": DeviceLoader(images, targets, *parts(), CPU),
-        "dali": DaliLoader(images, targets, *parts(), num_threads=1, device=CPU),
-    }
+@EACH_LOADER
+def test_an_epoch_that_is_resumed_or_interrupted_is_like_any_other(packed: Path, kind: str) -> None:
+    loader = make_loader(packed, kind, "train")
+    whole = epoch_of(loader, 1)
+    assert same(epoch_of(loader, 1, start_step=20), whole[20:])
+    next(iter(loader))
+    assert same(epoch_of(loader, 1), whole)
 
 
-def test_loaders_augment_alike() -> None:
+# The same samples, normalized and augmented in the same way
+
+
+def test_loaders_of_whole_batches_augment_alike(packed: Path) -> None:
+    source = image_dataset("cifar10")
+    images, _ = source.arrays(packed, "train")
     for epoch in (1, 2):
-        memory, on_device, dali = (epoch_of(loader, epoch) for loader in colour_loaders().values())
-        for inputs, targets in (on_device, dali):
-            assert torch.equal(targets, memory[1])
-            torch.testing.assert_close(inputs, memory[0], atol=1e-5, rtol=0)
+        batches = {
+            kind: epoch_of(make_loader(packed, kind, "train", dataset="cifar10"), epoch)
+            for kind in ("memory", "device", "dali", "shards")
+        }
+        assert same(batches["memory"], batches["device"])
+        inputs, targets = joined(batches["memory"])
+        dali_inputs, dali_targets = joined(batches["dali"])
+        assert torch.equal(targets, dali_targets)
+        torch.testing.assert_close(inputs, dali_inputs, atol=1e-5, rtol=0)
+        assert torch.equal(rows(inputs, targets), rows(*joined(batches["shards"])))
+        transform = BatchTransform(source.MEAN, source.STD, augment=True, samples=len(images), seed=1)
+        transform.set_epoch(epoch)
+        order = DistributedBatchSampler(len(images), BATCH, shuffle=True, seed=1)
+        order.set_epoch(epoch)
+        alone = torch.stack([transform(images[i : i + 1], torch.tensor([i]))[0] for i in order.order()[:5]])
+        assert torch.equal(alone, inputs[:5])  # what happens to a sample does not depend on its batch
 
 
-@pytest.mark.parametrize("kind", ["shards", "memory"])
-def test_what_is_pinned_is_the_batch(packed_data: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
-    loader, _ = loaders(packed_data, kind, num_workers=0, limit_train=128)
-    loader.pin_memory = True
-    batches = list(loader)
-    assert [id(tensor) for batch in batches for tensor in batch] == [id(tensor) for tensor in pinned]
-    assert [len(targets) for _, targets in batches] == [64, 64]
-
-
-def test_an_interrupted_epoch_does_not_change_the_next_one() -> None:
-    for loader, fresh in zip(colour_loaders().values(), colour_loaders().values(), strict=True):
-        next(iter(loader))
-        assert torch.equal(epoch_of(loader, 2)[0], epoch_of(fresh, 2)[0])
+def test_augmentation_of_map_follows_from_the_sample_alone(packed: Path) -> None:
+    flags = {"dataset": "cifar10", "limit_train": 64}
+    seen = {}
+    for ranks, workers in ((1, 0), (1, 2), (2, 1)):
+        loaders = [
+            make_loader(packed, "map", "train", rank, ranks, num_workers=workers, batch_size=32 // ranks, **flags)
+            for rank in range(ranks)
+        ]
+        for epoch in (1, 2):
+            seen[ranks, workers, epoch] = rows(
+                *joined([batch for loader in loaders for batch in epoch_of(loader, epoch)])
+            )
+    assert not torch.equal(seen[1, 0, 1], seen[1, 0, 2])
+    for (_, _, epoch), samples in seen.items():
+        assert torch.equal(samples, seen[1, 0, epoch])
+    dataset = ImageDataset("cifar10", packed, "train", seed=1)
+    state = torch.get_rng_state()
+    assert torch.equal(dataset[1, 3][0], dataset[1, 3][0])
+    assert torch.equal(state, torch.get_rng_state())  # the model's dropout uses this generator too
 
 
 def test_flip_and_crop() -> None:
@@ -148,141 +180,111 @@ def test_flip_and_crop() -> None:
     assert shifted[:, :, :PADDING].eq(0).all()
 
 
-def test_random_transforms_of_map_follow_from_the_sample_alone(data_dir: Path) -> None:
-    seen = {}
-    for ranks, workers in ((1, 0), (1, 2), (2, 1)):
-        numbers = {}
-        for rank in range(ranks):
-            loader, _ = loaders(data_dir, "map", rank, ranks, batch_size=4, limit_train=20, num_workers=workers)
-            loader.dataset.transform = lambda _: torch.rand(1)
-            loader.dataset.labels = list(range(20))
-            state = torch.get_rng_state()
-            loader.batch_sampler.set_epoch(1)
-            for values, indices in loader:
-                numbers |= dict(zip(indices.tolist(), values.flatten().tolist(), strict=True))
-            if workers == 0:
-                assert torch.equal(state, torch.get_rng_state())
-        seen[ranks, workers] = numbers
-    assert seen[1, 0] == seen[1, 2] == seen[2, 1]
-    assert len(set(seen[1, 0].values())) == 20
+# Shards
 
 
-def test_map_is_the_data_loader_of_pytorch_with_the_flags(data_dir: Path) -> None:
-    flags = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": False, "batch_size": 16}
-    for loader in loaders(data_dir, "map", **flags):
-        assert type(loader) is torch.utils.data.DataLoader
-        assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 3, False)
-        assert isinstance(loader.batch_sampler, DistributedBatchSampler)
-    without_workers, _ = loaders(data_dir, "map", num_workers=0)
-    assert not without_workers.persistent_workers
-
-
-def test_shards_missing_or_cut_short(tmp_path: Path, packed_data: Path, run_script: Script) -> None:
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
     generate("mnist", tmp_path, train_samples=200, val_samples=100)
-    result = run_script("01_single_gpu/train.py", "--loader", "shards", "--data_dir", tmp_path)
-    assert (result.status, len(result.stderr.splitlines())) == (2, 1)
-    assert "no shards in" in result.stderr
-    assert "python ../data/prepare.py mnist --shards" in result.stderr
-    pack("mnist", tmp_path)
-    path = shards.shard_path(shards.folder_of("mnist", tmp_path), "train", 3)
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UserError, match=f"{path}: damaged, expected"):
-        shards.check("mnist", tmp_path)
+    return tmp_path
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-def test_damage_is_reported_before_anything_is_read(tmp_path: Path, kind: str) -> None:
-    generate("mnist", tmp_path, train_samples=200, val_samples=100)
-    pack("mnist", tmp_path)
-    path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=f"{path}: truncated, .*; to prepare mnist run `python"):
-        loaders(tmp_path, kind, num_workers=0)
-    with pytest.raises(UserError, match=f"{path}: truncated"):
-        pack("mnist", tmp_path)
+def shard(data_dir: Path) -> Path:
+    return shards.shard_paths("mnist", data_dir, "train")[3]
 
 
-def test_new_data_are_packed_again(tmp_path: Path, run_script: Script) -> None:
-    command = ("data/prepare.py", "mnist", "--synthetic", "--val_samples", "50", "--data_dir", tmp_path)
-    assert run_script(*command, "--train_samples", "100", "--shards").status == 0
-    assert shards.check("mnist", tmp_path) == {"train": 100, "val": 50}
-    assert run_script(*command, "--train_samples", "120").status == 0
-    assert shards.check("mnist", tmp_path) == {"train": 120, "val": 50}
+def test_a_sample_is_a_member_and_only_the_samples_in_use_are_read(few: Path) -> None:
+    pack("mnist", few)
+    with tarfile.open(shard(few)) as tar:
+        names, places = zip(*((member.name, member.offset) for member in tar), strict=True)
+    assert names == tuple(f"{index:08d}.bin" for index in range(3, 200, 32))
+    content = shard(few).read_bytes()
+    shard(few).write_bytes(content[: places[4]] + bytes(len(content) - places[4]))
+    loader = make_loader(few, "shards", "train", limit_train=128)
+    assert torch.equal(rows(*joined(epoch_of(loader, 1))), rows(*stored(few, "train", 128)))
+    with pytest.raises(UserError, match=r"train-003\.tar: damaged, has no sample 131"):
+        epoch_of(make_loader(few, "shards", "train"), 1)
 
 
-def test_device_too_small(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_missing_damaged_or_of_other_data_are_one_line(few: Path, run_script: Script) -> None:
+    train = ("01_single_gpu/train.py", "--loader", "shards", "--data_dir", few)
+    fix = f"run `python ../data/prepare.py mnist --shards --data_dir {few}`"
+    error = run_script(*train).error
+    assert "no shards in" in error and fix in error
+    pack("mnist", few)
+    os.truncate(shard(few), 5000)
+    error = run_script(*train).error
+    assert f"{shard(few)}: damaged, expected" in error and f"move {shard(few).parent} away and {fix}" in error
+    assert "damaged" in run_script("data/prepare.py", "mnist", "--shards", "--data_dir", few).error
+    for path in shard(few).parent.iterdir():
+        path.unlink()
+    assert run_script("data/prepare.py", "mnist", "--shards", "--data_dir", few).status == 0
+    for path in (few / "MNIST" / "raw").iterdir():
+        path.unlink()
+    assert (
+        "packed from other data"
+        in run_script("data/prepare.py", "mnist", "--synthetic", "--train_samples", 128, "--data_dir", few).error
+    )
+    assert "packed from other data" in run_script(*train).error
+
+
+def test_shards_that_change_while_they_are_read_are_one_line(few: Path, run_script: Script) -> None:
+    pack("mnist", few)
+    content = shard(few).read_bytes()
+    shard(few).write_bytes(b"x" * 600 + content[600:])  # of the same length
+    result = run_script("01_single_gpu/train.py", "--loader", "shards", "--num_workers", 1, "--data_dir", few)
+    assert f"{shard(few)}: damaged" in result.error
+
+
+# Mistakes
+
+
+@EACH_LOADER
+def test_data_that_are_missing_are_one_line(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UserError, match=r"run `python data/prepare\.py mnist"):
+        make_loader(tmp_path, kind, "train")
+
+
+def test_a_device_that_is_too_small_is_one_line(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "free_bytes", lambda _: 1_000_000)
-    with pytest.raises(UserError, match=r"--loader device needs 0.02 GB on cpu, but 0.00 GB are free"):
-        loaders(data_dir, "device")
+    with pytest.raises(
+        UserError, match=r"--loader device needs 0.02 GB on cpu, but 0.00 GB are free; use --loader memory"
+    ):
+        make_loader(data_dir, "device", "train")
 
 
-@pytest.mark.parametrize("kind", ["memory", "dali", "device"])
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_job_may_have_less_memory_than_the_machine(
-    kind: str, version: int, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hardware, "OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(hardware, "CGROUPS", tmp_path)
-    line, folder = {1: ("4:cpu,memory:/job/step", "memory/job"), 2: ("0::/job/step", "job")}[version]
-    (tmp_path / "own").write_text(f"7:pids:/\n{line}\n")
-    job, (limit, usage, cache) = tmp_path / folder, hardware.CGROUP_FILES[version]
-    (job / "step").mkdir(parents=True)
-    (job / "step" / limit).write_text("max\n")  # its own group sets no limit, the one above does
-    files = {limit: "300000000\n", usage: "299500000\n", "memory.stat": f"rss 1\n{cache} 1000000\n"}
-    for name, text in files.items():
-        (job / name).write_text(text)
-    assert hardware.free_bytes(CPU) == 1_500_000
-    with pytest.raises(UserError, match=rf"--loader {kind} needs 0.0\d GB on cpu, but 0.00 GB are free; use --loader"):
-        loaders(data_dir, kind)
-    (job / limit).write_text("900000000\n")
-    loaders(data_dir, kind)
+def test_shards_are_shared_evenly_or_not_at_all(packed: Path) -> None:
+    with pytest.raises(UserError, match="--loader shards has 32 shards, which 3 ranks cannot share evenly"):
+        make_loader(packed, "shards", "train", ranks=3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "module", "advice"),
-    [
-        ("dali", "nvidia.dali", "pip install nvidia-dali-cuda120"),
-        ("shards", "webdataset", "pip install webdataset"),
-    ],
-)
-def test_missing_library(
-    packed_data: Path, kind: str, module: str, advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, f"workshop.loaders.{kind}", raising=False)
-    with pytest.raises(UserError, match=advice):
-        loaders(packed_data, kind)
+def test_without_dali_the_line_says_what_to_install(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    monkeypatch.delitem(sys.modules, "workshop.loaders.dali", raising=False)
+    with pytest.raises(UserError, match="pip install nvidia-dali-cuda120"):
+        make_loader(data_dir, "dali", "train")
 
 
-def test_what_takes_long_to_import_is_imported_only_where_it_is_needed(data_dir: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-import torch
-from workshop.config import TrainConfig
-from workshop.loaders import build_loader
-from workshop.models import build_model
+# What loading leaves alone
 
-for dataset, model in (("mnist", "mnist_cnn"), ("cifar10", "cifar_cnn")):
-    config = TrainConfig(data_dir=Path(sys.argv[1]), dataset=dataset, model=model, loader="memory")
+
+@EACH_LOADER
+def test_nothing_changes_in_a_data_folder_that_many_share(packed: Path, kind: str) -> None:
+    """Tests may run as root, which can write anywhere; a folder's time shows files that were there for a while."""
+    before = {path: path.stat().st_mtime_ns for path in [packed, *packed.rglob("*")]}
     for split in ("train", "val"):
-        build_loader(config, split, torch.device("cpu"))
-    build_model(model, dataset)
-print([name for name in ("torchvision", "matplotlib", "h5py", "webdataset", "nvidia.dali") if name in sys.modules])
-"""
-    command = [sys.executable, "-c", code, str(data_dir)]
-    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]\n"
-
-
-def test_packing_needs_a_library_too(tmp_path: Path, run_script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "webdataset", None)
-    flags = ("--train_samples", "64", "--val_samples", "64", "--data_dir", tmp_path)
-    result = run_script("data/prepare.py", "mnist", "--synthetic", "--shards", *flags)
-    assert (result.status, result.stderr) == (2, "error: --shards needs WebDataset: pip install webdataset\n")
-    assert not shards.folder_of("mnist", tmp_path).exists()
+        epoch_of(make_loader(packed, kind, split, num_workers=1), 1)
+    assert {path: path.stat().st_mtime_ns for path in [packed, *packed.rglob("*")]} == before
 
 
 def test_a_dali_pipeline_ends_with_its_loader(data_dir: Path) -> None:
-    built = list(loaders(data_dir, "dali"))
-    epoch_of(built[0], 1)
-    assert_pipelines_end_with(built)
+    """If garbage collection in a forked loader worker ended the pipeline, it would wait there forever."""
+    loader = make_loader(data_dir, "dali", "train")
+    epoch_of(loader, 1)
+    pipeline = weakref.ref(loader.pipeline)
+    gc.disable()
+    try:
+        del loader
+        assert pipeline() is None
+    finally:
+        gc.enable()
