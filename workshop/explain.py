@@ -8,6 +8,7 @@ import errno
 import os
 import sys
 import time
+from functools import cache
 
 import torch
 
@@ -16,6 +17,8 @@ RESOURCE_ERRNOS = {
     errno.EDQUOT: "your quota is used up: free some space, or give another --run_dir",
     errno.EROFS: "give another --run_dir",
     errno.EACCES: "give a folder that you may read and write",
+    errno.ENOTDIR: "give a folder, not a file",
+    errno.EEXIST: "give a folder, not a file",
     errno.EMFILE: "take fewer --num_workers, or a higher `ulimit -n`",
     errno.ENOMEM: "take fewer --num_workers, or give the job more memory",
     errno.EAGAIN: "take fewer --num_workers, or a higher `ulimit -u`",
@@ -78,6 +81,7 @@ def backend_class(device: torch.device) -> str:
     return type(group._get_backend(device)).__name__
 
 
+@cache  # once in a process
 def let_threads_finish_before_forks() -> None:
     """On Python 3.11, keep the workers of a DataLoader from a deadlock if they are forked just after a collective.
 
