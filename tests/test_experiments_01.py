@@ -1,0 +1,237 @@
+"""The experiments of lesson 01 with little work: right tables, right results, nothing left behind."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bandwidth
+import cpu_or_gpu
+from computations import PROBLEMS
+from conftest import REPOSITORY, Script
+from cpu_or_gpu import Library, Measurement, pays_at, row_of, sweep, torch_on
+from lab.timing import Timing
+from sources import generate, pack
+from workshop.errors import UserError
+
+FOLDER = "01_single_gpu/experiments"
+CPU = torch.device("cpu")
+
+
+def table_of(folder: Path, name: str) -> dict:
+    (file,) = folder.glob(f"*/{name}.json")
+    return json.loads(file.read_text())
+
+
+# What the lesson measures of itself.
+
+
+def test_the_first_changes_are_compared_line_by_line(
+    run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seconds = {"map": [8, 6, 7], "memory": [1, 1, 2], "digits": [2, 2, 2]}
+    runs = []
+
+    def line_profile(lesson: Path, *flags: object) -> tuple:
+        name = "memory" if "memory" in flags else "map" if "--config" in flags else "digits"
+        runs.append(name)
+        loading = seconds[name][(len(runs) - 1) // 3]
+        total = loading + 2
+        lines = [("for inputs, targets in log.batches(loader):  # what it is", loading), ("  loss.backward()", 2)]
+        found = [{"text": text, "percent": 100 * s / total, "seconds": s, "hits": 1} for text, s in lines]
+        return {"epochs": [{"samples_per_second": 100 / total}]}, found
+
+    monkeypatch.setattr("lab.launching.line_profile", line_profile)
+    result = run_script(f"{FOLDER}/first_changes.py", WORKSHOP_RESULTS=str(tmp_path))
+    assert result.status == 0, result.stderr
+    assert runs == ["map", "memory", "digits"] * 3, "alternately"
+    first = table_of(tmp_path, "first_changes")["rows"]
+    assert first[0][1] == [pytest.approx(100 * share) for share in (7 / 9, 6 / 8, 8 / 10)]
+    assert first[1][3] == [pytest.approx(ratio) for ratio in (8 / 3, 9 / 4, 10 / 3)], "ratios within a trial"
+    assert table_of(tmp_path, "first_changes_lines")["rows"][0] == [
+        "`for inputs, targets in log.batches(loader):`",
+        *(pytest.approx(100 * share) for share in (7 / 9, 1 / 3, 2 / 4)),
+    ]
+
+
+@pytest.mark.parametrize(("study", "rows"), [("loaders", 5), ("mnist_loaders", 5), ("worker_counts", 5), ("models", 3)])
+def test_each_study_of_throughput_predicts_from_io_and_synthetic(
+    study: str, rows: int, run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    speeds = {"IO": 300.0, "SYNTHETIC": 600.0, "FULL": 240.0}
+
+    def train(lesson: Path, *flags: object) -> dict:
+        assert flags[flags.index("--benchmark") + 1] == "true"
+        return {kind: {"trials": [speed - 1, speed, speed + 1]} for kind, speed in speeds.items()}
+
+    monkeypatch.setattr("lab.launching.train", train)
+    result = run_script(f"{FOLDER}/throughput.py", study, WORKSHOP_RESULTS=str(tmp_path))
+    assert result.status == 0, result.stderr
+    found = table_of(tmp_path, study)["rows"]
+    assert len(found) >= rows
+    assert found[0][1:] == [[300, 1], [600, 1], [240, 1], pytest.approx(200), pytest.approx(1.2), 300, 0.8]
+
+
+def test_a_study_that_there_is_not_is_one_line(run_script: Script) -> None:
+    assert "did you mean models?" in run_script(f"{FOLDER}/throughput.py", "model").error
+
+
+@pytest.mark.slow
+def test_slow_files_arrive_late_and_their_steps_are_plotted(
+    run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flags = ("--num_workers", 1, "--limit_train", 128, "--limit_val", 8, "--batch_size", 8, "--trace", "true")
+    result = run_script(f"{FOLDER}/slow_files.py", *flags, "--run_dir", tmp_path / "run")
+    assert result.status == 0, result.stderr
+    (epoch,) = json.loads((tmp_path / "run/summary.json").read_text())["epochs"]
+    assert epoch["seconds"] >= 128 * 0.002
+
+    def train(*_: Any, keep_in: Path, **__: Any) -> None:  # noqa: ANN401
+        shutil.copy(tmp_path / "run/rank0.pt.trace.json.gz", keep_in)
+
+    monkeypatch.setattr("lab.plots.train", train)
+    result = run_script(f"{FOLDER}/loading_timelines.py", "--rounds", 1, WORKSHOP_RESULTS=str(tmp_path / "results"))
+    assert result.status == 0, result.stderr
+    rows = table_of(tmp_path / "results", "loading_timelines")["rows"]
+    assert [row[0] for row in rows] == ["0", "1", "4"]
+    assert all(step > data > 0 for _, step, data in rows)
+    assert list((tmp_path / "results").glob("*/loading_timelines.png"))
+
+
+# Disk and memory.
+
+
+def test_the_same_samples_are_read_from_shards_and_from_files(run_script: Script, tmp_path: Path) -> None:
+    script, data = f"{FOLDER}/sequential_reads.py", tmp_path / "data"
+    assert "python ../data/prepare.py mnist --shards" in run_script(script, "--data_dir", data).error
+    generate("mnist", data, train_samples=640, val_samples=64)
+    pack("mnist", data)
+    before = sorted(path.name for path in data.iterdir())
+    result = run_script(script, "--data_dir", data, WORKSHOP_RESULTS=str(tmp_path / "results"))
+    assert result.status == 0, result.stderr
+    (_, shards, fast), (_, files, slow) = table_of(tmp_path / "results", "sequential_reads")["rows"]
+    assert (shards, files) == (8, 640 * 8 / 32)
+    assert fast > 0 and slow > 0
+    assert sorted(path.name for path in data.iterdir()) == before, "the single files are gone"
+
+
+def test_the_table_of_bandwidths_has_every_path(
+    run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [*bandwidth.measure_disk(tmp_path, 2**20, seconds=10), *bandwidth.measure_memory(2**20, seconds=0)]
+    rows += bandwidth.measure_device(CPU, 2**20, seconds=0)
+    paths = [row[0] for row in rows]
+    assert paths[:4] == [
+        "disk, sequential write",
+        "disk, sequential read",
+        "disk, random 4 KiB read",
+        "memory copy, 1 thread",
+    ]
+    assert paths[-5:] == list(bandwidth.DEVICE_PATHS)
+    for _, counted, speed, hours in rows[:-5]:
+        assert counted in ("written", "read", "read + written")
+        assert speed * hours == pytest.approx(1e6 / 3600)
+    assert list(tmp_path.iterdir()) == [], "the test file is gone"
+    assert bandwidth.row_of("a path", "copied", 3 * 10**9, 0.1)[2:] == [
+        pytest.approx(30),
+        pytest.approx(9.26, abs=0.01),
+    ]
+
+
+def test_a_slow_disk_is_stopped_in_time(tmp_path: Path) -> None:
+    assert bandwidth.until_done("a path", "read", lambda: 4096, seconds=0.01)[2] > 0
+    moved = iter([100, 100, 0])
+    assert bandwidth.until_done("a path", "read", lambda: next(moved), seconds=60)[1] == "read"
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"cannot write .* to /proc"):
+        bandwidth.measure_disk(Path("/proc"), 2**20, seconds=1)
+
+
+# CPU or GPU?
+
+
+def fake_accelerator() -> Library:
+    """torch on the CPU, taken for an accelerator: data are copied to it."""
+    put = lambda array: torch.from_numpy(array).clone()  # noqa: E731
+    return dataclasses.replace(torch_on(CPU), name="torch on fake", accelerator=True, put=put)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.timing.SHORTEST_BLOCK", 0.0)
+    monkeypatch.setattr(cpu_or_gpu, "SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_library_agrees_with_the_reference(name: str, short: None) -> None:
+    problem = dataclasses.replace(PROBLEMS[name], sizes=PROBLEMS[name].sizes[:2])
+    measured = list(sweep(problem, False, [*cpu_or_gpu.libraries(), fake_accelerator()]))
+    assert {one.size for one in measured} == set(problem.sizes)
+    assert {"numpy, 1 thread", "torch, 1 thread", "torch on fake", "torch on fake, copy counted"} <= {
+        m.label for m in measured
+    }
+    row = row_of(problem, measured)
+    assert row[0] == problem.title and len(row) == 6
+
+
+def test_a_wrong_result_is_found_out(short: None) -> None:
+    wrong = dataclasses.replace(torch_on(CPU), name="wrong", fetch=lambda array: array.numpy() * np.float32(1.001))
+    with pytest.raises(AssertionError, match=r"wrong: .*error 1\.0e-03"):
+        list(sweep(PROBLEMS["elementwise"], True, [wrong]))
+
+
+def test_gradient_descent_recovers_slope_2_and_intercept_5() -> None:
+    x, y = PROBLEMS["line"].draw(np.random.default_rng(0), 50)
+    found = PROBLEMS["line"].compute(np, x, y).ravel()
+    assert found == pytest.approx([2, 5], abs=4 * 0.1 / np.sqrt(50))  # four standard errors
+    x, y = PROBLEMS["variables"].draw(np.random.default_rng(0), 20)
+    coefficients = PROBLEMS["variables"].compute(np, x, y).ravel()
+    assert np.abs(coefficients - np.round(coefficients)).max() < 0.1, "they were drawn whole, noise blurs them"
+
+
+def test_the_cumulative_sum_is_the_loop() -> None:
+    inputs = PROBLEMS["branching"].draw(np.random.default_rng(1), 1000)
+    assert 0.4 < (inputs[1] % 2).mean() < 0.6, "both branches are taken"
+    loop, whole = (PROBLEMS[name].compute(np, *inputs) for name in ("branching", "cumulative_sum"))
+    assert loop == pytest.approx(whole, rel=1e-4)
+
+
+def test_more_threads_pay_only_where_the_lead_is_clear() -> None:
+    times = {100: (1.0, 2.0, 0.0), 1000: (1.0, 0.85, 0.4), 10_000: (1.0, 0.95, 0.0), 100_000: (1.0, 0.5, 0.1)}
+    measured = [
+        Measurement(size=size, label=f"{threads}", threads=threads, timing=Timing(seconds, spread, 3))
+        for size, (one, two, spread) in times.items()
+        for threads, seconds in ((1, one), (2, two))
+    ]
+    assert pays_at(measured, lambda m: m.threads == 2) == "100,000", "slower; overlapping ranges; a small lead; clear"
+
+
+def test_the_script_stores_table_and_plot(run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("lab.timing.SHORTEST_BLOCK", 0.0)
+    monkeypatch.setattr("lab.timing.cpu_share", lambda: 1.0)
+    monkeypatch.setitem(PROBLEMS, "line", dataclasses.replace(PROBLEMS["line"], sizes=(50, 100, 1_000_000)))
+    flags = ("--quick", "true", "--problem", "line", "--problem", "many_systems")
+    monkeypatch.setitem(PROBLEMS, "many_systems", dataclasses.replace(PROBLEMS["many_systems"], sizes=(10, 20, 10**6)))
+    result = run_script(f"{FOLDER}/cpu_or_gpu.py", *flags, WORKSHOP_RESULTS=str(tmp_path))
+    assert result.status == 0, result.stderr
+    rows = table_of(tmp_path, "cpu_or_gpu")["rows"]
+    assert [row[0] for row in rows] == ["fit a line", "many 10 x 10 systems"]
+    assert rows[0][1].startswith("50 samples: ") and rows[0][2].startswith("100 samples: ")
+    assert list(tmp_path.glob("*/cpu_or_gpu.png"))
+
+
+def test_every_experiment_says_what_one_should_see() -> None:
+    for script in (REPOSITORY / FOLDER).glob("*.py"):
+        text = script.read_text()
+        assert (
+            "__main__" not in text
+            or "You should see" in text
+            or script.name in ("front_figure.py", "exercise_losses.py")
+        )
