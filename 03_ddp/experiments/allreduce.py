@@ -1,54 +1,31 @@
-"""How fast do the ranks add up? The all-reduce that DDP does in every step, timed alone, from small to large.
+"""How long do the ranks take to add up? The all-reduce that DDP does in every step, timed alone, by message size.
 
     torchrun --standalone --nproc-per-node 2 experiments/allreduce.py    # two ranks on this machine
     sbatch -N 2 experiments/allreduce.slurm                              # two nodes under Slurm
 
-You should see that a small message takes about as long as one a hundred times its size (latency), and that beyond
-some size time grows with the bytes (bandwidth). Two numbers, alpha and beta, fitted to the times, say both.
+You should see that small messages all take about the same time (latency), and that from some size on the time grows
+with the bytes (bandwidth). Two numbers that are fitted to the times, alpha and beta, describe both.
 """
 
 import statistics
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+from matplotlib.ticker import EngFormatter
 
 from alpha_beta import Network, bus_bandwidth_factor, fit
-from lab.flags import default_folder, make_output_folder
+from lab import results
+from lab.flags import Parser
+from lab.plots import COLORS, panels
 from lab.process_group import process_group
-from lab.results import write_results
-from lab.tables import format_seconds, format_table
-from workshop.commandline import run_with_config
-from workshop.errors import UserError
+from workshop.errors import UserError, run_reporting_user_errors
 from workshop.profiling.calibration import repeats_for
 from workshop.profiling.throughput import max_over_ranks
 
 TRIALS = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """The flags."""
-
-    min_kib: int = 4
-    """smallest message, in KiB; each further one is four times as large"""
-    max_mib: float = 64
-    """largest message, in MiB"""
-    seconds: float = 0.1
-    """length of a trial; there are five for each size"""
-    out: Path = field(default_factory=default_folder)
-    """folder for allreduce.json and allreduce.png"""
-
-    def __post_init__(self) -> None:
-        if self.min_kib < 1 or self.max_mib * 1024 < 4 * self.min_kib:
-            raise UserError("--min_kib must be at least 1, and --max_mib at least four times that size")
-        if not self.seconds > 0:
-            raise UserError(f"--seconds must be above 0, got {self.seconds}")
 
 
 def seconds_for(repeats: int, message: torch.Tensor) -> float:
@@ -62,105 +39,92 @@ def seconds_for(repeats: int, message: torch.Tensor) -> float:
     return max_over_ranks(time.perf_counter() - started, message.device)
 
 
-def measure(nbytes: int, seconds: float, world_size: int, device: torch.device) -> dict[str, float]:
-    """Return the median time of one all-reduce of so many bytes, its spread, and the bandwidths that follow."""
+def measure(nbytes: int, seconds: float, device: torch.device) -> list[float]:
+    """Return the seconds of one all-reduce of so many bytes in several trials, each of which lasts ``seconds``."""
     message = torch.ones(nbytes // 4, device=device)
     dist.all_reduce(message)  # also the warm-up: the first one makes connections
-    assert message[-1] == world_size, "the all-reduce did not add up"
+    assert message[-1] == dist.get_world_size(), "the all-reduce did not add up"
     message.zero_()  # stays zero however often it is added up
     repeats = repeats_for(seconds, lambda repeats: seconds_for(repeats, message), first=1)
-    times = [seconds_for(repeats, message) / repeats for _ in range(TRIALS)]
-    median = statistics.median(times)
-    return {
-        "bytes": nbytes,
-        "seconds": median,
-        "spread": max(times) - min(times),
-        "algorithm_gb_per_second": nbytes / median / 1e9,
-        "bus_gb_per_second": nbytes / median / 1e9 * bus_bandwidth_factor(world_size),
-    }
+    return [seconds_for(repeats, message) / repeats for _ in range(TRIALS)]
 
 
-def report(rows: list[dict[str, float]], world_size: int, device: torch.device, out: Path) -> None:
-    """Print the table, fit the model, and write the results and the plot."""
-    cells = [
-        (
-            f"{row['bytes'] / 1024:,.0f}",
-            format_seconds(row["seconds"]),
-            f"{row['spread'] / row['seconds']:.0%}",
-            f"{row['algorithm_gb_per_second']:.3f}",
-            f"{row['bus_gb_per_second']:.3f}",
-        )
-        for row in rows
-    ]
-    backend = dist.get_backend()
-    print(f"all-reduce over {world_size} ranks, {backend}; GB are 1e9 bytes\n")
-    print(format_table(["KiB", "time", "spread", "algorithm GB/s", "bus GB/s"], cells, left=()))
-    network = fit([(row["bytes"], world_size, row["seconds"]) for row in rows])
-    bandwidth = f"{1e-9 / network.beta:.3f} GB/s" if network.beta else "no limit in sight"
-    print(f"\nfitted: {format_seconds(network.alpha)} per message (alpha), {bandwidth} (1 / beta)")
-    figures = {
-        "world_size": world_size,
-        "backend": backend,
-        "alpha": network.alpha,
-        "beta": network.beta,
-        "rows": rows,
-    }
-    write_results(out / "allreduce.json", device, figures)
-    plot(rows, world_size, backend, network, out / "allreduce.png")
-    print(f"\nwritten: {out / 'allreduce.json'}, {out / 'allreduce.png'}")
-
-
-def plot(rows: list[dict[str, float]], ranks: int, backend: str, network: Network, file: Path) -> None:
-    """Draw time and bus bandwidth by message size into a PNG: measured as points, the fitted model as a line."""
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    figure.suptitle(f"All-reduce over {ranks} ranks, {backend}", fontsize=14, fontweight="bold")
-    sizes = np.array([row["bytes"] for row in rows])
+def plot(times: dict[int, float], ranks: int, network: Network) -> Figure:
+    """Return a plot of time and bus bandwidth by message size: measured as points, fitted as a line."""
+    figure, (left, right) = panels(2, (11, 4.4), sharex=True)
+    sizes = np.array(list(times))
     line = np.geomspace(sizes[0], sizes[-1], 100)
-    times = network.all_reduce_seconds(line, ranks)
-    left, right = figure.subplots(1, 2)
-    left.plot(sizes, [row["seconds"] for row in rows], "o", color="tab:blue", label="measured")
-    left.plot(line, times, color="tab:orange", label="fitted: alpha and beta")
-    left.set(title="Time", ylabel="time of one all-reduce", yscale="log")
-    left.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_seconds(seconds)))
-    left.yaxis.set_minor_formatter(NullFormatter())
+    fitted = np.array([network.all_reduce_seconds(size, ranks) for size in line])
+    factor = bus_bandwidth_factor(ranks)
+    left.plot(sizes, list(times.values()), "o", color=COLORS[0], label="measured")
+    left.plot(line, fitted, color=COLORS[1], label="fitted: alpha and beta")
     latency = 2 * (ranks - 1) * network.alpha
-    messages = f"{2 * (ranks - 1)} messages of {format_seconds(network.alpha)} (alpha): {format_seconds(latency)}"
-    left.axhline(latency, color="grey", linestyle="--", label=messages)
-    right.plot(sizes, [row["bus_gb_per_second"] for row in rows], "o", color="tab:blue", label="measured")
-    right.plot(line, line / times / 1e9 * bus_bandwidth_factor(ranks), color="tab:orange", label="fitted")
+    left.axhline(latency, color="grey", linestyle="--", label=f"{2 * (ranks - 1)} messages of alpha")
+    left.set(title="Time of one all-reduce", xscale="log", yscale="log")
+    left.yaxis.set_major_formatter(EngFormatter("s"))
+    right.plot(sizes, [size * factor / time / 1e9 for size, time in times.items()], "o", color=COLORS[0])
+    right.plot(line, line * factor / fitted / 1e9, color=COLORS[1])
     if network.beta:
-        limit = 1e-9 / network.beta
-        right.axhline(limit, color="grey", linestyle="--", label=f"1 / beta = {limit:.2f} GB/s")
-    right.set(title="Bus bandwidth", ylabel="GB/s", ylim=(0, None))
+        right.axhline(1e-9 / network.beta, color="grey", linestyle="--", label="1 / beta")
+    right.set(title="Bus bandwidth, GB/s", ylim=(0, None))
     for axis in (left, right):
-        axis.set(xlabel="message size", xscale="log")
-        axis.xaxis.set_major_locator(FixedLocator(sizes[:: 1 + len(sizes) // 6]))
-        axis.xaxis.set_major_formatter(FuncFormatter(_size))
-        axis.xaxis.set_minor_locator(FixedLocator([]))
-        axis.grid(alpha=0.25)
-        axis.legend(loc="best")
-    figure.savefig(file, dpi=110)
+        axis.xaxis.set_major_formatter(EngFormatter("B"))
+        axis.set(xlabel="message size")
+        axis.legend()
+    return figure
 
 
-def _size(nbytes: float, _: int) -> str:
-    return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"
+def store(trials: dict[int, list[float]], ranks: int) -> None:
+    """Fit the model to the median times; store both tables and the plot."""
+    times = {nbytes: statistics.median(found) for nbytes, found in trials.items()}
+    network = fit(list(times.items()), ranks)
+    ms, spread, gb = "ms", "slowest - fastest, ms", "bus GB/s"
+    results.store(
+        "allreduce",
+        title="All-reduce by size",
+        columns=["KiB", ms, spread, gb],
+        rows=[
+            [
+                f"{nbytes // 1024:,}",
+                1e3 * times[nbytes],
+                1e3 * (max(found) - min(found)),
+                nbytes * bus_bandwidth_factor(ranks) / times[nbytes] / 1e9,
+            ]
+            for nbytes, found in trials.items()
+        ],
+        formats={ms: ",.2f", spread: ",.2f", gb: ",.3f"},
+        spread=f"{ranks} ranks over {dist.get_backend()}; median of {TRIALS} trials",
+        figure=plot(times, ranks, network),
+    )
+    results.store(
+        "allreduce_fit",
+        title="Line through the times",
+        columns=["fit", "alpha, µs", "1 / beta, GB/s"],
+        rows=[["fitted", 1e6 * network.alpha, 1e-9 / network.beta if network.beta else None]],
+        formats={"alpha, µs": ".0f", "1 / beta, GB/s": ".2f"},
+    )
 
 
-def main(config: Config) -> None:
-    """Measure each size together with the other ranks; rank 0 prints and writes the results."""
+def main() -> None:
+    """Measure each size together with the other ranks; rank 0 stores the results."""
+    parser = Parser(__doc__)
+    parser.add_argument("--min_kib", type=int, default=4, help="smallest message; each further one is 4 times as large")
+    parser.add_argument("--max_mib", type=float, default=64, help="largest message (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.1, help="length of a trial (default: %(default)s)")
+    arguments = parser.parse_args()
+    if arguments.min_kib < 1 or arguments.max_mib * 1024 < 4 * arguments.min_kib or arguments.seconds <= 0:
+        raise UserError("--min_kib must be at least 1, --max_mib at least four times that size, --seconds above 0")
     with process_group() as (rank, world_size, device):
         if world_size == 1:
             raise UserError("one rank has nothing to add up: torchrun --nproc-per-node 2 experiments/allreduce.py")
-        if rank == 0:
-            make_output_folder(config.out)
-        rows = []
-        nbytes = config.min_kib * 1024
-        while nbytes <= config.max_mib * 2**20:
-            rows.append(measure(nbytes, config.seconds, world_size, device))
+        trials = {}
+        nbytes = 1024 * arguments.min_kib
+        while nbytes <= arguments.max_mib * 2**20:
+            trials[nbytes] = measure(nbytes, arguments.seconds, device)
             nbytes *= 4
         if rank == 0:
-            report(rows, world_size, device, config.out)
+            store(trials, world_size)
 
 
 if __name__ == "__main__":
-    run_with_config(main, Config, __doc__)
+    run_reporting_user_errors(main)

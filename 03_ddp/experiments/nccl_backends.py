@@ -3,152 +3,99 @@
     python experiments/nccl_backends.py                  # two GPUs of this machine, one rank on each
 
 From torch 2.15 on, the name "nccl" stands for a new backend; the workshop selects the former one. This traces a few
-training steps with each. You should see what share of the time of the all-reduce kernels other kernels of backward ran
-at the same time. Only the last bucket of a step cannot overlap, because it is ready when backward has ended.
+training steps with each. You should see during what share of the all-reduces' time other kernels of backward ran. Only
+the last bucket of a step cannot overlap, because it is ready when backward has ended.
 """
 
-import argparse
-import gzip
-import json
 import os
-import subprocess
 import tempfile
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from lab.flags import Parser, make_output_folder, require_positive
-from lab.launching import reason, torchrun
-from lab.results import write_results
-from lab.tables import format_table
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
+from lab import results
+from lab.flags import Parser
+from lab.launching import train
+from lab.timing import alternately, mean_std
+from workshop.errors import UserError, run_reporting_user_errors
+from workshop.profiling.chrome_trace import CPU_RANGE, Event, launched_within, read_events
 
-LESSON = Path(__file__).resolve().parent.parent
+LESSON = Path(__file__).resolve().parents[1]
 RANKS = 2
 BACKENDS = {"former": "0", "new": "1"}
 """values of TORCH_DIST_USE_NCCL2"""
-Interval = tuple[float, float]
+COLUMNS = ("all-reduces", "backward", "both at once")
+Intervals = list[tuple[float, float]]
 """start and end in milliseconds"""
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(__doc__)
-    parser.add_argument("--batch_size", type=int, default=256, help="samples per rank (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help="of each run; the last six count (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turn (default: %(default)s)")
-    parser.add_argument("--model", default="resnet50", help="any classifier (default: %(default)s)")
-    parser.add_out("nccl_backends.json")
-    arguments = parser.parse_args()
-    require_positive(arguments, "batch_size", "rounds", "steps")
-    return arguments
-
-
-def merged(intervals: list[Interval]) -> list[Interval]:
-    """Return what the intervals cover, as intervals in order that do not touch."""
-    union: list[Interval] = []
-    for start, end in sorted(intervals):
+def merged(events: Iterable[Event]) -> Intervals:
+    """Return the times in which at least one of these events runs, as intervals in order that do not touch."""
+    union: Intervals = []
+    for start, length in sorted((event["ts"] / 1000, event["dur"] / 1000) for event in events):
         if union and start <= union[-1][1]:
-            union[-1] = (union[-1][0], max(end, union[-1][1]))
+            union[-1] = (union[-1][0], max(start + length, union[-1][1]))
         else:
-            union.append((start, end))
+            union.append((start, start + length))
     return union
 
 
-def common_milliseconds(one: list[Interval], other: list[Interval]) -> float:
-    """Return how long both are under way."""
-    pairs = ((a, b) for a in merged(one) for b in merged(other))
-    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
+def overlap(events: list[Event]) -> list[float]:
+    """Return the milliseconds per step of all-reduces, of other kernels of backward, and of both at the same time.
 
-
-def overlap(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Return, per step of a Chrome trace, the milliseconds of all-reduces, of backward, and of both at the same time.
-
-    Backward's kernels are those launched while ``loss.backward()`` ran, found by the correlation ids of launches and
-    kernels: autograd launches them from a thread of its own, so the GPU's range "backward" does not hold them.
-
-    Raises UserError: the trace has no kernels, or no all-reduces among those of backward.
+    Raises:
+        UserError: the trace has no kernels, or no all-reduces among those of backward.
     """
-
-    def interval(event: dict[str, Any]) -> Interval:
-        return event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000
-
-    ranges = [
-        interval(event) for event in events if (event.get("cat"), event["name"]) == ("user_annotation", "backward")
-    ]
-    launched = {
-        event["args"]["correlation"]: event["ts"] / 1000
-        for event in events
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
-    }
-    compute: list[Interval] = []
-    all_reduces: list[Interval] = []
-    for event in events:
-        if event.get("cat") == "kernel":
-            at = launched.get(event["args"]["correlation"], -1.0)
-            if any(start <= at <= end for start, end in ranges):
-                is_all_reduce = "nccl" in event["name"] and "AllReduce" in event["name"]
-                (all_reduces if is_all_reduce else compute).append(interval(event))
-    if not compute or not all_reduces:
-        found = f"{len(ranges)} backward passes, {len(compute)} of their kernels and {len(all_reduces)} all-reduces"
-        raise UserError(f"the trace has {found}: this machine does not let a profiler see its GPU, or one rank trained")
-    times = {
-        "all_reduce_milliseconds": sum(end - start for start, end in merged(all_reduces)),
-        "backward_milliseconds": sum(end - start for start, end in merged(compute)),
-        "both_milliseconds": common_milliseconds(all_reduces, compute),
-    }
-    return {name: milliseconds / len(ranges) for name, milliseconds in times.items()}
+    steps = [event for event in events if event.get("cat") == CPU_RANGE and event["name"] == "backward"]
+    work = [event for found in launched_within(events, steps) for event in found if event.get("cat") == "kernel"]
+    reduces = merged(event for event in work if "AllReduce" in event["name"])
+    others = merged(event for event in work if "AllReduce" not in event["name"])
+    if not reduces or not others:
+        raise UserError("the trace has no all-reduces beside other kernels: a profiler must be allowed to see the GPU")
+    both = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in reduces for b in others)
+    alone = [sum(end - start for start, end in intervals) for intervals in (reduces, others)]
+    return [milliseconds / len(steps) for milliseconds in (*alone, both)]
 
 
-def trace(folder: Path, arguments: argparse.Namespace, variable: str) -> dict[str, Any]:
-    """Trace two ranks into ``folder``, with TORCH_DIST_USE_NCCL2 as ``variable``; return backend and overlap.
+def trace(flags: tuple[object, ...], variable: str) -> tuple[str, list[float]]:
+    """Trace two ranks with TORCH_DIST_USE_NCCL2 as ``variable``; return the class of the backend, and `overlap`.
 
     Of the two ranks the one counts whose all-reduces took less time: the other one waits in them for this one.
-
-    Raises UserError: the ranks failed, or see `overlap`.
     """
-    samples = RANKS * arguments.batch_size
-    flags = ["--config", "../configs/cifar10.yaml", "--epochs", 1, "--loader", "memory", "--num_workers", 0]
-    flags += ["--model", arguments.model, "--batch_size", arguments.batch_size, "--optimizer", "sgd"]
-    flags += ["--limit_train", arguments.steps * samples, "--limit_val", samples, "--trace", "true"]
-    command = [*torchrun(RANKS), "train.py", *map(str, flags), "--run_dir", str(folder)]
-    environment = os.environ | {"TORCH_DIST_USE_NCCL2": variable}
-    result = subprocess.run(command, cwd=LESSON, env=environment, capture_output=True, text=True)
-    if result.returncode:
-        raise UserError(reason(result.stderr))
-    found = []
-    for rank in range(RANKS):
-        with gzip.open(folder / f"rank{rank}.pt.trace.json.gz", "rt") as lines:
-            found.append(overlap(json.load(lines)["traceEvents"]))
-    summary = json.loads((folder / "summary.json").read_text())
-    quickest = min(found, key=lambda times: times["all_reduce_milliseconds"])
-    return {"backend_class": summary["backend_class"], **quickest}
+    os.environ["TORCH_DIST_USE_NCCL2"] = variable
+    with tempfile.TemporaryDirectory() as folder:
+        summary = train(LESSON, *flags, ranks=RANKS, quiet=True, keep="rank*.json.gz", keep_in=Path(folder))
+        return summary["backend_class"], min(overlap(read_events(file)) for file in Path(folder).iterdir())
 
 
 def main() -> None:
-    """Trace both backends in turn; print and save the overlap in each run."""
-    arguments = parse_arguments()
+    """Trace both backends alternately; store what overlapped."""
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each (default: %(default)s)")
+    parser.add_argument("--model", default="resnet50", help="any classifier (default: %(default)s)")
+    arguments = parser.parse_args()
     if (gpus := torch.cuda.device_count()) < RANKS:
         raise UserError(f"this compares two NCCL backends, which takes {RANKS} GPUs; this machine shows {gpus}")
-    make_output_folder(arguments.out)
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(arguments.rounds):
-            for name, variable in BACKENDS.items():
-                rows.append({"backend": name, **trace(Path(folder, f"{name}_{number}"), arguments, variable)})
-                if len(rows) == 2 and rows[0]["backend_class"] == rows[1]["backend_class"]:
-                    raise UserError(f"torch {torch.__version__} has only one NCCL backend, {rows[0]['backend_class']}")
-    keys = ("all_reduce_milliseconds", "backward_milliseconds", "both_milliseconds")
-    cells = [
-        (row["backend_class"], *(f"{row[key]:.2f}" for key in keys), f"{row[keys[2]] / row[keys[0]]:.0%}")
-        for row in rows
-    ]
-    header = ["ms per step", "all-reduces", "backward", "both at once", "share of all-reduces"]
-    print(format_table(header, cells))
-    figures = {"batch_size": arguments.batch_size, "model": arguments.model, "rows": rows}
-    write_results(arguments.out / "nccl_backends.json", torch.device("cuda"), figures)
+    flags = ("--config", "../configs/cifar10.yaml", "--epochs", 1, "--loader", "memory", "--num_workers", 0)
+    flags += ("--model", arguments.model, "--batch_size", 256, "--optimizer", "sgd")
+    flags += ("--limit_train", 20 * RANKS * 256, "--limit_val", RANKS * 256, "--trace", "true")
+    runs = alternately({name: partial(trace, flags, value) for name, value in BACKENDS.items()}, arguments.rounds)
+    rows: list[list[results.Cell]] = []
+    for name, found in runs.items():
+        times = list(zip(*(milliseconds for _, milliseconds in found), strict=True))
+        share = [both / reduces for reduces, _, both in zip(*times, strict=True)]
+        rows.append([f"{name} ({found[0][0]})", *(mean_std(values) for values in times), mean_std(share)])
+    results.store(
+        "nccl_backends",
+        title="Overlap of all-reduces and backward",
+        columns=["backend", *COLUMNS, "share of the all-reduces"],
+        rows=rows,
+        formats=dict.fromkeys(COLUMNS, ".2f") | {"share of the all-reduces": ".0%"},
+        unit="milliseconds per step",
+        spread=f"mean ± standard deviation of {arguments.rounds} runs",
+    )
 
 
 if __name__ == "__main__":

@@ -3,134 +3,157 @@
     python experiments/scaling.py                        # ranks of this machine: one per GPU, else one per CPU
     sbatch -N 2 experiments/scaling.slurm                # ranks of two nodes
 
-You should see samples/s for loading alone (IO), training alone (SYNTHETIC), both (FULL), training without
-communication (COMPUTE) and the same with a barrier in each step (BARRIER). The last columns show FULL over COMPUTE: the
-share of the throughput that is left when the ranks communicate, with its spread. A rank on CPUs has one thread, because
-one rank with more threads would use the CPUs of the others. Flags that are not listed here go to train.py.
+You should see samples/s for loading alone (IO), training alone (SYNTHETIC), both (FULL) and training without
+communication (COMPUTE). The efficiency of N ranks is their FULL, divided by N times the FULL of one rank. The overhead is
+the share by which FULL is below COMPUTE of the same ranks. On CPUs, which the ranks share, only the overhead says
+something about communication. Flags that are not listed here go to train.py.
 """
 
-import argparse
-import itertools
-import statistics
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
-from lab.flags import Parser, make_output_folder, require_positive
-from lab.launching import benchmark, check_flags
-from lab.results import write_results
-from lab.timing import cpu_share
-from prediction import ddp_buckets
-from ranks_of_a_job import in_slurm, launcher, slurm_tasks
-from scaling_study import (
-    KINDS,
-    Setting,
-    Trials,
-    diagnosis,
-    joined,
-    plot,
-    rows,
-    scaling_table,
-    settings,
-)
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import warn
-from workshop.hardware import available_cpus, pick_device
-from workshop.models import build_model
+from lab import results
+from lab.flags import Parser
+from lab.launching import PYTHON, torchrun, train
+from lab.plots import COLORS, panels
+from lab.timing import alternately, mean_std, median_range
+from workshop.errors import UserError, run_reporting_user_errors
+from workshop.hardware import available_cpus
 
-LESSON = Path(__file__).resolve().parent.parent
+LESSON = Path(__file__).resolve().parents[1]
+KINDS = ("IO", "SYNTHETIC", "FULL", "COMPUTE")
+Trials = dict[str, list[float]]
+"""samples/s over all ranks, by kind"""
 
 
-def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
-    """Read the command line; return the flags of this script and those for train.py.
+@dataclass(frozen=True)
+class Setting:
+    """A configuration that is measured."""
 
-    Raises:
-        UserError: it makes no sense.
-    """
+    scaling: str
+    """weak: each rank keeps its batch; strong: all ranks share one batch"""
+    ranks: int
+    batch_size: int
+    """samples per step of each rank"""
+
+
+def settings(max_ranks: int, batch_size: int) -> list[Setting]:
+    """Return the configurations of both kinds; strong scaling ends where the ranks cannot share the batch evenly."""
+    counts = [2**power for power in range(max_ranks.bit_length())]
+    strong = [Setting("strong", ranks, batch_size // ranks) for ranks in counts if batch_size % ranks == 0]
+    return [Setting("weak", ranks, batch_size) for ranks in counts] + strong[1:]  # one rank is the first of both
+
+
+def in_slurm() -> bool:
+    """Return whether this is a Slurm job, so that srun starts the ranks, on all of its nodes."""
+    return "SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None
+
+
+def tasks() -> int:
+    """Return how many ranks this job or this machine has room for."""
+    return int(os.environ.get("SLURM_NTASKS", "1")) if in_slurm() else torch.cuda.device_count() or available_cpus()
+
+
+def launcher(ranks: int) -> list[str]:
+    """Return the words that start so many Python processes."""
+    if not in_slurm():
+        return torchrun(ranks)
+    per_node = tasks() // int(os.environ.get("SLURM_NNODES", "1"))
+    layout = [
+        f"--nodes={math.ceil(ranks / per_node)}",
+        f"--ntasks={ranks}",
+        f"--ntasks-per-node={min(ranks, per_node)}",
+    ]
+    return ["srun", "--relative=0", *layout, "--kill-on-bad-exit=1", PYTHON]  # from the first node on: rank 0 is there
+
+
+def measure(setting: Setting, flags: list[object]) -> Trials:
+    """Return three trials of each kind."""
+    gpus = torch.cuda.device_count()
+    threads = max(1, available_cpus() // (1 if in_slurm() else setting.ranks)) if gpus else 1
+    batch = ("--batch_size", setting.batch_size, "--benchmark", "true")
+    found = train(LESSON, *flags, *batch, start=launcher(setting.ranks), threads=threads, quiet=True)
+    trials = {kind: found[kind]["trials"] for kind in KINDS}
+    speeds = ", ".join(f"{kind} {mean_std(found)[0]:,.0f}" for kind, found in trials.items())
+    print(f"{setting.scaling} scaling, {setting.ranks} rank(s): {speeds} samples/s", flush=True)
+    return trials
+
+
+def shares(setting: Setting, trials: Trials, one_rank: Trials) -> list[results.Cell]:
+    """Return efficiency and overhead: median, lowest and highest over trials that were measured in the same round."""
+    efficiency = [full / setting.ranks / one for full, one in zip(trials["FULL"], one_rank["FULL"], strict=True)]
+    overhead = [1 - full / alone for full, alone in zip(trials["FULL"], trials["COMPUTE"], strict=True)]
+    return [median_range(efficiency), median_range(overhead)]
+
+
+def plot(measured: dict[Setting, Trials]) -> Figure:
+    """Return a plot of throughput, with the ideal line, and of efficiency, both by number of ranks."""
+    figure, (left, right) = panels(2, (11, 4.4))
+    first = next(iter(measured))
+    highest = max(setting.ranks for setting in measured)
+    one = mean_std(measured[first]["FULL"])[0]
+    left.plot([1, highest], [one, highest * one], ":", color="black", label="ideal")
+    right.axhline(1, linestyle=":", color="black", label="ideal")
+    for scaling, color in zip(("weak", "strong"), COLORS, strict=False):
+        chosen = [setting for setting in measured if setting.scaling == scaling or setting == first]
+        ranks = [setting.ranks for setting in chosen]
+        means, deviations = zip(*(mean_std(measured[setting]["FULL"]) for setting in chosen), strict=True)
+        left.errorbar(ranks, means, deviations, fmt="o-", capsize=4, color=color, label=f"{scaling} scaling")
+        medians, low, high = zip(*(shares(s, measured[s], measured[first])[0] for s in chosen), strict=True)
+        lengths = [
+            [m - x for m, x in zip(medians, low, strict=True)],
+            [x - m for m, x in zip(medians, high, strict=True)],
+        ]
+        right.errorbar(ranks, medians, lengths, fmt="o-", capsize=4, color=color, label=f"{scaling} scaling")
+    left.set(title="FULL, samples/s", xlabel="ranks", ylim=(0, None))
+    right.set(title="Efficiency", xlabel="ranks", ylim=(0, None))
+    right.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    for axis in (left, right):
+        axis.set_xticks(sorted({setting.ranks for setting in measured}))
+        axis.legend()
+    return figure
+
+
+def main() -> None:
+    """Measure all configurations alternately; store the table and the plot."""
     parser = Parser(__doc__)
     parser.add_argument(
         "--max_ranks", type=int, help="stop at so many ranks (default: GPUs, else CPUs; tasks of a job)"
     )
-    parser.add_argument("--threads_per_rank", type=int, help="CPU threads (default: 1; with GPUs, an equal share)")
-    parser.add_argument("--batch_size", type=int, help="weak scaling: samples per rank (default: 64; quick, 8)")
-    parser.add_argument(
-        "--global_batch_size", type=int, help="strong scaling: samples over all ranks (default: that of --batch_size)"
-    )
-    parser.add_argument("--seconds", type=float, help="length of a trial (default: 1; quick, 0.1)")
-    parser.add_argument(
-        "--rounds", type=int, default=1, help="rounds of 3 trials of all configurations (default: %(default)s)"
-    )
-    parser.add_switch("--quick", "only to see it work: weak scaling alone, small batches, short trials")
-    parser.add_out("scaling.json and scaling.png")
-    arguments, train_flags = parser.parse_known_args()
-    require_positive(arguments, *(name for name in vars(arguments) if name not in ("out", "quick")))
-    return arguments, train_flags
-
-
-def fill_in_defaults(arguments: argparse.Namespace) -> None:
-    """Set what the command line left open by what is there: GPUs or CPUs, of this machine or of the job."""
-    gpus = torch.cuda.device_count()
-    there = slurm_tasks() if in_slurm() else gpus or available_cpus()
-    arguments.max_ranks = arguments.max_ranks or there
-    if arguments.max_ranks > there:
-        warn(f"--max_ranks {arguments.max_ranks} is more than the {there} there are: ranks will share CPUs or fail")
-    if there < gpus:
-        warn(f"there are {gpus} GPUs, but this job has {there} task(s), one for each rank: --ntasks-per-node {gpus}")
-    share = max(1, available_cpus() // (1 if in_slurm() else arguments.max_ranks))
-    arguments.threads_per_rank = arguments.threads_per_rank or (share if gpus else 1)
-    arguments.seconds = arguments.seconds or (0.1 if arguments.quick else 1.0)
-    arguments.batch_size = arguments.batch_size or (8 if arguments.quick else 64)
-    arguments.global_batch_size = arguments.global_batch_size or arguments.batch_size
-
-
-def measure_training(setting: Setting, arguments: argparse.Namespace, train_flags: list[str]) -> Trials:
-    """Return the trials of each kind, in samples/s."""
-    flags = [*train_flags, "--batch_size", setting.batch_size, "--benchmark_seconds", arguments.seconds]
-    found = benchmark(launcher(setting.ranks), LESSON, flags, arguments.out, arguments.threads_per_rank)
-    speed = ", ".join(f"{kind} {statistics.mean(found[kind]):,.0f}" for kind in KINDS)
-    print(f"{setting.ranks} rank(s), batch {setting.batch_size} each: {speed} samples/s", flush=True)
-    return found
-
-
-def main() -> None:
-    """Measure all configurations alternately, in several rounds; then print, plot and write the results."""
-    arguments, train_flags = parse_arguments()
+    parser.add_argument("--batch_size", type=int, default=64, help="of a rank; in strong scaling of all (default: 64)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of 3 trials of each (default: %(default)s)")
+    arguments, more_flags = parser.parse_known_args()
+    max_ranks = arguments.max_ranks or tasks()
+    if min(max_ranks, arguments.batch_size, arguments.rounds) < 1:
+        raise UserError("--max_ranks, --batch_size and --rounds must be at least 1")
     # Unless asked for otherwise: all samples in memory and no loader processes, which would take CPUs from the ranks.
-    train_flags = ["--loader", "memory", "--num_workers", "0", *train_flags]
-    config = check_flags(LESSON, train_flags)
-    fill_in_defaults(arguments)
-    make_output_folder(arguments.out)
-    studies = settings(arguments.max_ranks, arguments.batch_size, arguments.global_batch_size)
-    if arguments.quick:
-        del studies["strong"]
-    measured: dict[Setting, Trials] = {setting: {} for setting in itertools.chain(*studies.values())}
-    shares = [cpu_share()]
-    for _ in range(arguments.rounds):
-        for setting in measured:
-            measured[setting] = joined(measured[setting], measure_training(setting, arguments, train_flags))
-            shares.append(cpu_share())
-
-    if min(shares) < 0.8:
-        warn(f"at times only {min(shares):.0%} of the CPUs were free: others compute here too, so trust no ratio")
-    found = [row for scaling, study in studies.items() for row in rows(scaling, study, measured)]
-    diagnoses = {scaling: diagnosis([row for row in found if row["scaling"] == scaling]) for scaling in studies}
-    print(f"\nsamples/s, and FULL over COMPUTE: the median of pairs of trials\n{scaling_table(found)}\n")
-    print("\n".join(diagnoses.values()))
-    bucket_bytes = ddp_buckets(build_model(config.model, config.dataset).parameters())
-    figures = {
-        "cpu_share": min(shares),
-        "threads_per_rank": arguments.threads_per_rank,
-        "rounds": arguments.rounds,
-        "train_flags": train_flags,
-        "gradient_bytes": sum(bucket_bytes),
-        "bucket_bytes": bucket_bytes,
-        "diagnoses": diagnoses,
-        "rows": found,
-    }
-    json_file, plot_file = arguments.out / "scaling.json", arguments.out / "scaling.png"
-    write_results(json_file, pick_device(), figures)
-    plot(found, plot_file)
-    print(f"\nwritten: {json_file}, {plot_file}")
+    flags = ["--loader", "memory", "--num_workers", 0, *more_flags]
+    chosen = settings(max_ranks, arguments.batch_size)
+    rounds = alternately({setting: partial(measure, setting, flags) for setting in chosen}, arguments.rounds)
+    measured = {s: {kind: [x for one in found for x in one[kind]] for kind in KINDS} for s, found in rounds.items()}
+    one_rank = measured[chosen[0]]
+    rows: list[list[results.Cell]] = [
+        [s.scaling, s.ranks, s.batch_size, *(mean_std(trials[kind]) for kind in KINDS), *shares(s, trials, one_rank)]
+        for s, trials in measured.items()
+    ]
+    results.store(
+        "scaling",
+        title="Weak and strong scaling",
+        columns=["scaling", "ranks", "batch per rank", *KINDS, "efficiency", "overhead"],
+        rows=rows,
+        formats=dict.fromkeys(KINDS, ",.0f") | {"efficiency": ".0%", "overhead": ".0%"},
+        unit="samples/s over all ranks",
+        spread=f"mean ± standard deviation of {3 * arguments.rounds} trials; shares: median of pairs, range",
+        figure=plot(measured),
+    )
 
 
 if __name__ == "__main__":

@@ -1,32 +1,21 @@
 """What if a parameter gets no gradient? A model with two heads, of which only one is used, on two ranks.
 
     torchrun --standalone --nproc-per-node 2 experiments/unused_parameters.py
-    torchrun --standalone --nproc-per-node 2 experiments/unused_parameters.py --find_unused_parameters true
+    torchrun --standalone --nproc-per-node 2 experiments/unused_parameters.py --find
 
 You should see that the first step ends without a message, although its gradients were not averaged, and that the second
-step ends with an error. With --find_unused_parameters true both steps are right.
+step ends with an error. With --find, DDP looks for unused parameters in every step, and both steps are right.
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lab.flags import Parser
 from lab.process_group import process_group
-from workshop.commandline import run_with_config
+from workshop.errors import run_reporting_user_errors
 from workshop.profiling.throughput import max_over_ranks
-
-STEPS = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """The flags."""
-
-    find_unused_parameters: bool = False
-    """let DDP look in each step for parameters that this step does not use"""
 
 
 class TwoHeads(nn.Module):
@@ -43,13 +32,16 @@ class TwoHeads(nn.Module):
         return self.first_head(self.body(inputs))
 
 
-def main(config: Config) -> None:
+def main() -> None:
     """Make two steps; say after each whether the ranks have the same gradient, and what went wrong."""
+    parser = Parser(__doc__)
+    parser.add_argument("--find", action="store_true", help="give DDP find_unused_parameters=True")
+    find = parser.parse_args().find
     with process_group() as (rank, _, device):
         torch.manual_seed(rank)  # other samples on each rank; DDP sends the weights of rank 0 to all
         model = TwoHeads().to(device)
-        ddp_model = DistributedDataParallel(model, find_unused_parameters=config.find_unused_parameters)
-        for step in range(1, STEPS + 1):
+        ddp_model = DistributedDataParallel(model, find_unused_parameters=find)
+        for step in (1, 2):
             inputs = torch.randn(4, 8, device=device)
             try:
                 ddp_model(inputs).mean().backward()
@@ -69,4 +61,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run_with_config(main, Config, __doc__)
+    run_reporting_user_errors(main)
