@@ -18,6 +18,10 @@ import torch.distributed.fsdp
 import torch.utils.tensorboard
 import torchvision.datasets  # noqa: F401  # these are imported here, so that the ranks, which are forks, need not
 
+import workshop.config
+import workshop.loaders
+import workshop.log
+import workshop.profiling  # noqa: F401
 from clinic.catalogue import Exercise, find
 from clinic.runs import Fault, Script
 

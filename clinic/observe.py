@@ -106,7 +106,7 @@ class Rank:
     """exit status; None if it was ended while it waited"""
     output: str = ""
     place: str = ""
-    """where in the script it was when it was ended because it waited for ever"""
+    """where in the script it was when it was ended because it waited for ever, or when it crashed"""
 
     @property
     def training(self) -> list[Shown]:

@@ -177,13 +177,14 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def raise_if_failed(ranks: Sequence[Rank]) -> None:
     """Raise `Fault` with the likely cause if a rank failed, or was ended because it waited."""
-    failed = [rank for rank in ranks if rank.status]
-    failed.sort(key=lambda rank: ("Traceback" not in rank.output, "error: " not in rank.output, not rank.output))
-    for rank in failed:
+    failed = [(number, rank) for number, rank in enumerate(ranks) if rank.status]
+    failed.sort(key=lambda one: (not one[1].place, "Traceback" not in one[1].output, not _reason(one[1].output)))
+    for number, rank in failed:
         if rank.status == -signal.SIGXCPU:
             raise Fault(f"the script computed for {CPU_SECONDS} s without coming to its end: is there an endless loop?")
         how = f"signal {signal.Signals(-rank.status).name}" if rank.status < 0 else f"exit status {rank.status}"
-        raise Fault(f"the script ended with: {_reason(rank.output) or how}")
+        where = f", when rank {number} was {rank.place}" if rank.place else ""
+        raise Fault(f"the script ended with: {_reason(rank.output) or how}{where}")
     if any(rank.status is None for rank in ranks):
         places = [f"rank {number} {rank.place or 'at its end'}" for number, rank in enumerate(ranks)]
         who = "the ranks wait for each other: " if len(ranks) > 1 else "the script waits for ever: "
@@ -307,21 +308,26 @@ def _be_unlike_the_other_forks() -> None:
 def _read(out: Path, script: Path, exitcode: int | None) -> Rank:
     """Return what a rank left; if it was ended before it could leave anything, at least how and where."""
     saved, log, place = (out.with_suffix(suffix) for suffix in (".pt", ".log", ".place"))
-    rank = Rank(status=exitcode)
+    output = log.read_text(errors="replace") if log.exists() else ""
     if saved.exists():
         rank = torch.load(saved, weights_only=False)  # which this module wrote
-    elif frames := re.findall(r'File "(.*)", line (\d+) in (\S+)', place.read_text() if place.exists() else ""):
-        mine = [f"in line {line} ({name})" for path, line, name in frames if Path(path).name == script.name]
-        rank.place = mine[0] if mine else f"in {frames[0][2]} of {Path(frames[0][0]).name}"
-        rank.status = None
-    rank.output = log.read_text(errors="replace") if log.exists() else ""
+    else:
+        rank = Rank(status=exitcode)
+        waited = place.read_text() if place.exists() else ""
+        crashed = output.partition("Fatal Python error")[2]  # torch lets Python say where it crashed
+        if frames := re.findall(r'File "(.*)", line (\d+) in (\S+)', waited or crashed):
+            mine = [f"in line {line} ({name})" for path, line, name in frames if Path(path).name == script.name]
+            rank.place = mine[0] if mine else f"in {frames[0][2]} of {Path(frames[0][0]).name}"
+        if waited:
+            rank.status = None
+    rank.output = output
     return rank
 
 
 def _reason(output: str) -> str:
     """Return the line of a script's output that says why it failed."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    for pattern in (r"error: ", r"[\w.]*(Error|Exception|Interrupt)\b"):
+    lines = [line.strip() for line in output.partition("Fatal Python error")[0].splitlines() if line.strip()]
+    for pattern in (r"error: ", r"[\w.]*(Error|Exception|Interrupt)\b", r"what\(\): "):
         if found := [line for line in lines if re.match(pattern, line)]:
             return found[-1]
     return lines[-1] if lines else ""

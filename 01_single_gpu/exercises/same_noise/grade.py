@@ -27,7 +27,7 @@ Moves = list[dict[int, tuple[int, ...]]]
 def grade(script: Script) -> Iterator[str]:
     """Yield what is still seen to be wrong."""
     data_dir = script.folder / "cifar10"
-    write_images(data_dir / cifar10.FOLDER)
+    write_images(cifar10.folder(data_dir))
     (alone, _), (by_workers, processes) = (moves_of(script, workers, data_dir) for workers in (0, 2))
     if processes < 2:
         yield f"with --num_workers 2, {processes} processes load the training data"

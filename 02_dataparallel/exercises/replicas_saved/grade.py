@@ -24,7 +24,7 @@ def grade(script: Script) -> Iterator[str]:
         yield f"of {len(run[0].updates)} training steps, {run[0].extra} are taken through nn.DataParallel"
     try:
         saved = torch.load(run.run_dir / "checkpoint.pt", weights_only=False)["model"]
-        unknown, missing = (list(a.keys() - b.keys()) for a, b in ((saved, model()), (model(), saved)))
+        unknown, missing = ([name for name in a if name not in b] for a, b in ((saved, model()), (model(), saved)))
         differ = [name for name, weight in run[0].weights.items() if not torch.equal(saved.get(name, weight), weight)]
     except (OSError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         yield f"lesson 01 cannot load the model in checkpoint.pt: {shorten(str(error), 200, placeholder=' ...')}"

@@ -15,7 +15,7 @@ SHARES = 0.1, 0.3
 def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
     run = train(script)
-    for faults in (faults_of_split(run), faults_of_use(run), faults_of_dropout(run)):
+    for faults in (faults_of_split(run), faults_of_use(run)):
         if wrong := list(faults):
             yield from wrong
             return
@@ -57,12 +57,6 @@ def faults_of_use(run: Observed) -> Iterator[str]:
     others, used = TRAIN - len(held_out), sum(counts.values()) / EPOCHS
     if used <= others - RANKS:  # at the end of an epoch, fewer samples than ranks may be left over
         yield f"{others} of {TRAIN} samples are not held out, but only {used:.0f} of them are trained on in an epoch"
-
-
-def faults_of_dropout(run: Observed) -> Iterator[str]:
-    """Yield whether the ranks have the same random numbers in a step."""
-    if any(a.random_state == b.random_state for a, b in zip(run[0].training, run[1].training, strict=False)):
-        yield "in training, both ranks have the same random numbers, so dropout drops the same activations on both"
 
 
 def train(script: Script, *flags: object, run_dir: Path | None = None, stop_after: int | None = None) -> Observed:

@@ -12,9 +12,14 @@ def grade(script: Script) -> Iterator[str]:
     """Yield a line for each thing that is still wrong."""
     flags = ("--batch_size", 16)
     for launcher in ("torchrun", "srun"):
-        run = script.run(*flags, ranks=4, local_ranks=[0, 1, 0, 1], launcher=launcher, train=TRAIN, val=VAL)
+        where = f"with two nodes of two ranks, started by {launcher}"
+        try:
+            run = script.run(*flags, ranks=4, local_ranks=[0, 1, 0, 1], launcher=launcher, train=TRAIN, val=VAL)
+        except Fault as fault:
+            yield f"{where}, {fault}"
+            return
         if wrong := list(wrong_shares(run)):
-            yield from (f"with two nodes of two ranks, started by {launcher}, {line}" for line in wrong)
+            yield from (f"{where}, {line}" for line in wrong[:3])
             return
     try:
         script.run(*flags, train=64, val=32)

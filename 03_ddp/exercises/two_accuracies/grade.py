@@ -86,7 +86,7 @@ def prepare(_: Path, bright: set[int]) -> Callable[[], dict[str, float]]:
     def before_forward(module: nn.Module, arguments: tuple) -> tuple | None:
         (images, *_) = arguments
         is_model = module.training and torch.is_grad_enabled() and next(module.parameters(), None) is not None
-        if not is_model or images.is_meta or hasattr(images, "seen"):
+        if not is_model or images.is_meta or images.shape[1:] != (1, 28, 28) or hasattr(images, "seen"):
             return None
         if not noted and dist.get_world_size() == 1:
             noted["change"] = change_by_contrast(getattr(module, "module", module), images)
@@ -117,8 +117,8 @@ class SyncBatchNorm(_BatchNorm):
 
     convert_sync_batchnorm = classmethod(nn.SyncBatchNorm.convert_sync_batchnorm.__func__)  # type: ignore[attr-defined]
 
-    def __init__(self, features: int, eps: float, momentum: float, affine: bool, track: bool, _: object = None) -> None:
-        super().__init__(features, eps, momentum, affine, track)
+    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1, *_: object, **__: object) -> None:
+        super().__init__(features, eps, momentum)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize over the batches of all ranks in training, and with the running statistics in validation."""
