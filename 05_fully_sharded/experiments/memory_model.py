@@ -6,10 +6,9 @@ Both are private parts of PyTorch, so each is imported where it is used; the tes
 two real ranks allocate.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from lab.launching import load_script
 from tensor_bytes import local
 from workshop.errors import UserError, nearest
-from workshop.models import build_model
 from workshop.models.unet3d import IN_CHANNELS, OUT_CHANNELS, UNet3D
 from workshop.models.vit import Block, build_vit
 from workshop.paths import REPOSITORY
@@ -133,23 +131,13 @@ WORKLOADS = {
     "gpt_70b": gpt("the shape of a language model of 70 billion weights", 128_256, 4096, 8192, 80, 64),
 }
 """the models that can be asked for, by the name that ``--model`` takes"""
-CLASSIFIERS = {"mnist_cnn": ("mnist", 1, 28), "cifar_cnn": ("cifar10", 3, 32), "resnet18": ("cifar10", 3, 32)}
-"""classifiers of lesson 01 that can be asked for as well: their data set, its channels, the edge of its images"""
 
 
 def workload(name: str) -> Workload:
     """Return the workload of that name; `UserError` if there is none."""
-    if name in WORKLOADS:
-        return WORKLOADS[name]
-    if name not in CLASSIFIERS:
-        raise UserError(f"no model '{name}'; {nearest(name, [*WORKLOADS, *CLASSIFIERS])}")
-    dataset, channels, edge = CLASSIFIERS[name]
-    return Workload(
-        f"{name} of lesson 01, images of {dataset}",
-        lambda _: build_model(name, dataset),
-        lambda samples: images(samples, channels, edge),
-        0,
-    )
+    if name not in WORKLOADS:
+        raise UserError(f"no model '{name}'; {nearest(name, WORKLOADS)}")
+    return WORKLOADS[name]
 
 
 WAYS = ("ddp", "blocks", "keep", "root")
@@ -201,12 +189,8 @@ class Prediction:
     """bytes at that moment by what they are; their sum is the peak"""
     moment: str
     """in which part of the step that moment is: forward, backward or optimizer"""
-    peaks: dict[str, int]
-    """most bytes in each stage of the step (see `PeakOfStep`); the largest of them is the peak"""
     parameters: int
     """of the whole model"""
-    seconds: float
-    """of one CPU that it took to find out"""
 
 
 @cache
@@ -228,10 +212,7 @@ def private_tools() -> SimpleNamespace:
         ) from None
 
     class PeakOfStep:
-        """Notes in which part of the step the peak is, and the most bytes in each stage of the step.
-
-        A stage is forward, the first half of backward, its second half (from the moment when half of the gradients
-        exist), or the optimizer's step.
+        """Notes in which part of the step the peak is.
 
         It does not keep the peak of each module, which takes most of the time where there are many.
         """
@@ -239,19 +220,7 @@ def private_tools() -> SimpleNamespace:
         now = moment = "forward"
         """the part of the step that is running, and the one that the peak is in"""
 
-        def __init__(self, *tracked: Any) -> None:  # noqa: ANN401, the model and the optimizer if it is sharded
-            super().__init__(*tracked)
-            self.peaks: dict[str, int] = {}
-
-        def _note_stage(self, in_use: dict[Any, int]) -> None:
-            stage = self.now
-            if stage == "backward":
-                gradients, parameters = (sum_of(in_use, what) for what in ("gradients", "parameters"))
-                stage = "second half of backward" if 2 * gradients >= parameters else "first half of backward"
-            self.peaks[stage] = max(self.peaks.get(stage, 0), sum(sum_of(in_use, what) for what in NAMES))
-
         def _update_peak_stats(self, peak_state: Any) -> None:  # noqa: ANN401, a private type
-            self._note_stage(self._curr_mem_snap.get(CPU, {}))
             modules, self.memory_tracking = self.memory_tracking, {}
             before = self._peak_mem.get(CPU, 0)
             super()._update_peak_stats(peak_state)
@@ -280,23 +249,12 @@ def fake_ranks(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def blocks_of(model: nn.Module, name: str) -> list[nn.Module]:
-    """Return the blocks of the model, as the lesson finds them; `UserError` if there are none."""
-    blocks = LESSON.blocks_of(model)
-    if not blocks:
-        raise UserError(
-            f"--model {name} has no blocks, which the lesson looks for in an nn.ModuleList: it can be neither sharded "
-            "nor computed again block by block; use --ways ddp,root --checkpointing false, or another --model"
-        )
-    return blocks
-
-
 def build(setup: Setup) -> nn.Module:
     """Return the model of a setup, without any sharding."""
     made = workload(setup.model)
     model = made.build(setup.depth or made.depth)
     if setup.checkpointing:
-        for block in blocks_of(model, setup.model):
+        for block in LESSON.blocks_of(model):
             block.forward = LESSON.recomputed(block.forward)
     return model
 
@@ -314,7 +272,7 @@ def shard(setup: Setup, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     dtype = torch.bfloat16 if setup.precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     if setup.way != "root":
-        for block in blocks_of(model, setup.model):
+        for block in LESSON.blocks_of(model):
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=setup.way == "blocks")
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
@@ -371,9 +329,9 @@ def sum_of(in_use: dict[Any, int], what: str) -> int:
     return sum(count for name, count in in_use.items() if getattr(name, "value", name) in NAMES[what])
 
 
+@cache
 def predict(setup: Setup) -> Prediction:
     """Return the most bytes of tensors that rank 0 would need in a training step after the first one."""
-    started = time.process_time()
     if setup.way in ("alone", "ddp"):
         tracker, parameters = track_plain_model(setup)
     else:
@@ -381,15 +339,12 @@ def predict(setup: Setup) -> Prediction:
             tracker, parameters = track_sharded_model(setup, mesh_of(setup))
     at_peak = tracker.get_tracker_snapshot("peak")[CPU]
     parts = {what: sum_of(at_peak, what) for what in NAMES}
-    peaks = dict(tracker.peaks)
     state = 2 * parts["parameters"]  # the two running means; what else the optimizer's step has made, it frees at once
     parts["temporaries"] += max(parts["optimizer state"] - state, 0)
     parts["optimizer state"] = min(parts["optimizer state"], state)
     if setup.way == "ddp":  # its buckets hold all gradients a second time, from the first step on
         parts["gradients to send"] = 4 * parameters
-        peaks = {stage: peak + 4 * parameters for stage, peak in peaks.items()}
-    seconds = time.process_time() - started
-    return Prediction(sum(parts.values()), parts, tracker.moment, peaks, parameters, seconds)
+    return Prediction(sum(parts.values()), parts, tracker.moment, parameters)
 
 
 def track_plain_model(setup: Setup) -> tuple[Any, int]:
@@ -422,28 +377,3 @@ def track_sharded_model(setup: Setup, mesh: DeviceMesh) -> tuple[Any, int]:
         with tracker:
             train_step(setup, model, optimizer, batch, tracker)
     return tracker, parameters
-
-
-SHALLOW = (8, 12)
-"""numbers of blocks from which `estimate` extrapolates; with fewer, half of backward has too few blocks to reach its
-highest level, at which one block computes, another one is gathered, and the gradients of a third one are reduced"""
-
-
-@cache
-def cached(setup: Setup) -> Prediction:
-    """Return `predict`, which is asked only once for each setup."""
-    return predict(setup)
-
-
-def estimate(setup: Setup) -> float:
-    """Return about the peak in bytes of a deep model, on straight lines through the peaks of two shallow ones.
-
-    Each stage of the step has a line of its own, and the highest one counts. For example, the peak of a shallow model
-    may be in backward, and that of a deep one in the optimizer's step, which needs more bytes for each block.
-    """
-    depth = setup.depth or workload(setup.model).depth
-    if depth <= SHALLOW[1]:
-        return cached(setup).peak
-    first, second = (cached(replace(setup, depth=shallow)).peaks for shallow in SHALLOW)
-    steps = (depth - SHALLOW[0]) / (SHALLOW[1] - SHALLOW[0])
-    return max(peak + (second[stage] - peak) * steps for stage, peak in first.items() if stage in second)

@@ -1,11 +1,15 @@
 """How many bytes of tensors two ranks really allocate at most in a training step, each way of sharing the model.
 
-    torchrun --standalone --nproc-per-node 2 experiments/memory_on_ranks.py
+    torchrun --standalone --nproc-per-node 2 experiments/memory_on_ranks.py FILE
 
-You should see five peaks; will_it_fit.py --check true starts this script and compares them with its forecast.
+`will_it_fit.py --check true` starts this script, which writes five peaks to FILE, and compares them with its forecast.
 """
 
+import gc
+import json
+import sys
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from lab.allocations import peak_of, recorder, trace_events
-from lab.flags import Parser, make_output_folder
 from lab.process_group import process_group
-from lab.results import write_results
-from lab.tables import format_table
 from memory_model import LESSON, UPDATES, Batch, Setup, build, mesh_of, shard, workload
 from tensor_bytes import local
-from workshop.entry import run_reporting_user_errors
+from workshop.errors import run_reporting_user_errors
 
-MODEL, BATCH_SIZE = "gpt_small", 4
+MODEL, BATCH_SIZE, RANKS = "gpt_small", 4, 2
 CONFIGURATIONS = (("ddp", False), ("blocks", False), ("keep", False), ("root", False), ("blocks", True))
 """way and activation checkpointing of each measurement"""
 COLLECTIVES = (
@@ -38,9 +39,9 @@ COLLECTIVE = "collective"
 """name of each call of these in the profiler's trace"""
 
 
-def setups(ranks: int, update: str) -> list[Setup]:
+def setups(update: str) -> list[Setup]:
     """Return what is measured, in this order."""
-    same = {"model": MODEL, "batch_size": BATCH_SIZE, "ranks": ranks, "update": update}
+    same = {"model": MODEL, "batch_size": BATCH_SIZE, "ranks": RANKS, "update": update}
     return [Setup(**same, way=way, checkpointing=checkpointing) for way, checkpointing in CONFIGURATIONS]
 
 
@@ -118,6 +119,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> No
 
 def measure(setup: Setup, device: torch.device) -> int:
     """Return the most bytes of tensors on this rank in the third step, after which nothing new is kept."""
+    gc.collect()  # the model before: FSDP2's modules refer to each other in circles
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     model, optimizer, batch = prepare(setup, device)
     for _ in range(2):
@@ -137,27 +139,22 @@ def measure(setup: Setup, device: torch.device) -> int:
 
 
 def main() -> None:
-    """Measure, print, save."""
-    parser = Parser(__doc__)
-    parser.add_out("memory_on_ranks.json")
-    arguments = parser.parse_args()
-    make_output_folder(arguments.out)
+    """Measure; rank 0 writes the largest peak over the ranks of each setup."""
     with process_group() as (rank, world_size, device):
+        assert world_size == RANKS
+        update = "loop" if device.type == "cpu" else "foreach"  # PyTorch's default there
         if device.type == "cpu":
             for name in filter(partial(hasattr, dist), COLLECTIVES):
                 name_calls(name)
-        rows = []
-        for setup in setups(world_size, "loop" if device.type == "cpu" else "foreach"):
+        else:  # so that the memory that libraries allocate once, and keep, is not counted below
+            measure(setups(update)[0], device)
+        peaks = []
+        for setup in setups(update):
             peak = torch.tensor(measure(setup, device), device=device)
             dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-            row = {"way": setup.way, "checkpointing": setup.checkpointing, "update": setup.update}
-            rows.append(row | {"measured": int(peak)})
+            peaks.append(int(peak))
         if rank == 0:
-            cells = [[row["way"], str(row["checkpointing"]), f"{row['measured'] / 1e6:.2f}"] for row in rows]
-            print(format_table(["way", "checkpointing", "peak MB"], cells, left=(0, 1)))
-            file = arguments.out / "memory_on_ranks.json"
-            write_results(file, device, {"ranks": world_size, "rows": rows})
-            print(f"\nwritten: {file}")
+            Path(sys.argv[1]).write_text(json.dumps({"update": update, "bytes": peaks}))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,10 @@
     torchrun --standalone --nproc-per-node 2 experiments/one_step.py
 
 The models are built, sharded and trained by the functions of train.py: of lesson 04 for DDP, of this lesson for the
-rest. You should see that each rank stores half of every weight, how many collectives one step needs with --shard
-blocks, keep and root, and that the loss is the same in all cases.
+rest, on CPUs. You should see that each rank stores half of every weight, how many collectives one step needs with
+--shard blocks, keep and root, and that the loss is the same in all cases.
 """
 
-import argparse
-import statistics
-import time
 from functools import partial
 from typing import Any
 
@@ -19,51 +16,27 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from lab.flags import Parser, require_positive
-from lab.tables import format_table
-from sharded_models import (
-    LESSON_05,
-    Step,
-    count_collectives,
-    flags_of,
-    mean_over_ranks,
-    measure_on_ranks,
-    own_batches,
-    replicated,
-    sharded,
-)
+from lab import results
+from lab.flags import Parser
+from lab.process_group import mean_over_ranks, process_group
+from sharded_models import LESSON_05, Batch, Step, batches_of, count_collectives, replicated, sharded
 from tensor_bytes import local, peak_bytes, sharded_peak_bytes, stored_tensors
-from workshop.entry import run_reporting_user_errors
+from workshop.config import require_positive
+from workshop.errors import run_reporting_user_errors
 
-SHARDS = ("blocks", "keep", "root")
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(__doc__)
-    parser.add_argument("--vit_width", type=int, default=256, help="as in train.py (default: %(default)s)")
-    parser.add_argument("--vit_depth", type=int, default=4, help="as in train.py (default: %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=8, help="images per rank (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=7, help="timed with each --shard (default: %(default)s)")
-    parser.add_out("one_step.json")
-    arguments = parser.parse_args()
-    require_positive(arguments, "vit_width", "vit_depth", "batch_size", "steps")
-    return arguments
+COLLECTIVES = ("all-reduces", "all-gathers", "reduce-scatters")
 
 
-def describe_weight(model: nn.Module, rank: int) -> dict[str, Any]:
-    """Return what this rank stores of one weight of the first block."""
+def describe_weight(model: nn.Module, name: str, rank: int) -> list[results.Cell]:
+    """Return what this rank stores of one weight of the first block, as a row of the table."""
     weight = LESSON_05.blocks_of(model)[0].up.weight
-    facts = {"rank": rank, "type": type(weight.data).__name__, "shape": list(weight.shape)}
-    if isinstance(weight, DTensor):
-        facts["placements"] = str(weight.placements)
-    return facts | {"local_shape": list(local(weight).shape)}
+    placements = f"`{weight.placements}`" if isinstance(weight, DTensor) else None
+    shapes = [f"`{tuple(shape)}`" for shape in (weight.shape, local(weight).shape)]
+    return [name, rank, f"`{type(weight.data).__name__}`", shapes[0], placements, shapes[1]]
 
 
-def facts_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, batches: list[tuple[torch.Tensor, torch.Tensor]]
-) -> dict[str, Any]:
-    """Return the mean losses over the ranks of a step on each batch, and the collectives and bytes of a later step."""
+def measure(model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, batches: list[Batch]) -> dict[str, Any]:
+    """Return the collectives of a step, the bytes of this rank, and the loss of the second step over all ranks."""
     losses = [mean_over_ranks(step(*batch)) for batch in batches]
     optimizer.zero_grad()
     stored = stored_tensors(model, optimizer)
@@ -73,76 +46,51 @@ def facts_of(
         peak = sharded_peak_bytes(lambda _: step(*batches[0]), model, optimizer)
     else:
         peak = peak_bytes(partial(step, *batches[0]), stored)
-    return {
-        "losses": losses,
-        "collectives": collectives,
-        "stored_bytes": sum(tensor.nbytes for tensor in stored),
-        "peak_bytes": peak,
-    }
-
-
-def measure(arguments: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> dict[str, Any]:
-    """Return the figures of DDP and of each --shard."""
-    batches = own_batches(rank, arguments.batch_size, device, count=2)
-    flags = flags_of(arguments.vit_width, arguments.vit_depth)
-    *ddp, counter = replicated(flags, device)
-    built: dict[str, Any] = {"DDP": ddp}
-    built |= {f"--shard {way}": sharded([*flags, "--shard", way], rank, device, world_size) for way in SHARDS}
-
-    stored: list[Any] = [None] * world_size
-    dist.all_gather_object(stored, {way: describe_weight(model, rank) for way, (model, _, _) in built.items()})
-    rows = [{"way": way} | facts_of(*parts, batches) for way, parts in built.items()]
-    rows[0]["collectives"]["all-reduces"] = counter.calls
-
-    seconds: dict[str, list[float]] = {way: [] for way in built}
-    for _ in range(arguments.steps):  # alternately, so that other work on this machine slows all of them down alike
-        for way, (_, _, step) in built.items():
-            dist.barrier()
-            started = time.perf_counter()
-            step(*batches[0])
-            seconds[way].append(time.perf_counter() - started)
-    for row in rows:
-        row["seconds"] = statistics.median(seconds[row["way"]])
-        ratios = [own / ddps for own, ddps in zip(seconds[row["way"]], seconds["DDP"], strict=True)]
-        row["seconds_against_ddp"] = statistics.median(ratios)
-    return {"ranks": world_size, "stored": stored, "rows": rows}
-
-
-def report(figures: dict[str, Any]) -> None:
-    """Print the figures."""
-    print("blocks[0].up.weight as each rank stores it:")
-    lines = [
-        [
-            way,
-            str(facts["rank"]),
-            facts["type"],
-            str(tuple(facts["shape"])),
-            facts.get("placements", ""),
-            str(tuple(facts["local_shape"])),
-        ]
-        for way in ("DDP", "--shard blocks")
-        for facts in (of_rank[way] for of_rank in figures["stored"])
-    ]
-    print(format_table(["", "rank", "type", "shape", "placements", "stored here"], lines, left=(0, 2, 3, 4, 5)))
-    print("\none training step:")
-    cells = [
-        [
-            row["way"],
-            *(str(row["collectives"][kind]) for kind in ("all-reduces", "all-gathers", "reduce-scatters")),
-            f"{row['stored_bytes'] / 1e6:.1f}",
-            f"{row['peak_bytes'] / 1e6:.1f}",
-            f"{row['losses'][1]:.6f}",
-            f"{row['seconds_against_ddp']:.1f}x",
-        ]
-        for row in figures["rows"]
-    ]
-    header = ["", "all-reduces", "all-gathers", "reduce-scatters", "MB between steps", "MB at most", "2nd loss", "time"]
-    print(format_table(header, cells))
+    return {"collectives": collectives, "stored": sum(t.nbytes for t in stored), "peak": peak, "loss": losses[1]}
 
 
 def main() -> None:
-    """Measure, print and save."""
-    measure_on_ranks(parse_arguments, measure, report, "one_step.json")
+    """Measure on all ranks; rank 0 stores the tables."""
+    parser = Parser(__doc__)
+    parser.add_argument("--vit_width", type=int, default=256, help="as in train.py (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=8, help="images per rank (default: %(default)s)")
+    arguments = parser.parse_args()
+    require_positive(arguments, "vit_width", "batch_size")
+    torch.set_num_threads(1)
+    with process_group(on_cpu=True) as (rank, world_size, _):
+        batches = batches_of(rank, arguments.batch_size, count=2)
+        *ddp, counter = replicated(vit_width=arguments.vit_width)
+        built: dict[str, Any] = {"DDP": ddp}
+        for way in ("blocks", "keep", "root"):
+            built[f"--shard {way}"] = sharded(rank, world_size, vit_width=arguments.vit_width, shard=way)
+        shown = [describe_weight(built[name][0], name, rank) for name in ("DDP", "--shard blocks")]
+        of_ranks: list[Any] = [None] * world_size
+        dist.all_gather_object(of_ranks, shown)
+        measured = {name: measure(*parts, batches) for name, parts in built.items()}
+        measured["DDP"]["collectives"]["all-reduces"] = counter.calls
+        if rank == 0:
+            results.store(
+                "stored_weight",
+                title="What each rank stores of blocks[0].up.weight",
+                columns=["", "rank", "type", "shape", "placements", "stored on this rank"],
+                rows=[row for rows_of_way in zip(*of_ranks, strict=True) for row in rows_of_way],
+            )
+            results.store(
+                "one_step",
+                title="One training step",
+                columns=["", *COLLECTIVES, "MB between steps", "MB at most", "loss of step 2"],
+                rows=[
+                    [
+                        f"`{name}`" if "--" in name else name,
+                        *(found["collectives"][kind] for kind in COLLECTIVES),
+                        found["stored"] / 1e6,
+                        found["peak"] / 1e6,
+                        found["loss"],
+                    ]
+                    for name, found in measured.items()
+                ],
+                formats={"MB between steps": ",.1f", "MB at most": ",.1f", "loss of step 2": ",.6f"},
+            )
 
 
 if __name__ == "__main__":

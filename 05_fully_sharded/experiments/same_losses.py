@@ -1,104 +1,56 @@
 """Does sharding change what a model learns? Lesson 04 (DDP) and lesson 05 (FSDP2) train the same vision transformer.
 
-    python experiments/same_losses.py                     # 1, 2 and 4 ranks on this machine: about two minutes
-    python experiments/same_losses.py --ranks 1,2 --quick true       # fewer samples
+    python experiments/same_losses.py                     # 1, 2 and 4 ranks on this machine's CPUs: about two minutes
+    python experiments/same_losses.py --ranks 1,2 --limit_train 640       # fewer samples
 
 All runs have the same seed and the same global batch size, so every step has the same samples however many ranks share
 it. You should see losses that differ only by rounding, because sums are taken in another order.
 """
 
-import json
-import os
-import re
-import subprocess
-import tempfile
-from pathlib import Path
-from typing import Any
+import argparse
 
-import torch
+from lab import results
+from lab.flags import Parser
+from lab.launching import train
+from workshop.config import require_positive
+from workshop.errors import run_reporting_user_errors
+from workshop.paths import REPOSITORY
 
-from lab.flags import Parser, make_output_folder
-from lab.launching import reason, torchrun
-from lab.results import write_results
-from lab.tables import format_table
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
-from workshop.paths import REPOSITORY, default_data_dir
-
-LESSONS = {"DDP": "04_mixed_precision", "FSDP2": "05_fully_sharded"}
-FLAGS = (
-    "--model",
-    "vit",
-    "--global_batch_size",
-    "64",
-    "--num_workers",
-    "0",
-    "--limit_val",
-    "320",
-    "--log_interval",
-    "1000",
-)
-MAX_RANKS = 64
+LESSONS = {"04, DDP": "04_mixed_precision", "05, FSDP2": "05_fully_sharded"}
+FLAGS = ("--model", "vit", "--precision", "fp32", "--global_batch_size", 64, "--num_workers", 0)
+FLAGS += ("--limit_val", 320, "--log_interval", 1000)
 
 
-def train(lesson: str, ranks: int, data_dir: Path, num_samples: int) -> dict[str, Any]:
-    """Train one epoch with a lesson's script on ``ranks`` CPU ranks; return what its summary.json says of the epoch.
-
-    Raises:
-        UserError: the run failed.
-    """
-    with tempfile.TemporaryDirectory() as run_dir:
-        flags = [*FLAGS, "--data_dir", str(data_dir), "--run_dir", run_dir, "--limit_train", str(num_samples)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(
-            [*torchrun(ranks), "train.py", *flags],
-            cwd=REPOSITORY / lesson,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise UserError(f"{lesson} on {ranks} rank(s): {reason(done.stderr) or f'status {done.returncode}'}")
-        return json.loads(Path(run_dir, "summary.json").read_text())["epochs"][0]
-
-
-def compare(ranks: list[int], data_dir: Path, num_samples: int) -> dict[str, Any]:
-    """Return the results of both lessons for each number of ranks, and the largest relative difference of a loss."""
-    rows = [
-        {"method": method, "ranks": number, **train(lesson, number, data_dir, num_samples)}
-        for number in ranks
-        for method, lesson in LESSONS.items()
-    ]
-    first = rows[0]
-    for row in rows:
-        row["difference"] = max(abs(row[name] / first[name] - 1) for name in ("train_loss", "val_loss"))
-    return {"samples": num_samples, "rows": rows, "largest_difference": max(row["difference"] for row in rows)}
+def rank_counts(text: str) -> list[int]:
+    """Read numbers of ranks, with commas between them."""
+    if not all(word.isdecimal() and 1 <= int(word) <= 64 for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"takes numbers from 1 to 64 with commas between them, got {text}")
+    return [int(word) for word in text.split(",")]
 
 
 def main() -> None:
-    """Train all runs; print and save their losses."""
+    """Train all runs and store their losses."""
     parser = Parser(__doc__)
-    parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks, with commas (default: %(default)s)")
-    parser.add_argument("--data_dir", type=Path, default=default_data_dir(), help="folder of MNIST (%(default)s)")
-    parser.add_switch("--quick", "train on 640 samples in place of 2,560")
-    parser.add_out("same_losses.json")
-    flags = parser.parse_args()
-    if not re.fullmatch(r"\d+(,\d+)*", flags.ranks) or not all(
-        1 <= int(n) <= MAX_RANKS for n in flags.ranks.split(",")
-    ):
-        raise UserError(f"--ranks takes numbers from 1 to {MAX_RANKS} with commas between them, got {flags.ranks}")
-    make_output_folder(flags.out)
-    figures = compare([int(n) for n in flags.ranks.split(",")], flags.data_dir, 640 if flags.quick else 2560)
-    table = [
-        [r["method"], str(r["ranks"]), f"{r['train_loss']:.6f}", f"{r['val_loss']:.6f}", f"{r['val_accuracy']:.2%}",
-         f"{r['difference']:.0e}"]
-        for r in figures["rows"]
-    ]  # fmt: skip
-    print(format_table(["", "ranks", "train loss", "val loss", "accuracy", "difference"], table))
-    print(f"\nlargest relative difference of a loss from the first row: {figures['largest_difference']:.0e}")
-    file = flags.out / "same_losses.json"
-    write_results(file, torch.device("cpu"), figures)
-    print(f"written: {file}")
+    parser.add_argument("--ranks", type=rank_counts, default=[1, 2, 4], help="with commas (default: 1,2,4)")
+    parser.add_argument("--limit_train", type=int, default=2560, help="samples in the epoch (default: 2560)")
+    arguments = parser.parse_args()
+    require_positive(arguments, "limit_train")
+    flags = (*FLAGS, "--limit_train", arguments.limit_train)
+    rows: list[list[results.Cell]] = []
+    for ranks in arguments.ranks:
+        for name, lesson in LESSONS.items():
+            summary = train(REPOSITORY / lesson, *flags, ranks=ranks, on_cpu=True, threads=1, quiet=True)
+            (epoch,) = summary["epochs"]
+            rows.append([name, ranks, epoch["train_loss"], epoch["val_loss"], epoch["val_accuracy"]])
+    samples = f"one epoch of {arguments.limit_train:,} samples in steps of 64, however many ranks share them"
+    results.store(
+        "same_losses",
+        title="Losses by number of ranks",
+        columns=["lesson", "ranks", "train loss", "validation loss", "accuracy"],
+        rows=rows,
+        formats={"train loss": ",.7f", "validation loss": ",.7f", "accuracy": ".2%"},
+        spread=samples,
+    )
 
 
 if __name__ == "__main__":

@@ -1,25 +1,47 @@
-"""Lower and upper bound of the time of a training step: its operations, and the bytes that the ranks send."""
+"""Lower and upper bound of the time of a training step: its operations, and the bytes that the ranks send.
 
-import sys
-from dataclasses import replace
+A collective is a ring over all ranks that take part. Within a node every GPU sends at the speed of NVLink. Between
+nodes, NCCL runs one ring per network adapter, so a node sends at the sum of its adapters. The ring is as fast as the
+slower of the two.
+"""
+
+from dataclasses import dataclass
 from functools import cache
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from memory_model import LESSON, Setup, build, private_tools, workload
-from workshop.paths import REPOSITORY
-
-sys.path.append(str(REPOSITORY / "03_ddp" / "experiments"))
-from alpha_beta import Network  # lesson 03's model of a network
 
 TFLOPS = {"bf16": 989.0, "fp32": 67.0}
 """10^12 operations per second of one H100 SXM, by precision: NVIDIA's data sheet, dense, the one for float32 without
 tensor cores. Matrix products reach some three quarters of such a figure, a whole model about half."""
-GB_PER_SECOND = 50.0
-"""from each rank into the network: one adapter of 400 Gb/s per GPU, as in NVIDIA's DGX H100 (its data sheet)"""
-ALPHA_US = 14.0
-"""microseconds that a message takes however small it is: that of a network in NCCL's src/graph/tuning.cc"""
+GPUS_PER_NODE = 8
+NODE_GB_PER_SECOND = 450.0
+"""that a GPU sends within its node: half of the 900 GB/s, which NVIDIA's data sheet gives for both directions"""
+ADAPTER_GB_PER_SECOND = 50.0
+"""that a network adapter of 400 Gb/s sends; NVIDIA's DGX H100 has one for each GPU (its data sheet)"""
+ALPHA_SECONDS = 6e-6
+"""of a message, however small it is: the mean over a ring through several nodes, as in lesson 03's model of a network
+(03_ddp/experiments/alpha_beta.py, from NCCL's src/graph/tuning.cc)"""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a collective."""
+
+    count: int
+    per_node: int
+    """how many of them are on the same node"""
+
+    def half_ring(self, nbytes: float) -> float:
+        """Return the seconds of an all-gather or a reduce-scatter of so many bytes: half of a ring all-reduce."""
+        if self.count == 1:
+            return 0.0
+        speed = NODE_GB_PER_SECOND
+        if self.count > self.per_node:  # each GPU on a node brings its adapter
+            speed = min(speed, self.per_node * ADAPTER_GB_PER_SECOND)
+        return (self.count - 1) * (ALPHA_SECONDS + nbytes / self.count / (1e9 * speed))
 
 
 @cache
@@ -56,36 +78,35 @@ def parameter_counts(model: str, depth: int) -> tuple[int, int]:
         return inside, sum(weight.numel() for weight in made.parameters()) - inside
 
 
-def communication_seconds(setup: Setup, network: Network) -> float:
-    """Return how long the collectives of a step take one after the other, by lesson 03's model of ring algorithms.
+def communication_seconds(setup: Setup) -> float:
+    """Return how long the collectives of a step take one after the other.
 
-    A ring all-gather and a ring reduce-scatter are the two halves of a ring all-reduce. Weights are sent in the format
-    that the model computes in, gradients in float32.
+    Weights are sent in the format that the model computes in, gradients in float32.
     """
     inside, outside = parameter_counts(setup.model, setup.depth)
     blocks = (setup.depth or workload(setup.model).depth) or 1
     if setup.way == "ddp":
-        return network.all_reduce_seconds(4 * (inside + outside), setup.ranks)
-    ranks = setup.ranks // setup.replicas
+        return 2 * Ranks(setup.ranks, min(setup.ranks, GPUS_PER_NODE)).half_ring(4 * (inside + outside))
+    count = setup.ranks // setup.replicas
+    ranks = Ranks(count, min(count, GPUS_PER_NODE))
     width = 2 if setup.precision == "bf16" else 4
 
     def groups(bytes_each: int) -> float:
         """Return the seconds for one all-gather or reduce-scatter of each group of weights."""
         if setup.way == "root":
-            return network.all_reduce_seconds(bytes_each * (inside + outside), ranks) / 2
-        each = network.all_reduce_seconds(bytes_each * inside / blocks, ranks) / 2
-        return blocks * each + network.all_reduce_seconds(bytes_each * outside, ranks) / 2
+            return ranks.half_ring(bytes_each * (inside + outside))
+        return blocks * ranks.half_ring(bytes_each * inside / blocks) + ranks.half_ring(bytes_each * outside)
 
     seconds = groups(width) + groups(4)
     if setup.way == "blocks":  # gathered once more in backward, but for the weights that are in no block
-        seconds += groups(width) - network.all_reduce_seconds(width * outside, ranks) / 2
-    if setup.replicas > 1:  # each rank's part of the gradients, summed over the groups
-        seconds += network.all_reduce_seconds(4 * (inside + outside) / ranks, setup.replicas)
+        seconds += groups(width) - ranks.half_ring(width * outside)
+    if setup.replicas > 1:  # each rank's part of the gradients, summed over the groups: by all GPUs of a node at once
+        same_part = max(1, GPUS_PER_NODE // count)  # ranks of a node that have the same part, and share its adapters
+        between = Ranks(setup.replicas, min(setup.replicas, same_part))
+        seconds += 2 * between.half_ring(4 * (inside + outside) / count)
     return seconds
 
 
-def step_bounds(setup: Setup, tflops: float, network: Network) -> dict[str, float]:
-    """Return seconds: of computing, of communication, and of a step with full overlap and with none."""
-    compute = flops_of_step(replace(setup, ranks=1, replicas=1, way="alone")) / (1e12 * tflops)
-    sent = communication_seconds(setup, network)
-    return {"compute": compute, "communication": sent, "full overlap": max(compute, sent), "no overlap": compute + sent}
+def step_bounds(setup: Setup) -> tuple[float, float]:
+    """Return the seconds of computing and of communication: a step takes from the longer of the two to their sum."""
+    return flops_of_step(setup) / (1e12 * TFLOPS[setup.precision]), communication_seconds(setup)

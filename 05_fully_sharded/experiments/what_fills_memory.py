@@ -7,38 +7,21 @@ You should see that the *state* (weights, gradients and AdamW's two running mean
 with every batch, and that the rest grows with the batch. Each row is then computed again with each of three cures: the
 state sharded over 8 ranks (FSDP2), the activations recomputed (activation checkpointing), the batch computed in 4 parts
 (gradient accumulation). The last column names those that take at least a quarter off the peak. On a GPU, each step is
-really made as well: the peak that PyTorch's allocator measures stands beside the computed one, and a snapshot is
-written for https://docs.pytorch.org/memory_viz.
+really made as well: the third table has the peak that PyTorch's allocator measures, and a snapshot is written beside it
+for https://docs.pytorch.org/memory_viz.
 """
 
 import argparse
+import gc
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from lab import memory_tables
-from lab.flags import Parser, make_output_folder
-from lab.results import write_results
-from lab.tables import format_table
-from memory_model import (
-    CLASSIFIERS,
-    LESSON,
-    NOT_COUNTED,
-    STATE_BYTES,
-    UPDATES,
-    WORKLOADS,
-    Prediction,
-    Setup,
-    build,
-    predict,
-    private_tools,
-    workload,
-)
-from will_it_fit import GB, numbers, words
-from workshop.entry import run_reporting_user_errors
-from workshop.hardware import pick_device
+from lab import results
+from lab.flags import Parser
+from memory_model import LESSON, NOT_COUNTED, STATE_BYTES, UPDATES, WORKLOADS, Setup, build, predict, workload
+from will_it_fit import words
+from workshop.errors import run_reporting_user_errors
 
 ROWS = (
     ("vit", 64, "fp32"),
@@ -49,96 +32,64 @@ ROWS = (
     ("vit3d", 4, "bf16"),
 )
 """model, batch and precision of each row without flags"""
+SHOWN = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "batch")
 SHARDED_OVER, PARTS = 8, 4
-"""ranks, and parts of a batch, of the cures that are tried; `lab/memory_tables.py` names them"""
+"""ranks, and parts of a batch, of the cures that are tried"""
+ADVICE = ("shard", "recompute", "split the batch")
+HELPS = 0.25
+"""a cure is recommended if it takes at least this share off the peak"""
+GB = 1e9
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line.
-
-    Raises:
-        UserError: it makes no sense.
-    """
-    parser = Parser(__doc__)
-    known = (*WORKLOADS, *CLASSIFIERS)
-    parser.add_argument("--model", type=words(known), metavar="MODEL,...", help=f"some of {', '.join(known)}")
-    parser.add_argument(
-        "--batch_size", type=numbers(int), default=[1, 16, 64], metavar="N,...", help="default: 1,16,64"
-    )
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="default: %(default)s")
-    parser.add_argument("--update", choices=UPDATES, default="foreach", help="the optimizer's (default: %(default)s)")
-    parser.add_switch("--activation_checkpointing", "as the lesson's flag")
-    parser.add_out("what_fills_memory.json, and on a GPU snapshots")
-    return parser.parse_args()
+def numbers(text: str) -> list[int]:
+    """Read positive whole numbers that are separated by commas."""
+    if not all(word.isdecimal() and int(word) > 0 for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"takes positive numbers, separated by commas, got '{text}'")
+    return [int(word) for word in text.split(",")]
 
 
-def setups(arguments: argparse.Namespace) -> list[Setup]:
-    """Return what the table is made of."""
-    rows = ROWS
-    if arguments.model:
-        rows = [(model, batch, arguments.precision) for model in arguments.model for batch in arguments.batch_size]
-    same = {"update": arguments.update, "checkpointing": arguments.activation_checkpointing}
-    return [Setup(model=model, batch_size=batch, precision=kind, **same) for model, batch, kind in rows]
+def cures(setup: Setup) -> list[int | None]:
+    """Return the peak in bytes with each cure, in the order of `ADVICE`; None where it is impossible."""
+    return [
+        predict(replace(setup, way="blocks", ranks=SHARDED_OVER)).peak,
+        predict(replace(setup, checkpointing=True)).peak,
+        predict(replace(setup, parts=PARTS)).peak if setup.batch_size >= PARTS else None,
+    ]
 
 
-def cures(setup: Setup) -> dict[str, int | None]:
-    """Return the peak in bytes with each cure; None where it is impossible."""
-    blocks = has_blocks(setup.model)
-    sharded = replace(setup, way="blocks" if blocks else "root", ranks=SHARDED_OVER)
-    return {
-        memory_tables.SHARDED: predict(sharded).peak,
-        memory_tables.RECOMPUTED: predict(replace(setup, checkpointing=True)).peak if blocks else None,
-        memory_tables.PARTS: predict(replace(setup, parts=PARTS)).peak if setup.batch_size >= PARTS else None,
-    }
+def advice(peak: int, with_cures: list[int | None]) -> str:
+    """Return which cures take at least a quarter off the peak, the one that takes most first."""
+    found = sorted((least, name) for name, least in zip(ADVICE, with_cures, strict=True) if least is not None)
+    return ", ".join(name for least, name in found if least <= (1 - HELPS) * peak) or "no cure alone"
 
 
-def has_blocks(model: str) -> bool:
-    """Return whether a model has blocks that can be sharded or computed again one by one."""
-    with private_tools().FakeTensorMode():
-        return bool(LESSON.blocks_of(build(Setup(model=model, depth=1 if workload(model).depth else 0))))
-
-
-def row_of(setup: Setup, found: Prediction) -> dict[str, Any]:
-    """Return a row of the tables as numbers."""
-    return {
-        "model": setup.model,
-        "batch_size": setup.batch_size,
-        "precision": setup.precision,
-        "parameters": found.parameters,
-        "peak": found.peak,
-        "parts": found.parts,
-        "moment": found.moment,
-        "state_share": STATE_BYTES * found.parameters / found.peak,
-        "cures": cures(setup),
-        "cpu_seconds": found.seconds,
-    }
-
-
-def measure_on_gpu(setup: Setup, device: torch.device, snapshot: Path) -> int | None:
+def measure_on_gpu(setup: Setup, snapshot: str = "") -> int | None:
     """Return the most bytes of tensors in a real step on a GPU; None if its memory is not enough.
 
     Args:
         setup: what to train.
-        device: the GPU.
         snapshot: file for a snapshot of each allocation in the step.
     """
-    before = torch.cuda.memory_allocated(device)
+    gc.collect()  # what is left of the row before
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
     try:
-        with device:
+        with torch.device("cuda"):
             model = build(setup)
             optimizer = torch.optim.AdamW(model.parameters(), **UPDATES[setup.update])
             inputs, targets = workload(setup.model).batch(setup.batch_size)
         for number in range(3):  # the optimizer's state is made in the first step; libraries are loaded there as well
             if number == 2:
-                torch.cuda.reset_peak_memory_stats(device)
+                torch.cuda.reset_peak_memory_stats()
                 torch.cuda.memory._record_memory_history()
             optimizer.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, enabled=setup.precision == "bf16"):
+            with torch.autocast("cuda", torch.bfloat16, enabled=setup.precision == "bf16"):
                 outputs = model(inputs)
             LESSON.loss_function(outputs.float(), targets).backward()
             optimizer.step()
-        peak = torch.cuda.max_memory_allocated(device) - before
-        torch.cuda.memory._dump_snapshot(str(snapshot))
+        peak = torch.cuda.max_memory_allocated() - before
+        if snapshot:
+            torch.cuda.memory._dump_snapshot(snapshot)
         return peak
     except torch.OutOfMemoryError:
         return None
@@ -146,40 +97,63 @@ def measure_on_gpu(setup: Setup, device: torch.device, snapshot: Path) -> int | 
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def print_rows(rows: list[dict[str, Any]]) -> None:
-    """Print the tables."""
-    print("What the memory holds at the moment of the step when it holds most\n")
-    print(format_table(*memory_tables.what_fills(rows)))
-    print("\nWhen that moment is, the share of the state (16 bytes per parameter), and the peak with each cure\n")
-    helps, cells = memory_tables.what_helps(rows)
-    print(format_table(helps, cells, left=(0, 2, len(helps) - 1)))
-    if any("measured" in row for row in rows):
-        print("\nReally allocated on this GPU\n")
-        measured = [f"{row['measured'] / GB:.3f}" if row["measured"] else "out of memory" for row in rows]
-        names = map(memory_tables.what_is_trained, rows)
-        print(format_table(["GB", "peak"], [[name, peak] for name, peak in zip(names, measured, strict=True)]))
+def store_measured(setups: dict[str, Setup]) -> None:
+    """Make each step on a GPU, and store its peak."""
+    measure_on_gpu(next(iter(setups.values())))  # so that the memory that libraries keep is not counted below
+    rows: list[list[results.Cell]] = []
+    for name, setup in setups.items():
+        found = measure_on_gpu(setup, f"memory_{setup.model}_{setup.batch_size}_{setup.precision}.pickle")
+        rows.append([name, "out of memory" if found is None else found / GB])
+    formats = {"peak": ",.3f"}
+    results.store("allocated", title="Really allocated", columns=["GB", "peak"], rows=rows, formats=formats, unit="GB")
 
 
 def main() -> None:
-    """Compute, on a GPU also measure; print and save."""
-    arguments = parse_arguments()
-    make_output_folder(arguments.out)
-    device = pick_device()
-    rows = []
-    for setup in setups(arguments):
-        row = row_of(setup, predict(setup))
-        if device.type == "cuda":
-            snapshot = arguments.out / f"{setup.model}_{setup.batch_size}_{setup.precision}.pickle"
-            row["measured"] = measure_on_gpu(setup, device, snapshot)
-            torch.cuda.empty_cache()
-        rows.append(row)
-    print_rows(rows)
-    if device.type != "cuda":
-        print("\nOn a GPU, the peak that is really allocated would stand beside the computed one; there is none here.")
+    """Compute, on a GPU also measure; store the tables."""
+    parser = Parser(__doc__)
+    parser.add_argument("--model", type=words(WORKLOADS), metavar="MODEL,...", help=f"some of {', '.join(WORKLOADS)}")
+    parser.add_argument("--batch_size", type=numbers, default=[1, 16, 64], metavar="N,...", help="default: 1,16,64")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="default: %(default)s")
+    parser.add_argument("--update", choices=UPDATES, default="foreach", help="the optimizer's (default: %(default)s)")
+    arguments = parser.parse_args()
+    rows = ROWS
+    if arguments.model:
+        rows = [(model, batch, arguments.precision) for model in arguments.model for batch in arguments.batch_size]
+    setups = {
+        f"`{model}`, batch {batch}, {precision}": Setup(
+            model=model, batch_size=batch, precision=precision, update=arguments.update
+        )
+        for model, batch, precision in rows
+    }
+    found = {name: predict(setup) for name, setup in setups.items()}
+    columns = ["weights", *SHOWN[1:], "peak"]
+    results.store(
+        "what_fills_memory",
+        title="What the memory holds at the moment of the step when it holds most",
+        columns=["GB", *columns],
+        rows=[[name, *(one.parts[part] / GB for part in SHOWN), one.peak / GB] for name, one in found.items()],
+        formats=dict.fromkeys(columns, ",.3f"),
+        unit="GB, computed",
+        spread="AdamW",
+    )
+    helps: list[list[results.Cell]] = []
+    for name, one in found.items():
+        peaks = cures(setups[name])
+        state = STATE_BYTES * one.parameters / one.peak
+        in_gb = ["-" if peak is None else peak / GB for peak in peaks]
+        helps.append([name, one.peak / GB, one.moment, state, *in_gb, advice(one.peak, peaks)])
+    columns = [f"sharded over {SHARDED_OVER} ranks", "recomputed", f"in {PARTS} parts"]
+    results.store(
+        "what_helps",
+        title="When that moment is, the share of the state (16 bytes per parameter), and the peak with each cure",
+        columns=["GB", "peak", "it is in", "state", *columns, "what helps"],
+        rows=helps,
+        formats={"peak": ",.3f", "state": ".0%"} | dict.fromkeys(columns, ",.3f"),
+        unit="GB, computed",
+    )
+    if torch.cuda.is_available():
+        store_measured(setups)
     print(f"\n{NOT_COUNTED}")
-    file = arguments.out / "what_fills_memory.json"
-    write_results(file, device, {"update": arguments.update, "rows": rows})
-    print(f"\nwritten: {file}")
 
 
 if __name__ == "__main__":
