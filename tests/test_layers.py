@@ -1,93 +1,80 @@
-"""The layers of the package: a module imports only from the modules below it; and what importing a lesson reads.
-
-A layer is a module or a package directly under workshop/. `package_use` finds what is imported.
-"""
+"""Imports go one way: lessons -> workshop; experiments -> lab, workshop and their lesson; within workshop downwards."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 
 import workshop
 from conftest import REPOSITORY
-from package_use import lines_using_package, modules_imported, modules_read
 
 PACKAGE = REPOSITORY / "workshop"
-LAYERS = [
-    "errors",
-    "entry",
-    "paths",
-    "signals",
-    "hardware",
-    "config",
-    "checks",
-    "commandline",
-    "datasets",
-    "models",
-    "loaders",
-    "distributed",
-    "profiling",
-    "run",
-]
-"""the lowest one first"""
-MODULES = sorted(PACKAGE.rglob("*.py"))
-LESSON_01 = REPOSITORY / "01_single_gpu" / "train.py"
+LAYERS = [line.split()[0] for line in (workshop.__doc__ or "").splitlines() if "  " in line]
+"""the modules and packages in workshop/, the lowest one first, as the package's docstring lists them"""
+FOLDERS = ("workshop", "lab", "doctor", "clinic", "slurm", "data", "tests")
+MAY_IMPORT = {
+    "workshop/**/*.py": {"workshop"},
+    "lab/*.py": {"workshop", "lab"},
+    "doctor/**/*.py": {"doctor"},
+    "clinic/*.py": {"workshop", "lab", "data", "doctor", "clinic"},
+    "0*/train.py": {"workshop"},
+    "0*/experiments/*.py": {"workshop", "lab", "experiments"},
+    "0*/exercises/*/*.py": {"workshop", "lab", "data", "doctor", "clinic"},
+}
+"""files, and the folders whose modules they may import; what stands beside a file it may import too"""
 
 
-def name_of(module: Path) -> str:
-    return str(module.relative_to(PACKAGE))
+def imported_by(file: Path) -> set[str]:
+    """The modules that a file imports anywhere, also in functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:  # others are of the same package
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
 
 
-def layer_of(module: Path) -> str:
-    return name_of(module).partition("/")[0].removesuffix(".py")
+def folder_of(module: str) -> str | None:
+    """The folder of this repository that a module is of, or None if it is of a library."""
+    first = module.partition(".")[0]
+    if first in FOLDERS and (REPOSITORY / first / "__init__.py").exists():
+        return first
+    if first in sys.stdlib_module_names:
+        return None
+    files = [file for folder in (*FOLDERS, "0*/experiments") for file in REPOSITORY.glob(f"{folder}/{first}.py")]
+    return files[0].parent.name if files else None
 
 
-def imports_of(file: Path, *roots: Path) -> set[Path]:
-    """The modules below ``roots`` that a file imports, also those that its functions import when they are called."""
-    return modules_imported(file, roots, ast.walk(ast.parse(file.read_text())))
+@pytest.mark.parametrize("pattern", MAY_IMPORT)
+def test_imports_go_one_way(pattern: str) -> None:
+    for file in REPOSITORY.glob(pattern):
+        beside = {other.stem for other in file.parent.glob("*.py")}
+        own = {module for module in imported_by(file) if module.partition(".")[0] not in beside}
+        wrong = {module for module in own if folder_of(module) not in {None, *MAY_IMPORT[pattern]}}
+        assert wrong == set(), f"{file.relative_to(REPOSITORY)} imports {wrong}"
 
 
-def test_lesson_01_reads_nothing_of_a_process_group() -> None:
-    read = modules_read(LESSON_01)
-    assert PACKAGE / "run" / "position.py" in read
-    assert PACKAGE / "distributed" / "rendezvous.py" in MODULES
-    assert not [module for module in read if layer_of(module) == "distributed"]
+def layer_of(module: str) -> str:
+    return module.split(".")[1]
 
 
-def test_every_layer_is_known() -> None:
-    assert {layer_of(module) for module in MODULES} == {*LAYERS, "__init__"}
-    described = [line.split()[0] for line in (workshop.__doc__ or "").splitlines() if "  " in line]
-    assert described == LAYERS
+def test_every_module_of_the_package_is_in_its_list() -> None:
+    found = {path.name.removesuffix(".py") for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert found - {"__init__", "__pycache__"} == set(LAYERS)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=name_of)
-def test_a_module_imports_only_from_layers_below_it(module: Path) -> None:
-    height = ["__init__", *LAYERS].index
-    imported = {other for other in imports_of(module, REPOSITORY) if PACKAGE in other.parents}
-    above = {name_of(other) for other in imported if height(layer_of(other)) > height(layer_of(module))}
-    assert above == set()
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_module_imports_only_from_those_above_it_in_the_list(layer: str) -> None:
+    for file in (PACKAGE / f"{layer}.py", *(PACKAGE / layer).glob("*.py")):
+        if file.exists():
+            used = {name for name in imported_by(file) if name.startswith("workshop.") and layer_of(name) in LAYERS}
+            wrong = {name for name in used if LAYERS.index(layer_of(name)) > LAYERS.index(layer)}
+            assert wrong == set(), f"{file.relative_to(REPOSITORY)} imports {wrong}"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=name_of)
-def test_the_package_knows_no_lesson_no_experiment_and_no_test(module: Path) -> None:
-    others = [REPOSITORY, *REPOSITORY.glob("0*"), *REPOSITORY.glob("0*/experiments")]
-    others += [REPOSITORY / name for name in ("clinic", "data", "lab", "slurm", "tests")]
-    imported = imports_of(module, *others) - {REPOSITORY / "workshop" / "__init__.py"}
-    assert {file for file in imported if PACKAGE not in file.parents} == set()
-
-
-def test_what_is_read_and_used_is_found(tmp_path: Path) -> None:
-    """The functions of tests/package_use.py that these tests rely on."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "from workshop.errors import (\n"
-        "    UserError,\n"
-        ")\n"
-        "import torch\n"
-        "def main(run):\n"
-        "    from workshop.config import TrainConfig\n"
-        "    run.save(torch.ones(1))\n"
-        "    raise UserError('no')\n"
-    )
-    assert modules_read(script) == {PACKAGE / "__init__.py", PACKAGE / "errors.py"}
-    assert lines_using_package(script) == {1, 2, 3, 6, 7, 8}
+def test_lesson_01_imports_nothing_of_lesson_03() -> None:
+    for lesson in ("01_single_gpu", "02_dataparallel"):
+        modules = imported_by(REPOSITORY / lesson / "train.py")
+        assert not {name for name in modules if "distributed" in name.lower() and name.startswith("torch")}

@@ -1,192 +1,109 @@
-"""What a lesson teaches stands in its train.py: its calls are found in the syntax tree, where comments do not count.
+"""What a lesson teaches stands in its train.py, and the script runs when it is copied into an empty folder.
 
-A call is described as it is written: `optim.*` stands for any name at that place, a name that begins with a dot for any
-object in front of it, and keywords in parentheses for arguments that must be given by these names.
+What stands there is read from the syntax tree, where comments do not count. A line of `STANDS_IN` is a call as it is
+written, perhaps without the object in front of its dot; the words in parentheses are arguments that it must be given
+by name. A word in quotes is a text in the script.
 """
 
 import ast
 import re
-from collections.abc import Iterator
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
+import quick_python
 from conftest import REPOSITORY
 
-TRAINING_LOOP = (
-    "DataLoader(batch_sampler, num_workers, pin_memory, persistent_workers, prefetch_factor)",
-    "torch.optim.SGD()",
-    "torch.optim.Adam()",
-    "torch.optim.AdamW()",
-    "torch.optim.Adadelta()",
-    ".to(non_blocking)",
-    "F.cross_entropy()",
-    ".backward()",
-    ".zero_grad()",
-    ".train()",
-    ".eval()",
-    "torch.inference_mode()",
-    "torch.manual_seed()",
-    "record_function()",
-    ".step()",
-    ".state_dict()",
-    ".load_state_dict()",
-    "run.load_checkpoint()",
-    "run.save()",
-)
-"""of lesson 01, and of all that build on it"""
-ONE_OPTIMIZER = ("optimizer.step()", "optimizer.zero_grad()", "loss.backward()", "scheduler.step()", "StepLR()")
-RANKS = (
-    *(f'"{name}"' for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")),
-    *(f'"{name}"' for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")),
-    "torch.cuda.set_device()",
-    "dist.init_process_group(backend, rank, world_size)",
-    "DistributedBatchSampler(rank, num_replicas, shuffle)",
-    ".set_epoch()",
-    "DistributedDataParallel()",
-    ".no_sync()",
-    "if rank == 0",
-    "dist.all_reduce()",
-    "dist.destroy_process_group()",
-)
-NOT_SHARDED = ("DistributedDataParallel()", ".no_sync()", "torch.inference_mode()")
-"""what other calls take the place of where the model is sharded"""
-CALLS = {
-    "01_single_gpu": (*TRAINING_LOOP, *ONE_OPTIMIZER),
-    "02_dataparallel": (*TRAINING_LOOP, *ONE_OPTIMIZER, "nn.DataParallel()", ".module"),
-    "03_ddp": (*TRAINING_LOOP, *ONE_OPTIMIZER[:-1], "LambdaLR()", *RANKS, ".module"),
-    "04_mixed_precision": (
-        *TRAINING_LOOP,
-        *RANKS,
-        "LambdaLR()",
-        "scaler.scale()",
-        "scaler.step()",
-        "scaler.update()",
-        "torch.backends.cudnn.allow_tf32 = ",
-        "torch.backends.cudnn.benchmark = ",
-        "torch.set_float32_matmul_precision()",
-        "torch.autocast()",
-        "torch.amp.GradScaler()",
-        "torch.channels_last",
-        "torch.optim.SGD(fused)",
-        "torch.optim.Adam(fused)",
-        "torch.optim.AdamW(fused)",
-        "torch.compile()",
-        "torch.cuda.CUDAGraph()",
-        "torch.cuda.graph()",
-        ".replay()",
-    ),
+TRAINING = """
+DataLoader(batch_sampler, num_workers, pin_memory, persistent_workers, prefetch_factor)
+torch.optim.SGD() torch.optim.Adam() torch.optim.AdamW() torch.optim.Adadelta() .to(non_blocking)
+F.cross_entropy() .backward() .zero_grad() .train() .eval() torch.manual_seed() record_function() .step()
+"""
+CHECKPOINT = """
+.state_dict() .load_state_dict() torch.save() torch.load(map_location, weights_only) os.fsync() os.replace() .testzip()
+"""
+RANKS = """
+"RANK" "LOCAL_RANK" "WORLD_SIZE" "SLURM_PROCID" "SLURM_LOCALID" "SLURM_STEP_NUM_TASKS" torch.cuda.set_device()
+dist.init_process_group(backend, rank, world_size, timeout) DistributedBatchSampler(rank, num_replicas, shuffle)
+.set_epoch(start_step) dist.all_reduce() dist.destroy_process_group()
+signal.signal() "scontrol" "requeue" LambdaLR()
+"""
+DDP = "DistributedDataParallel() .no_sync() torch.inference_mode()"
+PRECISION = "torch.amp.GradScaler() torch.set_float32_matmul_precision() scaler.scale() scaler.step() scaler.update()"
+STANDS_IN = {
+    "01_single_gpu": f"{TRAINING} {CHECKPOINT} torch.inference_mode() StepLR()",
+    "02_dataparallel": f"{TRAINING} {CHECKPOINT} torch.inference_mode() StepLR() nn.DataParallel()",
+    "03_ddp": f"{TRAINING} {CHECKPOINT} {RANKS} {DDP}",
+    "04_mixed_precision": f"""{TRAINING} {CHECKPOINT} {RANKS} {DDP} {PRECISION}
+        torch.autocast() torch.compile() torch.optim.Adam(fused) torch.cuda.CUDAGraph() torch.cuda.graph() .replay()""",
+    "05_fully_sharded": f"""{TRAINING} {RANKS} {PRECISION}
+        torch.device() "meta" fully_shard(mesh, mp_policy, reshard_after_forward) .to_empty(device) .compile()
+        MixedPrecisionPolicy(param_dtype, reduce_dtype) .set_requires_gradient_sync() nn.utils.clip_grad_norm_()
+        checkpoint(use_reentrant) dcp.save(storage_writer, process_group) dcp.async_save(storage_writer, process_group)
+        dcp.load(checkpoint_id) ".metadata" zlib.crc32()""",
 }
-CALLS["05_fully_sharded"] = (
-    *(call for call in (*TRAINING_LOOP, *RANKS) if call not in NOT_SHARDED),
-    *(call for call in CALLS["04_mixed_precision"] if call.startswith(("scaler.", "torch.backends.", "torch.optim."))),
-    "LambdaLR()",
-    "torch.set_float32_matmul_precision()",
-    "torch.amp.GradScaler()",
-    ".compile()",
-    "init_device_mesh()",
-    "torch.device()",
-    '"meta"',
-    "fully_shard(mesh, mp_policy, reshard_after_forward)",
-    "MixedPrecisionPolicy(param_dtype, reduce_dtype)",
-    ".to_empty(device)",
-    ".set_requires_gradient_sync()",
-    "nn.utils.clip_grad_norm_()",
-    "scaler.unscale_()",
-    "checkpoint(use_reentrant)",
-    "block.forward = ",
-    "dcp.save(checkpoint_id, process_group)",
-    "dcp.async_save(checkpoint_id, process_group)",
-    "dcp.load(checkpoint_id, process_group)",
-    "torch.no_grad()",
-    "StateDictOptions(full_state_dict, broadcast_from_rank0)",
-    "get_model_state_dict(options)",
-    "set_model_state_dict(options)",
-    "get_optimizer_state_dict(options)",
-    "set_optimizer_state_dict(options)",
-)
-SCRIPTS = {lesson: (REPOSITORY / lesson / "train.py").read_text() for lesson in CALLS}
+LESSONS = sorted(STANDS_IN)
 
 
-def found_in(source: str) -> set[str]:
-    """Everything in a script that a description can name: names with dots, constants, assignments and conditions."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Name | ast.Attribute):
-            found.add(ast.unparse(node))
-            if isinstance(node, ast.Attribute):
-                found.add(f".{node.attr}")
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(f'"{node.value}"')
-        elif isinstance(node, ast.Assign):
-            found |= {f"{ast.unparse(target)} = " for target in node.targets}
-        elif isinstance(node, ast.If):
-            found.add(f"if {ast.unparse(node.test)}")
-    return found
+def calls_in(source: str) -> list[tuple[str, set[str]]]:
+    """Every call: what is called, and the names of its arguments."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [(f".{ast.unparse(call.func)}", {word.arg for word in call.keywords if word.arg}) for call in calls]
 
 
-def calls_in(source: str) -> Iterator[tuple[str, set[str]]]:
-    """Every call: the name that is called, also without the object in front of it, and the keywords."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call):
-            keywords = {keyword.arg for keyword in node.keywords if keyword.arg}
-            yield ast.unparse(node.func), keywords
-            if isinstance(node.func, ast.Attribute):
-                yield f".{node.func.attr}", keywords
-
-
-def missing(source: str, described: tuple[str, ...]) -> list[str]:
+def missing(source: str, described: str) -> list[str]:
     """Return which of the things described are not in the source."""
-    names, calls = found_in(source), list(calls_in(source))
+    texts = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
+    calls = calls_in(source)
     absent = []
-    for description in described:
-        call = re.fullmatch(r"([\w.]+)\((.*)\)", description)
-        if call:
-            name, keywords = call[1], {word.strip() for word in call[2].split(",") if word.strip()}
-            present = any(name == called and keywords <= given for called, given in calls)
-        else:
-            present = description in names
-        if not present:
-            absent.append(description)
+    for name, arguments, text in re.findall(r'([\w.]+)\(([^)]*)\)|("[^"]+")', described):
+        names = set(arguments.split(", ")) - {""}
+        end = f".{name.removeprefix('.')}"
+        if not (text.strip('"') in texts if text else any(c.endswith(end) and names <= given for c, given in calls)):
+            absent.append(text or name)
     return absent
 
 
-@pytest.mark.parametrize("lesson", CALLS)
-def test_the_calls_of_a_lesson_stand_in_its_script(lesson: str) -> None:
-    assert missing(SCRIPTS[lesson], CALLS[lesson]) == []
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_what_a_lesson_teaches_stands_in_its_script(lesson: str) -> None:
+    source = (REPOSITORY / lesson / "train.py").read_text()
+    assert missing(source, STANDS_IN[lesson]) == []
+    for name in set(re.findall(r"\.?(\w+)\(", STANDS_IN[lesson])):  # and is noticed where it is not
+        assert missing(re.sub(rf"\b{name}\b", "something_else", source), STANDS_IN[lesson]), name
 
 
-@pytest.mark.parametrize("lesson", CALLS)
-@pytest.mark.parametrize("as_comment", [False, True], ids=["removed", "only a comment"])
-def test_a_call_that_is_missing_is_noticed(lesson: str, as_comment: bool) -> None:
-    """Each of them, one at a time: what is described is renamed, or what it stands in becomes a comment."""
-    for description in CALLS[lesson]:
-        name = re.split(r"[(]", description)[0].strip('"').removeprefix("if ").removesuffix(" = ")
-        last = name.rpartition(".")[2]
-        changed = re.sub(rf"\b{re.escape(last)}\b", "something_else", SCRIPTS[lesson])
-        if as_comment:
-            changed += f'# {description} and {name}(...) and "{name}" and if {name}\n'
-        assert description in missing(changed, CALLS[lesson]), description
-
-
-def test_a_keyword_that_is_missing_is_noticed() -> None:
-    source = SCRIPTS["01_single_gpu"]
-    for keyword in ("batch_sampler", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor"):
-        changed = re.sub(rf"^        {keyword}=.*,\n", "", source, flags=re.MULTILINE)
-        assert changed != source
-        assert missing(changed, CALLS["01_single_gpu"]) == [TRAINING_LOOP[0]]
-
-
-@pytest.mark.parametrize("lesson", CALLS)
-def test_what_is_called_is_what_pytorch_has_under_this_name(lesson: str) -> None:
-    """`DataLoader` and others are imported from torch, not from the package."""
-    origin = {}
-    for node in ast.walk(ast.parse(SCRIPTS[lesson])):
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_what_a_lesson_teaches_is_pytorchs(lesson: str) -> None:
+    """`DataLoader` and the rest are imported from torch, not from the package."""
+    origin: dict[str, str | None] = {}
+    for node in ast.walk(ast.parse((REPOSITORY / lesson / "train.py").read_text())):
         if isinstance(node, ast.ImportFrom):
             origin |= {alias.asname or alias.name: node.module for alias in node.names}
-        elif isinstance(node, ast.Import):
-            origin |= {alias.asname or alias.name: alias.name for alias in node.names}
-    called = {name.partition(".")[0] for name, _ in calls_in(SCRIPTS[lesson])}
-    of_pytorch = {"DataLoader", "DistributedDataParallel", "LambdaLR", "StepLR", "record_function"}
-    of_pytorch |= {"F", "dist", "nn", "torch"}
-    assert all(origin[name].partition(".")[0] == "torch" for name in of_pytorch & called)
-    assert {"torch", "F", "DataLoader", "record_function"} <= called
+    names = {name.partition(".")[0] for name in re.findall(r"(?<![.\w])([\w.]+)\(", STANDS_IN[lesson])}
+    of_package = {name for name in names & origin.keys() if (origin[name] or "").startswith("workshop")}
+    assert of_package <= {"DistributedBatchSampler"}
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_copied_script_runs_in_an_empty_folder(
+    lesson: str, user_environment: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    shutil.copy(REPOSITORY / lesson / "train.py", folder)
+    flags = ["--limit_train", 64, "--limit_val", 16, "--loader", "memory"]
+    words = [quick_python.commands() / "python", "train.py", *flags]
+    environment = user_environment | {"PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run([*map(str, words)], cwd=folder, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "runs/mine/mnist/summary.json").exists()
+    assert [file.name for file in folder.iterdir()] == ["train.py"]
+
+
+def test_a_lesson_is_a_folder_with_a_page_a_script_and_a_job() -> None:
+    lessons = list(REPOSITORY.glob("0*"))
+    assert len(lessons) >= 5
+    for lesson in lessons:
+        assert {"README.md", "train.py", "job.slurm"} <= {file.name for file in lesson.iterdir()}

@@ -1,4 +1,4 @@
-"""The vocabulary: code, comments, messages and names use the field's terms, not the private ones of earlier versions.
+"""The vocabulary: code, comments, messages and names use the field's terms, not private ones.
 
 A pattern finds the private use of a word as far as possible, and not its ordinary one. Two uses are left to the reader,
 because no pattern separates them from ordinary ones: "device" for the memory of a GPU, and "copy" for the identity
@@ -39,14 +39,12 @@ WORDS = {  # pattern: what to write instead, an example that must be found, one 
         "the rank leaves out",
     ),
     word("houses?|ground.floor"): ("architecture, package, lowest layer", "GROUND_FLOOR_FIRST", "warehouse"),
-    r"(?<![A-Za-z])rooms?(?![a-z])": ("module; memory", "require_room", "headroom, a classroom"),
     word("rungs?"): ("loader", "each rung", "wrung"),
     word("climb(s|ed|ing)?"): ("compare step by step", "climb the ladder", "climate"),
     r"(?i)(?<!precision )(?<!precision_)\bladder\b(?!_0|\.(py|json|png)\b)|data.ladder": (
         *("comparison of loaders", "data_ladder"),
         "precision ladder",
     ),
-    r"\bRow\b": ("check", "class Row:", "Rows of a table, row"),
     r"(?i)(?<!memory\.)_records?(?![a-z])|\brecords?_(?!(function|shapes|stream)\b)[a-z]|(?-i:\bRecords?\b(?! ))": (
         *("log, save; results file", "put_record(file)"),
         "with record_function('forward'): ",
@@ -89,43 +87,11 @@ WORDS = {  # pattern: what to write instead, an example that must be found, one 
     r"(?i)\bworkers? of (a|the|each) GPU\b|\bGPU's workers\b": ("CUDA core", "workers of a GPU", "DataLoader workers"),
     r"(?i)\butilis": ("utilization", "utilisation", "utilization"),
 }
-NAMES = {  # earlier names in code: their new ones
-    r"\btold=": "already_reported",
-    r"\blaunched_as\b|\bin_srun\b": "ranks_from_env, started_by_srun",
-    r"\bthe_cpu\b": "cpu_or_error",
-    r"(?<!\.)\bcommunication\(": "maybe_no_sync",
-    r"\bsteps, batch = ": "total_steps, global_batch_size",
-    r"\brun\.watch\b|\btrace\.watch\b": "run.batches, trace.traced",
-    r"\brun\.note\b": "run.log_summary",
-    r"\bEpochOrder\b|\bShardOrder\b": "DistributedBatchSampler, ShardSampler",
-    r"\bAgreement\b": "ControlGroup",
-    r"\bon_main\b|\bis_main\b": "on_rank0",
-    r"\bAllReduces\b": "AllReduceCounter",
-    r"\bInStep\b|\bOneBatch\b": "BarrierLoader, SyntheticLoader",
-    r"\bslowest\(": "max_over_ranks",
-    r"\bfind_the_dead\b": "exit_if_rank_lost",
-    r"\bidentity\(|\brefuse_misfit\b": "fingerprint, check_compatible",
-    r"\bWANT\b": "RESOURCE_ERRNOS",
-    r"\bbring_real\b|\bbring_drawn\b": "download, generate",
-    r"\b(from|import) (universe|pictures|digits|drawing)\b": "synthetic_nbody, synthetic_images, synthetic_digits",
-    r"\bPictures\b|\bWholeBatches\b|\bSeededSamples\b|\bMapLoader\b": "ImageDataset, DataLoader",
-    r"\bonly_imitates\b|\brequire_room\b": "emulates, require_memory",
-    r"\bONE_PROCESS\b|\bRanks\(|: Ranks\b|import .*\bRanks\b": "rank, world_size",
-    r"--(width|depth)\b|^(width|depth):": "--unet_width, --unet_depth",
-    r"\bbuild_loaders\b|\bbuild_optimizer\b": "make_loader, make_optimizer",
-    r"\bobey_only_parent\b": "init_worker",
-    r"(?<!axis\.)\bannotated?\(": "torch.profiler.record_function",
-    r"\bworkshop\.(step|measuring)\b": "04_mixed_precision/train.py, lab",
-}
 EXCEPTIONS = [  # file, what stands there, and why it may
     ("*.py", r"\.tell\(\)", "Python's method of files"),
     ("*.py", r"\.heartbeat|heartbeat", "the field's term"),
     ("*.py", r"Image\.open|ImageDraw", "Pillow's names"),
-    ("tests/test_ladder_04.py", r"^import ladder$|\bladder\.\w+", "the module of the precision ladder"),
     ("tests/test_words.py", r".*", "the list itself"),
-    ("lab/render.py", r'^    "\w+": "\w+",$', "names in older results files, and their new ones"),
-    ("lab/render_small.py", r'\.replace\("as it comes"', "a name in older results files"),
-    ("tests/test_render_gpu.py", r'"(verdict|rungs|ladder)":|results/measure\.py ladder', "made-up older results"),
 ]
 ENDINGS = (".py", ".sh", ".slurm", ".yaml")
 
@@ -146,12 +112,11 @@ def excepted(file: str, line: str, found: re.Match) -> bool:
 
 
 def hits_in(file: str, lines: list[str]) -> list[str]:
-    """Return where a word or an earlier name stands, and what to write instead."""
-    instead = {pattern: entry[0] for pattern, entry in WORDS.items()} | NAMES
+    """Return where a word stands, and what to write instead."""
     return [
         f"{file}:{number}: '{found[0]}' ({replacement})"
         for number, line in enumerate(lines)  # 0: the name of the file
-        for pattern, replacement in instead.items()
+        for pattern, (replacement, _, _) in WORDS.items()
         for found in re.finditer(flagged(pattern), line)
         if not excepted(file, line, found)
     ]

@@ -1,4 +1,4 @@
-"""Errors of PyTorch and of the operating system that users meet, and what to do about them.
+"""Errors of PyTorch and of the operating system that users get, and what to do about them.
 
 This module alone leans on private names of torch and on the words of its messages. If the words change, a user sees a
 traceback in place of one line.
