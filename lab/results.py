@@ -75,12 +75,24 @@ def store(
         "machine": describe_hardware(pick_device()),
         "versions": describe_versions(),
         "date": date.today().isoformat(),
-        "command": command or shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": command or _typed(),
     } | ({} if finished else {"unfinished": True})
     print(f"\n{title}{f', in {unit}' if unit else ''}{f' ({spread})' if spread else ''}\n{as_text(table)}")
     if figure is not None:
         store_plot(name, figure)
     write_json(_folder() / f"{name}.json", table)
+
+
+def unfinished_rows(name: str) -> list[list[Any]]:
+    """Return the rows that the same command stored here earlier today before it was stopped; none if it was finished."""
+    file = _folder() / f"{name}.json"
+    table = json.loads(file.read_text()) if file.is_file() else {}
+    same = table.get("date") == date.today().isoformat() and table.get("command") == _typed()
+    return table["rows"] if same and table.get("unfinished") else []
+
+
+def _typed() -> str:
+    return shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
 
 
 def store_plot(name: str, figure: "Figure") -> None:

@@ -2,8 +2,9 @@
 
     python experiments/number_formats.py
 
-You should see that fp16 has the smallest range and bf16 the fewest digits: 70,000 is infinite in fp16, and 256 + 1 is
-256 in bf16. This follows from the formats alone, so every machine prints the same.
+You should see that fp16 has a small range and bf16 few digits: 70,000 is infinite in fp16, and 256 + 1 is 256 in bf16.
+The two formats of 8 bits have so little of both that they are used with a scale for each tensor only. All of this
+follows from the formats, so every machine prints the same.
 """
 
 import math
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from lab.flags import Parser
-from lab.tables import format_table
-from workshop.entry import run_reporting_user_errors
+from lab.results import as_text
+from workshop.errors import run_reporting_user_errors
 
 STORED = {"0.1": 0.1, "256 + 1": 257.0, "2,048 + 1": 2049.0, "70,000": 70_000.0, "0.00000001": 1e-8}
 """numbers that are rounded to each format, as they are shown"""
@@ -71,13 +72,13 @@ FP32 = of_torch("fp32", torch.float32)
 TF32 = NumberFormat("tf32", 19, 11, (2 - 2.0**-10) * 2.0**127, FP32.smallest_normal, rounded_to_tf32)
 """no format for storing numbers: float32 numbers are rounded to it when they are multiplied"""
 FORMATS = (FP32, TF32, of_torch("fp16", torch.float16), of_torch("bf16", torch.bfloat16))
+FP8 = (of_torch("fp8 e5m2", torch.float8_e5m2), of_torch("fp8 e4m3", torch.float8_e4m3fn))
 
 
 def main() -> None:
     """Print both tables."""
     Parser(__doc__).parse_args()
-    header = ["", "bits", "significant", "largest", "smallest normal", "smallest above 0", "after 1 comes"]
-    rows = [
+    limits = [
         [
             form.name,
             str(form.bits),
@@ -87,15 +88,14 @@ def main() -> None:
             f"{form.smallest:.2g}",
             f"1 + {form.after_one:.2g}",
         ]
-        for form in FORMATS
+        for form in (*FORMATS, *FP8)
     ]
-    print(format_table(header, rows))
+    header = ["", "bits", "significant", "largest", "smallest normal", "smallest above 0", "after 1 comes"]
+    print(as_text({"columns": header, "rows": limits, "formats": {}}))
+    numbers = torch.tensor(list(STORED.values()))
+    stored = [[form.name, *(f"{number:.5g}" for number in form.rounded(numbers).tolist())] for form in FORMATS]
     print("\nwhat is left of some numbers:\n")
-    stored = [
-        [form.name, *(f"{number:.5g}" for number in form.rounded(torch.tensor(list(STORED.values()))).tolist())]
-        for form in FORMATS
-    ]
-    print(format_table(["", *STORED], stored))
+    print(as_text({"columns": ["", *STORED], "rows": stored, "formats": {}}))
 
 
 if __name__ == "__main__":

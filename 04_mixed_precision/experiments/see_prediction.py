@@ -4,7 +4,7 @@
 
 It cuts one cube out of the box for validation, which the training has never used, and applies the model of the run's
 checkpoint to it in float32. You should see that the prediction has the structures of the gas but not its finest
-details, and that its error is far below that of the identity baseline.
+details, and that its error is far below that of the identity baseline, which takes the dark matter for the gas.
 """
 
 import json
@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-from lab.flags import Parser, make_output_folder
-from lab.results import write_results
+from lab import results
+from lab.flags import Parser
 from workshop.datasets import nbody
-from workshop.entry import run_reporting_user_errors
-from workshop.errors import UserError
+from workshop.errors import UserError, run_reporting_user_errors
 from workshop.models.unet3d import UNet3D
 from workshop.paths import default_data_dir
 
@@ -27,7 +26,7 @@ LARGEST = 64
 """edge, in cells, of the largest cube: the full U-Net needs gigabytes for it on a CPU"""
 DENSITY, TEMPERATURE = 0, 4
 """channels of the gas; the density of the dark matter is channel 0, too"""
-PARTS: dict[str, int | slice] = {"density": DENSITY, "velocity": slice(1, 4), "temperature": TEMPERATURE}
+PARTS: dict[str, slice] = {"all": slice(0, 5), "density": slice(0, 1), "velocity": slice(1, 4), "temperature": slice(4, 5)}
 
 
 def read_model(folder: Path) -> tuple[UNet3D, dict[str, Any]]:
@@ -62,15 +61,8 @@ def identity_baseline(inputs: torch.Tensor) -> torch.Tensor:
     return torch.cat([inputs, torch.zeros_like(inputs[:1])])
 
 
-def errors(predicted: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-    """Return the mean absolute error of each quantity of the gas, and of all five numbers per cell."""
-    parts = {name: F.l1_loss(predicted[channels], targets[channels]).item() for name, channels in PARTS.items()}
-    return parts | {"all": F.l1_loss(predicted, targets).item()}
-
-
-def plot(inputs: torch.Tensor, targets: torch.Tensor, predicted: torch.Tensor, file: Path) -> None:
-    """Draw the slice in the middle: densities above, temperatures below, each row with one scale of colours."""
-    middle = inputs.shape[1] // 2
+def plot(inputs: torch.Tensor, targets: torch.Tensor, predicted: torch.Tensor) -> Figure:
+    """Draw the slice in the middle: densities above, temperatures below, each row with one scale of colors."""
     rows = (
         (
             ("dark matter: density (input)", inputs[DENSITY]),
@@ -83,7 +75,7 @@ def plot(inputs: torch.Tensor, targets: torch.Tensor, predicted: torch.Tensor, f
             ("gas: temperature (prediction)", predicted[TEMPERATURE]),
         ),
     )
-    figure = Figure(figsize=(11, 7.4), layout="constrained")
+    figure, middle = Figure(figsize=(11, 7.4), layout="constrained"), inputs.shape[1] // 2
     for panels, row in zip(figure.subplots(2, 3), rows, strict=True):
         target = row[1][1][middle]
         low, high = (torch.quantile(target, share).item() for share in (0.01, 0.99))
@@ -93,33 +85,32 @@ def plot(inputs: torch.Tensor, targets: torch.Tensor, predicted: torch.Tensor, f
             axes.imshow(volume[middle].numpy(), cmap="coolwarm" if velocity else "magma", **limits)
             axes.set_title(title, fontsize=10.5)
             axes.set(xticks=[], yticks=[])
-    figure.savefig(file, dpi=110)
+    return figure
 
 
 def main() -> None:
-    """Predict, compare with the identity baseline, print, save and plot."""
+    """Predict, compare with the identity baseline, and store the errors and the figure."""
     parser = Parser(__doc__)
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("--data_dir", type=Path, default=default_data_dir(), metavar="DIR", help="folder of the data")
-    parser.add_out("prediction.json and prediction.png")
     arguments = parser.parse_args()
-    make_output_folder(arguments.out)
     model, config = read_model(arguments.run)
     inputs, targets = read_cube(arguments.data_dir, config["unet_depth"])
     with torch.inference_mode():
         predicted = model(inputs[None])[0]
-    found = {
-        "identity baseline": errors(identity_baseline(inputs), targets),
-        "prediction": errors(predicted, targets),
-    }
-    print(f"mean absolute error in a cube of {inputs.shape[-1]}³ cells that the training has not used")
-    for name, parts in found.items():
-        print(f"{name}: " + ", ".join(f"{part} {error:.4f}" for part, error in parts.items()))
-    json_file, plot_file = arguments.out / "prediction.json", arguments.out / "prediction.png"
-    flags = {name: config[name] for name in ("unet_width", "unet_depth", "crop_size", "epochs", "precision")}
-    write_results(json_file, torch.device("cpu"), {"run": flags, "cells": inputs.shape[-1], "errors": found})
-    plot(inputs, targets, predicted, plot_file)
-    print(f"written: {json_file}, {plot_file}")
+    volumes = {"identity baseline": identity_baseline(inputs), "prediction": predicted}
+    results.store(
+        "unet_prediction",
+        title=f"Mean absolute error in a cube of {inputs.shape[-1]}³ cells that the training has not used",
+        columns=["what", *PARTS],
+        rows=[
+            [name, *(F.l1_loss(volume[part], targets[part]).item() for part in PARTS.values())]
+            for name, volume in volumes.items()
+        ],
+        formats=dict.fromkeys(PARTS, ".4f"),
+        spread=f"one run of {config['epochs']} epochs",
+        figure=plot(inputs, targets, predicted),
+    )
 
 
 if __name__ == "__main__":

@@ -1,92 +1,65 @@
-"""The workload of the experiments of lesson 04: their flags, and the configuration they take by default."""
+"""What the experiments of lesson 04 train: the full U-Net on a GPU, the tiny one on a CPU, by the lesson's train.py."""
 
-import dataclasses
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch import nn
 
 from lab.launching import load_script
-from workshop.commandline import load_config
-from workshop.errors import UserError
+from workshop.config import load_config
 from workshop.loaders import Loader
 from workshop.paths import REPOSITORY
 
-LESSON = load_script(REPOSITORY / "04_mixed_precision")
-"""the train.py whose step is measured"""
-
-FORMATS: dict[str, dict[str, Any]] = {name: {"precision": name} for name in ("fp32", "tf32", "fp16", "bf16")}
-MORE: dict[str, dict[str, Any]] = {
-    "channels_last": {"channels_last": True},
-    "cudnn_benchmark": {"cudnn_benchmark": True},
-    "fused": {"fused": True},
-    "compile": {"compile": "default"},
-    "cuda_graph": {"cuda_graph": True},
-}
-"""each of these is added to the ones before it that the device has, on top of bf16"""
-
-QUICK = {"global_batch_size": None, "batch_size": 4, "limit_val": 64}
-"""with --quick true, on top of everything: the smallest work that shows all there is to see"""
-QUICK_VOLUMES = {"crop_size": 8, "train_crops": 16, "val_crops": 4}
-"""likewise, where the samples are volumes"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkloadConfig(LESSON.Config):
-    """The flags of the workload, as train.py has them, and of the measurement."""
-
-    quick: bool = False
-    """little work, in seconds: to see that it works"""
-    steps: int = 100
-    """training steps before a validation loss is taken"""
-    out: Path | None = None
-    """folder for the results file and the plot (default: its name under the lesson's runs)"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 1:
-            raise UserError(f"--steps must be at least 1, got {self.steps}")
-
-
-C = TypeVar("C", bound=WorkloadConfig)
-
-
-def make_loaders(config: WorkloadConfig, device: torch.device) -> tuple[Loader, Loader]:
-    """Return the lesson's loaders of the training and of the validation split, for a single rank."""
-    train_loader, val_loader = (
-        LESSON.make_loader(config, split, device, rank=0, world_size=1) for split in ("train", "val")
-    )
-    return train_loader, val_loader
+FOLDER = REPOSITORY / "04_mixed_precision"
+LESSON: Any = load_script(FOLDER)
+FULL = ("--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_short.yaml", "--loader", "device")
+TINY = ("--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml")
 
 
 def training_device() -> torch.device:
-    """Return the device that train.py would take: a CUDA GPU, else the CPU; others have no float64 to compare with."""
+    """Return the device that train.py takes, and that has float64 to compare with: an NVIDIA GPU, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def read_workload(config_class: type[C], device: torch.device, description: str, **quick: object) -> C:
-    """Read the command line; without --config the U-Net is the workload, full on a GPU and tiny elsewhere.
+def workload_flags(more: list[str]) -> list[str]:
+    """Return the flags of the workload, as they are typed in the lesson's folder: the U-Net unless ``more`` names one.
 
-    With ``--quick true``, `QUICK`, `QUICK_VOLUMES` and ``quick`` replace what was asked for.
-
-    Raises:
-        UserError: it makes no sense, or sets an option that the experiment sets itself.
+    Args:
+        more: flags of train.py, which win.
     """
-    arguments = sys.argv[1:]
-    if not any(word.partition("=")[0] == "--config" for word in arguments):
-        names = ("unet3d.yaml", "unet3d_short.yaml" if device.type == "cuda" else "unet3d_tiny.yaml")
-        files = [word for name in names for word in ("--config", str(REPOSITORY / "configs" / name))]
-        arguments = files + arguments
-    config = load_config(config_class, arguments, description=description)
-    plain = config_class()
-    for name in (name for options in (FORMATS["fp32"], *MORE.values()) for name in options):
-        if getattr(config, name) != getattr(plain, name):
-            raise UserError(f"--{name} is what this experiment varies; leave it out")
-    if config.quick:
-        volumes = QUICK_VOLUMES if config.dataset == "nbody" else {}
-        config = dataclasses.replace(config, **QUICK, **volumes, **quick)
-    if config.global_batch_size:  # there is one rank
-        config = dataclasses.replace(config, batch_size=config.global_batch_size, global_batch_size=None)
-    return config
+    if any(word.partition("=")[0] == "--config" for word in more):
+        return more
+    return [*(FULL if training_device().type == "cuda" else TINY), *more]
+
+
+def read_workload(more: list[str]) -> Any:  # noqa: ANN401, the lesson's Config
+    """Return the configuration of the workload, for the single rank of this process."""
+    words = [word.replace("../configs", str(REPOSITORY / "configs")) for word in workload_flags(more)]
+    config = load_config(LESSON.Config, words)
+    return LESSON.replace(config, batch_size=LESSON.batch_size_per_rank(config, 1))
+
+
+def first_model(config: Any, device: torch.device) -> nn.Module:  # noqa: ANN401
+    """Return the model of the workload with the weights of its seed."""
+    torch.manual_seed(config.seed)
+    return LESSON.make_model(config).to(device)
+
+
+def first_batches(
+    config: Any,  # noqa: ANN401
+    device: torch.device,
+    steps: int,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield so many whole batches (inputs, targets) on ``device``, epoch after epoch; always the same ones."""
+    loader: Loader = LESSON.make_loader(config, "train", device, 0, 1)
+
+    def all_epochs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for epoch in itertools.count(1):
+            loader.batch_sampler.set_epoch(epoch)
+            for inputs, targets in loader:
+                if len(targets) == config.batch_size:
+                    yield inputs.to(device), targets.to(device)
+
+    yield from itertools.islice(all_epochs(), steps)
