@@ -48,18 +48,20 @@ class Measurement:
     """rough time until its first table is stored, on a GPU"""
 
 
+MNIST_LADDER = "--name precision_ladder_mnist --config ../configs/mnist.yaml --loader device"
 ONE, TWO, THREE = "01_single_gpu", "02_dataparallel", "03_ddp"
 FOUR, FIVE = "04_mixed_precision", "05_fully_sharded"
 GPU = (
     Measurement("unet3d_throughput", "python experiments/unet3d_throughput.py", FOUR, LARGE_BOXES, 1, 2.2),
-    Measurement("precision_ladder", "python experiments/ladder.py --loader device --steps 30", FOUR, LARGE_BOXES, 1, 1),
-    Measurement("mnist_epochs", "python experiments/mnist_epochs.py", FOUR, MNIST, 1, 0.7),
+    Measurement("precision_ladder", "python experiments/ladder.py", FOUR, LARGE_BOXES, 1, 1),
     Measurement("loaders", "python experiments/throughput.py loaders", ONE, CIFAR, 1, 1),
     Measurement("sharded_throughput", "python experiments/sharded_throughput.py", FIVE, LARGE_BOXES, 1, 1),
     Measurement("mnist_loaders", "python experiments/throughput.py mnist_loaders", ONE, MNIST, 1, 1),
     Measurement("bandwidth", "python experiments/bandwidth.py --quick true", ONE, gpus=1, minutes=0.5),
-    Measurement("underflow", "python experiments/underflow.py --loader device", FOUR, LARGE_BOXES, 1, 1),
-    Measurement("tensor_cores", "python experiments/tensor_cores.py --around 8", FOUR, gpus=1, minutes=0.7),
+    Measurement("precision_ladder_mnist", f"python experiments/ladder.py {MNIST_LADDER}", FOUR, MNIST, 1, 1),
+    Measurement("format_errors", "python experiments/format_errors.py", FOUR, LARGE_BOXES, 1, 0.5),
+    Measurement("underflow", "python experiments/underflow.py --steps 30", FOUR, LARGE_BOXES, 1, 1),
+    Measurement("tensor_cores", "python experiments/tensor_cores.py", FOUR, gpus=1, minutes=0.5),
     Measurement("cpu_or_gpu", "python experiments/cpu_or_gpu.py --quick true", ONE, gpus=1, minutes=1),
     Measurement("compare", "python experiments/compare.py", TWO, CIFAR, 2, 1.5),
     Measurement("nccl_backends", "python experiments/nccl_backends.py", THREE, CIFAR, 2, 1),
@@ -92,7 +94,9 @@ CPU = (
     Measurement("unet3d", "python experiments/unet3d.py", FOUR, BOXES),
     Measurement("precision_ladder", "python experiments/ladder.py", FOUR, BOXES),
     Measurement("underflow", "python experiments/underflow.py", FOUR, BOXES),
-    Measurement("success_rate", "python experiments/success_rate.py --seeds_of_others 3", FOUR, MNIST),
+    Measurement("format_errors", "python experiments/format_errors.py", FOUR, BOXES),
+    Measurement("tensor_cores", "python experiments/tensor_cores.py", FOUR),
+    Measurement("success_rate", "python experiments/success_rate.py", FOUR, MNIST),
     Measurement("same_losses", "python experiments/same_losses.py", FIVE, MNIST),
     Measurement("save_and_reshard", "python experiments/save_and_reshard.py", FIVE, MNIST),
     Measurement("one_step", f"{TORCHRUN} 2 experiments/one_step.py", FIVE, MNIST),
