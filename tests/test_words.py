@@ -5,9 +5,9 @@ because no pattern separates them from ordinary ones: "device" for the memory of
 baseline.
 """
 
-import fnmatch
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from conftest import REPOSITORY
 
 def word(pattern: str) -> str:
     """A whole word, where an underscore or a capital letter after it ends a word too."""
-    return rf"(?<![A-Za-z])(?:{pattern})(?![a-z])"
+    return rf"(?<![.A-Za-z])(?:{pattern})(?![a-z])"
 
 
 WORDS = {  # pattern: what to write instead, an example that must be found, one that must not
@@ -41,10 +41,6 @@ WORDS = {  # pattern: what to write instead, an example that must be found, one 
     word("houses?|ground.floor"): ("architecture, package, lowest layer", "GROUND_FLOOR_FIRST", "warehouse"),
     word("rungs?"): ("loader", "each rung", "wrung"),
     word("climb(s|ed|ing)?"): ("compare step by step", "climb the ladder", "climate"),
-    r"(?i)(?<!precision )(?<!precision_)\bladder\b(?!_0|\.(py|json|png)\b)|data.ladder": (
-        *("comparison of loaders", "data_ladder"),
-        "precision ladder",
-    ),
     r"(?i)(?<!memory\.)_records?(?![a-z])|\brecords?_(?!(function|shapes|stream)\b)[a-z]|(?-i:\bRecords?\b(?! ))": (
         *("log, save; results file", "put_record(file)"),
         "with record_function('forward'): ",
@@ -87,49 +83,30 @@ WORDS = {  # pattern: what to write instead, an example that must be found, one 
     r"(?i)\bworkers? of (a|the|each) GPU\b|\bGPU's workers\b": ("CUDA core", "workers of a GPU", "DataLoader workers"),
     r"(?i)\butilis": ("utilization", "utilisation", "utilization"),
 }
-EXCEPTIONS = [  # file, what stands there, and why it may
-    ("*.py", r"\.tell\(\)", "Python's method of files"),
-    ("*.py", r"\.heartbeat|heartbeat", "the field's term"),
-    ("*.py", r"Image\.open|ImageDraw", "Pillow's names"),
-    ("tests/test_words.py", r".*", "the list itself"),
-]
 ENDINGS = (".py", ".sh", ".slurm", ".yaml")
 
 
-def files() -> list[str]:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield the name and the content of every file of code."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *(f"*{ending}" for ending in ENDINGS)]
     listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [name for name in listed if name.endswith(ENDINGS) and (REPOSITORY / name).is_file()]
-
-
-def excepted(file: str, line: str, found: re.Match) -> bool:
-    """Whether one of the exceptions covers what was found in this line."""
-    return any(
-        fnmatch.fnmatch(file, where) and any(e.start() <= found.start() and found.end() <= e.end() for e in hits)
-        for where, allowed, _ in EXCEPTIONS
-        if (hits := list(re.finditer(allowed, line)))
-    )
-
-
-def hits_in(file: str, lines: list[str]) -> list[str]:
-    """Return where a word stands, and what to write instead."""
-    return [
-        f"{file}:{number}: '{found[0]}' ({replacement})"
-        for number, line in enumerate(lines)  # 0: the name of the file
-        for pattern, (replacement, _, _) in WORDS.items()
-        for found in re.finditer(flagged(pattern), line)
-        if not excepted(file, line, found)
-    ]
+    for name in set(listed) - {f"tests/{Path(__file__).name}"}:
+        if (REPOSITORY / name).is_file():
+            yield name, (REPOSITORY / name).read_text(encoding="utf-8")
 
 
 def flagged(pattern: str) -> str:
     """A pattern for a whole word is for any case."""
-    return f"(?i:{pattern})" if pattern.startswith("(?<![A-Za-z])(?:") else pattern
+    return f"(?i:{pattern})" if pattern.startswith("(?<![") else pattern
 
 
-@pytest.mark.parametrize("file", files())
-def test_the_vocabulary_of_the_field_is_used(file: str) -> None:
-    hits = hits_in(file, [Path(file).name, *(REPOSITORY / file).read_text(encoding="utf-8").splitlines()])
+def test_the_vocabulary_of_the_field_is_used() -> None:
+    hits = [
+        f"{name}:{text.count(chr(10), 0, found.start()) + 1}: '{found[0]}' ({replacement})"
+        for name, text in texts()
+        for pattern, (replacement, _, _) in WORDS.items()
+        for found in re.finditer(flagged(pattern), f"{text}\n{Path(name).name}")
+    ]
     assert not hits, "\n".join(hits)
 
 
