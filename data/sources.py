@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def pack(name: str, data_dir: Path) -> None:
         UserError: the data set is missing or damaged, or shards of other data are there.
     """
     source = image_dataset(name)
-    origin = {"origin": "packed", "packed": read_json(source.folder(data_dir) / ORIGIN_FILE)}
+    origin: dict[str, Any] = {"origin": "packed", "packed": read_json(source.folder(data_dir) / ORIGIN_FILE)}
     if is_complete(shards.folder_of(name, data_dir), origin, lambda: shards.check(name, data_dir)):
         return
     splits = {split: source.arrays(data_dir, split) for split in ("train", "val")}
@@ -188,7 +189,7 @@ def _generate_nbody(data_dir: Path, seed: int, cells: int) -> None:
         write_box(nbody.path_of(nbody.folder(data_dir), split), *box, about)
 
 
-SOURCES = {
+SOURCES: dict[str, tuple[ModuleType, Callable[[Path], None], Callable[..., None]]] = {
     "mnist": (mnist, _fetch_mnist, _generate_mnist),
     "cifar10": (cifar10, _fetch_cifar10, _generate_cifar10),
     "nbody": (nbody, _fetch_nbody, _generate_nbody),

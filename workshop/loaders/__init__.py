@@ -4,13 +4,18 @@ The default, ``map``, is PyTorch's own ``DataLoader`` over a map-style data set;
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 
 from workshop.config import TrainConfig
 from workshop.datasets import image_dataset
+from workshop.datasets import shards as shard_files
+from workshop.loaders.device import DeviceLoader
 from workshop.loaders.images import ImageDataset
+from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, Loader
+from workshop.loaders.shards import ShardLoader, ShardSampler
 from workshop.loaders.transform import BatchTransform
 
 __all__ = ["DistributedBatchSampler", "ImageDataset", "Loader", "build_loader"]
@@ -35,33 +40,24 @@ def build_loader(
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     pin_memory = config.pin_memory and device.type == "cuda"
-    share = {"rank": rank, "num_replicas": world_size, "shuffle": training, "seed": config.seed}
+    share: dict[str, Any] = {"rank": rank, "num_replicas": world_size, "shuffle": training, "seed": config.seed}
     transform_of = partial(BatchTransform, source.MEAN, source.STD, source.AUGMENT and training, seed=config.seed)
 
-    # Each loader is imported only where it is used: DALI is not on every machine.
     if config.loader == "shards":
-        from workshop.datasets import shards
-        from workshop.loaders.shards import ShardLoader, ShardSampler
-
-        samples = shards.check(config.dataset, config.data_dir)[split]
-        paths = shards.shard_paths(config.dataset, config.data_dir, split)
-        sampler = ShardSampler(min(limit or samples, samples), config.batch_size, **share)
+        samples = shard_files.check(config.dataset, config.data_dir)[split]
+        paths = shard_files.shard_paths(config.dataset, config.data_dir, split)
+        shard_sampler = ShardSampler(min(limit or samples, samples), config.batch_size, **share)
         transform = transform_of(samples=samples)
-        return ShardLoader(paths, source.SAMPLE_SHAPE, sampler, transform, config.num_workers, pin_memory)
+        return ShardLoader(paths, source.SAMPLE_SHAPE, shard_sampler, transform, config.num_workers, pin_memory)
 
     images, targets = (tensor[:limit] for tensor in source.arrays(config.data_dir, split))
     sampler = DistributedBatchSampler(len(images), config.batch_size, **share)
     transform = transform_of(samples=len(images))
     if config.loader == "memory":
-        from workshop.loaders.memory import MemoryLoader
-
         return MemoryLoader(images, targets, sampler, transform, pin_memory)
     if config.loader == "device":
-        from workshop.loaders.device import DeviceLoader
-
         return DeviceLoader(images, targets, sampler, transform, device)
-    if config.loader == "dali":
-        from workshop.loaders.dali import DaliLoader
+    assert config.loader == "dali", f"--loader {config.loader} is built by the script itself"
+    from workshop.loaders.dali import DaliLoader  # here, because not every machine has DALI
 
-        return DaliLoader(images, targets, sampler, transform, config.num_workers, device)
-    raise AssertionError(f"--loader {config.loader} is built by the script itself")
+    return DaliLoader(images, targets, sampler, transform, config.num_workers, device)

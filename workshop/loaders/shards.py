@@ -86,7 +86,7 @@ class ShardReader(IterableDataset):
     def __iter__(self) -> Iterator[list[Sample]]:
         worker = get_worker_info()
         mine = self.shards[worker.id :: worker.num_workers] if worker else self.shards
-        samples = (sample for path, indices in mine for sample in read(path, indices))
+        samples: Iterator[Sample] = (sample for path, indices in mine for sample in read(path, indices))
         if self.random:
             samples = shuffled(samples, self.random)
         while batch := list(islice(samples, self.batch_size)):
