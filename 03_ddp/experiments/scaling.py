@@ -4,9 +4,9 @@
     sbatch -N 2 experiments/scaling.slurm                # ranks of two nodes
 
 You should see samples/s for loading alone (IO), training alone (SYNTHETIC), both (FULL) and training without
-communication (COMPUTE). The efficiency of N ranks is their FULL, divided by N times that of one rank. The overhead is the
-share by which FULL is below COMPUTE of the same ranks. On CPUs, which the ranks share, only the overhead says something
-about communication. Flags that are not listed here go to train.py.
+communication (COMPUTE). The efficiency of N ranks is their FULL, divided by N times that of one rank. The overhead is
+the share by which FULL is below COMPUTE of the same ranks. On CPUs, which the ranks share, only the overhead says
+something about communication. Flags that are not listed here go to train.py.
 """
 
 import math
