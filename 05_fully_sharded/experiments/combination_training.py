@@ -1,10 +1,12 @@
-"""How composition.py describes a combination, trains with it, and observes what comes of it; see combinations.py."""
+"""How combinations.py trains with a combination, compares it with one process, and stores what comes of it."""
 
 import contextlib
+import gc
+import logging
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,23 +14,27 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint as recompute
 
-from lab.collectives import mean_over_ranks
+from lab import results
+from lab.process_group import mean_over_ranks
 from small_training import (
     LESSON,
     batches,
+    largest_difference,
     make_model,
     make_optimizer,
     part_of,
+    train_one_process,
     whole_weights,
 )
-from tensor_parallel import Collectives, SplitBlock, fused_names
-from workshop.models.vit import Block, VisionTransformer
+from tensor_parallel import Collectives, fused_names
+from workshop.models.vit import VisionTransformer
 
 DEPTH = 2
 MAX_NORM = 0.5
 """of the gradients, where they are clipped; they are larger than this in each step"""
+EQUAL, CLOSE = 1e-5, 1e-2
+"""largest differences of the losses from one process that are called equal in 32 bits, and close in 16"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,6 @@ class Process:
 
     rank: int
     world_size: int
-    device: torch.device
     compiler: str
     """backend of torch.compile"""
 
@@ -48,7 +53,7 @@ class Outcome:
 
     losses: list[float] | None = None
     """of each step, the mean over all ranks; None: nothing was trained that one process could be compared with"""
-    weights: dict[str, torch.Tensor] | None = None
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
     """after the last step, whole, by the names of the lesson's model"""
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -60,9 +65,9 @@ class Combination:
     group: str
     name: str
     run: Callable[[Process], Outcome]
-    sixteen_bits: bool = False
+    sixteen_bits: bool
     """whether it computes in 16 bits, so that losses are close at best"""
-    clipped: bool = False
+    clipped: bool
     """whether the gradients are clipped"""
 
 
@@ -100,7 +105,6 @@ def train(
     scaler: torch.amp.GradScaler | None = None,
     autocast: torch.dtype | None = None,
     accumulate: int = 1,
-    before_part: Callable[[bool], None] | None = None,
     max_norm: float | None = None,
     same_batch: bool = False,
     count: bool = True,
@@ -114,37 +118,32 @@ def train(
         scaler: for gradients in fp16.
         autocast: format to compute in with `torch.autocast`.
         accumulate: parts that the samples of a rank are divided into; the gradients of all parts are added up.
-        before_part: called before each of these parts, with whether it is the last one.
         max_norm: of the gradients; larger ones are clipped.
         same_batch: all ranks have the same samples, as ranks of one tensor-parallel group must.
         count: count the collectives of the last step. (A model that is compiled must not be compiled while counting.)
     """
     optimizer = optimizer or make_optimizer(model)
-    scaler = scaler or torch.amp.GradScaler(process.device.type, enabled=False)
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     losses: list[float] = []
     facts: dict[str, Any] = {}
-    every_batch = list(batches())
-    for step, batch in enumerate(every_batch, start=1):
+    for batch in batches():
         images, classes = part_of(batch, 0, 1) if same_batch else part_of(batch, process.rank, process.world_size)
         total = torch.zeros(())
-        counted = Collectives() if count and step == len(every_batch) else None
-        with counted or contextlib.nullcontext():
-            for number, (part, part_classes) in enumerate(
-                zip(images.chunk(accumulate), classes.chunk(accumulate), strict=True), start=1
-            ):
-                if before_part is not None:
-                    before_part(number == accumulate)
-                with torch.autocast(process.device.type, autocast, enabled=autocast is not None):
+        counted = Collectives()
+        with counted if count else contextlib.nullcontext():
+            parts = list(zip(images.chunk(accumulate), classes.chunk(accumulate), strict=True))
+            for number, (part, part_classes) in enumerate(parts, start=1):
+                if accumulate > 1:
+                    model.set_requires_gradient_sync(number == accumulate)
+                with torch.autocast("cpu", autocast, enabled=autocast is not None):
                     outputs = model(part)
                 loss = LESSON.loss_function(outputs.float(), part_classes) / accumulate
                 scaler.scale(loss).backward()
                 total += loss.detach()
-        if counted is not None:
-            facts |= counted.counts
+        facts |= {f"{kind.replace('_', '-')}s": number for kind, number in counted.counts.items()}  # of the last step
         if max_norm is not None:
             scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-            facts |= {"norm": round(float(norm), 4), "norm is a": type(norm).__name__}
+            facts["norm"] = round(float(nn.utils.clip_grad_norm_(model.parameters(), max_norm)), 4)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -153,36 +152,16 @@ def train(
     return Outcome(losses, fused_names(weights) if any(".attention.q." in name for name in weights) else weights, facts)
 
 
-def with_moved(start: dict[str, torch.Tensor], outcome: Outcome) -> Outcome:
+def with_moved(outcome: Outcome) -> Outcome:
     """Add the share of the weights that training has changed."""
-    assert outcome.weights is not None
+    start = model_for().state_dict()
     moved = sum(int((outcome.weights[name] != tensor).sum()) for name, tensor in start.items())
     outcome.facts["weights that moved"] = f"{moved / sum(tensor.numel() for tensor in start.values()):.0%}"
     return outcome
 
 
-def is_block(module: nn.Module) -> bool:
-    """Return whether a module is a block of the vision transformer."""
-    return isinstance(module, Block | SplitBlock)
-
-
-def recompute_block(block: nn.Module) -> None:
-    """Have a block computed again in backward; torch.compile does not look into such a block."""
-    block.forward = partial(recompute, block.forward, use_reentrant=False)
-
-
-def recompute_in_function(block: nn.Module) -> None:
-    """Have a block computed again in backward; torch.compile compiles the function, and the block in it."""
-    forward = block.forward
-
-    def recomputed(x: torch.Tensor) -> torch.Tensor:
-        return recompute(forward, x, use_reentrant=False)
-
-    block.forward = recomputed
-
-
-def kept_bytes(model: nn.Module, process: Process) -> int:
-    """Return the bytes that forward keeps for backward, weights left out."""
+def kept_megabytes(model: nn.Module, process: Process) -> float:
+    """Return what forward keeps for backward, weights left out."""
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,23 +175,65 @@ def kept_bytes(model: nn.Module, process: Process) -> int:
         loss = LESSON.loss_function(model(images), classes)
     loss.backward()
     model.zero_grad()
-    return sum(kept.values())
+    return round(sum(kept.values()) / 1e6, 2)
 
 
 @contextlib.contextmanager
 def shared_folder() -> Iterator[str]:
     """Give a temporary folder that all ranks of this machine use."""
-    with tempfile.TemporaryDirectory() as own:
-        names = [own]
+    with tempfile.TemporaryDirectory() as mine:
+        names = [mine]
         dist.broadcast_object_list(names, src=0)
         yield names[0]
         dist.barrier()
 
 
-def compiled_graphs() -> dict[str, int]:
-    """Return how many graphs torch.compile has made since the last call, and where it has divided them."""
-    from torch._dynamo.utils import counters
+def try_combination(tried: Combination, process: Process, alone: dict[bool, Outcome]) -> list[results.Cell]:
+    """Train with a combination; return its row: name, result, and what else was seen.
 
-    facts = {"graphs": counters["stats"]["unique_graphs"], "graph breaks": sum(counters["graph_break"].values())}
-    counters.clear()
-    return facts
+    Args:
+        tried: the combination.
+        process: this one, among the others.
+        alone: losses and weights of one process, with and without clipped gradients.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcome = tried.run(process)
+    except Exception as error:  # whatever a combination fails with is its result
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return [tried.name, "**fails**", f"`{type(error).__name__}: {lines[0] if lines else ''}"[:110] + "`"]
+    seen = ", ".join(f"{name}: {value}" for name, value in outcome.facts.items())
+    expected = alone[tried.clipped]
+    if outcome.losses is None or expected.losses is None:
+        return [tried.name, "works", seen]
+    difference = max(abs(a - b) for a, b in zip(outcome.losses, expected.losses, strict=True))
+    same_weights = largest_difference(outcome.weights, expected.weights) <= EQUAL
+    result = "equal" if difference <= EQUAL and same_weights else "**differs**"
+    if tried.sixteen_bits and difference <= CLOSE:
+        result = "close"
+    return [tried.name, f"{result}, {difference:.0e}", seen]
+
+
+def try_all(chosen: list[Combination], process: Process) -> None:
+    """Try combinations together with the other ranks; rank 0 stores a table for each group."""
+    logging.getLogger("torch").setLevel(logging.CRITICAL)  # PyTorch's messages about what fails here on purpose
+    alone = {}
+    for max_norm in (None, MAX_NORM):
+        model = model_for()
+        losses = train_one_process(model, max_norm=max_norm)
+        alone[max_norm is not None] = Outcome(losses, model.state_dict())
+    rows: dict[str, list[list[results.Cell]]] = {}
+    for tried in chosen:
+        rows.setdefault(tried.group, []).append(try_combination(tried, process, alone))
+        torch._dynamo.reset()
+        gc.collect()  # FSDP2's modules refer to each other in circles
+        dist.barrier()
+    for group, found in rows.items() if process.rank == 0 else ():
+        results.store(
+            "combinations_" + group.replace(" ", "_").replace(",", "").replace(".", "_"),
+            title=group,
+            columns=["combination", "result", "seen"],
+            rows=found,
+            spread="the largest difference of a loss from one process, over four steps",
+        )

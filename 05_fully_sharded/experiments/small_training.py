@@ -3,10 +3,7 @@
 Model, batches and optimizer are the same for one process and for ranks, so that losses and weights can be compared.
 """
 
-import shlex
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -85,15 +82,3 @@ def largest_difference(found: dict[str, torch.Tensor], expected: dict[str, torch
     if found.keys() != expected.keys():
         raise AssertionError(f"other weights: {sorted(found.keys() ^ expected.keys())[:4]}")
     return max((found[name].float() - expected[name].float()).abs().max().item() for name in expected)
-
-
-def about_run(script: str, world_size: int) -> dict[str, Any]:
-    """Return the command that repeats this run, for its results; the folder of the results is left out."""
-    words, given = [], iter(sys.argv[1:])
-    for word in given:
-        if word == "--out":
-            next(given, None)
-        elif not word.startswith("--out="):
-            words.append(word)
-    start = f"torchrun --standalone --nproc-per-node {world_size} experiments/{script}"
-    return {"command": shlex.join([*start.split(), *words])}

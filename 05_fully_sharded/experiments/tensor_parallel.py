@@ -11,18 +11,15 @@ that a rank stores.
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -32,15 +29,12 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lab.collectives import mean_over_ranks
-from lab.flags import default_folder, make_output_folder
-from lab.process_group import process_group
-from lab.results import write_results
-from lab.tables import format_table
+from lab import results
+from lab.flags import Parser
+from lab.process_group import mean_over_ranks, process_group
 from small_training import (
     LESSON,
     STEPS,
-    about_run,
     batches,
     largest_difference,
     make_model,
@@ -49,23 +43,8 @@ from small_training import (
     train_one_process,
     whole_weights,
 )
-from workshop.commandline import run_with_config
-from workshop.errors import UserError
+from workshop.errors import UserError, run_reporting_user_errors
 from workshop.models.vit import Block, VisionTransformer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """The flags."""
-
-    batch_size: int = 16
-    """samples in a step, of all ranks together; a multiple of 4"""
-    out: Path = field(default_factory=default_folder)
-    """folder for tensor_parallel_2_ranks.json or tensor_parallel_4_ranks.json"""
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 4 or self.batch_size % 4:
-            raise UserError(f"--batch_size must be a multiple of 4, because 4 ranks share it, got {self.batch_size}")
 
 
 class Attention(nn.Module):
@@ -178,41 +157,33 @@ def layouts(world_size: int) -> list[Layout]:
     def tensor_parallel(model: VisionTransformer, mesh: DeviceMesh) -> None:
         split_over_ranks(model, mesh["tp"])
 
-    def four_reductions(model: VisionTransformer, mesh: DeviceMesh) -> None:
+    def more_reductions(model: VisionTransformer, mesh: DeviceMesh) -> None:
         split_over_ranks(model, mesh["tp"], reduce_once=False)
 
     def both(model: VisionTransformer, mesh: DeviceMesh) -> None:
         split_over_ranks(model, mesh["tp"])  # first: FSDP2 then shards what each rank has left
         shard(model, mesh["dp"])
 
-    def both_four_reductions(model: VisionTransformer, mesh: DeviceMesh) -> None:
-        split_over_ranks(model, mesh["tp"], reduce_once=False)
-        shard(model, mesh["dp"])
-
     ranks = world_size
     found = [
         Layout(name=f"FSDP2 on {ranks}", mesh={"shard": ranks}, divide=shard, batch_parts=ranks),
-        Layout(name=f"TP on {ranks}, PrepareModuleInput", mesh={"tp": ranks}, divide=tensor_parallel, batch_parts=1),
-        Layout(name=f"TP on {ranks}", mesh={"tp": ranks}, divide=four_reductions, batch_parts=1),
+        Layout(name=f"TP on {ranks}", mesh={"tp": ranks}, divide=tensor_parallel, batch_parts=1),
+        Layout(name=f"TP on {ranks}, without PrepareModuleInput", mesh={"tp": ranks}, divide=more_reductions, batch_parts=1),
     ]
-    if ranks % 2 == 0 and ranks > 2:
-        half = ranks // 2
-        grid = {"dp": half, "tp": 2}
+    if ranks == 4:
+        copies = {"replicate": 2, "shard": 2}
         found += [
-            Layout(name=f"FSDP2 on {half} x TP on 2, PrepareModuleInput", mesh=grid, divide=both, batch_parts=half),
-            Layout(name=f"FSDP2 on {half} x TP on 2", mesh=grid, divide=both_four_reductions, batch_parts=half),
-            Layout(
-                name=f"HSDP: {half} copies, each on 2",
-                mesh={"replicate": half, "shard": 2},
-                divide=shard,
-                batch_parts=ranks,
-            ),
+            Layout(name="FSDP2 on 2 x TP on 2", mesh={"dp": 2, "tp": 2}, divide=both, batch_parts=2),
+            Layout(name="HSDP: 2 copies, each on 2", mesh=copies, divide=shard, batch_parts=4),
         ]
     return found
 
 
 class Collectives(TorchDispatchMode):
-    """Counts collectives, and adds up the bytes of the whole tensor of each: what is gathered, reduced, or summed."""
+    """Counts collectives, and adds up the bytes of the whole tensor of each: what is gathered, reduced, or summed.
+
+    It sees those of FSDP2 and of DTensors. DDP calls its own from C++, where this cannot see them.
+    """
 
     KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -240,18 +211,16 @@ def tensor_bytes(value: Any) -> int:  # noqa: ANN401, what an operation takes or
     return max(map(tensor_bytes, value), default=0) if isinstance(value, list | tuple) else 0
 
 
-def collectives(comm: CommDebugMode) -> dict[str, int]:
-    """Return how many collectives of each kind were counted."""
-    found: Counter[str] = Counter()
-    for operation, count in comm.get_comm_counts().items():
-        name = str(operation).replace("allgather", "all_gather").replace("allreduce", "all_reduce")
-        found[next((kind for kind in Collectives.KINDS if kind in name), name)] += count
-    return dict(found)
+def train(layout: Layout, batch_size: int, rank: int, expected: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Train in this layout; return a row on its collectives, and a row on where the parts of a weight are.
 
-
-def train(layout: Layout, batch_size: int, rank: int, device: torch.device, expected: dict[str, Any]) -> dict[str, Any]:
-    """Train in this layout and return its figures; ``expected`` has the losses and the weights of one process."""
-    mesh = init_device_mesh(device.type, tuple(layout.mesh.values()), mesh_dim_names=tuple(layout.mesh))
+    Args:
+        layout: how to divide the model.
+        batch_size: samples in a step, of all ranks together.
+        rank: of this process.
+        expected: the losses and the weights of one process.
+    """
+    mesh = init_device_mesh("cpu", tuple(layout.mesh.values()), mesh_dim_names=tuple(layout.mesh))
     model = make_split_model()
     layout.divide(model, mesh)
     # foreach=False: with tensor parallel alone, the weights outside of the divided layers are plain tensors. One call
@@ -259,88 +228,63 @@ def train(layout: Layout, batch_size: int, rank: int, device: torch.device, expe
     optimizer = make_optimizer(model, foreach=False)
     # Ranks of one tensor-parallel group must have the same samples, all others different ones.
     part = rank * layout.batch_parts // mesh.size()
-    losses, figures = [], {}
-    for step, batch in enumerate(batches(STEPS, batch_size)):
+    losses = []
+    for batch in batches(STEPS, batch_size):
         images, classes = part_of(batch, part, layout.batch_parts)
-        if step == STEPS - 1:
-            with CommDebugMode() as comm, Collectives() as sent:
-                loss = LESSON.loss_function(model(images), classes)
-                forward = collectives(comm)
-                loss.backward()
-            figures = {"forward": forward, "step": collectives(comm), "bytes": dict(sent.bytes)}
-        else:
+        with Collectives() as sent:  # of the last step, when the loop has ended
             loss = LESSON.loss_function(model(images), classes)
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(mean_over_ranks(loss))
+    of_losses = max(abs(a - b) for a, b in zip(losses, expected["losses"], strict=True))
+    of_weights = largest_difference(fused_names(whole_weights(model)), expected["weights"])
     weight = model.blocks[0].up.weight
     assert isinstance(weight, DTensor)
-    here = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-    return {
-        "name": layout.name,
-        "mesh": layout.mesh,
-        **figures,
-        "weights_on_rank0": sum(parameter.numel() for parameter in here),
-        "loss_difference": max(abs(a - b) for a, b in zip(losses, expected["losses"], strict=True)),
-        "weight_difference": largest_difference(fused_names(whole_weights(model)), expected["weights"]),
-        "up_weight": {
-            "placements": str(weight.placements),
-            "shape": list(weight.shape),
-            "local_shape": list(weight.to_local().shape),
-        },
-    }
+    placements = ", ".join(map(repr, weight.placements))
+    stored = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in model.parameters())
+    counts = [sent.counts[kind] for kind in Collectives.KINDS]
+    row = [layout.name, *counts, sum(sent.bytes.values()) / 1e6, stored, max(of_losses, of_weights)]
+    return row, [layout.name, f"`{placements}`", " x ".join(map(str, weight.to_local().shape))]
 
 
-def main(config: Config) -> None:
-    """Train in each layout together with the other ranks; rank 0 prints and writes the results."""
-    with process_group() as (rank, world_size, device):
+def main() -> None:
+    """Train in each layout together with the other ranks; rank 0 stores the tables."""
+    parser = Parser(__doc__)
+    parser.add_argument("--batch_size", type=int, default=16, help="samples in a step, of all ranks (default: 16)")
+    batch_size = parser.parse_args().batch_size
+    if batch_size < 4 or batch_size % 4:
+        raise UserError(f"--batch_size must be a multiple of 4, because 4 ranks share it, got {batch_size}")
+    torch.set_num_threads(1)
+    # To compare weights that are divided twice, DTensor gathers them in two steps, and warns that this is slow.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    with process_group(on_cpu=True) as (rank, world_size, _):
         if world_size not in (2, 4):
             raise UserError(
                 "the four attention heads are divided over 2 or 4 ranks: "
-                "torchrun --standalone --nproc-per-node 2 experiments/tensor_parallel.py",
-                already_reported=rank > 0,
+                "torchrun --standalone --nproc-per-node 2 experiments/tensor_parallel.py"
             )
-        if rank == 0:
-            make_output_folder(config.out)
-        torch.set_num_threads(1)
-        # To compare weights that are divided twice, DTensor gathers them in two steps, and warns that this is slow.
-        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         model = make_model()
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        expected = {"losses": train_one_process(model, batch_size=config.batch_size), "weights": model.state_dict()}
-        rows = [train(layout, config.batch_size, rank, device, expected) for layout in layouts(world_size)]
-        dist.barrier()
-        if rank == 0:
-            report(rows, world_size, parameters, config, device)
-
-
-def report(rows: list[dict[str, Any]], world_size: int, parameters: int, config: Config, device: torch.device) -> None:
-    """Print the table and write the results."""
-    cells = [
-        (
-            row["name"],
-            *(str(row["step"].get(kind, 0)) for kind in Collectives.KINDS),
-            f"{sum(row['bytes'].values()) / 1e6:.2f}",
-            f"{row['weights_on_rank0']:,}",
-            f"{row['loss_difference']:.0e}",
-            f"{row['weight_difference']:.0e}",
+        expected = {"losses": train_one_process(model, batch_size=batch_size), "weights": model.state_dict()}
+        rows, placements = zip(
+            *(train(layout, batch_size, rank, expected) for layout in layouts(world_size)), strict=True
         )
-        for row in rows
-    ]
-    header = ("", "all-gathers", "reduce-scatters", "all-reduces", "MB", "weights on rank 0")
-    print(f"{world_size} ranks, {parameters:,} weights, {config.batch_size} samples per step")
-    print("collectives and MB: of one step, forward and backward\n")
-    print(format_table([*header, "loss differs by", "weights differ by"], cells))
-    print("\nlosses and weights: largest difference from one process, over four steps and after them")
-    for row in rows:
-        weight = row["up_weight"]
-        print(f"{row['name']}: blocks.0.up.weight {weight['placements']}, {weight['local_shape']} of {weight['shape']}")
-    file = config.out / f"tensor_parallel_{world_size}_ranks.json"
-    figures = about_run("tensor_parallel.py", world_size) | {"ranks": world_size, "parameters": parameters}
-    write_results(file, device, figures | {"batch_size": config.batch_size, "rows": rows})
-    print(f"\nwritten: {file}")
+        if rank:
+            return
+        results.store(
+            f"tensor_parallel_{world_size}_ranks",
+            title=f"Layouts on {world_size} ranks",
+            columns=["layout", "all-gathers", "reduce-scatters", "all-reduces", "MB", "weights on rank 0", "differs by"],
+            rows=rows,
+            formats={"MB": ",.2f", "weights on rank 0": ",.0f", "differs by": ".0e"},
+            spread="collectives and MB of one step of one rank; the difference is the largest one from one process, of "
+            "the losses of four steps and of the weights after them",
+        )
+        if world_size == 4:
+            columns = ["layout", "placements of a weight of 256 x 64", "part on rank 0"]
+            title = "Where the parts of a weight are"
+            results.store("tensor_parallel_placements", title=title, columns=columns, rows=placements)
 
 
 if __name__ == "__main__":
-    run_with_config(main, Config, __doc__)
+    run_reporting_user_errors(main)
