@@ -92,7 +92,9 @@ def unfinished_rows(name: str) -> list[list[Any]]:
 
 
 def _typed() -> str:
-    return shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    start = f"torchrun --standalone --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}" if by_torchrun else "python"
+    return shlex.join([*start.split(), os.path.relpath(sys.argv[0]), *sys.argv[1:]])
 
 
 def store_plot(name: str, figure: "Figure") -> None:
