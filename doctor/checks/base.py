@@ -1,0 +1,105 @@
+"""What a check is: a function over the events of a run, which yields what it found."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ..events import Run
+
+FAULT, NOTE, COST = "FAULT", "NOTE", "COST"
+
+
+@dataclass
+class Finding:
+    """Something wrong (FAULT), probably wrong (NOTE) or slow (COST)."""
+
+    kind: str
+    at: str
+    """file:line of the cause"""
+    text: str
+    """what is wrong, with the numbers that show it"""
+    fix: str
+    check: str = ""
+    exercise: str = ""
+    run: str = ""
+    """the name of the run that shows it; empty: the ordinary one"""
+    consequences: list["Finding"] = field(default_factory=list)
+
+
+def fault(at: str, text: str, fix: str) -> Finding:
+    """Return something that is certainly wrong."""
+    return Finding(FAULT, at, text, fix)
+
+
+def hint(at: str, text: str, fix: str) -> Finding:
+    """Return something that is probably wrong, or that the user should know."""
+    return Finding(NOTE, at, text, fix)
+
+
+def cost(at: str, text: str, fix: str) -> Finding:
+    """Return something that makes the training slower."""
+    return Finding(COST, at, text, fix)
+
+
+class CannotJudge(Exception):
+    """The events do not say whether this is right; the message says why."""
+
+
+@dataclass
+class Check:
+    """A function over events, and what the report says of it."""
+
+    find: Callable[[Run], Iterable[Finding]]
+    title: str
+    """what is right if nothing is found, as a sentence"""
+    exercise: str
+    after: tuple[str, ...]
+    """names of checks whose findings can be the cause of this one's"""
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.find.__name__
+
+    def findings(self, run: Run) -> list[Finding]:
+        """Return what is found in a run. Raises CannotJudge."""
+        found = list(self.find(run))
+        for finding in found:
+            finding.check, finding.exercise, finding.run = self.name, self.exercise, run.launch.name
+        return found
+
+
+CHECKS: list[Check] = []
+
+
+def check(title: str, *, exercise: str = "", after: tuple[str, ...] = (), ranks: bool = False) -> Callable:
+    """Register a check. With ``ranks`` it compares ranks, so it needs several of them."""
+
+    def register(find: Callable[[Run], Iterator[Finding]]) -> Callable[[Run], Iterator[Finding]]:
+        @functools.wraps(find)
+        def with_ranks(run: Run) -> Iterator[Finding]:
+            if ranks and run.world < 2:
+                raise CannotJudge("one rank has nothing to be compared with")
+            yield from find(run)
+
+        CHECKS.append(Check(with_ranks, title, exercise, after))
+        return with_ranks
+
+    return register
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names, and how many more there are."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def need(condition: object, reason: str) -> None:
+    """Raise CannotJudge with this reason if the condition does not hold."""
+    if not condition:
+        raise CannotJudge(reason)
+
+
+def need_updates(run: Run, count: int = 2) -> None:
+    """Raise CannotJudge if the weights were updated less often."""
+    need(len(run.first.all("update")) >= count, f"the weights were updated fewer than {count} times")

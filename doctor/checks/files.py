@@ -1,0 +1,52 @@
+"""Files that the script writes, and what checkpoints hold."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..events import Run
+from .base import Finding, check, fault, hint, need
+
+
+@check("Every file is written by one rank.", ranks=True)
+def one_writer(run: Run) -> Iterator[Finding]:
+    """Ranks that write a file at the same time can leave a mixture of two versions, which cannot be read."""
+    writers, places = defaultdict(set), {}
+    for rank in run.ranks:
+        for e in rank.all("write"):
+            writers[e["file"]].add(rank.number)
+            places[e["file"]] = e
+    need(writers, "the script wrote no files")
+    shared = [places[file] for file, who in writers.items() if len(who) > 1]
+    saved = [e for e in shared if e["how"] == "save"]
+    for found in (saved, [e for e in shared if e["how"] != "save"]):
+        if found:
+            names = sorted({Path(e["file"]).name for e in found})
+            text = f"{len(writers[found[0]['file']])} ranks write {len(names)} files of the same names ({', '.join(names[:3])})"
+            certain = found is saved and run.launch.nodes == 1
+            fix = "let rank 0 alone write" + (", if the nodes share the folder" if run.launch.nodes > 1 else "")
+            yield (fault if certain else hint)(found[0]["at"], text, fix)
+
+
+@check("A file that one rank writes has whole tensors.", exercise="05_fully_sharded/exercises/half_a_checkpoint", ranks=True)
+def shards_saved(run: Run) -> Iterator[Finding]:
+    """Sharded tensors in a file of one rank are only that rank's part of the weights."""
+    need(run.any("save"), "no checkpoint was saved with torch.save")
+    need(run.sharded, "the weights are not sharded")
+    writers = [rank for rank in run.ranks if rank.all("save")]
+    for e in (e for rank in writers for e in rank.all("save") if e["shards"]):
+        if len(writers) == 1:
+            yield fault(e["at"], f"rank {writers[0].number} alone saves {e['shards']} tensors of which it has a part only",
+                        "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) on all ranks, or "
+                        "torch.distributed.checkpoint")  # fmt: skip
+        return
+
+
+@check("Names in checkpoints are those of the model.", exercise="02_dataparallel/exercises/replicas_saved")
+def wrapped_names(run: Run) -> Iterator[Finding]:
+    """The state of a wrapped model has "module." before each name, so the model itself cannot load it."""
+    saves = run.first.all("save")
+    need(saves, "no checkpoint was saved with torch.save")
+    for e in [e for e in saves if e["wrapped"]][:1]:
+        yield hint(e["at"], f'{e["wrapped"]} of {e["tensors"]} names in the checkpoint begin with "module."',
+                   "save ddp_model.module.state_dict()")  # fmt: skip

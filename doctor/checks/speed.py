@@ -1,0 +1,109 @@
+"""What makes the training slower than it has to be."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..events import Event, Run
+from .base import Finding, check, cost, hint, need, need_updates
+
+EVERY_STEP = 0.8
+SMALL_BATCH = 16
+
+
+@check("The CPU does not wait for the GPU in every step.", exercise="01_single_gpu/exercises/slow_on_gpu")
+def waits(run: Run) -> Iterator[Finding]:
+    """loss.item() returns only when the GPU has computed it; meanwhile the CPU cannot prepare the next operations."""
+    need(run.launch.standin, "this is judged on the stand-in for a GPU only")
+    updates = run.first.all("update")
+    need_updates(run, 5)
+    places = Counter(place for e in updates for place in e["waits"])
+    for place, count in places.items():
+        if count > EVERY_STEP * len(updates):
+            at, name = place.rsplit(" ", 1)
+            yield cost(at, f"{name} makes the CPU wait for a GPU in {count} of {len(updates)} steps",
+                       "add up detached tensors, and read their value every 50 steps")  # fmt: skip
+
+
+@check("The ranks wait for each other in backward only.", ranks=True)
+def collectives_per_step(run: Run) -> Iterator[Finding]:
+    """Each further collective in a step costs a round trip over the network, and waits for the slowest rank."""
+    need_updates(run, 5)
+    updates = len(run.first.all("update"))
+    counts: Counter[tuple[str, str]] = Counter()
+    training = False
+    for e in run.first.events:
+        training = e["train"] and e["grad"] if e["e"] == "forward" else training
+        if e["e"] == "collective" and training and (e["size"] or 0) < 1000:
+            counts[e["at"], e["name"]] += 1
+    for (at, name), count in counts.items():
+        if count > EVERY_STEP * updates:
+            yield cost(at, f"{name} is called in {count} of {updates} steps, beside the exchange of the gradients",
+                       "call it every 50 steps, or once an epoch")  # fmt: skip
+
+
+@check("Workers are kept between epochs.", exercise="01_single_gpu/exercises/reborn_workers")
+def workers_restarted(run: Run) -> Iterator[Finding]:
+    """Starting workers takes seconds in each epoch; persistent_workers=True keeps them."""
+    made = {e["loader"]: e for e in run.first.all("loader")}
+    passes: Counter[str] = Counter(e["loader"] for e in run.first.all("pass") if e["workers"])
+    need(passes, "no loader has workers")
+    need(max(passes.values()) > 1 or len(passes) > 2, "one epoch was seen")
+    for loader, count in passes.items():
+        if count > 1 and not made[loader]["persistent"] and loader in run.training:
+            yield cost(made[loader]["at"], f"{made[loader]['workers']} workers are started again in each of {count} epochs",
+                       "persistent_workers=True")  # fmt: skip
+
+
+@check("The loader keeps up with the training.", exercise="01_single_gpu/exercises/slow_samples")
+def loading(run: Run) -> Iterator[Finding]:
+    """What a step waits for its batch is lost; on a GPU, which computes faster, the share is larger."""
+    waits_, total, made = 0.0, 0.0, ""
+    previous: Event | None = None
+    for e in run.first.events:
+        if e["e"] == "batch" and e["loader"] in run.training:
+            if previous:  # not the first batch of a pass, for which workers may have to start
+                waits_, total, made = waits_ + e["wait"], total + e["t"] - previous["t"], e["loader"]
+            previous = e
+        elif e["e"] == "pass":
+            previous = None
+    need(total > 0, "no two batches of a pass were trained on")
+    if waits_ > 0.5 * total:
+        loader = run.made(made)
+        yield cost(loader["at"], f"{waits_ / total:.0%} of the time of training steps passes by waiting for batches on this "
+                   f"CPU (num_workers={loader['workers']})", "more workers, or samples that are faster to read")  # fmt: skip
+
+
+@check("The graph of each step is freed.", after=("gradients_zeroed",))
+def graphs_kept(run: Run) -> Iterator[Finding]:
+    """A sum of losses that are not detached keeps all activations of all steps in memory."""
+    updates = run.first.all("update")
+    need_updates(run, 6)
+    last = updates[-1]
+    if last["graphs"] > 0.7 * len(updates):
+        yield cost(last["graph_at"], f"after {len(updates)} updates, the graphs of {last['graphs']} losses are still in memory",
+                   "add up loss.detach()")  # fmt: skip
+
+
+@check("Workers can share the memory of the data set.", exercise="01_single_gpu/exercises/growing_memory")
+def many_objects(run: Run) -> Iterator[Finding]:
+    """Reading a Python object changes its reference count, so each worker comes to copy the memory of all objects."""
+    need(any(e["workers"] for e in run.first.all("loader")), "no loader has workers")
+    for e in run.first.all("dataset"):
+        if e["objects"]:
+            length, name = e["objects"]
+            at = next((m["at"] for m in run.first.all("loader") if m["dataset"] == e["cls"]), "?")
+            yield cost(at, f"{e['cls']}.{name} keeps {length} Python objects, which each worker comes to copy",
+                       "keep them in one tensor or array")  # fmt: skip
+
+
+@check("Batch norm has enough samples per rank.", exercise="03_ddp/exercises/two_accuracies", ranks=True)
+def small_norm(run: Run) -> Iterator[Finding]:
+    """Batch norm takes its mean and variance over the samples of one rank, not over the global batch."""
+    norms = max((e["local_norms"] for e in run.first.all("model")), default=0)
+    need(norms, "the model has no batch norm")
+    sizes = [e["samples"] for e in run.first.all("forward", train=True, grad=True) if "samples" in e]
+    need(sizes, "the size of the batches is not known")
+    if max(sizes) < SMALL_BATCH:
+        at = run.first.all("forward", train=True, grad=True)[0]["at"]
+        yield hint(at, f"{norms} layers of batch norm see {max(sizes)} samples per rank",
+                   "nn.SyncBatchNorm.convert_sync_batchnorm(model) before it is wrapped")  # fmt: skip

@@ -1,0 +1,176 @@
+"""Gradients and weights: equal on all ranks, complete, finite, and really updated."""
+
+import math
+from collections.abc import Iterator
+
+from ..events import Event, Run
+from .base import CannotJudge, Finding, check, fault, hint, need, need_updates, some
+
+TOLERANCE = 1e-6
+
+
+def differing(events: tuple[Event, ...], what: str) -> list[str]:
+    """Return the names whose sums are not the same on all ranks; a name that some rank lacks is not compared."""
+    found = []
+    for name, first in events[0][what].items():
+        others = [e[what][name] for e in events[1:] if name in e[what]]
+        if any(not _equal(first, other) for other in others):
+            found.append(name)
+    return found
+
+
+def _equal(one: list[float] | None, other: list[float] | None) -> bool:
+    if one is None or other is None:
+        return one is None and other is None
+    if any(map(math.isnan, (*one, *other))):
+        return any(map(math.isnan, one)) == any(map(math.isnan, other))
+    return all(a == b or abs(a - b) <= TOLERANCE * max(one[1], other[1]) for a, b in zip(one, other, strict=True))
+
+
+@check("Gradients and weights are the same on all ranks.", exercise="03_ddp/exercises/bare_model", ranks=True)
+def weights_agree(run: Run) -> Iterator[Finding]:
+    """Data parallel training is one model on all ranks: otherwise each rank trains its own, on its part of the data.
+
+    Weights are compared before each update, so whatever averages them after an update counts as right.
+    """
+    if run.sharded:
+        raise CannotJudge("the ranks have different parts of the weights")
+    steps = run.together("gradients")
+    need(steps, "no update was seen on all ranks")
+    unequal = [events for events in steps if differing(events, "weights")]
+    last = steps[-1]
+    averaged_later = unequal and not differing(last, "weights") and len(steps) > 2
+    if unequal and not averaged_later:
+        yield _cause_of_difference(run, unequal[0])
+    elif len(steps) == 1 and differing(last, "gradients") and not last[0]["closure"]:
+        yield _cause_of_difference(run, last)
+
+
+def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
+    """Return the finding for weights that differ between ranks, with the best explanation."""
+    names, total = differing(events, "weights"), len(events[0]["weights"])
+    first = run.together("gradients")[0]
+    evidence = f"before update {events[0]['step'] + 1}, {len(names)} of {total} weights differ between ranks ({some(names)})"
+    calls = run.first.all("forward", train=True, grad=True)
+    bare = next((e for e in calls if "inside" in e), None)
+    wrapped = [e for e in calls if e.get("ddp")]
+    made = run.first.all("ddp")
+    if bare and not wrapped:
+        return fault(bare["at"], f"training calls the {bare['cls']} inside the DistributedDataParallel of {_line(bare['inside'])}, "
+                     f"so no gradients are exchanged: {evidence}", "call the wrapped model in training")  # fmt: skip
+    if wrapped and not any(e["sync"] for e in wrapped):
+        return fault(wrapped[0]["at"], f"all backward passes are under no_sync, so no gradients are exchanged: {evidence}",
+                     "leave no_sync for the last backward pass before an update")  # fmt: skip
+    if wrapped and made and made[0]["frozen"] and not differing(first, "weights"):
+        return fault(made[0]["at"], f"{made[0]['frozen']} parameters were frozen when the model was wrapped, so DDP never "
+                     f"exchanges their gradients: {evidence}",
+                     "unfreeze first, then wrap; or wrap again after unfreezing")  # fmt: skip
+    if not wrapped and differing(first, "weights"):
+        return fault(calls[0]["at"] if calls else events[0]["at"],
+                     f"each rank begins with other weights, and no wrapper gives all of them those of rank 0: {evidence}",
+                     "wrap the model in DistributedDataParallel and call the wrapped one")  # fmt: skip
+    if not wrapped:
+        return fault(calls[0]["at"] if calls else events[0]["at"],
+                     f"the model is not wrapped, and its gradients are not averaged: {evidence}",
+                     "wrap the model in DistributedDataParallel and call the wrapped one")  # fmt: skip
+    return fault(events[0]["at"], evidence, "change weights and gradients in the same way on all ranks")
+
+
+def _line(at: str) -> str:
+    return at.rsplit("/", 1)[-1]
+
+
+@check("All ranks use the same learning rate.", ranks=True, after=("equal_steps",))
+def learning_rates_agree(run: Run) -> Iterator[Finding]:
+    """With other learning rates, equal gradients lead to different weights."""
+    steps = run.together("gradients")
+    need(steps, "no update was seen on all ranks")
+    for events in steps:
+        if len({tuple(e["lr"]) for e in events}) > 1:
+            rates = ", ".join(f"{e['lr'][0]:.3g}" for e in events)
+            yield fault(events[0]["at"], f"before update {events[0]['step'] + 1}, the learning rates of the ranks are {rates}",
+                        "call scheduler.step() on all ranks, equally often")  # fmt: skip
+            return
+
+
+@check("The optimizer has the weights of the model that is called.")
+def foreign_weights(run: Run) -> Iterator[Finding]:
+    """An optimizer that was made before the model was copied or sharded updates tensors that nobody uses."""
+    need_updates(run, 1)
+    for e in run.first.all("update")[:1]:
+        if e["foreign"] and run.any("forward", train=True, grad=True) and not run.sharded:
+            text = f"{e['foreign']} of the {e['parameters']} tensors of the optimizer belong to no model that is called"
+            yield fault(e["at"], text, "make the optimizer after the model has been moved, copied or wrapped")
+
+
+@check("All trainable weights are in an optimizer.", after=("foreign_weights",))
+def orphans(run: Run) -> Iterator[Finding]:
+    """A weight that gets gradients, but is in no optimizer, stays as it was at the start."""
+    need_updates(run, 1)
+    need(run.any("trainable"), "the script was ended before the optimizers were complete")
+    trained = {e["model"] for e in run.first.all("forward", train=True, grad=True)}
+    at = run.first.all("update")[0]["at"]
+    for e in run.first.all("trainable"):
+        if e["model"] in trained and e["orphans_with_gradient"] and not run.sharded:
+            text = f"{len(e['orphans'])} of {e['parameters']} trainable weights are in no optimizer ({some(e['orphans'])})"
+            fix = "pass all parameters to the optimizer, or requires_grad_(False) for those that are to stay"
+            yield (fault if len(e["orphans"]) < e["parameters"] / 2 else hint)(at, text, fix)
+
+
+@check("All weights get gradients.")
+def gradients_arrive(run: Run) -> Iterator[Finding]:
+    """A loss that does not depend on the model's output trains nothing, without any error."""
+    steps = [e for e in run.first.all("gradients") if not e["closure"]]
+    need(len(steps) > 2, "fewer than three updates with gradients were seen")
+    for number in sorted({e["optimizer"] for e in steps}):
+        mine = [e["gradients"] for e in steps if e["optimizer"] == number]
+        names = [name for name in mine[0] if all(name in gradients for gradients in mine)]
+        never = [name for name in names if all(not gradients[name] or gradients[name][1] == 0 for gradients in mine)]
+        at = next(e["at"] for e in steps if e["optimizer"] == number)
+        if len(mine) > 2 and never and len(never) == len(names):
+            backward = next((e["backwards"] for e in run.first.all("update", optimizer=number) if e["backwards"]), [at])
+            yield fault(backward[0], f"the gradients of all {len(names)} weights are zero or missing in {len(mine)} updates",
+                        "look at what the loss depends on: its inputs, their shapes, detach() and no_grad()")  # fmt: skip
+        elif len(mine) > 2 and never:
+            yield hint(at, f"{len(never)} of {len(names)} weights got no gradient in {len(mine)} updates ({some(never)})",
+                       "leave them out of the optimizer, or use them in forward")  # fmt: skip
+
+
+@check("Weights change when they are updated.", after=("gradients_arrive", "low_precision"))
+def weights_change(run: Run) -> Iterator[Finding]:
+    """An update with a learning rate of zero, or one that is rounded away, changes nothing."""
+    steps = [e for e in run.first.all("gradients") if e["optimizer"] == 0]
+    need(len(steps) > 3, "fewer than four updates were seen")
+    names = [name for name, value in steps[0]["weights"].items() if value and name in steps[0]["gradients"]]
+    same = [name for name in names if all(e["weights"].get(name) == steps[0]["weights"][name] for e in steps)]
+    if names and len(same) == len(names):
+        text = f"none of {len(names)} weights changed in {len(steps)} updates; learning rate {steps[-1]['lr'][0]:.3g}"
+        yield fault(steps[0]["at"], text, "check the learning rate and its schedule")
+
+
+@check("Weights and gradients are finite numbers.", exercise="03_ddp/exercises/damaged_images")
+def finite(run: Run) -> Iterator[Finding]:
+    """Once a weight is NaN, all that follows is NaN."""
+    need(not run.launch.name.startswith("with a NaN"), "the doctor made a NaN itself")
+    need(run.any("gradients"), "no update was seen")
+    for e in run.first.all("gradients"):
+        bad = [name for name, value in e["weights"].items() if value and not math.isfinite(value[1])]
+        if bad:
+            text = f"before update {e['step'] + 1}, {len(bad)} of {len(e['weights'])} weights are NaN or infinite ({some(bad)})"
+            fix = "initialize all weights (to_empty leaves what the memory held)" if e["step"] == 0 else (
+                "look for the first loss that is not finite: learning rate, damaged samples, fp16 without a scaler")  # fmt: skip
+            yield fault(e["at"], text, fix)
+            return
+
+
+@check("Weights are updated in 32 bits.", exercise="05_fully_sharded/exercises/barely_moves")
+def low_precision(run: Run) -> Iterator[Finding]:
+    """A weight in 16 bits has 2 to 3 digits: an update that is smaller than the last of them is rounded away."""
+    need_updates(run, 1)
+    same = sum(e.get("low_same", 0) for e in run.first.all("update"))
+    total = sum(e.get("low_all", 0) for e in run.first.all("update"))
+    low = [d for e in run.first.all("gradients")[:1] for d in e["dtypes"] if d in ("bfloat16", "float16")]
+    if low and total:
+        text = f"the optimizer updates weights in {low[0]}: {same / total:.0%} of the updates with a gradient changed nothing"
+        kind = fault if same > 0.5 * total else hint
+        yield kind(run.first.all("update")[0]["at"], text, "keep the weights in float32 and compute in 16 bits (autocast)")

@@ -1,0 +1,219 @@
+"""The events of a run: what they hold, and reading those of all ranks.
+
+Each process writes one JSON object per event. All have ``e`` (the kind), ``step`` (updates before it) and ``t``
+(seconds); ``at`` is a line of the user's, as file:line. Numbers of samples are in files beside the events.
+
+| kind | written | fields |
+|---|---|---|
+| process | first, in each process | pid, parent, rank (variable RANK), argv |
+| init | a process group was made | rank, world_size, seed |
+| spawn | `mp.spawn` is called | |
+| loader | a `DataLoader` was made | loader (its line and number), workers, persistent, sampler, batch_size, drop_last, iterable, dataset (class) |
+| dataset | a data set is seen first | dataset (number), cls, size, file (of a subset: its samples), objects (longest list in it) |
+| pass | a pass of a loader begins | loader, workers; of a data set with numbers: dataset, base (the one below subsets), batches, file |
+| batch | a loader gave a batch | loader, wait (seconds) |
+| fetch | first batches of a process | worker (number, null: none), count, dataset (class), used (random generators and their states before) |
+| model | a model is called first | model (number), cls, parameters, sharded, fsdp1, mesh_dims, local_norms |
+| ddp | DistributedDataParallel was made | cls, frozen (number of parameters) |
+| forward | a model was called | model, cls, train, grad, loader (of the last batch), random_layers, rows (one number per input sample), samples, rng, buffers; ddp, sync, or inside (line where the DDP was made, that has this module) |
+| dropout | the first dropout in training | p |
+| gradients | before an update | optimizer, count, closure, gradients and weights (name: sum, sum of absolute values), lr, state (entries), dtypes |
+| update | after an update | optimizer, parameters, foreign (not of a model that was called), backwards (lines), kept_gradients, factors (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at; low_same, low_all (weights in 16 bits) |
+| clip | gradients are clipped | scaled, plain (no sharded tensors) |
+| collective | one is called, outside of models and torch | name, size, everyone (the default group) |
+| join | uneven numbers of steps are expected | |
+| write | the script writes a file, once each | file, how, existed |
+| program | the script starts a program | name |
+| save, load | torch.save, torch.load | file; tensors, shards, wrapped (names that begin with module.), parts (optimizer, scheduler, scaler) |
+| trainable | at the end, for each model | model, parameters, orphans (in no optimizer), orphans_with_gradient |
+| schedule | at the end, for each scheduler | cls, steps (taken), length (it is made for) |
+| error | the process ends with an exception | type, text, inner (innermost line) |
+| end | | how: end, error, enough (updates), stopped |
+| doctor_failed | the doctor itself | text |
+"""
+
+import json
+from array import array
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Rank:
+    """What one rank, and the workers of its loaders, wrote."""
+
+    number: int
+    events: list[Event]
+    workers: list[Event] = field(default_factory=list)
+
+    def all(self, kind: str, **wanted: object) -> list[Event]:
+        """Return the events of a kind, with these values."""
+        return [e for e in self.events if e["e"] == kind and all(e.get(key) == value for key, value in wanted.items())]
+
+
+@dataclass
+class Launch:
+    """How a run was started, and how it ended."""
+
+    script: str = ""
+    root: str = ""
+    """folder of the script"""
+    name: str = ""
+    """what is different from an ordinary run, such as "as on two nodes" """
+    world_size: int = 2
+    nodes: int = 1
+    standin: bool = True
+    full: bool = False
+    seconds: float = 0.0
+    statuses: list[int | None] = field(default_factory=list)
+    """exit status of each process that was started; None: ended by the doctor"""
+    ended: str = "end"
+    """end, enough (updates), stopped, time (limit), lost (a rank ended, others did not), interrupted"""
+    stuck: dict[int, str] = field(default_factory=dict)
+    """by the numbers of processes, not ranks: where they stood when a hanging run was ended"""
+
+
+@dataclass
+class Run:
+    """One run of the script: the events of all its ranks."""
+
+    launch: Launch
+    ranks: list[Rank]
+    others: list[Event] = field(default_factory=list)
+    """events of processes that are no ranks"""
+    samples: dict[str, list[int]] = field(default_factory=dict)
+    """the contents of the files with numbers of samples"""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks that joined."""
+        return len(self.ranks)
+
+    @property
+    def first(self) -> Rank:
+        """Rank 0."""
+        return self.ranks[0]
+
+    def any(self, kind: str, **wanted: object) -> bool:
+        """Return whether there is such an event on any rank."""
+        return any(rank.all(kind, **wanted) for rank in self.ranks)
+
+    def together(self, kind: str, **wanted: object) -> list[tuple[Event, ...]]:
+        """Return, for each k, the k-th event of this kind of all ranks."""
+        return list(zip(*(rank.all(kind, **wanted) for rank in self.ranks), strict=False))
+
+    @cached_property
+    def training(self) -> set[str]:
+        """The loaders whose batches were trained on."""
+        return {e["loader"] for r in self.ranks for e in r.all("forward", train=True, grad=True) if e["loader"]}
+
+    @cached_property
+    def validating(self) -> set[str]:
+        """The loaders whose batches were only evaluated."""
+        used = {e["loader"] for r in self.ranks for e in r.all("forward", grad=False) if e["loader"]}
+        return used - self.training
+
+    @cached_property
+    def model_parallel(self) -> bool:
+        """Whether a model is split over several dimensions of ranks; some ranks then rightly share inputs."""
+        return any(e["mesh_dims"] > 1 for rank in self.ranks for e in rank.all("model"))
+
+    @cached_property
+    def sharded(self) -> bool:
+        """Whether ranks have parts of the weights only."""
+        return any(e["sharded"] for rank in self.ranks for e in rank.all("model"))
+
+    def made(self, loader: str) -> Event:
+        """Return the event of the loader with this key."""
+        return next(e for rank in self.ranks for e in rank.all("loader") if e["loader"] == loader)
+
+    def epochs(self, loaders: set[str]) -> dict[tuple, list[dict[int, Event]]]:
+        """Return the passes over each kind of data: for each pass, the event of each rank.
+
+        Loaders of one line with the same data set and size are the same kind: some scripts make them anew in each
+        epoch. A pass from which only one batch was taken, of many, was only a look at the shapes.
+        """
+        found: dict[tuple, list[dict[int, Event]]] = defaultdict(list)
+        for rank in self.ranks:
+            counts: Counter[tuple] = Counter()
+            sizes = {e["dataset"]: e["size"] for e in rank.all("dataset")}
+            for event, given in passes_with_batches(rank):
+                if event["loader"] in loaders and (given > 1 or event.get("batches", 1) < 2):
+                    made = self.made(event["loader"])
+                    kind = made["at"], made["dataset"], sizes.get(event.get("dataset")), made["sampler"]
+                    if counts[kind] == len(found[kind]):
+                        found[kind].append({})
+                    found[kind][counts[kind]][rank.number] = event
+                    counts[kind] += 1
+        return found
+
+    def numbers(self, event: Event) -> list[int]:
+        """Return the numbers of the samples of a pass or a data set."""
+        return self.samples.get(event.get("file") or "", [])
+
+
+def passes_with_batches(rank: Rank) -> list[tuple[Event, int]]:
+    """Return each pass of a rank, and how many batches were taken from it."""
+    open_passes: dict[str, list] = {}
+    found: list[list] = []
+    for e in rank.events:
+        if e["e"] == "pass":
+            open_passes[e["loader"]] = [e, 0]
+            found.append(open_passes[e["loader"]])
+        elif e["e"] == "batch" and e["loader"] in open_passes:
+            open_passes[e["loader"]][1] += 1
+    return [(event, count) for event, count in found]
+
+
+def read(scratch: Path) -> Run:
+    """Return the run whose events are in a folder."""
+    launch = Launch(**json.loads((scratch / "run.json").read_text()))
+    launch.stuck = {int(number): where for number, where in launch.stuck.items()}
+    processes = {}
+    for file in sorted((scratch / "logs").glob("*.jsonl")):
+        processes[int(file.stem)] = _events_in(file)
+    samples = {file.name: _samples_in(file) for file in (scratch / "logs").glob("*.samples")}
+    ranks, others, parents = [], [], {}
+    for pid, events in processes.items():
+        if any(e["e"] in ("forward", "update", "init") for e in events):
+            joined = next((e for e in events if e["e"] == "init"), None)
+            number = joined["rank"] if joined else int(events[0].get("rank") or 0)
+            parents[pid] = Rank(number, events)
+            ranks.append(parents[pid])
+    for pid, events in processes.items():
+        if pid not in parents:
+            rank = parents.get(events[0]["parent"]) if events else None
+            (rank.workers if rank else others).extend(e | {"pid": pid} for e in events)
+    ranks.sort(key=lambda rank: rank.number)
+    return Run(launch, _alone(ranks), others, samples)
+
+
+def _alone(ranks: list[Rank]) -> list[Rank]:
+    """Return rank 0 alone if no process joined the others: the script is one for a single process."""
+    return ranks if any(rank.all("init") for rank in ranks) else ranks[:1]
+
+
+def _events_in(file: Path) -> list[Event]:
+    events = []
+    for line in file.read_text(errors="replace").splitlines():
+        try:
+            events.append(json.loads(line))
+        except ValueError:  # the process was killed while it wrote this line
+            pass
+    return events
+
+
+def _samples_in(file: Path) -> list[int]:
+    numbers = array("q")
+    numbers.frombytes(file.read_bytes()[: file.stat().st_size // 8 * 8])
+    return numbers.tolist()
+
+
+def write_launch(launch: Launch, scratch: Path) -> None:
+    """Store how a run was started and how it ended, for `read`."""
+    (scratch / "run.json").write_text(json.dumps(asdict(launch)))

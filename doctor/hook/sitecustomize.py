@@ -1,0 +1,63 @@
+"""Python imports this module when it starts, because the doctor puts this folder on PYTHONPATH of the ranks.
+
+So the script is run by Python itself, as `__main__`, and processes that it starts (ranks of `mp.spawn`, workers of a
+loader) are observed too. Observation begins as soon as torch has been imported; files are protected from the start.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+
+class AfterImport:
+    """A finder that finds nothing itself, but calls a function after a module has been imported."""
+
+    def __init__(self, callbacks: dict[str, Callable[[], object]]) -> None:
+        self.callbacks = callbacks
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        """Return what the other finders find, with a loader that calls the function afterwards."""
+        callback = self.callbacks.pop(name, None)
+        spec = importlib.util.find_spec(name) if callback else None
+        if spec is None or spec.loader is None or callback is None:
+            return None
+        exec_module = spec.loader.exec_module
+
+        def exec_then_call(module: ModuleType) -> None:
+            exec_module(module)
+            callback()
+
+        spec.loader.exec_module = exec_then_call  # type: ignore[method-assign]
+        return spec
+
+
+def import_doctor() -> None:
+    """Import the package under a name that no script uses."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    spec = importlib.util.spec_from_file_location("_doctor", f"{folder}/__init__.py", submodule_search_locations=[folder])
+    assert spec and spec.loader
+    module = sys.modules["_doctor"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def observe() -> None:
+    """Begin to observe torch, which has just been imported."""
+    importlib.import_module("_doctor.observe").install()
+
+
+def run_other_sitecustomize() -> None:
+    """Run the module of this name that this one hides, if there is one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", [p for p in sys.path if os.path.abspath(p) != here])
+    if spec and spec.loader:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+run_other_sitecustomize()
+if os.environ.get("DOCTOR_SETTINGS"):
+    import_doctor()
+    importlib.import_module("_doctor.overlay").install()
+    sys.meta_path.insert(0, AfterImport({"torch": observe}))  # type: ignore[arg-type]

@@ -1,0 +1,220 @@
+"""Start a script as ranks on this machine, watch over them, and end them with all their children."""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .events import Launch, write_launch
+from .settings import Settings
+
+HOOK = Path(__file__).resolve().parent / "hook"
+PACKAGE = HOOK.parent
+GRACE = 20.0
+"""seconds that the other ranks have to end, after one has ended"""
+LAUNCHERS = ("torchrun", "srun", "spawn", "single")
+
+
+@dataclass
+class Plan:
+    """What is run, and how."""
+
+    script: Path
+    args: list[str]
+    launcher: str = "torchrun"
+    ranks: int = 2
+    nodes: int = 1
+    local_rank_flag: bool = False
+    seconds: float = 180.0
+    on_gpus: bool = False
+    name: str = ""
+    settings: dict = field(default_factory=dict)
+    """further fields of `Settings`"""
+    show: bool = False
+
+
+def guess_launcher(script: Path) -> tuple[str, bool]:
+    """Return how a script is meant to be started, from its text; and whether it wants the flag ``--local_rank``."""
+    text = script.read_text(errors="replace")
+    starts_itself = re.search(r"\bspawn\(|start_processes\(", text)
+    reads_torchrun = re.search(r"""["'](LOCAL_)?RANK["']""", text)
+    if starts_itself and not reads_torchrun:
+        return "spawn", False
+    if re.search(r"SLURM_(PROCID|LOCALID)", text) and not reads_torchrun:
+        return "srun", False
+    wants_flag = re.search(r"""["']--local[_-]rank["']""", text) and "LOCAL_RANK" not in text
+    return "torchrun", bool(wants_flag)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as it:
+        it.bind(("127.0.0.1", 0))
+        return it.getsockname()[1]
+
+
+def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
+    """Return the variables of a rank, as its launcher would set them."""
+    world, per_node = plan.ranks, plan.ranks // plan.nodes
+    local = {"rank": rank % per_node, "node": rank // per_node}
+    drop = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC", "SLURM_")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(drop)}
+    env |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(HOOK), env.get("PYTHONPATH")))),
+        "DOCTOR_SETTINGS": settings.dump(),
+        "DOCTOR_PARENT": str(os.getpid()),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",  # in the folders of the user
+        "TMPDIR": f"{settings.scratch}/tmp",
+        "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1"),
+    }
+    if not plan.on_gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if plan.launcher in ("torchrun", "srun"):
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(settings.port), "WORLD_SIZE": str(world)}
+    if plan.launcher == "torchrun":
+        env |= {"RANK": str(rank), "LOCAL_RANK": str(local["rank"]), "LOCAL_WORLD_SIZE": str(per_node),
+                "GROUP_RANK": str(local["node"]), "GROUP_WORLD_SIZE": str(plan.nodes), "ROLE_RANK": str(rank),
+                "ROLE_WORLD_SIZE": str(world), "TORCHELASTIC_RUN_ID": "doctor", "NODE_RANK": str(local["node"])}  # fmt: skip
+    if plan.launcher == "srun":
+        env |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local["rank"]), "SLURM_NODEID": str(local["node"]),
+                "SLURM_NTASKS": str(world), "SLURM_NPROCS": str(world), "SLURM_STEP_NUM_TASKS": str(world),
+                "SLURM_NNODES": str(plan.nodes), "SLURM_JOB_NUM_NODES": str(plan.nodes), "SLURM_JOB_ID": "1",
+                "SLURM_GPUS_ON_NODE": str(per_node), "SLURM_NTASKS_PER_NODE": str(per_node),
+                "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NODELIST": "localhost", "SLURM_NODELIST": "localhost"}  # fmt: skip
+    return env
+
+
+def end_with_parent() -> None:
+    """In a new process: let the kernel end it if the doctor is killed (on Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class Ranks:
+    """The processes of a run."""
+
+    def __init__(self, plan: Plan, settings: Settings) -> None:
+        self.logs = Path(settings.logs)
+        self.processes: list[subprocess.Popen] = []
+        for rank in range(1 if plan.launcher in ("spawn", "single") else plan.ranks):
+            args = [f"--local_rank={rank % (plan.ranks // plan.nodes)}"] if plan.local_rank_flag else []
+            args += [arg.replace("{rank}", str(rank)) for arg in plan.args]
+            with open(settings.scratch + f"/rank{rank}.out", "wb") as out:
+                command = [sys.executable, str(plan.script), *args]
+                self.processes.append(subprocess.Popen(
+                    command, env=environment(plan, rank, settings), stdout=out, stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_parent))  # fmt: skip
+
+    def alive(self) -> list[int]:
+        """Return the numbers of the processes that are running."""
+        return [number for number, process in enumerate(self.processes) if process.poll() is None]
+
+    def waiting(self) -> list[Path]:
+        """Return the marks of ranks that wait for the end."""
+        return list(self.logs.glob("*.waits"))
+
+    def stacks(self) -> dict[int, str]:
+        """Return where the processes stand: of each, the lines of its stack, innermost first."""
+        for number in self.alive():
+            self.processes[number].send_signal(signal.SIGQUIT)  # faulthandler writes the stack
+        for file in self.logs.glob("*.jsonl"):
+            if int(file.stem) not in {process.pid for process in self.processes}:  # ranks of mp.spawn
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(file.stem), signal.SIGQUIT)
+        time.sleep(0.7)
+        return {int(file.stem): file.read_text(errors="replace") for file in self.logs.glob("*.stack")}
+
+    def kill(self) -> list[int | None]:
+        """End all processes and their children; return the exit statuses, None for those that this ended."""
+        statuses = [process.poll() for process in self.processes]
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for pid in self.strays():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+        return statuses
+
+    def strays(self) -> list[int]:
+        """Return processes that a rank has started in a session of their own (on Linux)."""
+        mark, found = f"{self.logs.parent}/tmp".encode(), []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (folder / "environ").read_bytes() and int(folder.name) != os.getpid():
+                    found.append(int(folder.name))
+        return found
+
+
+def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: None) -> Launch:
+    """Run a script to its end, or to the limits, and leave its events in ``scratch``."""
+    for name in ("logs", "tmp"):
+        shutil.rmtree(scratch / name, ignore_errors=True)
+        (scratch / name).mkdir(parents=True)
+    settings = Settings(scratch=str(scratch), root=str(plan.script.parent), world_size=plan.ranks, port=free_port(),
+                        standin=not plan.on_gpus, **plan.settings)  # fmt: skip
+    launch = Launch(script=str(plan.script), root=str(plan.script.parent), name=plan.name, world_size=plan.ranks,
+                    nodes=plan.nodes, standin=settings.standin, full=not settings.batches)  # fmt: skip
+    began = time.monotonic()
+    ranks = Ranks(plan, settings)
+    try:
+        launch.ended = watch(ranks, plan.seconds, progress)
+        if launch.ended in ("time", "lost"):
+            launch.stuck = {pid: place for pid, stack in ranks.stacks().items() if (place := standing(stack))}
+    finally:
+        launch.statuses = ranks.kill()
+        launch.seconds = round(time.monotonic() - began, 1)
+    write_launch(launch, scratch)
+    return launch
+
+
+def watch(ranks: Ranks, seconds: float, progress: Callable[[str], None]) -> str:
+    """Wait until a run has ended, or must be ended; return why."""
+    began, first_end, first_wait = time.monotonic(), 0.0, 0.0
+    while True:
+        time.sleep(0.1)
+        now = time.monotonic()
+        progress(f"{now - began:.0f} s, {updates_so_far(ranks.logs)} updates")
+        alive = ranks.alive()
+        if not alive:
+            return "end"
+        if waiting := ranks.waiting():
+            first_wait = first_wait or now
+            if now - first_wait > (1.0 if len(waiting) >= len(alive) else 8.0):
+                return waiting[0].read_text()
+        if len(alive) < len(ranks.processes):
+            first_end = first_end or now
+            if now - first_end > GRACE:
+                return "lost"
+        if now - began > seconds:
+            return "time"
+
+
+def updates_so_far(logs: Path) -> int:
+    """Return the number of updates, from the last line of any rank."""
+    steps = [0]
+    for file in logs.glob("*.jsonl"):
+        with file.open("rb") as events, contextlib.suppress(ValueError, OSError, IndexError, KeyError):
+            events.seek(max(0, file.stat().st_size - 100_000))
+            steps.append(json.loads(events.read().splitlines()[-1])["step"])
+    return max(steps)
+
+
+def standing(stack: str) -> str:
+    """Return from faulthandler's text of a stack: the user's innermost line, and the innermost function."""
+    frames = re.findall(r'File "(.*)", line (\d+) in (\S+)', stack)
+    users = [f"{file}:{line}" for file, line, _ in frames
+             if "site-packages" not in file and "/lib/python" not in file and not file.startswith((str(PACKAGE), "<"))]  # fmt: skip
+    return f"{users[0]} in {frames[0][2]}" if users else ""

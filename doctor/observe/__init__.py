@@ -1,0 +1,65 @@
+"""Observation inside a process of the script: one module for each subject. `doctor.events` lists what they write."""
+
+import atexit
+import faulthandler
+import multiprocessing.util
+import os
+import signal
+import sys
+import traceback
+from types import TracebackType
+
+import torch
+
+from .. import standin
+from ..overlay import own
+from ..trail import note, trail
+from . import collectives, data, files, model, optimizer, randomness
+from .common import CONFIG, quietly, state
+
+SUBJECTS = (data, model, optimizer, collectives, files, randomness)
+
+
+def install() -> None:
+    """Patch torch, which has just been imported in this process."""
+    stack = os.fdopen(own["open"](f"{CONFIG.logs}/{os.getpid()}.stack", os.O_CREAT | os.O_WRONLY), "w")
+    faulthandler.register(signal.SIGQUIT, file=stack, all_threads=False)
+    os.register_at_fork(after_in_child=state.forget)
+    standin.install(CONFIG)
+    for subject in SUBJECTS:
+        subject.install()
+    atexit.register(finish, "end")
+    multiprocessing.util.Finalize(None, finish, ("end",), exitpriority=1000)  # a process of mp.spawn runs no atexit
+    _note_errors()
+    if CONFIG.preload:
+        with open(CONFIG.preload) as file:
+            exec(compile(file.read(), CONFIG.preload, "exec"), {"__name__": "preload"})
+
+
+def _note_errors() -> None:
+    own_hook = sys.excepthook
+
+    def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        frames = traceback.extract_tb(trace)
+        users = [f"{frame.filename}:{frame.lineno}" for frame in frames if trail.kind_of(frame.filename) > 0]
+        last = frames[-1] if frames else None
+        note("error", type=kind.__name__, text=str(error)[:2000], at=users[-1] if users else "?",
+             inner=f"{last.filename}:{last.lineno} {last.name}" if last else "?")  # fmt: skip
+        finish("error")
+        own_hook(kind, error, trace)
+
+    sys.excepthook = failed
+
+
+@quietly
+def finish(how: str) -> None:
+    """Write what is known only at the end; ``how`` the process ends."""
+    if state.ended or trail.file is None or torch.utils.data.get_worker_info():
+        return
+    state.ended = True
+    for subject in (model, optimizer):
+        subject.finish()
+    note("end", how=how)
+
+
+state.finish = finish

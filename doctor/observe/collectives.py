@@ -1,0 +1,91 @@
+"""Process groups, and the collectives that the script or a library other than torch calls."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..trail import note, trail, user_line
+from .common import CONFIG, patch, state
+
+NAMES = """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier broadcast
+broadcast_object_list gather gather_object reduce reduce_scatter reduce_scatter_tensor scatter""".split()
+TORCH = os.path.dirname(torch.__file__)
+
+
+def install() -> None:
+    """Observe `torch.distributed`."""
+    if not dist.is_available():
+        return
+    for name in NAMES:
+        patch(dist, name, _collective(name), dist.distributed_c10d)
+    patch(dist, "init_process_group", _init, dist.distributed_c10d)
+    patch(dist.algorithms.join.Join, "__init__", _join)
+    patch(sys.modules["torch.multiprocessing.spawn"], "start_processes", _spawn, torch.multiprocessing)
+
+
+class Inside:
+    """Whether a collective is being called: some call others."""
+
+    collective = False
+
+
+def _collective(name: str) -> Callable[[Callable], Callable]:
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        def collective(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if Inside.collective or state.observing or state.depth or not trail.caller_is_outside(TORCH):
+                return own(*args, **kwargs)
+            tensor = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+            group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
+            everyone = group is None or group is dist.group.WORLD
+            note("collective", name=name, at=user_line(), size=None if tensor is None else tensor.numel(),
+                 everyone=everyone)  # fmt: skip
+            Inside.collective = True
+            try:
+                return own(*args, **kwargs)
+            finally:
+                Inside.collective = False
+
+        return collective
+
+    return wrap
+
+
+def _init(own: Callable[..., None]) -> Callable[..., None]:
+    def init(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        kwargs = redirected(args, kwargs)
+        own(*args[:1], **kwargs)
+        note("init", at=user_line(), rank=dist.get_rank(), world_size=dist.get_world_size(),
+             seed=torch.initial_seed() % (1 << 53))  # fmt: skip
+
+    return init
+
+
+def redirected(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name, with the address of the doctor's own port."""
+    named = dict(zip(("backend", "init_method", "timeout", "world_size", "rank"), args, strict=False)) | kwargs
+    if args:
+        del named["backend"]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(CONFIG.port))
+    if named.get("store") is None and str(named.get("init_method", "env")).startswith(("tcp", "file")):
+        named["init_method"] = "env://"
+    return named
+
+
+def _join(own: Callable[..., None]) -> Callable[..., None]:
+    def init(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        note("join", at=user_line())
+        own(*args, **kwargs)
+
+    return init
+
+
+def _spawn(own: Callable[..., Any]) -> Callable[..., Any]:
+    def start(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        note("spawn", at=user_line())
+        return own(*args, **kwargs)
+
+    return start

@@ -1,0 +1,91 @@
+"""What all observers share: where the process is, patching a function, and computing without being observed."""
+
+import functools
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import settings
+from ..trail import note
+
+CONFIG = settings.load()
+
+
+class State:
+    """Where this process is."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        """models that are being called"""
+        self.in_backward = self.observing = self.loading = self.ended = False
+        self.loader: str | None = None
+        """the loader that gave the last batch"""
+        self.training = False
+        """whether the last call of a model was one of training"""
+        self.finish: Callable[[str], None] = lambda _: None
+
+    def forget(self) -> None:
+        """In a forked process: a worker of a loader is in no call of a model."""
+        self.depth, self.in_backward, self.observing = 0, False, False
+
+
+state = State()
+
+
+def patch(target: Any, name: str, wrap: Callable[[Callable], Callable], *others: Any) -> None:  # noqa: ANN401
+    """Replace ``target.name``, and the same name in ``others``, by what ``wrap`` makes of it."""
+    original = getattr(target, name)
+    new = functools.wraps(original)(wrap(original))
+    for place in (target, *others):
+        setattr(place, name, new)
+
+
+def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let what ``function`` computes be unobserved; an error in it is logged, and does not reach the script."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if state.observing:
+            return None
+        state.observing = True
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                return function(*args, **kwargs)
+        except Exception:
+            note("doctor_failed", text=traceback.format_exc(limit=-3))
+        finally:
+            state.observing = False
+
+    return wrapped
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this rank has: all of it unless it is sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def sums(tensor: torch.Tensor) -> list[float] | None:
+    """Return the sum of the values of this rank's part, and that of their absolute values."""
+    part = local(tensor.detach())
+    if part.is_meta:
+        return None
+    part = part.coalesce().values() if part.is_sparse else part
+    return [float(part.double().sum()), float(part.double().abs().sum())]
+
+
+def fingerprint(tensor: torch.Tensor) -> int:
+    """Return a number that is the same for equal values, and hardly ever for others."""
+    return fingerprints(local(tensor.detach()).reshape(1, -1))[0]
+
+
+def fingerprints(rows: torch.Tensor, most_values: int = 4096) -> list[int]:
+    """Return a number for each row of (N, ...) values; of long rows, evenly spaced values are compared."""
+    flat = rows.detach().reshape(len(rows), -1)
+    flat = flat[:, :: 1 + flat.shape[1] // most_values].contiguous()
+    values = flat.view(torch.uint8).long() + 1
+    position = torch.arange(1, values.shape[1] + 1, device=values.device)
+    weights = position * 0x9E3779B97F4A7C1  # in integers that wrap around, so the order of the sum does not matter
+    weights = (weights ^ (weights >> 29)) * 0xBF58476D1CE4E5B
+    return (values * weights).sum(1).tolist()

@@ -1,0 +1,223 @@
+"""Which samples the loaders give, in which order, with which workers; passes of a loader are cut short here."""
+
+import itertools
+import os
+import time
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import data
+
+from ..trail import note, user_line
+from .common import CONFIG, patch, quietly, state
+
+LONGEST_PLAN = 200_000
+"""batches of a pass that are looked at: a sampler can be endless"""
+MANY_OBJECTS = 20_000
+ITERABLE = data.dataloader._DatasetKind.Iterable
+
+
+class Known:
+    """The loaders and data sets that were seen in this process. They are kept, so that ids stay unique."""
+
+    loaders: dict[int, tuple[str, data.DataLoader]] = {}
+    datasets: dict[int, tuple[int, Any]] = {}
+    lines: dict[str, int] = {}
+    files = 0
+
+
+def install() -> None:
+    """Observe `DataLoader`, its iterators, and the sizes of data sets."""
+    own_sampler = data.DataLoader._index_sampler.fget
+
+    def index_sampler(loader: data.DataLoader) -> Any:  # noqa: ANN401
+        sampler = own_sampler(loader)
+        return sampler if loader._dataset_kind == ITERABLE else ShortSampler(sampler, loader)
+
+    data.DataLoader._index_sampler = property(index_sampler)
+    patch(data.DataLoader, "__init__", _loader_init)
+    iterators = data.dataloader._BaseDataLoaderIter
+    patch(iterators, "__init__", _iterator_init)
+    patch(iterators, "_reset", _iterator_reset)
+    patch(iterators, "__next__", _following)
+    if CONFIG.uneven:
+        _cut_datasets()
+
+
+class ShortSampler:
+    """Stands before the sampler of a loader: logs the samples of a pass, and lets some of its batches through.
+
+    The last batch is always among them, because it may be smaller, and because epochs end with it.
+    """
+
+    def __init__(self, sampler: Any, loader: data.DataLoader) -> None:  # noqa: ANN401
+        self.sampler, self.loader = sampler, loader
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name.startswith("__"):  # while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        rest = iter(self.sampler)
+        plan = list(itertools.islice(rest, LONGEST_PLAN))
+        note_pass(self.loader, plan)
+        if CONFIG.batches and len(plan) > CONFIG.batches:
+            yield from plan[: CONFIG.batches - 1] + plan[-1:]
+        else:
+            yield from itertools.chain(plan, rest)
+
+
+def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
+    def init(loader: data.DataLoader, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        own(loader, *args, **kwargs)
+        at = user_line()
+        key = f"{at}#{Known.lines.get(at, 0)}"
+        Known.lines[at] = Known.lines.get(at, 0) + 1
+        Known.loaders[id(loader)] = key, loader
+        note("loader", loader=key, at=at, workers=loader.num_workers, persistent=loader.persistent_workers,
+             sampler=type(loader.sampler).__name__, batch_size=loader.batch_size, drop_last=bool(loader.drop_last),
+             iterable=loader._dataset_kind == ITERABLE, dataset=type(loader.dataset).__name__)  # fmt: skip
+        loader.pin_memory = False
+        wanted = loader.num_workers if CONFIG.workers < 0 else CONFIG.workers
+        loader.num_workers = min(wanted, 2)  # more only take longer to start
+        if loader.num_workers and loader.prefetch_factor is None:
+            loader.prefetch_factor = 2
+
+    return init
+
+
+@quietly
+def note_pass(loader: data.DataLoader, plan: list | None = None) -> None:
+    """Log that a pass over the data begins, with the numbers of its samples if there is a plan."""
+    key, _ = Known.loaders[id(loader)]
+    what: dict[str, object] = {"loader": key, "at": user_line(), "workers": loader.num_workers}
+    if plan is not None:
+        dataset, base, indices = _below_subsets(loader.dataset)
+        batches = plan if loader._auto_collation else [[item] for item in plan]
+        numbers = _as_integers([sample for batch in batches for sample in _samples(batch)])
+        if indices is not None:
+            numbers = [indices[number] for number in numbers]
+        what |= {"file": _store(numbers), "batches": len(plan), "dataset": _number_of(dataset), "base": _number_of(base)}
+    note("pass", **what)
+
+
+def _samples(batch: Any) -> Iterator[Any]:  # noqa: ANN401
+    for item in batch if not isinstance(batch, torch.Tensor) else batch.tolist():
+        if isinstance(item, list):
+            yield from item
+        elif isinstance(item, torch.Tensor) and item.dim():
+            yield from item.tolist()
+        else:
+            yield item
+
+
+def _as_integers(samples: list) -> list[int]:
+    """Return the numbers of samples; if they are tuples such as (epoch, number), the part that varies most."""
+    if samples and isinstance(samples[0], tuple):
+        samples = max(zip(*samples, strict=True), key=lambda column: len(set(column)))
+    try:
+        return [int(sample) for sample in samples]
+    except (TypeError, ValueError):
+        return [zlib.crc32(repr(sample).encode()) for sample in samples]
+
+
+def _below_subsets(dataset: Any) -> tuple[Any, Any, list[int] | None]:  # noqa: ANN401
+    """Return the data set, the one below all subsets, and the numbers there of its samples (None: the same)."""
+    base, indices = dataset, None
+    while hasattr(base, "dataset") and not callable(getattr(base, "indices", callable)):
+        below = [int(index) for index in base.indices]
+        indices = below if indices is None else [below[index] for index in indices]
+        base = base.dataset
+    return dataset, base, indices
+
+
+def _number_of(dataset: Any) -> int:  # noqa: ANN401
+    """Return the number of a data set in this process; log it when it is seen first."""
+    if id(dataset) not in Known.datasets:
+        number = len(Known.datasets)
+        Known.datasets[id(dataset)] = number, dataset
+        _, base, indices = _below_subsets(dataset)
+        objects = [(len(value), name) for name, value in vars(dataset).items()
+                   if isinstance(value, list | dict) and len(value) > MANY_OBJECTS]  # fmt: skip
+        note("dataset", dataset=number, size=len(dataset), cls=type(dataset).__name__,
+             file=None if indices is None else _store(indices), objects=max(objects, default=None))  # fmt: skip
+    return Known.datasets[id(dataset)][0]
+
+
+def _store(numbers: list[int]) -> str:
+    Known.files += 1
+    name = f"{os.getpid()}_{Known.files}.samples"
+    with open(f"{CONFIG.logs}/{name}", "wb") as file:
+        array("q", numbers).tofile(file)
+    return name
+
+
+def _iterator_init(own: Callable[..., None]) -> Callable[..., None]:
+    def init(iterator: Any, loader: data.DataLoader) -> None:  # noqa: ANN401
+        iterator._doctor_loader, iterator._doctor_given = loader, 0
+        if loader._dataset_kind == ITERABLE:
+            note_pass(loader)
+        own(iterator, loader)
+
+    return init
+
+
+def _iterator_reset(own: Callable[..., None]) -> Callable[..., None]:
+    def reset(iterator: Any, loader: data.DataLoader, first_iter: bool = False) -> None:  # noqa: ANN401
+        iterator._doctor_given = 0
+        if loader._dataset_kind == ITERABLE and not first_iter:
+            note_pass(loader)
+        own(iterator, loader, first_iter)
+
+    return reset
+
+
+def _following(own: Callable[..., Any]) -> Callable[..., Any]:
+    def following(iterator: Any) -> Any:  # noqa: ANN401
+        loader = iterator._doctor_loader
+        if loader._dataset_kind == ITERABLE and CONFIG.batches and iterator._doctor_given >= CONFIG.batches:
+            raise StopIteration
+        state.loading, began = True, time.perf_counter()
+        try:
+            batch = own(iterator)
+        finally:
+            state.loading = False
+        iterator._doctor_given += 1
+        state.loader = Known.loaders[id(loader)][0]
+        note("batch", loader=state.loader, wait=round(time.perf_counter() - began, 5))
+        return batch
+
+    return following
+
+
+def _cut_datasets() -> None:
+    """Give data sets one sample more than can be shared evenly: at least half of them, a power of two plus one."""
+
+    def uneven(size: int) -> int:
+        unit = 256 if size > 256 else 1 << max(0, size.bit_length() - 2)
+        return size - (size - 1) % unit if size > 2 else size
+
+    def cut(kind: type) -> None:
+        if "__len__" in vars(kind) and not hasattr(vars(kind)["__len__"], "_doctor_cut"):
+            own_len = kind.__len__  # type: ignore[attr-defined]
+
+            def length(dataset: Any) -> int:  # noqa: ANN401
+                return uneven(own_len(dataset))
+
+            length._doctor_cut = True  # type: ignore[attr-defined]
+            kind.__len__ = length  # type: ignore[attr-defined]
+
+    def init_subclass(cls: type, **kwargs: Any) -> None:  # noqa: ANN401
+        super(data.Dataset, cls).__init_subclass__(**kwargs)
+        cut(cls)
+
+    data.Dataset.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
+    for kind in (data.Subset, data.TensorDataset, data.ConcatDataset):
+        cut(kind)

@@ -1,0 +1,74 @@
+"""Checkpoints: what is in those that the script saves, and which it loads again."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import overlay
+from ..trail import note, user_line
+from .common import CONFIG, patch, quietly
+from .model import Models
+
+PARTS = {"optimizer": {"state", "param_groups"}, "scheduler": {"last_epoch", "_last_lr"}, "scaler": {"_growth_tracker"}}
+"""the keys by which the states of these are known"""
+
+
+def install() -> None:
+    """Observe `torch.save` and `torch.load`, which open files in C++; let them follow the redirection."""
+    redirection = overlay.Overlay(CONFIG.scratch) if CONFIG.redirect else None
+
+    def saving(own: Callable[..., None]) -> Callable[..., None]:
+        def save(thing: Any, f: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+            note_save(thing, f, user_line())
+            if redirection and isinstance(f, str | os.PathLike):
+                redirection.note_write(f, "save")
+                target = redirection.to_write(f, keep=False)
+                own(thing, target, *args, **kwargs)
+                return redirection.unmark(f)
+            return own(thing, f, *args, **kwargs)
+
+        return save
+
+    def loading(own: Callable[..., Any]) -> Callable[..., Any]:
+        def load(f: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            note("load", file=name_of(f), at=user_line())
+            path = redirection.to_read(f) if redirection and isinstance(f, str | os.PathLike) else f
+            return own(path, *args, **kwargs)
+
+        return load
+
+    patch(torch, "save", saving, torch.serialization)
+    patch(torch, "load", loading, torch.serialization)
+
+
+def name_of(file: Any) -> str | None:  # noqa: ANN401
+    """Return the path that the script means by a file, if it has one."""
+    path = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
+    if not isinstance(path, str | os.PathLike):
+        return None
+    return os.path.abspath(path).removeprefix(f"{CONFIG.scratch}/files")
+
+
+@quietly
+def note_save(thing: Any, file: Any, at: str) -> None:  # noqa: ANN401
+    """Log what a checkpoint holds."""
+    dicts = [thing] if isinstance(thing, dict) else []
+    dicts += _inner_dicts(thing)
+    parts = [name for name, keys in PARTS.items() if any(keys <= d.keys() for d in dicts)]
+    tensors = {k: v for d in dicts for k, v in d.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
+    whole = {name: p.numel() for model in Models.known for name, p in model.named_parameters() if hasattr(p, "to_local")}
+    shards = [name for name, v in tensors.items() if hasattr(v, "to_local") or v.numel() < whole.get(name, 0)]
+    note("save", file=name_of(file), at=at, parts=parts, tensors=len(tensors), shards=len(shards),
+         wrapped=sum(name.startswith("module.") for name in tensors), is_module=isinstance(thing, nn.Module))  # fmt: skip
+
+
+def _inner_dicts(thing: Any, depth: int = 3) -> Iterator[dict]:  # noqa: ANN401
+    values = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list | tuple) else ()
+    for value in values:
+        if isinstance(value, dict):
+            yield value
+        if depth:
+            yield from _inner_dicts(value, depth - 1)

@@ -1,0 +1,262 @@
+"""Calls of models: in training or validation, wrapped or not, with which inputs; losses, and backward passes."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from ..trail import note, trail, user_line
+from .common import CONFIG, fingerprint, fingerprints, local, patch, quietly, state
+
+MOST_CALLS = 1500
+"""calls of which the inputs are compared"""
+MOST_SAMPLES = 256
+has_parameters: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
+
+
+class Models:
+    """The models of this process, and what happened since the last update of their weights."""
+
+    numbers: dict[int, int] = {}
+    """of the models, by their ids"""
+    known: list[nn.Module] = []
+    names: dict[int, str] = {}
+    """of parameters, by their ids"""
+    inside: dict[int, str] = {}
+    """lines where a DistributedDataParallel was made, by the ids of the modules in it"""
+    calls = 0
+    random_layers = 0
+    """calls of dropout or batch norm in training mode, in the present call of a model"""
+    dropout_noted = False
+    backwards: list[str] = []
+    """lines of the backward passes since the last update"""
+    kept_gradients = False
+    """whether the first of these passes began with gradients of before the last update"""
+    factors: list[tuple[str, int, float]] = []
+    """of each loss since the last update: its line, its samples, and how much a sample counts"""
+    graphs: list[tuple["weakref.ref[Alive]", str]] = []
+
+
+class Alive:
+    """Lives as long as the graph that it is attached to."""
+
+
+def install() -> None:
+    """Observe calls of models, dropout, batch norm, losses, and backward."""
+    nn.Module.__call__ = _call(nn.Module.__call__)  # type: ignore[method-assign]
+    patch(DistributedDataParallel, "__init__", _wrap_ddp)
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
+        patch(nn.functional, name, _random_layer(2, "p", 0.5))
+    patch(nn.functional, "batch_norm", _random_layer(5, "", 1.0))
+    patch(nn.functional, "scaled_dot_product_attention", _attention)
+    for name in ("cross_entropy", "nll_loss"):
+        patch(nn.functional, name, _loss)
+    patch(torch.autograd, "backward", _backward)
+
+
+def _call(own: Callable[..., Any]) -> Callable[..., Any]:
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if state.depth or state.in_backward or state.observing or state.loading or not _is_model(module):
+            return own(module, *args, **kwargs)
+        event = note_call(module, args, kwargs, torch.is_grad_enabled(), user_line())
+        state.training = module.training and torch.is_grad_enabled()
+        if state.training and is_time_for_nan():
+            args = tuple(damaged(value) for value in args)
+        state.depth, Models.random_layers = 1, 0
+        try:
+            return own(module, *args, **kwargs)
+        finally:
+            state.depth = 0
+            if event:
+                note("forward", **event, random_layers=Models.random_layers)
+
+    return call
+
+
+def is_time_for_nan() -> bool:
+    """Return whether this call is the one whose inputs are to be damaged: one in the third update, on one rank."""
+    return CONFIG.nan_rank >= 0 and trail.step == 2 and dist.is_initialized() and dist.get_rank() == CONFIG.nan_rank
+
+
+def damaged(value: Any) -> Any:  # noqa: ANN401
+    """Return an input in which the first sample is not a number."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.dim():
+        return value
+    value = value.clone()
+    value[0] = float("nan")
+    return value
+
+
+def _is_model(module: nn.Module) -> bool:
+    if module not in has_parameters:
+        has_parameters[module] = next(module.parameters(), None) is not None
+    return has_parameters[module]
+
+
+@quietly
+def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str) -> dict[str, object]:
+    """Return what is known of a call of a model before it."""
+    core = module.module if isinstance(module, DistributedDataParallel) else module
+    if id(core) not in Models.numbers:
+        Models.numbers[id(core)] = len(Models.numbers)
+        Models.known.append(core)
+        name_parameters()
+        note("model", model=Models.numbers[id(core)], at=at, **_kind_of(core))
+    event: dict[str, object] = {"model": Models.numbers[id(core)], "cls": type(core).__name__, "train": module.training,
+                                "grad": grad, "loader": state.loader, "at": at}  # fmt: skip
+    if isinstance(module, DistributedDataParallel):
+        event |= {"ddp": True, "sync": bool(module.require_backward_grad_sync)}
+    elif id(core) in Models.inside:
+        event["inside"] = Models.inside[id(core)]
+    is_synced = isinstance(module, DistributedDataParallel) and module.will_sync_module_buffers()
+    if not module.training and not is_synced:
+        event["buffers"] = [fingerprint(b) for m in core.modules() if _has_statistics(m) for b in (m.running_mean,)][:50]
+    Models.calls += 1
+    if Models.calls <= MOST_CALLS:
+        event |= _inputs(args, kwargs)
+        event["rng"] = fingerprint(torch.get_rng_state())
+    return event
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.running_mean is not None and not is_synced_norm(module)
+
+
+def is_synced_norm(module: nn.Module) -> bool:
+    """Return whether this batch norm takes its statistics over all ranks."""
+    return isinstance(module, nn.SyncBatchNorm) or "_doctor_synced" in module.__dict__
+
+
+def _kind_of(core: nn.Module) -> dict[str, object]:
+    modules = list(core.modules())
+    norms = [m for m in modules if isinstance(m, _BatchNorm)]
+    fsdp = any(type(m).__name__ == "FullyShardedDataParallel" for m in modules)
+    meshes = [p.device_mesh.ndim for p in core.parameters() if hasattr(p, "device_mesh")]
+    return {"cls": type(core).__name__, "parameters": sum(1 for _ in core.parameters()), "fsdp1": fsdp,
+            "sharded": fsdp or bool(meshes), "mesh_dims": max(meshes, default=0),
+            "local_norms": sum(not is_synced_norm(m) for m in norms)}  # fmt: skip
+
+
+def name_parameters() -> None:
+    """Learn the names of all parameters: also of those that were replaced since, as sharding does."""
+    for number, model in enumerate(Models.known):
+        prefix = f"{number}:" if number else ""
+        Models.names |= {id(p): prefix + name for name, p in model.named_parameters()}
+
+
+def _inputs(args: tuple, kwargs: dict) -> dict[str, object]:
+    values = [*args, *kwargs.values()]
+    values += [v for a in values if isinstance(a, list | tuple | dict) for v in (a.values() if isinstance(a, dict) else a)]
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.dim() and not v.is_meta and not v.is_sparse]
+    if not tensors:
+        return {}
+    largest = local(max(tensors, key=torch.Tensor.numel))
+    return {"samples": len(largest), "rows": fingerprints(largest[:MOST_SAMPLES])}
+
+
+def _wrap_ddp(own: Callable[..., None]) -> Callable[..., None]:
+    def init(self: DistributedDataParallel, module: nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        own(self, module, *args, **kwargs)
+        at = user_line()
+        Models.inside |= {id(inner): at for inner in module.modules()}
+        frozen = sum(not p.requires_grad for p in module.parameters())
+        note("ddp", at=at, cls=type(module).__name__, frozen=frozen)
+
+    return init
+
+
+def _random_layer(position: int, rate_name: str, default: float) -> Callable[[Callable], Callable]:
+    """Wrap a function that takes ``training``, as argument number ``position``, and a rate of dropout."""
+
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        def layer(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            training = kwargs.get("training", args[position] if len(args) > position else rate_name == "p")
+            rate = kwargs.get(rate_name, args[1] if rate_name == "p" and len(args) > 1 else default)
+            if training and rate and not state.observing:
+                Models.random_layers += 1
+                if rate_name and state.training and not Models.dropout_noted:
+                    Models.dropout_noted = True
+                    note("dropout", at=user_line(), p=rate)
+            return own(*args, **kwargs)
+
+        return layer
+
+    return wrap
+
+
+def _attention(own: Callable[..., Any]) -> Callable[..., Any]:
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any,  # noqa: ANN401
+                  **kwargs: Any) -> Any:  # noqa: ANN401  # fmt: skip
+        if dropout_p:
+            noting(query, dropout_p, True)
+        return own(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+
+    noting = _random_layer(2, "p", 0.5)(lambda *_: None)
+    return attention
+
+
+def _loss(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        out = own(input, target, *args, **kwargs)
+        if state.training and not state.observing and out.requires_grad and out.dim() == 0:
+            named = dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False)) | kwargs
+            _follow(out, target, named)
+        return out
+
+    return loss
+
+
+@quietly
+def _follow(out: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -> None:
+    """Log in backward with which factor each sample of this loss counts in what is minimized."""
+    if target.dtype != torch.int64:
+        return
+    kept = target[target != options.get("ignore_index", -100)]
+    weight = options.get("weight")
+    count = 1.0
+    if options.get("reduction", "mean") == "mean":
+        count = (float(weight[kept].sum()) if weight is not None else float(kept.numel())) or 1.0
+    at, samples = user_line(), int(kept.numel())
+    out.register_hook(lambda factor: Models.factors.append((at, samples, float(factor.detach()) / count)))
+
+
+def _backward(own: Callable[..., None]) -> Callable[..., None]:
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        note_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
+        state.in_backward = True
+        try:
+            own(tensors, *args, **kwargs)
+        finally:
+            state.in_backward = False
+
+    return backward
+
+
+@quietly
+def note_backward(loss: torch.Tensor, at: str) -> None:
+    """Remember a backward pass, and whether gradients of before the last update were still there."""
+    if not Models.backwards:
+        first = [p.grad for model in Models.known for p in model.parameters() if p.grad is not None][:5]
+        Models.kept_gradients = any(float(local(g).abs().sum()) > 0 for g in first)
+    Models.backwards.append(at)
+    if loss.grad_fn is not None:
+        token = Alive()
+        loss.grad_fn.metadata["doctor"] = token
+        Models.graphs.append((weakref.ref(token), at))
+
+
+def finish() -> None:
+    """Log which trainable parameters are in no optimizer, and the number of samples of the models."""
+    from .optimizer import Optimizers
+
+    for number, model in enumerate(Models.known):
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        orphans = [name for name, p in trainable if id(p) not in Optimizers.held]
+        note("trainable", model=number, parameters=len(trainable), orphans=orphans[:300],
+             orphans_with_gradient=sum(p.grad is not None for _, p in trainable if id(p) not in Optimizers.held))  # fmt: skip
+    trail.file.flush()

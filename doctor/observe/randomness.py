@@ -1,0 +1,74 @@
+"""Which random numbers the samples of each loader process are made with."""
+
+import os
+import random
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import data
+
+from ..trail import note
+from .common import fingerprint, patch
+
+FETCHES = 2
+"""batches of each process that are looked at"""
+
+
+class Seen:
+    """Counts the batches of this process."""
+
+    pid = 0
+    fetches = 0
+
+
+def install() -> None:
+    """Observe what fetches samples, in the workers of a loader or in the training process."""
+    for fetcher in (data._utils.fetch._MapDatasetFetcher, data._utils.fetch._IterableDatasetFetcher):
+        patch(fetcher, "fetch", _fetch)
+
+
+def _fetch(own: Callable[..., Any]) -> Callable[..., Any]:
+    def fetch(fetcher: Any, indices: Any) -> Any:  # noqa: ANN401
+        if Seen.pid != os.getpid():  # a forked worker
+            Seen.pid, Seen.fetches = os.getpid(), 0
+        if Seen.fetches >= FETCHES:
+            return own(fetcher, indices)
+        Seen.fetches += 1
+        generators = dict(_global_generators()) | dict(_generators_in(fetcher.dataset))
+        before = {name: _state_of(generator) for name, generator in generators.items()}
+        batch = own(fetcher, indices)
+        used = {name: before[name] for name, generator in generators.items() if _state_of(generator) != before[name]}
+        worker = data.get_worker_info()
+        note("fetch", worker=None if worker is None else worker.id, count=Seen.fetches, used=used,
+             dataset=type(fetcher.dataset).__name__)  # fmt: skip
+        return batch
+
+    return fetch
+
+
+def _global_generators() -> Iterator[tuple[str, Any]]:
+    yield "torch", torch.default_generator
+    yield "random", random._inst  # type: ignore[attr-defined]
+    if "numpy" in sys.modules:
+        yield "numpy", sys.modules["numpy"].random.mtrand._rand
+
+
+def _generators_in(thing: object, depth: int = 3, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the random generators that a data set keeps in its attributes."""
+    if isinstance(thing, torch.Generator | random.Random) or type(thing).__name__ in ("Generator", "RandomState"):
+        yield path, thing
+    elif depth and hasattr(thing, "__dict__"):
+        for name, value in list(vars(thing).items()):
+            yield from _generators_in(value, depth - 1, f"{path}.{name}")
+
+
+def _state_of(generator: Any) -> int:  # noqa: ANN401
+    if isinstance(generator, torch.Generator):
+        return fingerprint(generator.get_state())
+    if isinstance(generator, random.Random):
+        return zlib.crc32(repr(generator.getstate()).encode())
+    numpy_state = generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state()
+    return zlib.crc32(repr(numpy_state).encode())

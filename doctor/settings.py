@@ -1,0 +1,49 @@
+"""What the doctor passes to the processes of the script, in the variable DOCTOR_SETTINGS."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+
+@dataclass
+class Settings:
+    """Of one run. Paths are absolute."""
+
+    scratch: str
+    """folder of the doctor's own for this run: ``logs``, ``tmp``, and what the script wanted to write"""
+    root: str
+    """folder of the script: lines in files below it are named first"""
+    world_size: int = 2
+    port: int = 0
+    standin: bool = True
+    """pretend that there is a GPU for each rank"""
+    redirect: bool = True
+    """let the script write into the scratch folder only"""
+    batches: int = 8
+    """batches of each pass of a loader; 0: all"""
+    steps: int = 100
+    """updates after which the run ends"""
+    preload: str = ""
+    """Python file that is run in each process before the script"""
+    uneven: bool = False
+    """cut data sets to sizes that cannot be shared evenly"""
+    nan_rank: int = -1
+    """rank of which one input becomes NaN"""
+    stop_after: int = 0
+    """updates after which all ranks are stopped as by a time limit; 0: never"""
+    workers: int = -1
+    """number of workers of each loader; -1: the script's own, at most 2"""
+
+    @property
+    def logs(self) -> str:
+        """The folder with the events, one file per process."""
+        return f"{self.scratch}/logs"
+
+    def dump(self) -> str:
+        """Return this as text."""
+        return json.dumps(asdict(self))
+
+
+def load() -> Settings:
+    """Return what the doctor passed to this process."""
+    return Settings(**json.loads(os.environ["DOCTOR_SETTINGS"]))

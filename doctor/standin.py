@@ -1,0 +1,246 @@
+"""Let a script that was written for CUDA and NCCL run on CPUs with gloo, unchanged.
+
+A device "cuda" becomes "cpu" wherever a function of torch gets one, and `torch.cuda` answers as if there were one GPU
+for each rank. What is missing here ends the script with an error, which the report then names; it accuses nobody of it.
+"""
+
+import collections
+import functools
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from .settings import Settings
+from .trail import trail, user_line
+
+CPU = torch.device("cpu")
+WAITS = {"item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__", "__repr__", "__format__", "nonzero"}
+"""functions that make the CPU wait until a GPU has computed the values"""
+MEMORY = 80 << 30
+
+
+def is_cuda(value: object) -> bool:
+    """Return whether ``value`` names a GPU."""
+    kind = type(value)
+    return (kind is torch.device and value.type == "cuda") or (kind is str and value.startswith("cuda"))  # type: ignore[attr-defined]
+
+
+class ToCpu(TorchFunctionMode):
+    """Replaces GPUs in the arguments of all functions of torch."""
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        kwargs = kwargs or {}
+        if func is torch.device:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in WAITS:
+            note_wait(name, args)
+        if name in ("cuda", "pin_memory") and args and isinstance(args[0], torch.Tensor):
+            return args[0]
+        device = kwargs.get("device")
+        if device is not None and (is_cuda(device) or type(device) is int):
+            kwargs = kwargs | {"device": CPU}
+        if kwargs.get("pin_memory"):
+            kwargs = kwargs | {"pin_memory": False}
+        if name == "to" and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], CPU, *args[2:])
+        elif any(is_cuda(value) for value in args):
+            args = tuple(CPU if is_cuda(value) else value for value in args)
+        return func(*args, **kwargs)
+
+
+def note_wait(name: str, args: tuple) -> None:
+    """Count, with its line, an operation of the training loop that would make the CPU wait for a GPU."""
+    from .observe.common import state
+    from .observe.optimizer import Optimizers
+
+    busy = state.observing or state.loading or state.depth or state.in_backward
+    if not state.training or busy or not trail.kind_of(sys._getframe(2).f_code.co_filename):
+        return
+    if name == "numpy" or (args and isinstance(args[0], torch.Tensor) and type(args[0]) is not nn.Parameter):
+        key = f"{user_line()} {name.strip('_')}"
+        Optimizers.waits[key] = Optimizers.waits.get(key, 0) + 1
+
+
+class Nothing:
+    """Stands for a stream, an event or a graph: takes all calls, and does nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> "Nothing":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def elapsed_time(self, _: object) -> float:
+        """Return a time in milliseconds."""
+        return 1.0
+
+    def query(self) -> bool:
+        """Return that all is done."""
+        return True
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
+def changed(target: Any, name: str, change: Callable[[tuple, dict], tuple[tuple, dict]], *others: Any) -> None:  # noqa: ANN401
+    """Let ``target.name``, and the same name in ``others``, get the arguments that ``change`` makes."""
+    own = getattr(target, name)
+
+    @functools.wraps(own)
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        args, kwargs = change(args, dict(kwargs))
+        return own(*args, **kwargs)
+
+    for place in (target, *others):
+        setattr(place, name, call)
+
+
+def without(*names: str, keep: int | None = None) -> Callable[[tuple, dict], tuple[tuple, dict]]:
+    """Return a change that leaves out named arguments, and positional ones after the first ``keep``."""
+    return lambda args, kwargs: (args[:keep], {key: value for key, value in kwargs.items() if key not in names})
+
+
+def install(config: Settings) -> None:
+    """Replace what needs a GPU."""
+    _compile_nothing()
+    if not config.standin:
+        return
+    gpus = int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size))
+    _answer_as_gpu(gpus)
+    _compute_on_cpu()
+    _wrap_models()
+    if dist.is_available():
+        _communicate_with_gloo()
+    ToCpu().__enter__()
+
+
+def _compile_nothing() -> None:
+    def compile_nothing(model: Any = None, **_: object) -> Any:  # noqa: ANN401
+        return (lambda other: other) if model is None else model
+
+    torch.compile = compile_nothing
+    nn.Module.compile = lambda *_, **__: None  # type: ignore[method-assign]
+
+
+def _answer_as_gpu(gpus: int) -> None:
+    cuda, accelerator = torch.cuda, torch.accelerator
+    mine = {"device": int(os.environ.get("LOCAL_RANK", 0))}
+
+    def set_device(device: Any) -> None:  # noqa: ANN401
+        mine["device"] = device if isinstance(device, int) else torch.device(device).index or 0
+
+    def properties(device: object = 0) -> types.SimpleNamespace:
+        return types.SimpleNamespace(name="stand-in", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132,
+                                     gcnArchName="", uuid=f"stand-in {device}")  # fmt: skip
+
+    answers: dict[str, Any] = {
+        "is_available": True, "device_count": gpus, "is_bf16_supported": True, "get_device_name": "stand-in",
+        "get_device_capability": (9, 0), "mem_get_info": (MEMORY, MEMORY), "memory_summary": "", "utilization": 0,
+        "is_current_stream_capturing": False, "is_initialized": True, "get_arch_list": ["sm_90"],
+    }  # fmt: skip
+    answers |= dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0)
+    for name, answer in answers.items():
+        setattr(cuda, name, lambda *_, answer=answer, **__: answer)
+    for name in "synchronize empty_cache ipc_collect reset_peak_memory_stats init set_per_process_memory_fraction".split():
+        setattr(cuda, name, lambda *_, **__: None)  # one function each: torch._dynamo keeps rules by function
+    cuda.memory_stats = lambda *_, **__: collections.defaultdict(int)
+    cuda.get_device_properties = properties
+    cuda.set_device = set_device
+    accelerator.set_device_index = lambda device: set_device(device)
+    cuda.current_device = lambda: mine["device"]
+    accelerator.current_device_index = lambda: mine["device"]
+    accelerator.is_available = lambda: True
+    accelerator.device_count = lambda: gpus
+    accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
+    accelerator.synchronize = lambda *_, **__: None
+    accelerator.empty_cache = lambda *_, **__: None
+    cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
+    cuda.set_rng_state = lambda *_, **__: None
+    cuda.set_rng_state_all = lambda *_, **__: None
+    for name in ("device", "stream", "Stream", "Event", "CUDAGraph", "current_stream", "default_stream", "graph"):
+        setattr(cuda, name, Nothing)
+    accelerator.current_stream = Nothing
+
+
+def _compute_on_cpu() -> None:
+    own_autocast = torch.amp.autocast_mode.autocast.__init__
+
+    def autocast(self: Any, device_type: str = "cuda", dtype: torch.dtype | None = None, enabled: bool = True,  # noqa: ANN401
+                 cache_enabled: bool | None = None) -> None:  # fmt: skip
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.bfloat16
+        own_autocast(self, device_type, dtype, enabled, cache_enabled)
+
+    torch.amp.autocast_mode.autocast.__init__ = autocast  # type: ignore[method-assign]
+    changed(torch.amp.GradScaler, "__init__", lambda args, kwargs: (
+        (args[0], "cpu", *args[2:]), {key: value for key, value in kwargs.items() if key != "device"}))  # fmt: skip
+    changed(torch, "load", lambda args, kwargs: (args[:1], kwargs | {"map_location": "cpu"}), torch.serialization)
+
+
+def _wrap_models() -> None:
+    parallel = nn.parallel
+    changed(parallel.DistributedDataParallel, "__init__", without("device_ids", "output_device", keep=2))
+    own_init = parallel.DataParallel.__init__
+
+    def init(self: nn.DataParallel, module: nn.Module, *_: object, **__: object) -> None:
+        own_init(self, module)
+        self.device_ids, self.module = [], module  # without devices it calls the module itself
+
+    parallel.DataParallel.__init__ = init  # type: ignore[method-assign]
+
+    def mark_as_synced(cls: type, module: nn.Module, *_: object) -> nn.Module:
+        for part in module.modules():  # SyncBatchNorm itself refuses CPUs
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.__dict__["_doctor_synced"] = True
+        return module
+
+    nn.SyncBatchNorm.convert_sync_batchnorm = classmethod(mark_as_synced)  # type: ignore[assignment]
+
+
+def _communicate_with_gloo() -> None:
+    c10d = dist.distributed_c10d
+    dist.is_nccl_available = c10d.is_nccl_available = lambda: True
+
+    def gloo(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        kwargs = {key: value for key, value in kwargs.items() if key not in ("device_id", "pg_options")}
+        return (("gloo", *args[1:]), kwargs) if args else ((), kwargs | {"backend": "gloo"})
+
+    changed(dist, "init_process_group", gloo, c10d)
+    changed(dist, "new_group", without("backend", "pg_options", "device_id", keep=2), c10d)
+    changed(dist, "barrier", without("device_ids", keep=2), c10d)
+    _average_with_gloo(c10d)
+    import torch.distributed.device_mesh as device_mesh
+
+    def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return (("cpu", *args[1:]), kwargs) if args else (args, kwargs | {"device_type": "cpu"})
+
+    changed(dist, "init_device_mesh", on_cpu, device_mesh)
+
+
+def _average_with_gloo(c10d: Any) -> None:  # noqa: ANN401
+    """Gloo has no ReduceOp.AVG."""
+    own = dist.all_reduce
+
+    @functools.wraps(own)
+    def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:  # noqa: ANN401
+        if op != dist.ReduceOp.AVG:
+            return own(tensor, op, group, async_op)
+        own(tensor, dist.ReduceOp.SUM, group)
+        tensor.div_(dist.get_world_size(group))
+        return Nothing() if async_op else None
+
+    dist.all_reduce = c10d.all_reduce = all_reduce

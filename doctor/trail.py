@@ -1,0 +1,78 @@
+"""Writing events, and finding the user's line: what all observers need. It does not import torch.
+
+Each process of the script appends its events to LOGS/PID.jsonl, one JSON object a line.
+"""
+
+import io
+import json
+import os
+import sys
+import sysconfig
+import time
+from types import FrameType
+from typing import Any
+
+from . import settings
+
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_open = io.open  # as it was before files were redirected
+_getcwd = os.getcwd
+
+
+class Trail:
+    """The file of this process, and where the process is."""
+
+    def __init__(self) -> None:
+        config = settings.load()
+        self.logs, self.root = config.logs, config.root
+        self.began = time.perf_counter()
+        self.file: Any = None
+        self.step = 0
+        """updates so far"""
+        self.kinds: dict[str, int] = {}
+        os.register_at_fork(after_in_child=self.forget_file)
+
+    def forget_file(self) -> None:
+        """Let a forked process open a file of its own."""
+        self.file = None
+
+    def note(self, kind: str, **fields: object) -> None:
+        """Append an event."""
+        if self.file is None:
+            self.file = _open(f"{self.logs}/{os.getpid()}.jsonl", "a", buffering=1)
+            self.note("process", pid=os.getpid(), parent=os.getppid(), rank=os.environ.get("RANK"), argv=sys.argv[:1])
+        event = {"e": kind, "step": self.step, "t": round(time.perf_counter() - self.began, 4), **fields}
+        self.file.write(json.dumps(event) + "\n")
+
+    def kind_of(self, file: str) -> int:
+        """Return 0 for a file of a library, 1 for one of the user's elsewhere, 2 for one in the script's folder."""
+        kind = self.kinds.get(file)
+        if kind is None:
+            path = os.path.join(_getcwd(), file)
+            is_library = file.startswith("<") or path.startswith((*LIBRARIES, PACKAGE)) or "site-packages" in path
+            kind = self.kinds[file] = 0 if is_library else 1 + path.startswith(self.root + os.sep)
+        return kind
+
+    def user_line(self) -> str:
+        """Return file:line of the innermost frame in the script's folder, else of the innermost outside of libraries."""
+        frame: FrameType | None = sys._getframe(1)
+        other = ""
+        while frame:
+            kind = self.kind_of(frame.f_code.co_filename)
+            if kind == 2 or (kind == 1 and not other):
+                place = f"{os.path.join(_getcwd(), frame.f_code.co_filename)}:{frame.f_lineno}"
+                if kind == 2:
+                    return place
+                other = place
+            frame = frame.f_back
+        return other or "?"
+
+    def caller_is_outside(self, folder: str) -> bool:
+        """Return whether what called the function that calls this one is in no file of ``folder``."""
+        return not sys._getframe(2).f_code.co_filename.startswith(folder)
+
+
+trail = Trail()
+note = trail.note
+user_line = trail.user_line
