@@ -10,7 +10,7 @@ import shutil
 import sys
 
 NEEDED = ("torch", "torchvision", "line_profiler", "tensorboard", "yaml", "jsonargparse", "h5py", "psutil", "matplotlib")
-OPTIONAL = {"webdataset": "--loader shards", "nvidia.dali": "--loader dali", "pynvml": "--monitor on a GPU"}
+OPTIONAL = {"nvidia.dali": "--loader dali", "pynvml": "--monitor on a GPU"}
 
 
 def main() -> None:
