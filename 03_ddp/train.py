@@ -218,7 +218,7 @@ def save_checkpoint(file: Path, state: dict[str, Any]) -> None:
 
 def find_checkpoint(file: Path) -> Path | None:
     """Return the newest checkpoint that is complete and undamaged; None if there is none to continue from."""
-    damaged = []
+    damaged: list[Path] = []
     for found in filter(Path.exists, (file, file.with_suffix(".previous.pt"))):
         try:
             # torch.save writes a zip archive with a checksum of each part. torch.load does not compare the checksums.

@@ -1,12 +1,13 @@
 """What a device does not have, and flags that do not fit together, are refused here: with one line, before the run."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from workshop.errors import UserError, first_on_node, warn
 from workshop.hardware import emulates
 
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 NEED_NBODY = ("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
 
 
@@ -32,14 +33,14 @@ def check_volumes(flags: Any) -> None:  # noqa: ANN401
         )
 
 
-def choose_precision(precision: str, device: torch.device) -> str:
+def choose_precision(precision: Precision, device: torch.device) -> Precision:
     """Return the number format to compute in: for "auto" bf16 where the device computes in it, else fp32.
 
     Raises `UserError` if ``device`` lacks the format that was asked for. A format that a CPU emulates gives a warning.
     """
     ampere = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     if precision == "auto":
-        chosen = "bf16" if ampere or (device.type == "cpu" and not emulates(device, "bf16")) else "fp32"
+        chosen: Precision = "bf16" if ampere or (device.type == "cpu" and not emulates(device, "bf16")) else "fp32"
         if first_on_node():
             reason = "computes" if chosen == "bf16" else "does not compute"
             print(f"--precision auto: {chosen}, because {name_of(device)} {reason} in bf16 by itself", flush=True)

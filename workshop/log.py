@@ -200,7 +200,7 @@ class RunLogger:
 
     def mfu(self, samples_per_second: float) -> float | None:
         """Return the utilization at a throughput of all ranks together; None if it is not measured."""
-        return self.utilization and self.utilization.mfu(samples_per_second / self.world_size)
+        return None if self.utilization is None else self.utilization.mfu(samples_per_second / self.world_size)
 
     def _add(self, group: str, values: dict[str, float | None], step: int) -> None:
         """Add a point to each of a group of TensorBoard curves; None is no point."""
