@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,29 +12,28 @@ from torch import nn
 from lab.launching import load_script
 from lab.process_group import process_group
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
+from workshop.paths import REPOSITORY
 
-LESSON = load_script(Path(sys.argv[1]))
+LESSON = load_script(REPOSITORY / "05_fully_sharded")
+DDP_LESSON = load_script(REPOSITORY / "04_mixed_precision")
 CPU = torch.device("cpu")
 GLOBAL_BATCH, STEPS, VAL_SAMPLES = 20, 4, 61
 VIT = {"vit_width": 16, "vit_depth": 3, "lr": 0.01}
 VOLUMES = {"dataset": "nbody", "crop_size": 8}
-UNET = {**VOLUMES, "model": "unet3d", "unet_width": 4, "unet_depth": 2, "lr": 0.01}
 SGD = {**VIT, "optimizer": "sgd"}
 VARIANTS = {
-    "vit": VIT,
+    "blocks": VIT,
     "keep": VIT | {"shard": "keep"},
     "root": VIT | {"shard": "root"},
-    "checkpointing": VIT | {"activation_checkpointing": True},
+    "recomputed": VIT | {"activation_checkpointing": True},
     "accumulate": VIT | {"accumulate": 4},
+    "clipped": SGD | {"max_grad_norm": 0.1},
     "fused": VIT | {"fused": True},
     "all at once": VIT | {"activation_checkpointing": True, "accumulate": 3, "fused": True, "shard": "keep"},
     "bf16": VIT | {"precision": "bf16"},
-    "fp16": VIT | {"precision": "fp16"},
-    "sgd": SGD,
-    "clipped": SGD | {"max_grad_norm": 0.1},
     "fp16, clipped": SGD | {"precision": "fp16", "max_grad_norm": 0.1},
     "volumes": {**VOLUMES, "model": "vit", "vit_patch": 4, **VIT},
-    "unet3d": UNET | {"shard": "root"},
+    "unet3d": {**VOLUMES, "model": "unet3d", "unet_width": 4, "unet_depth": 2, "lr": 0.01, "shard": "root"},
     "cnn": {"model": "mnist_cnn", "dropout": False, "shard": "root"},
 }
 
@@ -64,7 +62,7 @@ def samples(dataset: str, number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train_sharded(config: Any, rank: int, world_size: int) -> dict:  # noqa: ANN401
-    """Return what lesson 05 finds: the losses of all steps over all ranks, then that of the validation samples."""
+    """Return the losses of all steps over all ranks, then loss and accuracy of the validation samples."""
     torch.manual_seed(config.seed + rank)
     model = LESSON.shard_model(config, rank, CPU, world_size)
     optimizer = LESSON.make_optimizer(config, model)
@@ -74,11 +72,28 @@ def train_sharded(config: Any, rank: int, world_size: int) -> dict:  # noqa: ANN
         loss = LESSON.train_step(config, model, optimizer, scaler, inputs, targets)
         dist.all_reduce(loss)
         losses.append(loss.item() / world_size)
-    validation = Batches(*samples(config.dataset, VAL_SAMPLES), rank, world_size)
-    assert config.dataset == "nbody" or len(validation) == (4 if rank == 0 else 3), "not a rank with a batch less"
-    val_loss, _ = LESSON.evaluate(config, model, validation, CPU)
+    val_loss, accuracy = LESSON.evaluate(
+        config, model, Batches(*samples(config.dataset, VAL_SAMPLES), rank, world_size), CPU
+    )
     stored = sum(weight.to_local().numel() for group in optimizer.param_groups for weight in group["params"])
-    return {"losses": [*losses, val_loss], "stored": stored}
+    return {"losses": [*losses, val_loss], "accuracy": accuracy, "stored": stored}
+
+
+def train_ddp(config: Any, rank: int, world_size: int) -> list[float]:  # noqa: ANN401
+    """Return the losses of lesson 04's training step with DDP."""
+    torch.manual_seed(config.seed)
+    flags = {"model": "vit", "vit_width": config.vit_width, "vit_depth": config.vit_depth, "lr": config.lr}
+    own = DDP_LESSON.Config(**flags, precision="fp32")
+    model = DDP_LESSON.make_model(own)
+    ddp_model = nn.parallel.DistributedDataParallel(model)
+    optimizer = DDP_LESSON.make_optimizer(own, model)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    losses = []
+    for inputs, targets in Batches(*samples(config.dataset, GLOBAL_BATCH * STEPS), rank, world_size):
+        loss = DDP_LESSON.train_step(own, ddp_model, optimizer, scaler, inputs, targets).detach()
+        dist.all_reduce(loss)
+        losses.append(loss.item() / world_size)
+    return losses
 
 
 def train_plain(config: Any) -> dict:  # noqa: ANN401
@@ -98,17 +113,21 @@ def train_plain(config: Any) -> dict:  # noqa: ANN401
     model.eval()
     with torch.no_grad():
         inputs, targets = samples(config.dataset, VAL_SAMPLES)
-        losses.append(LESSON.loss_function(model(inputs), targets).item())
-    return {"losses": losses, "stored": sum(weight.numel() for weight in model.parameters())}
+        outputs = model(inputs)
+        losses.append(LESSON.loss_function(outputs, targets).item())
+    accuracy = None if config.dataset == "nbody" else (outputs.argmax(dim=1) == targets).double().mean().item()
+    stored = sum(weight.numel() for weight in model.parameters())
+    return {"losses": losses, "accuracy": accuracy, "stored": stored}
 
 
 def main() -> None:
-    """Train every variant sharded and plain."""
-    found = {}
+    """Train every variant that the command line names, sharded and plain; and the first one with DDP."""
+    found: dict[str, Any] = {}
     with process_group() as (rank, world_size, _):
-        for name, flags in VARIANTS.items():
-            config = LESSON.Config(**flags)
+        for name in sys.argv[1:]:
+            config = LESSON.Config(**VARIANTS[name])
             found[name] = {"sharded": train_sharded(config, rank, world_size), "plain": train_plain(config)}
+        found["DDP"] = train_ddp(LESSON.Config(**VIT), rank, world_size)
     if rank == 0:
         print(json.dumps(found))
 
