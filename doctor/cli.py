@@ -1,31 +1,271 @@
-"""The command line."""
+"""Run a training script, unchanged, as several ranks on this machine's CPUs, and report its silent faults.
+
+    python -m doctor train.py --epochs 2             as two ranks on one node; no GPU, no change of the script
+    python -m doctor --thorough train.py --epochs 2  also as two nodes, with uneven data, stopped and resumed, and more
+
+Every pass of a loader ends after some batches, the last one always among them, so that epochs, validation and
+checkpoints come soon. Let the script train for two epochs. What it writes goes into a folder of the doctor's, which is
+removed.
+Exit status: 0 if no fault was found, 1 if one was, 2 if nothing can be said (wrong arguments, the script failed).
+"""
 
 import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from . import report
-from .checks import judge
-from .events import read
+from .checks import Diagnosis, judge
+from .events import Run, read
 from .launch import LAUNCHERS, Plan, guess_launcher, run
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="doctor", description=__doc__)
-    parser.add_argument("--nproc", type=int, default=2)
-    parser.add_argument("--launcher", choices=("auto", *LAUNCHERS), default="auto")
-    parser.add_argument("--seconds", type=float, default=180)
-    parser.add_argument("--logs")
-    parser.add_argument("script")
-    parser.add_argument("args", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
-    script = Path(options.script).absolute()
-    launcher, flag = guess_launcher(script)
-    scratch = Path(options.logs or tempfile.mkdtemp(prefix="doctor_")).absolute()
-    plan = Plan(script, options.args, launcher=launcher if options.launcher == "auto" else options.launcher, ranks=options.nproc, local_rank_flag=flag, seconds=options.seconds)
-    run(plan, scratch)
-    runs = [read(scratch)]
-    diagnosis = judge(runs)
-    print(report.text(runs, diagnosis), diagnosis.broken)
-    return 1 if diagnosis.faults else 0
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the arguments; those after the script are the script's own."""
+    it = argparse.ArgumentParser(
+        prog="doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python -m doctor [options] SCRIPT [its arguments]",
+    )
+    add = it.add_argument
+    add("script", metavar="SCRIPT", nargs="?", help="the training script")
+    add(
+        "args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments; {rank} stands for the number of the rank"
+    )
+    how = it.add_argument_group("how it is run")
+    add = how.add_argument
+    add("--nproc", type=int, default=2, help="ranks on each node (default: 2)")
+    add("--nodes", type=int, default=1, help="nodes that are emulated, each with its own local ranks (default: 1)")
+    add(
+        "--launcher",
+        choices=("auto", *LAUNCHERS),
+        default="auto",
+        help="how ranks are started: as by torchrun, as by srun, by the script itself (spawn), or a single process "
+        "(default: guessed from the script)",
+    )
+    add(
+        "--cpu", action="store_true", help="let the script see that there is no GPU; default: it sees one for each rank"
+    )
+    add("--on_gpus", action="store_true", help="run on this machine's GPUs")
+    add("--batches", type=int, default=8, help="batches of each pass of a loader (default: 8)")
+    add("--full", action="store_true", help="whole passes: for scripts that count on len(loader) batches")
+    add("--steps", type=int, default=100, help="updates after which the run is ended (default: 100)")
+    add("--seconds", type=float, default=180, help="time limit of each run (default: 180)")
+    add("--preload", metavar="FILE", help="Python file to run in each process before the script, such as small data")
+    add("--no_redirect", action="store_true", help="let the script write where it wants to")
+    provoke = it.add_argument_group("provocations: a further run each")
+    add = provoke.add_argument
+    add("--thorough", action="store_true", help="all of them")
+    add("--uneven", action="store_true", help="data sets of sizes that cannot be shared evenly")
+    add("--two_nodes", action="store_true", help="two nodes of one rank, so that the local rank is 0 everywhere")
+    add(
+        "--resume",
+        metavar="ARGS",
+        nargs="?",
+        const="",
+        help="stopped after its first checkpoint, then run again; ARGS are "
+        "the arguments that make it resume, in one string, if it needs any",
+    )
+    add("--nan", action="store_true", help="one input on one rank is not a number")
+    add("--one_rank", action="store_true", help="one rank instead of several")
+    add("--workers", action="store_true", help="loaders with two workers, or with none if they have some")
+    out = it.add_argument_group("report")
+    add = out.add_argument
+    add("--json", action="store_true", help="print the report for programs")
+    add("--report", metavar="FILE", help="write it to a file too: Markdown, or HTML if the name ends with .html")
+    add("--keep", metavar="FOLDER", help="keep the events, the output and the files of the runs in this new folder")
+    add("--reread", metavar="FOLDER", help="judge the runs in this folder again, without a script")
+    return it
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, judge, report; return the exit status."""
+    options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all ranks are ended
+    with contextlib.ExitStack() as stack:
+        try:
+            if options.reread:
+                runs = [
+                    read(folder)
+                    for folder in sorted(Path(options.reread).glob("run*"))
+                    if (folder / "run.json").is_file()
+                ]
+                refuse(not runs, f"{options.reread} has no runs in it: name a folder that --keep made")
+            else:
+                plan = make_plan(options)
+                folder = working_folder(options, stack)
+                runs = list(run_all(options, plan, folder))
+            return tell(options, runs)
+        except KeyboardInterrupt:
+            print("\ndoctor: interrupted; all ranks are ended", file=sys.stderr)
+            return 130
+        except OSError as error:
+            refuse(True, str(error))
+            raise
+
+
+def refuse(wrong: bool, message: str) -> None:
+    """End with exit status 2 and one line if something is wrong with the arguments."""
+    if wrong:
+        print(f"doctor: error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def make_plan(options: argparse.Namespace) -> Plan:
+    """Return the ordinary run that the arguments ask for."""
+    refuse(options.script is None, "name a training script; --help shows the options")
+    script = Path(os.path.abspath(options.script))
+    refuse(not script.is_file(), f"there is no script {options.script}")
+    for name in ("nproc", "nodes", "steps", "seconds", "batches"):
+        refuse(getattr(options, name) <= 0, f"--{name} must be larger than 0")
+    refuse(options.cpu and options.on_gpus, "--cpu and --on_gpus exclude each other")
+    refuse(
+        bool(options.preload) and not Path(options.preload).is_file(), f"there is no file {options.preload} (--preload)"
+    )
+    refuse(options.batches < 2, "--batches must be at least 2: the first and the last")
+    guessed, flag = guess_launcher(script)
+    settings = {
+        "batches": 0 if options.full else options.batches,
+        "steps": options.steps,
+        "redirect": not options.no_redirect,
+        "preload": os.path.abspath(options.preload) if options.preload else "",
+    }
+    return Plan(
+        script,
+        options.args,
+        launcher=guessed if options.launcher == "auto" else options.launcher,
+        ranks=options.nproc * options.nodes,
+        nodes=options.nodes,
+        local_rank_flag=flag,
+        seconds=options.seconds,
+        gpus="real" if options.on_gpus else "none" if options.cpu else "standin",
+        settings=settings,
+    )
+
+
+def working_folder(options: argparse.Namespace, stack: contextlib.ExitStack) -> Path:
+    """Return the folder for the runs, which is removed at the end unless it is to be kept."""
+    if options.keep:
+        folder = Path(os.path.abspath(options.keep))
+        refuse(folder.exists() and bool(list(folder.iterdir())), f"--keep {options.keep} is not empty")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    folder = Path(tempfile.mkdtemp(prefix="doctor_"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+class Progress:
+    """Shows how far a run is, in one line of a terminal."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.last = name, ""
+
+    def __call__(self, state: str) -> None:
+        """Show the state, such as "12 s, 30 updates"."""
+        if sys.stderr.isatty() and state != self.last:
+            self.last = state
+            print(f"\r\033[Kdoctor: {self.name}: {state}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Remove the line."""
+        if self.last:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def run_once(plan: Plan, folder: Path) -> Run:
+    """Run a script as planned, and return its events."""
+    folder.mkdir(exist_ok=True)
+    progress = Progress(f"{plan.script.name}{' ' + plan.name if plan.name else ''}")
+    try:
+        run(plan, folder, progress)
+    finally:
+        progress.close()
+    return read(folder)
+
+
+def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[Run]:
+    """Yield the ordinary run, then those under provocations."""
+    usual = run_once(plan, folder / "run0")
+    better = other_launcher(usual, plan)
+    if options.launcher == "auto" and better:
+        shutil.rmtree(folder / "run0")
+        plan = replace(plan, launcher=better)
+        usual = run_once(plan, folder / "run0")
+    yield usual
+    if not usual.any("update"):
+        return
+    for number, provoked in enumerate(provocations(options, plan, usual), start=1):
+        yield run_once(provoked, folder / f"run{number}")
+    if options.resume is not None or options.thorough:
+        yield from stop_and_resume(options, plan, usual, folder / "run9")
+
+
+def other_launcher(usual: Run, plan: Plan) -> str:
+    """Return how the script should have been started, if the guess was wrong."""
+    if usual.launch.ended == "spawn":
+        return "spawn"
+    alone = usual.world == 1 and plan.ranks > 1 and plan.launcher in ("torchrun", "srun")
+    return "single" if alone and usual.any("update") else ""
+
+
+def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterator[Plan]:
+    """Yield the further runs that were asked for."""
+
+    def provoked(name: str, compared: str = "", **changes: object) -> Plan:
+        fields = {key: value for key, value in changes.items() if hasattr(plan, key)}
+        settings = {key: value for key, value in changes.items() if not hasattr(plan, key)}
+        return replace(plan, name=name, compared=compared, settings=plan.settings | settings, **fields)
+
+    several = usual.world > 1
+    if options.uneven or options.thorough:
+        yield provoked("with uneven data", uneven=True)
+    if (options.two_nodes or options.thorough) and several and plan.nodes == 1 and plan.launcher != "spawn":
+        yield provoked("as on two nodes", ranks=2, nodes=2)
+    if (options.nan or options.thorough) and several:
+        yield provoked("with a NaN on rank 1", nan_rank=1)
+    if (options.one_rank or options.thorough) and several:
+        yield provoked("on one rank", "other_ranks", ranks=1, nodes=1)
+    if options.workers or options.thorough:
+        has_workers = usual.any("loader") and any(e["workers"] for e in usual.first.all("loader"))
+        yield provoked(
+            "without workers" if has_workers else "with two workers", "other_workers", workers=0 if has_workers else 2
+        )
+
+
+def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder: Path) -> Iterator[Run]:
+    """Yield a run that is stopped after its first checkpoint, and one that finds what the first has written."""
+    updates = len(usual.first.all("update"))
+    saves = [e["step"] for rank in usual.ranks for e in rank.events if e["e"] in ("save", "sharded_save")]
+    after = min((step for step in saves if 0 < step < updates), default=updates // 2) + 1
+    if after > updates:
+        return
+    yield run_once(replace(plan, name="stopped", settings=plan.settings | {"stop_after": after}), folder)
+    args = [*plan.args, *shlex.split(options.resume or "")]
+    yield run_once(replace(plan, name="stopped and resumed", compared="resumed", args=args), folder)
+
+
+def tell(options: argparse.Namespace, runs: list[Run]) -> int:
+    """Print the report, write it to files, and return the exit status."""
+    usual = runs[0]
+    silent = not usual.ranks or not usual.any("update")
+    diagnosis = Diagnosis() if silent else judge(runs)
+    failed = bool(report.errors(usual)) or any(status for status in usual.launch.statuses if status is not None)
+    status = 1 if diagnosis.faults else 2 if silent or failed else 0
+    if options.json:
+        print(report.as_json(runs, diagnosis, status))
+    elif silent:
+        print(report.silent(usual))
+    else:
+        print(report.text(runs, diagnosis))
+    if options.report:
+        Path(options.report).write_text(report.page(report.text(runs, diagnosis), options.report.endswith(".html")))
+    return status

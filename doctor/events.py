@@ -3,35 +3,44 @@
 Each process writes one JSON object per event. All have ``e`` (the kind), ``step`` (updates before it) and ``t``
 (seconds); ``at`` is a line of the user's, as file:line. Numbers of samples are in files beside the events.
 
-| kind | written | fields |
-|---|---|---|
-| process | first, in each process | pid, parent, rank (variable RANK), argv |
-| init | a process group was made | rank, world_size, seed |
-| spawn | `mp.spawn` is called | |
-| loader | a `DataLoader` was made | loader (its line and number), workers, persistent, sampler, batch_size, drop_last, iterable, dataset (class) |
-| dataset | a data set is seen first | dataset (number), cls, size, file (of a subset: its samples), objects (longest list in it) |
-| pass | a pass of a loader begins | loader, workers; of a data set with numbers: dataset, base (the one below subsets), batches, file |
-| batch | a loader gave a batch | loader, wait (seconds) |
-| fetch | first batches of a process | worker (number, null: none), count, dataset (class), used (random generators and their states before) |
-| model | a model is called first | model (number), cls, parameters, sharded, fsdp1, mesh_dims, local_norms |
-| ddp | DistributedDataParallel was made | cls, frozen (number of parameters) |
-| forward | a model was called | model, cls, train, grad, loader (of the last batch), random_layers, rows (one number per input sample), samples, rng, buffers; ddp, sync, or inside (line where the DDP was made, that has this module) |
-| dropout | the first dropout in training | p |
-| gradients | before an update | optimizer, count, closure, gradients and weights (name: sum, sum of absolute values), lr, state (entries), dtypes |
-| update | after an update | optimizer, parameters, foreign (not of a model that was called), backwards (lines), kept_gradients, factors (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at; low_same, low_all (weights in 16 bits) |
-| clip | gradients are clipped | scaled, plain (no sharded tensors) |
-| collective | one is called, outside of models and torch | name, size, everyone (the default group) |
-| join | uneven numbers of steps are expected | |
-| write | the script writes a file, once each | file, how, existed |
-| program | the script starts a program | name |
-| save, load | torch.save, torch.load | file; tensors, shards, wrapped (names that begin with module.), parts (optimizer, scheduler, scaler) |
-| trainable | at the end, for each model | model, parameters, orphans (in no optimizer), orphans_with_gradient |
-| schedule | at the end, for each scheduler | cls, steps (taken), length (it is made for) |
-| error | the process ends with an exception | type, text, inner (innermost line) |
-| end | | how: end, error, enough (updates), stopped |
-| doctor_failed | the doctor itself | text |
+    process     first in each process: pid, parent, rank (variable RANK), argv
+    init        a process group was made: rank, world_size, seed
+    spawn       mp.spawn is called
+    loader      a DataLoader was made: loader (its line and number), workers, persistent, sampler, batch_size,
+                drop_last, iterable, dataset (class)
+    dataset     a data set is seen first: dataset (number), cls, size, file (of a subset: its samples), objects (length
+                and name of the longest list in it)
+    pass        a pass of a loader begins: loader, workers; if the samples have numbers: dataset, base (the data set
+                below all subsets), batches, file
+    batch       a loader gave a batch: loader, wait (seconds)
+    fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
+                the states that they had before)
+    model       a model is called first: model (number), cls, parameters, sharded, fsdp1, mesh_dims, local_norms
+    ddp         DistributedDataParallel was made: cls, frozen (number of parameters)
+    forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
+                and batch norm in training mode), samples, rows (a number for each input sample), rng, buffers; ddp and
+                sync, or inside (line of the DistributedDataParallel that has this module)
+    dropout     the first dropout in training: p
+    gradients   before an update: optimizer, count, closure, gradients and weights (name: sum, sum of absolute values),
+                lr, state (number of entries), dtypes
+    update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
+                kept_gradients, factors (line, samples, weight of a sample), waits (line and operation: count), graphs,
+                graph_at, low_same and low_all (numbers of weights in 16 bits that stayed, and all of them)
+    clip        gradients are clipped: scaled, plain (no sharded tensors)
+    collective  one is called, outside of models and of torch: name, size, everyone (in the default group)
+    join        Join: uneven numbers of steps are expected
+    write       the script writes a file, once each: file, how, existed
+    program     the script starts a program: name
+    save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), parts
+                (optimizer, scheduler, scaler)
+    trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
+    schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for)
+    error       an exception ends the process: type, text, inner (innermost line)
+    end         how: end, error, enough, stopped, spawn
+    doctor_failed   the doctor itself: text
 """
 
+import contextlib
 import json
 from array import array
 from collections import Counter, defaultdict
@@ -65,17 +74,25 @@ class Launch:
     """folder of the script"""
     name: str = ""
     """what is different from an ordinary run, such as "as on two nodes" """
+    compared: str = ""
+    """for which comparison this is the second run: resumed, other_ranks or other_workers"""
     world_size: int = 2
     nodes: int = 1
-    standin: bool = True
-    full: bool = False
+    gpus: str = "standin"
+    """standin, real, or none"""
     seconds: float = 0.0
     statuses: list[int | None] = field(default_factory=list)
     """exit status of each process that was started; None: ended by the doctor"""
     ended: str = "end"
-    """end, enough (updates), stopped, time (limit), lost (a rank ended, others did not), interrupted"""
+    """end, enough (updates), stopped, spawn (the script starts its ranks itself), time (limit), hang,
+    lost (a rank ended, others did not)"""
     stuck: dict[int, str] = field(default_factory=dict)
-    """by the numbers of processes, not ranks: where they stood when a hanging run was ended"""
+    """by the ids of processes: where they stood when a hanging run was ended"""
+
+    @property
+    def standin(self) -> bool:
+        """Whether CPUs stood in for GPUs."""
+        return self.gpus == "standin"
 
 
 @dataclass
@@ -88,6 +105,8 @@ class Run:
     """events of processes that are no ranks"""
     samples: dict[str, list[int]] = field(default_factory=dict)
     """the contents of the files with numbers of samples"""
+    output: str = ""
+    """the end of what rank 0 printed, or of what a process that failed printed"""
 
     @property
     def world(self) -> int:
@@ -190,21 +209,27 @@ def read(scratch: Path) -> Run:
             rank = parents.get(events[0]["parent"]) if events else None
             (rank.workers if rank else others).extend(e | {"pid": pid} for e in events)
     ranks.sort(key=lambda rank: rank.number)
-    return Run(launch, _alone(ranks), others, samples)
+    return Run(launch, _alone(ranks), others, samples, _output(scratch, launch))
+
+
+def _output(scratch: Path, launch: Launch) -> str:
+    failed = [number for number, status in enumerate(launch.statuses) if status]
+    file = scratch / f"rank{failed[0] if failed else 0}.out"
+    return file.read_text(errors="replace")[-3000:] if file.exists() else ""
 
 
 def _alone(ranks: list[Rank]) -> list[Rank]:
-    """Return rank 0 alone if no process joined the others: the script is one for a single process."""
-    return ranks if any(rank.all("init") for rank in ranks) else ranks[:1]
+    """Return one rank of each number, and rank 0 alone if it has joined no others: a script for one process."""
+    joined = any(e["world_size"] > 1 for rank in ranks for e in rank.all("init"))
+    numbers = {rank.number: rank for rank in reversed(ranks)}
+    return [numbers[number] for number in sorted(numbers)] if joined else ranks[:1]
 
 
 def _events_in(file: Path) -> list[Event]:
     events = []
     for line in file.read_text(errors="replace").splitlines():
-        try:
+        with contextlib.suppress(ValueError):  # the process was killed while it wrote this line
             events.append(json.loads(line))
-        except ValueError:  # the process was killed while it wrote this line
-            pass
     return events
 
 

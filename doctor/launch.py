@@ -22,6 +22,12 @@ HOOK = Path(__file__).resolve().parent / "hook"
 PACKAGE = HOOK.parent
 GRACE = 20.0
 """seconds that the other ranks have to end, after one has ended"""
+IDLE = 15.0
+"""seconds without an event and without computing, after which a run counts as hanging"""
+PARALLEL = (
+    r"init_process_group|torch\.distributed|torchrun|\bspawn\(|accelerate|lightning|ignite|deepspeed|horovod|RANK"
+)
+"""what a script for several ranks has somewhere"""
 LAUNCHERS = ("torchrun", "srun", "spawn", "single")
 
 
@@ -36,16 +42,19 @@ class Plan:
     nodes: int = 1
     local_rank_flag: bool = False
     seconds: float = 180.0
-    on_gpus: bool = False
+    gpus: str = "standin"
+    """standin, real, or none"""
     name: str = ""
+    compared: str = ""
     settings: dict = field(default_factory=dict)
     """further fields of `Settings`"""
-    show: bool = False
 
 
 def guess_launcher(script: Path) -> tuple[str, bool]:
     """Return how a script is meant to be started, from its text; and whether it wants the flag ``--local_rank``."""
     text = script.read_text(errors="replace")
+    if not re.search(PARALLEL, "".join(file.read_text(errors="replace") for file in nearby(script))):
+        return "single", False
     starts_itself = re.search(r"\bspawn\(|start_processes\(", text)
     reads_torchrun = re.search(r"""["'](LOCAL_)?RANK["']""", text)
     if starts_itself and not reads_torchrun:
@@ -54,6 +63,15 @@ def guess_launcher(script: Path) -> tuple[str, bool]:
         return "srun", False
     wants_flag = re.search(r"""["']--local[_-]rank["']""", text) and "LOCAL_RANK" not in text
     return "torchrun", bool(wants_flag)
+
+
+def nearby(script: Path) -> list[Path]:
+    """Return the script, and the files beside it that it names in its imports."""
+    text = script.read_text(errors="replace")
+    names = set(re.findall(r"^\s*(?:from|import)\s+\.?(\w+)", text, flags=re.MULTILINE))
+    files = [script.parent / f"{name}.py" for name in sorted(names)]
+    files += [file for name in sorted(names) for file in sorted((script.parent / name).glob("*.py"))[:50]]
+    return [script, *(file for file in files if file.is_file() and file != script)]
 
 
 def free_port() -> int:
@@ -78,20 +96,39 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
         "TMPDIR": f"{settings.scratch}/tmp",
         "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1"),
     }
-    if not plan.on_gpus:
+    if plan.gpus != "real":
         env["CUDA_VISIBLE_DEVICES"] = ""
     if plan.launcher in ("torchrun", "srun"):
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(settings.port), "WORLD_SIZE": str(world)}
     if plan.launcher == "torchrun":
-        env |= {"RANK": str(rank), "LOCAL_RANK": str(local["rank"]), "LOCAL_WORLD_SIZE": str(per_node),
-                "GROUP_RANK": str(local["node"]), "GROUP_WORLD_SIZE": str(plan.nodes), "ROLE_RANK": str(rank),
-                "ROLE_WORLD_SIZE": str(world), "TORCHELASTIC_RUN_ID": "doctor", "NODE_RANK": str(local["node"])}  # fmt: skip
+        env |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local["rank"]),
+            "LOCAL_WORLD_SIZE": str(per_node),
+            "GROUP_RANK": str(local["node"]),
+            "GROUP_WORLD_SIZE": str(plan.nodes),
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": str(world),
+            "TORCHELASTIC_RUN_ID": "doctor",
+            "NODE_RANK": str(local["node"]),
+        }
     if plan.launcher == "srun":
-        env |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local["rank"]), "SLURM_NODEID": str(local["node"]),
-                "SLURM_NTASKS": str(world), "SLURM_NPROCS": str(world), "SLURM_STEP_NUM_TASKS": str(world),
-                "SLURM_NNODES": str(plan.nodes), "SLURM_JOB_NUM_NODES": str(plan.nodes), "SLURM_JOB_ID": "1",
-                "SLURM_GPUS_ON_NODE": str(per_node), "SLURM_NTASKS_PER_NODE": str(per_node),
-                "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NODELIST": "localhost", "SLURM_NODELIST": "localhost"}  # fmt: skip
+        env |= {
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(local["rank"]),
+            "SLURM_NODEID": str(local["node"]),
+            "SLURM_NTASKS": str(world),
+            "SLURM_NPROCS": str(world),
+            "SLURM_STEP_NUM_TASKS": str(world),
+            "SLURM_NNODES": str(plan.nodes),
+            "SLURM_JOB_NUM_NODES": str(plan.nodes),
+            "SLURM_JOB_ID": "1",
+            "SLURM_GPUS_ON_NODE": str(per_node),
+            "SLURM_NTASKS_PER_NODE": str(per_node),
+            "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_JOB_NODELIST": "localhost",
+            "SLURM_NODELIST": "localhost",
+        }
     return env
 
 
@@ -106,15 +143,24 @@ class Ranks:
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.logs = Path(settings.logs)
+        self.expected = 1 if plan.launcher == "single" else plan.ranks
         self.processes: list[subprocess.Popen] = []
         for rank in range(1 if plan.launcher in ("spawn", "single") else plan.ranks):
             args = [f"--local_rank={rank % (plan.ranks // plan.nodes)}"] if plan.local_rank_flag else []
             args += [arg.replace("{rank}", str(rank)) for arg in plan.args]
             with open(settings.scratch + f"/rank{rank}.out", "wb") as out:
                 command = [sys.executable, str(plan.script), *args]
-                self.processes.append(subprocess.Popen(
-                    command, env=environment(plan, rank, settings), stdout=out, stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_parent))  # fmt: skip
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=environment(plan, rank, settings),
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                        preexec_fn=end_with_parent,
+                    )
+                )
 
     def alive(self) -> list[int]:
         """Return the numbers of the processes that are running."""
@@ -123,6 +169,16 @@ class Ranks:
     def waiting(self) -> list[Path]:
         """Return the marks of ranks that wait for the end."""
         return list(self.logs.glob("*.waits"))
+
+    def activity(self) -> tuple[int, float]:
+        """Return the size of all events so far, and the CPU seconds of all processes (rounded; on Linux)."""
+        size = sum(file.stat().st_size for file in self.logs.glob("*.jsonl"))
+        ticks = 0
+        for file in self.logs.glob("*.jsonl"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = Path(f"/proc/{file.stem}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return size, round(ticks / os.sysconf("SC_CLK_TCK"))
 
     def stacks(self) -> dict[int, str]:
         """Return where the processes stand: of each, the lines of its stack, innermost first."""
@@ -163,15 +219,28 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
     for name in ("logs", "tmp"):
         shutil.rmtree(scratch / name, ignore_errors=True)
         (scratch / name).mkdir(parents=True)
-    settings = Settings(scratch=str(scratch), root=str(plan.script.parent), world_size=plan.ranks, port=free_port(),
-                        standin=not plan.on_gpus, **plan.settings)  # fmt: skip
-    launch = Launch(script=str(plan.script), root=str(plan.script.parent), name=plan.name, world_size=plan.ranks,
-                    nodes=plan.nodes, standin=settings.standin, full=not settings.batches)  # fmt: skip
+    settings = Settings(
+        scratch=str(scratch),
+        root=str(plan.script.parent),
+        world_size=plan.ranks,
+        port=free_port(),
+        standin=plan.gpus == "standin",
+        **plan.settings,
+    )
+    launch = Launch(
+        script=str(plan.script),
+        root=str(plan.script.parent),
+        name=plan.name,
+        world_size=plan.ranks,
+        nodes=plan.nodes,
+        gpus=plan.gpus,
+        compared=plan.compared,
+    )
     began = time.monotonic()
     ranks = Ranks(plan, settings)
     try:
         launch.ended = watch(ranks, plan.seconds, progress)
-        if launch.ended in ("time", "lost"):
+        if launch.ended in ("time", "lost", "hang"):
             launch.stuck = {pid: place for pid, stack in ranks.stacks().items() if (place := standing(stack))}
     finally:
         launch.statuses = ranks.kill()
@@ -182,24 +251,32 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
 
 def watch(ranks: Ranks, seconds: float, progress: Callable[[str], None]) -> str:
     """Wait until a run has ended, or must be ended; return why."""
-    began, first_end, first_wait = time.monotonic(), 0.0, 0.0
+    began = moved = time.monotonic()
+    first_end = first_wait = 0.0
+    activity = ranks.activity()
+    can_see_idle = Path("/proc/self/stat").exists()
     while True:
         time.sleep(0.1)
         now = time.monotonic()
-        progress(f"{now - began:.0f} s, {updates_so_far(ranks.logs)} updates")
-        alive = ranks.alive()
+        steps = updates_so_far(ranks.logs)
+        progress(f"{now - began:.0f} s, {steps} updates")
+        alive, waiting = ranks.alive(), ranks.waiting()
         if not alive:
             return "end"
-        if waiting := ranks.waiting():
+        if waiting:
             first_wait = first_wait or now
-            if now - first_wait > (1.0 if len(waiting) >= len(alive) else 8.0):
-                return waiting[0].read_text()
+            if now - first_wait > (1.0 if len(waiting) >= ranks.expected else 8.0):
+                return waiting[0].read_text() or "enough"
         if len(alive) < len(ranks.processes):
             first_end = first_end or now
             if now - first_end > GRACE:
                 return "lost"
         if now - began > seconds:
             return "time"
+        if activity != (activity := ranks.activity()):
+            moved = now
+        elif can_see_idle and steps and not waiting and now - moved > IDLE:
+            return "hang"
 
 
 def updates_so_far(logs: Path) -> int:
@@ -215,6 +292,9 @@ def updates_so_far(logs: Path) -> int:
 def standing(stack: str) -> str:
     """Return from faulthandler's text of a stack: the user's innermost line, and the innermost function."""
     frames = re.findall(r'File "(.*)", line (\d+) in (\S+)', stack)
-    users = [f"{file}:{line}" for file, line, _ in frames
-             if "site-packages" not in file and "/lib/python" not in file and not file.startswith((str(PACKAGE), "<"))]  # fmt: skip
+    users = [
+        f"{file}:{line}"
+        for file, line, _ in frames
+        if "site-packages" not in file and "/lib/python" not in file and not file.startswith((str(PACKAGE), "<"))
+    ]
     return f"{users[0]} in {frames[0][2]}" if users else ""

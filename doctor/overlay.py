@@ -4,8 +4,10 @@ A file that the script would write at /home/me/model.pt is written at SCRATCH/fi
 it finds it there. A file that it would remove gets a mark below SCRATCH/removed instead. This holds for what Python's
 own functions open, so not for libraries that open files in C (HDF5, safetensors) nor for other programs: see README.
 """
+# ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import builtins
+import contextlib
 import functools
 import io
 import os
@@ -15,11 +17,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import settings
-from .trail import note, user_line
+from .trail import note, trail, user_line
 
 EXEMPT = ("/dev/", "/proc/", "/sys/")
-READERS = "stat lstat access readlink chdir statvfs pathconf getxattr listxattr".split()
-CHANGERS = "chmod lchmod chown lchown utime truncate setxattr removexattr chflags".split()
+READERS = ["stat", "lstat", "access", "readlink", "chdir", "statvfs", "pathconf", "getxattr", "listxattr"]
+CHANGERS = ["chmod", "lchmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr", "chflags"]
 own: dict[str, Callable[..., Any]] = {}
 """the functions of `os` and `shutil` as they were"""
 
@@ -33,7 +35,7 @@ class Overlay:
         self.removed = f"{scratch}/removed"
         self.noted: set[str] = set()
 
-    def original(self, path: Any) -> str | None:  # noqa: ANN401
+    def original(self, path: Any) -> str | None:
         """Return the absolute path that the script means; None if it is not redirected (a descriptor, a device)."""
         if not isinstance(path, str | bytes | os.PathLike):
             return None
@@ -56,7 +58,7 @@ class Overlay:
         """Return whether there is a file or folder of the user's that the script has not removed."""
         return _exists(full) and not self.is_removed(full)
 
-    def to_read(self, path: Any) -> Any:  # noqa: ANN401
+    def to_read(self, path: Any) -> Any:
         """Return where a reader finds the file."""
         full = self.original(path)
         if full is None:
@@ -65,7 +67,7 @@ class Overlay:
             return self.files + full
         return path
 
-    def to_write(self, path: Any, keep: bool = True) -> Any:  # noqa: ANN401
+    def to_write(self, path: Any, keep: bool = True) -> Any:
         """Return where a writer writes the file; with ``keep`` its present content is copied there first."""
         full = self.original(path)
         if full is None:
@@ -80,20 +82,20 @@ class Overlay:
                 own["copy2"](full, target)
         return target
 
-    def unmark(self, path: Any) -> None:  # noqa: ANN401
+    def unmark(self, path: Any) -> None:
         """Note that a file exists again."""
         mark = f"{self.removed}{self.original(path)}.removed"
         if _exists(mark):
             own["unlink"](mark)
 
-    def mark_removed(self, path: Any) -> None:  # noqa: ANN401
+    def mark_removed(self, path: Any) -> None:
         """Note that the script has removed a file; hide the user's."""
         full = self.original(path)
         if full is not None and self.is_users(full):
             _make_folders(f"{self.removed}{os.path.dirname(full)}")
             own["close"](own["open"](f"{self.removed}{full}.removed", os.O_CREAT | os.O_WRONLY))
 
-    def note_write(self, path: Any, how: str) -> None:  # noqa: ANN401
+    def note_write(self, path: Any, how: str) -> None:
         """Log, once for each file, that the script wanted to write it."""
         full = self.original(path)
         if full is not None and full not in self.noted:
@@ -112,10 +114,8 @@ def _exists(path: str) -> bool:
 def _make_folders(path: str) -> None:
     if not _exists(path):
         _make_folders(os.path.dirname(path))
-        try:
+        with contextlib.suppress(FileExistsError):  # made by another rank
             own["mkdir"](path)
-        except FileExistsError:  # made by another rank
-            pass
 
 
 class Entries:
@@ -149,7 +149,21 @@ def install() -> None:
     config = settings.load()
     for module, names in ((os, (*READERS, *CHANGERS)), (shutil, ("copytree", "copy2", "rmtree"))):
         own.update({name: getattr(module, name) for name in names if hasattr(module, name)})
-    for name in "open close mkdir unlink remove rmdir rename replace symlink link listdir scandir getcwd".split():
+    for name in [
+        "open",
+        "close",
+        "mkdir",
+        "unlink",
+        "remove",
+        "rmdir",
+        "rename",
+        "replace",
+        "symlink",
+        "link",
+        "listdir",
+        "scandir",
+        "getcwd",
+    ]:
         own[name] = getattr(os, name)
     if config.redirect:
         overlay = Overlay(config.scratch)
@@ -160,7 +174,7 @@ def install() -> None:
         sys.addaudithook(functools.partial(_refuse, overlay))
 
 
-def _replace(module: Any, name: str, new: Callable[..., Any]) -> None:  # noqa: ANN401
+def _replace(module: Any, name: str, new: Callable[..., Any]) -> None:
     setattr(module, name, functools.wraps(own[name])(new))
 
 
@@ -168,7 +182,7 @@ def _redirect_simple(overlay: Overlay) -> None:
     def through(name: str, find: Callable[[Any], Any]) -> None:
         function = own[name]
 
-        def redirected(path: Any = ".", *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def redirected(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
             return function(path if kwargs.get("dir_fd") is not None else find(path), *args, **kwargs)
 
         _replace(os, name, redirected)
@@ -191,7 +205,7 @@ def _redirect_open(overlay: Overlay) -> None:
     own_open = io.open
 
     @functools.wraps(own_open)
-    def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if not _writes(mode) or overlay.original(file) is None:
             return own_open(overlay.to_read(file), mode, *args, **kwargs)
         if "x" in mode and overlay.is_users(str(overlay.original(file))):
@@ -202,7 +216,7 @@ def _redirect_open(overlay: Overlay) -> None:
         overlay.unmark(file)
         return opened
 
-    def open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:  # noqa: ANN401
+    def open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is not None or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             return own["open"](overlay.to_read(path), flags, mode, dir_fd=dir_fd)
         if flags & os.O_EXCL and overlay.is_users(str(overlay.original(path))):
@@ -217,7 +231,7 @@ def _redirect_open(overlay: Overlay) -> None:
 
 
 def _redirect_folders(overlay: Overlay) -> None:
-    def scandir(path: Any = ".") -> Any:  # noqa: ANN401
+    def scandir(path: Any = ".") -> Any:
         full = overlay.original(path)
         changed = full is not None and (_exists(overlay.files + full) or _exists(overlay.removed))
         if full is None or not changed:
@@ -229,13 +243,13 @@ def _redirect_folders(overlay: Overlay) -> None:
             entries += [entry for entry in users if not overlay.is_removed(os.path.join(full, entry.name))]
         return Entries(entries) if entries or _exists(overlay.files + full) else own["scandir"](overlay.to_read(path))
 
-    def listdir(path: Any = ".") -> Any:  # noqa: ANN401
+    def listdir(path: Any = ".") -> Any:
         if overlay.original(path) is None:
             return own["listdir"](path)
         names = [entry.name for entry in scandir(os.fsdecode(path))]
         return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
 
-    def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:  # noqa: ANN401
+    def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         full = overlay.original(path)
         if full is None or dir_fd is not None:
             return own["mkdir"](path, mode, dir_fd=dir_fd)
@@ -249,7 +263,7 @@ def _redirect_folders(overlay: Overlay) -> None:
 
 
 def _redirect_removal(overlay: Overlay) -> None:
-    def remove(path: Any, *, dir_fd: int | None = None, name: str = "unlink") -> None:  # noqa: ANN401
+    def remove(path: Any, *, dir_fd: int | None = None, name: str = "unlink") -> None:
         full = overlay.original(path)
         if full is None or dir_fd is not None:
             return own[name](path, dir_fd=dir_fd)
@@ -259,7 +273,7 @@ def _redirect_removal(overlay: Overlay) -> None:
             own[name](overlay.files + full)
         return overlay.mark_removed(path)
 
-    def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
         full = overlay.original(path)
         if full is None:
             return own["rmtree"](path, *args, **kwargs)
@@ -268,7 +282,7 @@ def _redirect_removal(overlay: Overlay) -> None:
         return overlay.mark_removed(path)
 
     def moving(name: str) -> None:
-        def move(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        def move(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
             if overlay.original(target) is None and overlay.original(source) is None:
                 return own[name](source, target, *args, **kwargs)
             overlay.note_write(target, name)
@@ -279,7 +293,7 @@ def _redirect_removal(overlay: Overlay) -> None:
         _replace(os, name, move)
 
     def linking(name: str) -> None:
-        def link(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        def link(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
             own[name](overlay.to_read(source) if name == "link" else source, overlay.to_write(target), *args, **kwargs)
             overlay.unmark(target)
 
@@ -301,5 +315,5 @@ def _refuse(overlay: Overlay, event: str, arguments: tuple) -> None:
         full = overlay.original(arguments[0])
         if full is not None and not full.startswith("/dev") and f"{overlay.files}{full}" != arguments[0]:
             raise PermissionError(f"the doctor does not let a script write {full} in this way")
-    elif event in ("os.system", "subprocess.Popen"):
+    elif event in ("os.system", "subprocess.Popen") and trail.user_calls_library():
         note("program", name=str(arguments[0])[:100], at=user_line())

@@ -1,51 +1,174 @@
-"""The report: what was found, what is fine, what could not be judged."""
+"""The report: what was found, what is fine, what could not be judged; as text, Markdown, HTML or JSON."""
 
+import html
+import json
 import os
+import re
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
-from .checks import COST, FAULT, NOTE, Diagnosis, Finding
-from .events import Run
+from .checks import Diagnosis, Finding
+from .events import Event, Run
+
+ENDINGS = {
+    "end": "to its end",
+    "enough": "ended by the doctor after enough updates",
+    "stopped": "stopped by the doctor",
+    "time": "ended by the doctor at the time limit",
+    "hang": "ended by the doctor, because nothing moved any more",
+    "lost": "ended by the doctor, because a rank ended and others did not",
+}
 
 
 def place(at: str) -> str:
     """Return file:line as seen from the present folder, if it lies there."""
     file, _, line = at.rpartition(":")
-    if not file:
-        return at
-    near = os.path.relpath(file)
-    return f"{near if not near.startswith('..') else file}:{line}"
+    near = os.path.relpath(file) if file else ""
+    return f"{near}:{line}" if near and not near.startswith("..") else at
 
 
-def lines_of(finding: Finding, indent: str = "") -> Iterator[str]:
+def errors(run: Run) -> list[tuple[int | None, Event]]:
+    """Return the exceptions that ended processes of a run, with the rank if it is one."""
+    found: list[tuple[int | None, Event]] = [(rank.number, e) for rank in run.ranks for e in rank.all("error")]
+    return found + [(None, e) for e in run.others if e["e"] == "error"]
+
+
+def is_standins_fault(run: Run, error: Event) -> bool:
+    """Return whether an exception comes from what the stand-in for CUDA lacks, not from the script."""
+    said = re.search(r"cuda|nccl|nvidia|stand-in", error["text"] + error["inner"], flags=re.IGNORECASE)
+    return run.launch.standin and bool(said or "/doctor/" in error["inner"])
+
+
+def failures(run: Run) -> Iterator[str]:
+    """Yield a line for each error of the script, and for each of the doctor."""
+    seen = set()
+    for rank, e in errors(run):
+        said = " ".join(e["text"].split())[:300]
+        key = e["type"], e["at"], said[:60]
+        if key in seen:
+            continue
+        seen.add(key)
+        who = "the script" if rank is None else f"rank {rank}"
+        yield f"{who} ended with {e['type']} at {place(e['at'])}, after {e['step']} updates: {said}"
+        if is_standins_fault(run, e):
+            yield (
+                f"  This may be what the doctor's stand-in for CUDA lacks ({place(e['inner'])}), and no fault of the "
+                "script: try --cpu, or --on_gpus."
+            )
+        if "StopIteration" in (e["type"], e["text"][:13]):
+            yield "  The doctor ends each pass of a loader early: try --full."
+    for number, status in enumerate(run.launch.statuses):
+        if status is not None and status < 0:
+            yield f"process {number} was ended by signal {-status}"
+    broken = {e["text"].strip().splitlines()[-1] for rank in run.ranks for e in rank.all("doctor_failed")}
+    yield from (f"the doctor itself failed: {line}" for line in sorted(broken))
+
+
+def heading(run: Run) -> str:
+    """Return what was run, and how it ended."""
+    launch = run.launch
+    updates = max((len(rank.all("update")) for rank in run.ranks), default=0)
+    how = {"standin": "on CPUs, as if they were GPUs", "real": "on GPUs", "none": "on CPUs"}[launch.gpus]
+    ranks = "1 rank" if run.world == 1 else f"{run.world} ranks"
+    name = f" {launch.name}" if launch.name else ""
+    return (
+        f"{Path(launch.script).name}{name}: {ranks} {how}, {updates} updates in {launch.seconds:.0f} s, "
+        f"{ENDINGS.get(launch.ended, launch.ended)}"
+    )
+
+
+def remarks(runs: list[Run]) -> Iterator[str]:
+    """Yield what the user should know of the ordinary run beside the findings."""
+    run = runs[0]
+    if run.ranks and run.launch.world_size > 1 and run.world == 1:
+        yield "The script did not join other ranks (init_process_group), so it was judged as one for a single process."
+    files = sorted({e["file"] for rank in run.ranks for e in [*rank.all("write"), *rank.workers] if e["e"] == "write"})
+    if files:
+        yield f"It wanted to write {len(files)} files, which went to a folder of the doctor's: {some_files(files)}"
+    programs = {(e["name"], e["at"]) for rank in run.ranks for e in rank.all("program") if e["at"] != "?"}
+    for name, at in sorted(programs)[:3]:
+        yield f"It starts a program, whose files the doctor cannot redirect: {name} at {place(at)}"
+
+
+def some_files(files: list[str]) -> str:
+    """Return some of the paths, as seen from here."""
+    near = [os.path.relpath(file) if not os.path.relpath(file).startswith("..") else file for file in files]
+    return ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
+
+
+def lines_of(finding: Finding, level: int = 0) -> Iterator[str]:
     """Yield the lines of a finding and its consequences."""
-    where = f" [{finding.run}]" if finding.run else ""
-    yield f"{indent}{finding.kind}  {place(finding.at)}{where}"
+    where = f"  ({finding.run})" if finding.run else ""
+    indent = "       " * level
+    head = finding.kind.ljust(5) if not level else "so:"
+    yield f"{indent}{head}  {place(finding.at)}{where}"
     yield f"{indent}       {finding.text}."
-    yield f"{indent}       Fix: {finding.fix}."
-    if finding.exercise:
-        yield f"{indent}       Exercise: {finding.exercise}"
+    if not level:
+        yield f"       Fix: {finding.fix}."
+        if finding.exercise:
+            yield f"       Exercise: {finding.exercise}"
     for consequence in finding.consequences:
-        yield f"{indent}       and so: {consequence.text} ({place(consequence.at)})."
+        yield from lines_of(consequence, level + 1)
+
+
+def by_reason(unjudged: dict[str, str]) -> dict[str, list[str]]:
+    """Return the titles for each reason."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for title, reason in unjudged.items():
+        found[reason].append(title)
+    return found
 
 
 def text(runs: list[Run], diagnosis: Diagnosis) -> str:
     """Return the report as text."""
-    lines = [*heading(runs)]
+    lines = [f"doctor: {heading(run)}" for run in runs]
+    lines += [f"  {line}" for run in runs for line in failures(run)]
+    lines += [f"  {line}" for line in remarks(runs)]
     for finding in diagnosis.findings:
         lines += ["", *lines_of(finding)]
+    if not diagnosis.findings:
+        lines += ["", "Nothing found."]
     if diagnosis.fine:
         lines += ["", f"Looked at, and fine ({len(diagnosis.fine)}):", *(f"  {title}" for title in diagnosis.fine)]
     if diagnosis.unjudged:
         lines += ["", f"Could not be judged ({len(diagnosis.unjudged)}):"]
-        lines += [f"  {title} -- {reason}" for title, reason in diagnosis.unjudged.items()]
+        for reason, titles in by_reason(diagnosis.unjudged).items():
+            lines += [f"  {title}" for title in titles] + [f"      because {reason}"]
+    if diagnosis.unused:
+        lines += ["", f"Not used by the script: {', '.join(by_reason(diagnosis.unused))}."]
+    lines += [f"The check {name} itself failed: {error}" for name, error in diagnosis.broken.items()]
     return "\n".join(lines)
 
 
-def heading(runs: list[Run]) -> Iterator[str]:
-    """Yield what was run, and how it ended."""
-    for run in runs:
-        launch = run.launch
-        updates = len(run.first.all("update")) if run.ranks else 0
-        yield (f"{Path(launch.script).name} on {run.world} rank(s){', ' + launch.name if launch.name else ''}: "
-               f"{updates} updates in {launch.seconds:.0f} s; {launch.ended}")  # fmt: skip
+def silent(run: Run) -> str:
+    """Return the report on a run without any update of weights."""
+    lines = [f"doctor: {heading(run)}", *(f"  {line}" for line in failures(run))]
+    lines += ["No update of weights was seen, so nothing can be said. The end of the output:"]
+    lines += [f"  | {line}" for line in run.output.splitlines()[-15:]] or ["  (none)"]
+    return "\n".join(lines)
+
+
+def as_json(runs: list[Run], diagnosis: Diagnosis, status: int) -> str:
+    """Return the report for programs."""
+    return json.dumps(
+        {
+            "status": status,
+            "runs": [asdict(run.launch) for run in runs],
+            "errors": [e for run in runs for _, e in errors(run)],
+            "findings": [asdict(finding) for finding in diagnosis.findings],
+            "fine": diagnosis.fine,
+            "unjudged": diagnosis.unjudged,
+            "unused": diagnosis.unused,
+            "broken": diagnosis.broken,
+        },
+        indent=1,
+    )
+
+
+def page(report: str, as_html: bool) -> str:
+    """Return the report as a file to send to a colleague: HTML or Markdown."""
+    if as_html:
+        return f"<!doctype html><meta charset=utf-8><title>doctor</title>\n<pre>\n{html.escape(report)}\n</pre>\n"
+    return f"# What the doctor found\n\n```text\n{report}\n```\n"

@@ -3,6 +3,7 @@
 A device "cuda" becomes "cpu" wherever a function of torch gets one, and `torch.cuda` answers as if there were one GPU
 for each rank. What is missing here ends the script with an error, which the report then names; it accuses nobody of it.
 """
+# ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import collections
 import functools
@@ -35,7 +36,7 @@ def is_cuda(value: object) -> bool:
 class ToCpu(TorchFunctionMode):
     """Replaces GPUs in the arguments of all functions of torch."""
 
-    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.device:
             return func(*args, **kwargs)
@@ -59,14 +60,14 @@ class ToCpu(TorchFunctionMode):
 def note_wait(name: str, args: tuple) -> None:
     """Count, with its line, an operation of the training loop that would make the CPU wait for a GPU."""
     from .observe.common import state
-    from .observe.optimizer import Optimizers
+    from .observe.optimizer import optimizers
 
     busy = state.observing or state.loading or state.depth or state.in_backward
     if not state.training or busy or not trail.kind_of(sys._getframe(2).f_code.co_filename):
         return
     if name == "numpy" or (args and isinstance(args[0], torch.Tensor) and type(args[0]) is not nn.Parameter):
         key = f"{user_line()} {name.strip('_')}"
-        Optimizers.waits[key] = Optimizers.waits.get(key, 0) + 1
+        optimizers.waits[key] = optimizers.waits.get(key, 0) + 1
 
 
 class Nothing:
@@ -95,12 +96,12 @@ class Nothing:
         return lambda *_, **__: None
 
 
-def changed(target: Any, name: str, change: Callable[[tuple, dict], tuple[tuple, dict]], *others: Any) -> None:  # noqa: ANN401
+def changed(target: Any, name: str, change: Callable[[tuple, dict], tuple[tuple, dict]], *others: Any) -> None:
     """Let ``target.name``, and the same name in ``others``, get the arguments that ``change`` makes."""
     own = getattr(target, name)
 
     @functools.wraps(own)
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = change(args, dict(kwargs))
         return own(*args, **kwargs)
 
@@ -128,7 +129,7 @@ def install(config: Settings) -> None:
 
 
 def _compile_nothing() -> None:
-    def compile_nothing(model: Any = None, **_: object) -> Any:  # noqa: ANN401
+    def compile_nothing(model: Any = None, **_: object) -> Any:
         return (lambda other: other) if model is None else model
 
     torch.compile = compile_nothing
@@ -139,22 +140,44 @@ def _answer_as_gpu(gpus: int) -> None:
     cuda, accelerator = torch.cuda, torch.accelerator
     mine = {"device": int(os.environ.get("LOCAL_RANK", 0))}
 
-    def set_device(device: Any) -> None:  # noqa: ANN401
+    def set_device(device: Any) -> None:
         mine["device"] = device if isinstance(device, int) else torch.device(device).index or 0
 
     def properties(device: object = 0) -> types.SimpleNamespace:
-        return types.SimpleNamespace(name="stand-in", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132,
-                                     gcnArchName="", uuid=f"stand-in {device}")  # fmt: skip
+        return types.SimpleNamespace(
+            name="stand-in",
+            total_memory=MEMORY,
+            major=9,
+            minor=0,
+            multi_processor_count=132,
+            gcnArchName="",
+            uuid=f"stand-in {device}",
+        )
 
     answers: dict[str, Any] = {
-        "is_available": True, "device_count": gpus, "is_bf16_supported": True, "get_device_name": "stand-in",
-        "get_device_capability": (9, 0), "mem_get_info": (MEMORY, MEMORY), "memory_summary": "", "utilization": 0,
-        "is_current_stream_capturing": False, "is_initialized": True, "get_arch_list": ["sm_90"],
-    }  # fmt: skip
+        "is_available": True,
+        "device_count": gpus,
+        "is_bf16_supported": True,
+        "get_device_name": "stand-in",
+        "get_device_capability": (9, 0),
+        "mem_get_info": (MEMORY, MEMORY),
+        "memory_summary": "",
+        "utilization": 0,
+        "is_current_stream_capturing": False,
+        "is_initialized": True,
+        "get_arch_list": ["sm_90"],
+    }
     answers |= dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0)
     for name, answer in answers.items():
         setattr(cuda, name, lambda *_, answer=answer, **__: answer)
-    for name in "synchronize empty_cache ipc_collect reset_peak_memory_stats init set_per_process_memory_fraction".split():
+    for name in [
+        "synchronize",
+        "empty_cache",
+        "ipc_collect",
+        "reset_peak_memory_stats",
+        "init",
+        "set_per_process_memory_fraction",
+    ]:
         setattr(cuda, name, lambda *_, **__: None)  # one function each: torch._dynamo keeps rules by function
     cuda.memory_stats = lambda *_, **__: collections.defaultdict(int)
     cuda.get_device_properties = properties
@@ -179,15 +202,26 @@ def _answer_as_gpu(gpus: int) -> None:
 def _compute_on_cpu() -> None:
     own_autocast = torch.amp.autocast_mode.autocast.__init__
 
-    def autocast(self: Any, device_type: str = "cuda", dtype: torch.dtype | None = None, enabled: bool = True,  # noqa: ANN401
-                 cache_enabled: bool | None = None) -> None:  # fmt: skip
+    def autocast(
+        self: Any,
+        device_type: str = "cuda",
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
         if device_type == "cuda":
             device_type, dtype = "cpu", dtype or torch.bfloat16
         own_autocast(self, device_type, dtype, enabled, cache_enabled)
 
     torch.amp.autocast_mode.autocast.__init__ = autocast  # type: ignore[method-assign]
-    changed(torch.amp.GradScaler, "__init__", lambda args, kwargs: (
-        (args[0], "cpu", *args[2:]), {key: value for key, value in kwargs.items() if key != "device"}))  # fmt: skip
+    changed(
+        torch.amp.GradScaler,
+        "__init__",
+        lambda args, kwargs: (
+            (args[0], "cpu", *args[2:]),
+            {key: value for key, value in kwargs.items() if key != "device"},
+        ),
+    )
     changed(torch, "load", lambda args, kwargs: (args[:1], kwargs | {"map_location": "cpu"}), torch.serialization)
 
 
@@ -231,12 +265,12 @@ def _communicate_with_gloo() -> None:
     changed(dist, "init_device_mesh", on_cpu, device_mesh)
 
 
-def _average_with_gloo(c10d: Any) -> None:  # noqa: ANN401
+def _average_with_gloo(c10d: Any) -> None:
     """Gloo has no ReduceOp.AVG."""
     own = dist.all_reduce
 
     @functools.wraps(own)
-    def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:  # noqa: ANN401
+    def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         if op != dist.ReduceOp.AVG:
             return own(tensor, op, group, async_op)
         own(tensor, dist.ReduceOp.SUM, group)

@@ -3,6 +3,7 @@
 Each process of the script appends its events to LOGS/PID.jsonl, one JSON object a line.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 from . import settings
 
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _open = io.open  # as it was before files were redirected
 _getcwd = os.getcwd
@@ -39,6 +41,10 @@ class Trail:
 
     def note(self, kind: str, **fields: object) -> None:
         """Append an event."""
+        with contextlib.suppress(OSError):  # a full disk is the doctor's problem, not the script's
+            self._write(kind, fields)
+
+    def _write(self, kind: str, fields: dict[str, object]) -> None:
         if self.file is None:
             self.file = _open(f"{self.logs}/{os.getpid()}.jsonl", "a", buffering=1)
             self.note("process", pid=os.getpid(), parent=os.getppid(), rank=os.environ.get("RANK"), argv=sys.argv[:1])
@@ -55,7 +61,7 @@ class Trail:
         return kind
 
     def user_line(self) -> str:
-        """Return file:line of the innermost frame in the script's folder, else of the innermost outside of libraries."""
+        """Return file:line of the innermost frame in the script's folder, else of the innermost of the user's."""
         frame: FrameType | None = sys._getframe(1)
         other = ""
         while frame:
@@ -71,6 +77,15 @@ class Trail:
     def caller_is_outside(self, folder: str) -> bool:
         """Return whether what called the function that calls this one is in no file of ``folder``."""
         return not sys._getframe(2).f_code.co_filename.startswith(folder)
+
+    def user_calls_library(self) -> bool:
+        """Return whether the innermost frame outside of the doctor and the standard library is the user's."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame and frame.f_code.co_filename.startswith((PACKAGE, STANDARD_LIBRARY, "<")):
+            if "site-packages" in frame.f_code.co_filename:
+                return False
+            frame = frame.f_back
+        return bool(frame) and self.kind_of(frame.f_code.co_filename) > 0
 
 
 trail = Trail()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ..events import Run
 from . import files, randomness, samples, speed, steps, updates, validation, weights
-from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Finding
+from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Check, Finding, NotUsed
 from .runs import COMPARISONS
 
 __all__ = ["CHECKS", "COST", "FAULT", "NOTE", "Diagnosis", "Finding", "judge"]
@@ -20,38 +20,61 @@ class Diagnosis:
         """titles of checks that could be judged, and found nothing"""
         self.unjudged: dict[str, str] = {}
         """title of a check: why it could not be judged"""
+        self.unused: dict[str, str] = {}
+        """title of a check: what the script does not use"""
         self.broken: dict[str, str] = {}
         """name of a check: the error in it"""
 
     @property
     def faults(self) -> list[Finding]:
-        """The certain findings."""
+        """The certain findings, those that others are the cause of included."""
         return [finding for finding in self.findings if finding.kind == FAULT]
 
 
 def judge(runs: list[Run]) -> Diagnosis:
-    """Return what the checks find in runs of the same script; the first one is the ordinary run."""
-    diagnosis = Diagnosis()
-    found: list[Finding] = []
+    """Return what the checks find in runs of the same script; the first one is the ordinary run.
+
+    Of a run under a provocation only faults count, because it is not how the user runs the script.
+    """
+    diagnosis, found = Diagnosis(), []
     for check in CHECKS:
-        reasons, new, judged = [], [], False
-        for run in runs:
-            try:
-                new += check.findings(run)
-                judged = True
-            except CannotJudge as reason:
-                reasons.append(str(reason))
-            except Exception as error:  # a fault of the doctor must not hide what the other checks find
-                diagnosis.broken[check.name] = repr(error)
-        found += new
-        if judged and not new and check.name not in diagnosis.broken:
-            diagnosis.fine.append(check.title)
-        elif not judged and check.name not in diagnosis.broken:
-            diagnosis.unjudged[check.title] = reasons[0]
-    for compare in COMPARISONS:
-        found += compare(runs, diagnosis.fine, diagnosis.unjudged)
+        found += apply(check, [(run,) for run in runs if run.ranks], diagnosis)
+    for name, check in COMPARISONS.items():
+        pairs = [(partner(runs, second), second) for second in runs if second.launch.compared == name]
+        if pairs:
+            found += apply(check, pairs, diagnosis)
     diagnosis.findings = with_causes(once(found))
     return diagnosis
+
+
+def partner(runs: list[Run], second: Run) -> Run:
+    """Return the run that another one is compared with."""
+    stopped = [run for run in runs if run.launch.ended == "stopped"]
+    return stopped[0] if second.launch.compared == "resumed" and stopped else runs[0]
+
+
+def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> list[Finding]:
+    """Return what a check finds, and note in the diagnosis how far it could judge."""
+    reasons: list[CannotJudge] = []
+    found: list[Finding] = []
+    judged = False
+    for case in cases:
+        try:
+            new = check.findings(*case)
+            judged = True
+        except CannotJudge as reason:
+            reasons.append(reason)
+        except Exception as error:  # a fault of the doctor must not hide what the other checks find
+            diagnosis.broken[check.name] = repr(error)
+        else:
+            provoked = case[-1].launch.name and not case[-1].launch.compared
+            found += [finding for finding in new if finding.kind == FAULT or not provoked]
+    if judged and not found:
+        diagnosis.fine.append(check.title)
+    elif not judged and reasons:
+        where = diagnosis.unused if isinstance(reasons[0], NotUsed) else diagnosis.unjudged
+        where[check.title] = str(reasons[0])
+    return found
 
 
 def once(findings: Iterable[Finding]) -> list[Finding]:
@@ -70,7 +93,9 @@ def with_causes(findings: list[Finding]) -> list[Finding]:
     after = {check.name: check.after for check in CHECKS}
     rest = []
     for finding in findings:
-        causes = [f for f in findings if f.check in after.get(finding.check, ()) and f.run == finding.run and f.kind != COST]
+        causes = [
+            f for f in findings if f.check in after.get(finding.check, ()) and f.run == finding.run and f.kind != COST
+        ]
         causes = [f for f in causes if f is not finding]
         if causes:
             causes[0].consequences.append(finding)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from ..events import Run
 
 FAULT, NOTE, COST = "FAULT", "NOTE", "COST"
+NO_VALIDATION = "no validation with a DataLoader was seen"
+ONE_EPOCH = "fewer than two epochs were seen: let the script train for two"
 
 
 @dataclass
@@ -45,11 +47,15 @@ class CannotJudge(Exception):
     """The events do not say whether this is right; the message says why."""
 
 
+class NotUsed(CannotJudge):
+    """The script does not do what the check is about; the message says what that is."""
+
+
 @dataclass
 class Check:
     """A function over events, and what the report says of it."""
 
-    find: Callable[[Run], Iterable[Finding]]
+    find: Callable[..., Iterable[Finding]]
     title: str
     """what is right if nothing is found, as a sentence"""
     exercise: str
@@ -61,11 +67,11 @@ class Check:
         """The name of the function."""
         return self.find.__name__
 
-    def findings(self, run: Run) -> list[Finding]:
-        """Return what is found in a run. Raises CannotJudge."""
-        found = list(self.find(run))
+    def findings(self, *runs: Run) -> list[Finding]:
+        """Return what is found in a run, or by comparing two. Raises CannotJudge."""
+        found = list(self.find(*runs))
         for finding in found:
-            finding.check, finding.exercise, finding.run = self.name, self.exercise, run.launch.name
+            finding.check, finding.exercise, finding.run = self.name, self.exercise, runs[-1].launch.name
         return found
 
 
@@ -79,7 +85,7 @@ def check(title: str, *, exercise: str = "", after: tuple[str, ...] = (), ranks:
         @functools.wraps(find)
         def with_ranks(run: Run) -> Iterator[Finding]:
             if ranks and run.world < 2:
-                raise CannotJudge("one rank has nothing to be compared with")
+                raise NotUsed("several ranks")
             yield from find(run)
 
         CHECKS.append(Check(with_ranks, title, exercise, after))
@@ -98,6 +104,12 @@ def need(condition: object, reason: str) -> None:
     """Raise CannotJudge with this reason if the condition does not hold."""
     if not condition:
         raise CannotJudge(reason)
+
+
+def need_use(condition: object, what: str) -> None:
+    """Raise NotUsed if the script does not use this at all."""
+    if not condition:
+        raise NotUsed(what)
 
 
 def need_updates(run: Run, count: int = 2) -> None:

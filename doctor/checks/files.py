@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..events import Run
-from .base import Finding, check, fault, hint, need
+from .base import Finding, check, fault, hint, need_use, some
 
 
 @check("Every file is written by one rank.", ranks=True)
@@ -16,29 +16,37 @@ def one_writer(run: Run) -> Iterator[Finding]:
         for e in rank.all("write"):
             writers[e["file"]].add(rank.number)
             places[e["file"]] = e
-    need(writers, "the script wrote no files")
+    need_use(writers, "files")
     shared = [places[file] for file, who in writers.items() if len(who) > 1]
     saved = [e for e in shared if e["how"] == "save"]
     for found in (saved, [e for e in shared if e["how"] != "save"]):
         if found:
             names = sorted({Path(e["file"]).name for e in found})
-            text = f"{len(writers[found[0]['file']])} ranks write {len(names)} files of the same names ({', '.join(names[:3])})"
+            number = len(writers[found[0]["file"]])
+            text = f"{number} ranks write {len(names)} files of the same names ({some(names)})"
             certain = found is saved and run.launch.nodes == 1
             fix = "let rank 0 alone write" + (", if the nodes share the folder" if run.launch.nodes > 1 else "")
             yield (fault if certain else hint)(found[0]["at"], text, fix)
 
 
-@check("A file that one rank writes has whole tensors.", exercise="05_fully_sharded/exercises/half_a_checkpoint", ranks=True)
+@check(
+    "A file that one rank writes has whole tensors.",
+    exercise="05_fully_sharded/exercises/half_a_checkpoint",
+    ranks=True,
+)
 def shards_saved(run: Run) -> Iterator[Finding]:
     """Sharded tensors in a file of one rank are only that rank's part of the weights."""
-    need(run.any("save"), "no checkpoint was saved with torch.save")
-    need(run.sharded, "the weights are not sharded")
+    need_use(run.any("save"), "torch.save")
+    need_use(run.sharded, "sharded weights")
     writers = [rank for rank in run.ranks if rank.all("save")]
     for e in (e for rank in writers for e in rank.all("save") if e["shards"]):
         if len(writers) == 1:
-            yield fault(e["at"], f"rank {writers[0].number} alone saves {e['shards']} tensors of which it has a part only",
-                        "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) on all ranks, or "
-                        "torch.distributed.checkpoint")  # fmt: skip
+            yield fault(
+                e["at"],
+                f"rank {writers[0].number} alone saves {e['shards']} tensors of which it has a part only",
+                "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) on all ranks, or "
+                "torch.distributed.checkpoint",
+            )
         return
 
 
@@ -46,7 +54,10 @@ def shards_saved(run: Run) -> Iterator[Finding]:
 def wrapped_names(run: Run) -> Iterator[Finding]:
     """The state of a wrapped model has "module." before each name, so the model itself cannot load it."""
     saves = run.first.all("save")
-    need(saves, "no checkpoint was saved with torch.save")
+    need_use(saves, "torch.save")
     for e in [e for e in saves if e["wrapped"]][:1]:
-        yield hint(e["at"], f'{e["wrapped"]} of {e["tensors"]} names in the checkpoint begin with "module."',
-                   "save ddp_model.module.state_dict()")  # fmt: skip
+        yield hint(
+            e["at"],
+            f'{e["wrapped"]} of {e["tensors"]} names in the checkpoint begin with "module."',
+            "save ddp_model.module.state_dict()",
+        )

@@ -4,20 +4,22 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ..events import Run
-from .base import Finding, check, hint, need
+from .base import Finding, check, hint, need, need_use
 
 
 @check("Each rank drops other activations.", ranks=True)
 def same_dropout(run: Run) -> Iterator[Finding]:
     """With one seed on all ranks, dropout drops the same activations everywhere, which weakens its effect."""
-    need(run.any("dropout"), "there is no dropout in training")
+    need_use(run.any("dropout"), "dropout")
     need(not run.model_parallel, "the model is split over several dimensions of ranks")
     calls = run.together("forward", train=True, grad=True)[:10]
     calls = [events for events in calls if all("rng" in e for e in events)]
     same = [events for events in calls if len({e["rng"] for e in events}) == 1]
     if len(same) > 1 and len(same) == len(calls):
         drop = run.first.all("dropout")[0]
-        text = f"in {len(same)} of {len(calls)} steps all ranks drew the same random numbers: dropout is the same on each"
+        text = (
+            f"in {len(same)} of {len(calls)} steps all ranks drew the same random numbers: dropout is the same on each"
+        )
         yield hint(drop["at"], text, "torch.manual_seed(seed + rank), after the weights are equal on all ranks")
 
 
@@ -29,7 +31,7 @@ def _states(run: Run) -> dict[tuple[str, str], dict[int, set[tuple[int, int | No
             if e["e"] == "fetch" and e["count"] == 1:
                 for name, state in e["used"].items():
                     found[e["dataset"], name][state].add((rank.number, e["worker"]))
-    need(found, "no samples with random numbers were seen")
+    need_use(found, "random numbers in samples")
     return found
 
 
@@ -42,7 +44,11 @@ def same_workers(run: Run) -> Iterator[Finding]:
             workers = sorted({worker for number, worker in who if number == rank and worker is not None})
             if len(workers) > 1:
                 text = f"workers {', '.join(map(str, workers))} of {dataset} begin with the same state of {_name(name)}"
-                yield hint(_made(run, dataset), text, "seed it in worker_init_fn, or from the number of the sample and the epoch")
+                yield hint(
+                    _made(run, dataset),
+                    text,
+                    "seed it in worker_init_fn, or from the number of the sample and the epoch",
+                )
                 break
 
 
@@ -53,7 +59,7 @@ def same_augmentation(run: Run) -> Iterator[Finding]:
         shared = [who for who in states.values() if len({rank for rank, _ in who}) > 1]
         if shared:
             ranks = sorted({rank for rank, _ in shared[0]})
-            text = f"ranks {', '.join(map(str, ranks))} begin to make the samples of {dataset} with the same state of {_name(name)}"
+            text = f"the samples of {dataset} are made on ranks {ranks} from the same state of {_name(name)}"
             yield hint(_made(run, dataset), text, "a seed that has the rank in it")
 
 

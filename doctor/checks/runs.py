@@ -1,8 +1,100 @@
-"""Comparisons of an ordinary run with one under a provocation."""
+"""Checks that compare two runs: resumed with stopped, one rank with several, workers with none."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from ..events import Run
-from .base import Finding
+from ..events import Event, Run
+from .base import CannotJudge, Check, Finding, fault, hint, need
+from .weights import differing
 
-COMPARISONS: list[Callable[[list[Run], list[str], dict[str, str]], Iterator[Finding]]] = []
+RESUME = "03_ddp/exercises/forgetful_resume"
+
+
+def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
+    """A checkpoint must hold all that the rest of the training depends on, or the loss jumps at each restart."""
+    saves = [e for rank in stopped.ranks for e in rank.all("save")]
+    need(again.ranks and again.any("update"), "the resumed run made no update")
+    after = again.first.all("gradients")[0]
+    before = next((e for e in stopped.first.all("gradients") if not differing((e, after), "weights")), None)
+    if before is None or before["step"] == 0:
+        loaded = [e for e in again.first.all("load")]
+        need(loaded, "the second run loaded no checkpoint: say with --resume which arguments make it resume")
+        raise CannotJudge("no update of the stopped run began with the weights of the resumed one")
+    at = saves[0]["at"] if saves else after["at"]
+    where = f"resumed after update {before['step']}"
+    if before["state"] and not after["state"]:
+        yield fault(
+            at,
+            f"{where}, the optimizer has no state: it had that of {before['state']} weights when it was stopped",
+            "save optimizer.state_dict(), and load it",
+        )
+    if any(abs(a - b) > 1e-9 + 1e-6 * abs(a) for a, b in zip(before["lr"], after["lr"], strict=False)):
+        yield fault(
+            at,
+            f"{where}, the learning rate is {after['lr'][0]:.3g}; without the stop it was {before['lr'][0]:.3g}",
+            "save scheduler.state_dict(), and load it",
+        )
+    yield from _same_epoch_again(stopped, again, before)
+
+
+def _same_epoch_again(stopped: Run, again: Run, before: Event) -> Iterator[Finding]:
+    """The order of the samples must go on with the next epoch."""
+    old = [parts[0] for passes in stopped.epochs(stopped.training).values() for parts in passes if 0 in parts]
+    new = [parts[0] for passes in again.epochs(again.training).values() for parts in passes if 0 in parts]
+    begun = [event for event in old if event["step"] < before["step"]]
+    if not (begun and new) or len(stopped.numbers(begun[0])) < 4:
+        return
+    first, resumed_ = stopped.numbers(begun[0]), again.numbers(new[0])
+    is_random = len(old) < 2 or stopped.numbers(old[1]) != first
+    if first == resumed_ and is_random and sorted(first) != first:
+        yield fault(
+            new[0]["at"],
+            f"resumed after update {before['step']}, the samples come in the order of epoch 1 again",
+            "save the number of the epoch; call sampler.set_epoch(epoch) with it",
+        )
+
+
+def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
+    """The number of ranks must change how fast an epoch is, not which samples it has."""
+    errors = [e for e in other.others + [e for rank in other.ranks for e in rank.events] if e["e"] == "error"]
+    if errors and usual.any("update") and not other.any("update"):
+        yield hint(
+            errors[0]["at"],
+            f"on {other.launch.world_size} rank(s) the script fails: {errors[0]['type']}: "
+            f"{errors[0]['text'].splitlines()[0] if errors[0]['text'] else ''}",
+            "if it is meant to run there: take the world size from the environment",
+        )
+        return
+    need(usual.any("update") and other.any("update"), "one of the two runs made no update")
+    for kind, passes in usual.epochs(usual.training).items():
+        same = [p for k, p in other.epochs(other.training).items() if k[0] == kind[0] and k[2] == kind[2]]
+        sizes = [
+            sum(len(run.numbers(e)) for e in p[0].values()) for run, p in ((usual, passes), *((other, p) for p in same))
+        ]
+        if len(sizes) > 1 and min(sizes) and max(sizes) > 1.2 * min(sizes):
+            yield fault(
+                kind[0],
+                f"an epoch has {sizes[0]} samples on {usual.world} ranks, and {sizes[1]} on {other.world}",
+                "share the samples by the rank and the world size of the job",
+            )
+
+
+def other_workers(usual: Run, other: Run) -> Iterator[Finding]:
+    """The number of workers must change how fast batches come, not how many there are."""
+    need(usual.any("update") and other.any("update"), "one of the two runs made no update")
+    for kind, passes in usual.epochs(usual.training).items():
+        same = [p for k, p in other.epochs(other.training).items() if k == kind]
+        counts = [p[0][0].get("batches") for p in (passes, *same) if 0 in p[0]]
+        if len(counts) > 1 and counts[0] != counts[1]:
+            yield fault(
+                kind[0],
+                f"an epoch has {counts[0]} batches, and {counts[1]} with another number of workers",
+                "let the samples of an epoch not depend on the workers",
+            )
+
+
+COMPARISONS = {
+    "resumed": Check(resumed, "A resumed run goes on where the stopped one was.", RESUME, ()),
+    "other_ranks": Check(other_ranks, "An epoch has the same samples on another number of ranks.", "", ()),
+    "other_workers": Check(other_workers, "An epoch has as many batches with other workers.", "", ()),
+}
+"""by the field of `Launch` that says what a run is compared for"""

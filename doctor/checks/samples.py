@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from ..events import Event, Run
-from .base import CannotJudge, Finding, check, fault, hint, need
+from .base import ONE_EPOCH, CannotJudge, Finding, check, fault, hint, need, need_use
 
 COMPARED = 12
 """training steps of which the inputs are compared"""
@@ -27,8 +27,11 @@ def same_samples(run: Run) -> Iterator[Finding]:
         if _overlap(one, other) > 0.5 and len(one) >= 4:
             common, order = len(set(one) & set(other)), ", in the same order" if one == other else ""
             text = f"ranks {pair[0]} and {pair[1]} train on the same {common} samples of {kind[2]} in an epoch{order}"
-            yield fault(kind[0], f"{text} (sampler: {kind[3]})",
-                        "give the loader a DistributedSampler with the rank and world size of the whole job")  # fmt: skip
+            yield fault(
+                kind[0],
+                f"{text} (sampler: {kind[3]})",
+                "give the loader a DistributedSampler with the rank and world size of the whole job",
+            )
 
 
 def _overlap(one: list[int], other: list[int]) -> float:
@@ -40,7 +43,9 @@ def _overlap(one: list[int], other: list[int]) -> float:
 
 def same_inputs(run: Run) -> Iterator[Finding]:
     """Compare what the models were given, where no sampler says which samples those are."""
-    steps = [[e.get("rows", []) for e in events] for events in run.together("forward", train=True, grad=True)[:COMPARED]]
+    steps = [
+        [e.get("rows", []) for e in events] for events in run.together("forward", train=True, grad=True)[:COMPARED]
+    ]
     steps = [rows for rows in steps if all(rows) and len(set(rows[0])) > len(rows[0]) / 2]
     need(len(steps) > 1, "fewer than two training steps with different inputs were seen")
     equal = sum(set(rows[0]) == set(rows[1]) for rows in steps)
@@ -49,12 +54,14 @@ def same_inputs(run: Run) -> Iterator[Finding]:
     if equal == len(steps) or common > 0.6 * min(map(len, seen)):
         at = run.first.all("forward", train=True, grad=True)[0]["at"]
         text = f"{common} of the {len(seen[0])} inputs that rank 0's model got in {len(steps)} steps came to rank 1 too"
-        yield fault(at, text, "let each rank read or generate its own part: by its rank, or with a seed that has the rank in it")
+        yield fault(
+            at, text, "let each rank read or generate its own part: by its rank, or with a seed that has the rank in it"
+        )
 
 
 @check("Every epoch has a new order of the samples.", exercise="03_ddp/exercises/same_order")
 def same_order(run: Run) -> Iterator[Finding]:
-    """With the same batches in each epoch the model learns worse; DistributedSampler needs set_epoch for a new order."""
+    """The same batches in each epoch let a model learn worse; DistributedSampler needs set_epoch for a new order."""
     judged = 0
     for kind, passes in run.epochs(run.training).items():
         events = [parts[0] for parts in passes if 0 in parts]
@@ -65,12 +72,14 @@ def same_order(run: Run) -> Iterator[Finding]:
         if orders[0] != orders[1]:
             continue
         if sum(a > b for a, b in zip(orders[0], orders[0][1:], strict=False)) <= 1:
-            text = f"the {len(orders[0])} training samples come in the order of the data set in every epoch: no shuffling"
+            text = (
+                f"the {len(orders[0])} training samples come in the order of the data set in every epoch: no shuffling"
+            )
             yield hint(kind[0], text, "shuffle=True, or a sampler that shuffles")
         else:
             text = f"epochs 1 and 2 have the same order of the {len(orders[0])} samples (sampler: {kind[3]})"
             yield fault(events[1]["at"], text, "call sampler.set_epoch(epoch) before each epoch")
-    need(judged, "fewer than two epochs with numbered samples were seen")
+    need(judged, ONE_EPOCH)
 
 
 @check("No validation sample is trained on.", exercise="03_ddp/exercises/held_out")
@@ -82,12 +91,17 @@ def held_out(run: Run) -> Iterator[Finding]:
     for base in sorted(bases):
         common = trained[base][0] & validated[base][0]
         if common == validated[base][0]:
-            yield hint(validated[base][1], f"all {len(common)} samples of a validation are trained on too",
-                       "if this is not the training accuracy: split the data first")  # fmt: skip
+            yield hint(
+                validated[base][1],
+                f"all {len(common)} samples of a validation are trained on too",
+                "if this is not the training accuracy: split the data first",
+            )
         elif common:
-            yield fault(validated[base][1],
-                        f"{len(common)} of {len(validated[base][0])} validated samples are trained on by some rank",
-                        "split with the same seed on all ranks, such as random_split(..., generator=...)")  # fmt: skip
+            yield fault(
+                validated[base][1],
+                f"{len(common)} of {len(validated[base][0])} validated samples are trained on by some rank",
+                "split with the same seed on all ranks, such as random_split(..., generator=...)",
+            )
 
 
 def _by_base(run: Run, loaders: set[str]) -> dict[int, tuple[set[int], str]]:
@@ -95,8 +109,7 @@ def _by_base(run: Run, loaders: set[str]) -> dict[int, tuple[set[int], str]]:
     found: dict[int, tuple[set[int], str]] = {}
     for kind, passes in run.epochs(loaders).items():
         for event in (event for parts in passes for event in parts.values() if "base" in event):
-            samples, at = found.setdefault(event["base"], (set(), kind[0]))
-            samples.update(run.numbers(event))
+            found.setdefault(event["base"], (set(), kind[0]))[0].update(run.numbers(event))
     return found
 
 
@@ -104,14 +117,16 @@ def _by_base(run: Run, loaders: set[str]) -> dict[int, tuple[set[int], str]]:
 def stream_repeats(run: Run) -> Iterator[Finding]:
     """Every worker of a loader has a copy of an IterableDataset, so without a split each gives all samples."""
     streams = [e for e in run.first.all("loader") if e["iterable"] and e["loader"] in run.training]
-    need(streams, "no IterableDataset is trained on")
-    need(any(e["workers"] > 1 for e in streams) or run.any("pass", workers=2), "the stream has fewer than two workers")
+    need_use(streams, "streams (IterableDataset)")
+    need(run.any("pass", workers=2), "the stream has fewer than two workers: try --workers")
     for stream in streams:
         rows = _rows_of_first_pass(run, stream)
         repeated = sum(count - 1 for count in Counter(rows).values())
         if rows and repeated > 0.4 * len(rows):
             text = f"{repeated} of the first {len(rows)} samples of the stream come again from another worker"
-            yield fault(stream["at"], text, "let __iter__ give each worker its own part, by torch.utils.data.get_worker_info()")
+            yield fault(
+                stream["at"], text, "let __iter__ give each worker its own part, by torch.utils.data.get_worker_info()"
+            )
 
 
 def _rows_of_first_pass(run: Run, stream: Event) -> list[int]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import Finding, check, cost, hint, need, need_updates
+from .base import ONE_EPOCH, Finding, check, cost, hint, need, need_updates, need_use
 
 EVERY_STEP = 0.8
 SMALL_BATCH = 16
@@ -20,8 +20,11 @@ def waits(run: Run) -> Iterator[Finding]:
     for place, count in places.items():
         if count > EVERY_STEP * len(updates):
             at, name = place.rsplit(" ", 1)
-            yield cost(at, f"{name} makes the CPU wait for a GPU in {count} of {len(updates)} steps",
-                       "add up detached tensors, and read their value every 50 steps")  # fmt: skip
+            yield cost(
+                at,
+                f"{name} makes the CPU wait for a GPU in {count} of {len(updates)} steps",
+                "add up detached tensors, and read their value every 50 steps",
+            )
 
 
 @check("The ranks wait for each other in backward only.", ranks=True)
@@ -37,8 +40,11 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
             counts[e["at"], e["name"]] += 1
     for (at, name), count in counts.items():
         if count > EVERY_STEP * updates:
-            yield cost(at, f"{name} is called in {count} of {updates} steps, beside the exchange of the gradients",
-                       "call it every 50 steps, or once an epoch")  # fmt: skip
+            yield cost(
+                at,
+                f"{name} is called in {count} of {updates} steps, beside the exchange of the gradients",
+                "call it every 50 steps, or once an epoch",
+            )
 
 
 @check("Workers are kept between epochs.", exercise="01_single_gpu/exercises/reborn_workers")
@@ -46,12 +52,15 @@ def workers_restarted(run: Run) -> Iterator[Finding]:
     """Starting workers takes seconds in each epoch; persistent_workers=True keeps them."""
     made = {e["loader"]: e for e in run.first.all("loader")}
     passes: Counter[str] = Counter(e["loader"] for e in run.first.all("pass") if e["workers"])
-    need(passes, "no loader has workers")
-    need(max(passes.values()) > 1 or len(passes) > 2, "one epoch was seen")
+    need_use(passes, "workers of a loader")
+    need(max(passes.values()) > 1 or len(passes) > 2, ONE_EPOCH)
     for loader, count in passes.items():
         if count > 1 and not made[loader]["persistent"] and loader in run.training:
-            yield cost(made[loader]["at"], f"{made[loader]['workers']} workers are started again in each of {count} epochs",
-                       "persistent_workers=True")  # fmt: skip
+            yield cost(
+                made[loader]["at"],
+                f"{made[loader]['workers']} workers are started again in each of {count} epochs",
+                "persistent_workers=True",
+            )
 
 
 @check("The loader keeps up with the training.", exercise="01_single_gpu/exercises/slow_samples")
@@ -69,8 +78,12 @@ def loading(run: Run) -> Iterator[Finding]:
     need(total > 0, "no two batches of a pass were trained on")
     if waits_ > 0.5 * total:
         loader = run.made(made)
-        yield cost(loader["at"], f"{waits_ / total:.0%} of the time of training steps passes by waiting for batches on this "
-                   f"CPU (num_workers={loader['workers']})", "more workers, or samples that are faster to read")  # fmt: skip
+        yield cost(
+            loader["at"],
+            f"{waits_ / total:.0%} of the time of training steps passes by waiting for batches on this "
+            f"CPU (num_workers={loader['workers']})",
+            "more workers, or samples that are faster to read",
+        )
 
 
 @check("The graph of each step is freed.", after=("gradients_zeroed",))
@@ -80,30 +93,39 @@ def graphs_kept(run: Run) -> Iterator[Finding]:
     need_updates(run, 6)
     last = updates[-1]
     if last["graphs"] > 0.7 * len(updates):
-        yield cost(last["graph_at"], f"after {len(updates)} updates, the graphs of {last['graphs']} losses are still in memory",
-                   "add up loss.detach()")  # fmt: skip
+        yield cost(
+            last["graph_at"],
+            f"after {len(updates)} updates, the graphs of {last['graphs']} losses are still in memory",
+            "add up loss.detach()",
+        )
 
 
 @check("Workers can share the memory of the data set.", exercise="01_single_gpu/exercises/growing_memory")
 def many_objects(run: Run) -> Iterator[Finding]:
     """Reading a Python object changes its reference count, so each worker comes to copy the memory of all objects."""
-    need(any(e["workers"] for e in run.first.all("loader")), "no loader has workers")
+    need_use(any(e["workers"] for e in run.first.all("loader")), "workers of a loader")
     for e in run.first.all("dataset"):
         if e["objects"]:
             length, name = e["objects"]
             at = next((m["at"] for m in run.first.all("loader") if m["dataset"] == e["cls"]), "?")
-            yield cost(at, f"{e['cls']}.{name} keeps {length} Python objects, which each worker comes to copy",
-                       "keep them in one tensor or array")  # fmt: skip
+            yield cost(
+                at,
+                f"{e['cls']}.{name} keeps {length} Python objects, which each worker comes to copy",
+                "keep them in one tensor or array",
+            )
 
 
 @check("Batch norm has enough samples per rank.", exercise="03_ddp/exercises/two_accuracies", ranks=True)
 def small_norm(run: Run) -> Iterator[Finding]:
     """Batch norm takes its mean and variance over the samples of one rank, not over the global batch."""
     norms = max((e["local_norms"] for e in run.first.all("model")), default=0)
-    need(norms, "the model has no batch norm")
+    need_use(norms, "batch norm")
     sizes = [e["samples"] for e in run.first.all("forward", train=True, grad=True) if "samples" in e]
     need(sizes, "the size of the batches is not known")
     if max(sizes) < SMALL_BATCH:
         at = run.first.all("forward", train=True, grad=True)[0]["at"]
-        yield hint(at, f"{norms} layers of batch norm see {max(sizes)} samples per rank",
-                   "nn.SyncBatchNorm.convert_sync_batchnorm(model) before it is wrapped")  # fmt: skip
+        yield hint(
+            at,
+            f"{norms} layers of batch norm see {max(sizes)} samples per rank",
+            "nn.SyncBatchNorm.convert_sync_batchnorm(model) before it is wrapped",
+        )

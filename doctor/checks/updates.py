@@ -4,29 +4,38 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ..events import Run
-from .base import Finding, check, cost, fault, hint, need, need_updates
+from .base import Finding, check, cost, fault, hint, need, need_updates, need_use
 
 
-@check("Gradients are clipped after the scaler's factor is removed.", exercise="04_mixed_precision/exercises/stuck_in_fp16")
+@check(
+    "Gradients are clipped after the scaler's factor is removed.", exercise="04_mixed_precision/exercises/stuck_in_fp16"
+)
 def clip_scaled(run: Run) -> Iterator[Finding]:
     """Gradients that are multiplied by 65,536 always exceed the limit: each update becomes that much smaller."""
     clips = run.first.all("clip")
-    need(clips, "gradients are not clipped")
+    need_use(clips, "clipping of gradients")
     scaled = [e for e in clips if e["scaled"]]
     if scaled:
-        text = f"gradients are clipped while they are multiplied by the scaler's factor ({len(scaled)} of {len(clips)} times)"
+        text = f"gradients are clipped with the scaler's factor still in them ({len(scaled)} of {len(clips)} times)"
         yield fault(scaled[0]["at"], text, "scaler.unscale_(optimizer) before clipping")
 
 
-@check("Gradients are clipped by their norm over all ranks.", exercise="05_fully_sharded/exercises/faster_clipping", ranks=True)
+@check(
+    "Gradients are clipped by their norm over all ranks.",
+    exercise="05_fully_sharded/exercises/faster_clipping",
+    ranks=True,
+)
 def clip_local(run: Run) -> Iterator[Finding]:
     """The norm of a rank's own part of sharded gradients is smaller, and another one on each rank."""
     clips = run.first.all("clip")
-    need(clips and run.sharded, "no sharded gradients are clipped")
+    need_use(clips and run.sharded, "clipping of sharded gradients")
     plain = [e for e in clips if e["plain"]]
     if plain:
-        yield fault(plain[0]["at"], f"{len(plain)} times gradients are clipped by the norm of this rank's part",
-                    "model.clip_grad_norm_(...) with FSDP1; clip_grad_norm_(model.parameters(), ...) with FSDP2")  # fmt: skip
+        yield fault(
+            plain[0]["at"],
+            f"{len(plain)} times gradients are clipped by the norm of this rank's part",
+            "model.clip_grad_norm_(...) with FSDP1; clip_grad_norm_(model.parameters(), ...) with FSDP2",
+        )
 
 
 @check("Gradients are set to zero between updates.")
@@ -36,8 +45,11 @@ def gradients_zeroed(run: Run) -> Iterator[Finding]:
         updates = [e for e in run.first.all("update", optimizer=number) if e["backwards"]][1:]
         need(len(updates) > 2, "fewer than four updates were seen")
         if all(e["kept_gradients"] for e in updates):
-            yield fault(updates[0]["at"], f"in all {len(updates)} updates that were compared, backward began with old gradients",
-                        "optimizer.zero_grad() after each update")  # fmt: skip
+            yield fault(
+                updates[0]["at"],
+                f"in all {len(updates)} updates that were compared, backward began with old gradients",
+                "optimizer.zero_grad() after each update",
+            )
             return
 
 
@@ -47,11 +59,14 @@ def accumulation(run: Run) -> Iterator[Finding]:
     updates = run.first.all("update")
     need_updates(run)
     parts = Counter(len(e["backwards"]) for e in updates).most_common(1)[0][0]
-    need(parts > 1 and len({e["optimizer"] for e in updates}) == 1, "gradients are not accumulated")
+    need_use(parts > 1 and len({e["optimizer"] for e in updates}) == 1, "accumulation of gradients")
     synced = [e["sync"] for e in run.first.all("forward", train=True, grad=True) if "sync" in e]
     if synced and all(synced):
-        yield cost(updates[0]["backwards"][0], f"all {parts} backward passes of an update exchange the gradients",
-                   "with ddp_model.no_sync() for all of them but the last")  # fmt: skip
+        yield cost(
+            updates[0]["backwards"][0],
+            f"all {parts} backward passes of an update exchange the gradients",
+            "with ddp_model.no_sync() for all of them but the last",
+        )
 
 
 @check("All samples of an update count alike.", exercise="03_ddp/exercises/rare_classes")
@@ -69,8 +84,10 @@ def sample_weights(run: Run) -> Iterator[Finding]:
             worst = max(worst, (ratio, at, [samples for samples, _ in found]))
     need(judged > 1, "no cross-entropy over classes was seen in training")
     if apart > 0.3 * judged:
-        text = (f"in {apart} of {judged} updates, samples of one update count differently, by up to {worst[0]:.2f} times "
-                f"(parts of {', '.join(map(str, worst[2][:4]))} samples)")  # fmt: skip
+        text = (
+            f"in {apart} of {judged} updates, samples of one update count differently, by up to {worst[0]:.2f} times "
+            f"(parts of {', '.join(map(str, worst[2][:4]))} samples)"
+        )
         yield hint(worst[1], text, "divide the sum of the losses by what there is in the whole update, over all ranks")
 
 
@@ -78,8 +95,11 @@ def sample_weights(run: Run) -> Iterator[Finding]:
 def schedule_length(run: Run) -> Iterator[Finding]:
     """A schedule that counts the steps of one rank's data ends too late: the learning rate never comes down."""
     schedules = [e for e in run.first.all("schedule") if e["length"] and e["steps"] > 0]
-    need(schedules, "there is no schedule with a length")
-    need(run.launch.ended == "end", "the run was ended before the end of the training: let it train for one or two epochs")
+    need_use(schedules, "a schedule with a length")
+    need(
+        run.launch.ended == "end",
+        "the run was ended before the end of the training: let it train for one or two epochs",
+    )
     planned, given, passes = 0, 0, 0
     for parts in (parts for epochs in run.epochs(run.training).values() for parts in epochs if 0 in parts):
         planned += parts[0].get("batches", 0)
@@ -91,5 +111,7 @@ def schedule_length(run: Run) -> Iterator[Finding]:
         expected = e["steps"] if per_epoch else e["steps"] * planned / given
         ratio = e["length"] / expected
         if run.world > 1 and 0.85 * run.world < ratio < 1.15 * run.world and expected >= 4:
-            text = f"{e['cls']} is made for {e['length']} steps, but on {run.world} ranks the training has about {expected:.0f}"
+            text = (
+                f"{e['cls']} is made for {e['length']} steps, but the training on {run.world} ranks has {expected:.0f}"
+            )
             yield fault(e["at"], text, "count the steps with the global batch: len(loader) of a rank times epochs")

@@ -4,13 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import Finding, check, cost, fault, need
+from .base import NO_VALIDATION, Finding, check, cost, fault, need, need_use
 
 
 def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
     """Return the first pass of each validation: which loader, and the event of each rank."""
     epochs = run.epochs(run.validating)
-    need(epochs, "no validation was seen")
+    need(epochs, NO_VALIDATION)
     found = [(kind, passes[0]) for kind, passes in epochs.items() if all("file" in e for e in passes[0].values())]
     need(found, "the samples of the validation have no numbers")
     return found
@@ -30,13 +30,19 @@ def validation_counts(run: Run) -> Iterator[Finding]:
             continue
         counts = Counter(number for event in parts.values() for number in run.numbers(event))
         if twice := sum(count - 1 for count in counts.values()):
-            yield fault(kind[0], f"{twice} of {size} validation samples count more than once (sampler: {kind[3]})",
-                        "a sampler without padding for validation; combine the sums of the ranks after the loop")  # fmt: skip
+            yield fault(
+                kind[0],
+                f"{twice} of {size} validation samples count more than once (sampler: {kind[3]})",
+                "a sampler without padding for validation; combine the sums of the ranks after the loop",
+            )
         event = next(iter(parts.values()))
         missing = len(_all_samples(run, event, size) - covered[event["base"]])
         if missing:
-            yield fault(kind[0], f"{missing} of {size} validation samples are never validated (sampler: {kind[3]})",
-                        "drop_last=False for validation, and parts of the ranks that cover all samples")  # fmt: skip
+            yield fault(
+                kind[0],
+                f"{missing} of {size} validation samples are never validated (sampler: {kind[3]})",
+                "drop_last=False for validation, and parts of the ranks that cover all samples",
+            )
 
 
 def _all_samples(run: Run, event: Event, size: int) -> set[int]:
@@ -54,8 +60,11 @@ def validation_repeated(run: Run) -> Iterator[Finding]:
     for kind, parts in _first_passes(run):
         full = sum(len(set(run.numbers(event))) == kind[2] for event in parts.values())
         if full > 1 and kind[2] > 2 * run.world:
-            yield cost(kind[0], f"{full} ranks validate all {kind[2]} samples each",
-                       "share the samples between the ranks and combine the sums, or validate on rank 0 only")  # fmt: skip
+            yield cost(
+                kind[0],
+                f"{full} ranks validate all {kind[2]} samples each",
+                "share the samples between the ranks and combine the sums, or validate on rank 0 only",
+            )
 
 
 @check("Results of validation are combined over the ranks.", exercise="03_ddp/exercises/two_accuracies", ranks=True)
@@ -67,8 +76,10 @@ def results_combined(run: Run) -> Iterator[Finding]:
             continue
         if not _collective_after(run, kind[0]):
             event = parts[min(parts)]
-            text = f"each rank validates its part, and no collective follows: rank 0's result is of {share[0]} of {kind[2]} samples"
-            yield fault(event["at"], text, "dist.all_reduce the sum of losses, of correct answers and of samples; then divide")
+            text = f"no collective follows the validation, so rank 0's result is of {share[0]} of {kind[2]} samples"
+            yield fault(
+                event["at"], text, "dist.all_reduce the sum of losses, of correct answers and of samples; then divide"
+            )
 
 
 def _collective_after(run: Run, made_at: str) -> bool:
@@ -88,10 +99,12 @@ def _collective_after(run: Run, made_at: str) -> bool:
 def validation_mode(run: Run) -> Iterator[Finding]:
     """In training mode, dropout makes the result worse, and batch norm learns from the validation samples."""
     calls = [e for e in run.first.all("forward", grad=False) if e["loader"] in run.validating]
-    need(calls, "no validation was seen")
+    need(calls, NO_VALIDATION)
     wrong = [e for e in calls if e["train"] and e["random_layers"]]
     if wrong:
-        text = f"{len(wrong)} of {len(calls)} calls in validation were in training mode, with dropout or batch norm active"
+        text = (
+            f"{len(wrong)} of {len(calls)} calls in validation were in training mode, with dropout or batch norm active"
+        )
         yield fault(wrong[0]["at"], text, "model.eval() before validation, model.train() after it")
 
 
@@ -101,7 +114,7 @@ def training_mode(run: Run) -> Iterator[Finding]:
     calls = [e for e in run.first.all("forward", grad=True) if e["loader"] in run.training]
     need(calls, "no training with a DataLoader was seen")
     active = {e["model"] for e in calls if e["train"] and e["random_layers"]}
-    need(active, "the model has neither dropout nor batch norm")
+    need_use(active, "dropout, batch norm")
     trained = {e["model"]: i for i, e in enumerate(calls) if e["train"]}
     later = [e for i, e in enumerate(calls) if not e["train"] and e["model"] in active and i > trained[e["model"]]]
     if later:
@@ -109,16 +122,25 @@ def training_mode(run: Run) -> Iterator[Finding]:
         yield fault(later[0]["at"], text, "model.train() at the begin of each epoch")
 
 
-@check("All ranks validate with the same statistics of batch norm.", exercise="03_ddp/exercises/two_accuracies",
-       after=("weights_agree",), ranks=True)  # fmt: skip
+@check(
+    "All ranks validate with the same statistics of batch norm.",
+    exercise="03_ddp/exercises/two_accuracies",
+    after=("weights_agree",),
+    ranks=True,
+)
 def validation_statistics(run: Run) -> Iterator[Finding]:
     """The running means come from each rank's own samples; a checkpoint has those of one rank only."""
     calls = run.together("forward", grad=False, train=False)
-    need(calls, "no validation was seen")
+    need(calls, NO_VALIDATION)
     with_statistics = [events for events in calls if all(e.get("buffers") for e in events)]
     different = [events for events in with_statistics if len({tuple(e["buffers"]) for e in events}) > 1]
     if different and all(events[0]["loader"] in run.validating for events in different):
-        text = (f"in {len(different)} of {len(calls)} calls in validation, the ranks had different running means in "
-                f"{len(different[0][0]['buffers'])} layers of batch norm")  # fmt: skip
-        yield fault(different[0][0]["at"], text,
-                    "call the wrapped model in validation (DDP then gives all ranks rank 0's buffers), or use SyncBatchNorm")  # fmt: skip
+        text = (
+            f"in {len(different)} of {len(calls)} calls in validation, the ranks had different running means in "
+            f"{len(different[0][0]['buffers'])} layers of batch norm"
+        )
+        yield fault(
+            different[0][0]["at"],
+            text,
+            "call the wrapped model in validation (DDP then gives all ranks rank 0's buffers), or use SyncBatchNorm",
+        )

@@ -50,29 +50,45 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
     """Return the finding for weights that differ between ranks, with the best explanation."""
     names, total = differing(events, "weights"), len(events[0]["weights"])
     first = run.together("gradients")[0]
-    evidence = f"before update {events[0]['step'] + 1}, {len(names)} of {total} weights differ between ranks ({some(names)})"
+    evidence = (
+        f"before update {events[0]['step'] + 1}, {len(names)} of {total} weights differ between ranks ({some(names)})"
+    )
     calls = run.first.all("forward", train=True, grad=True)
     bare = next((e for e in calls if "inside" in e), None)
     wrapped = [e for e in calls if e.get("ddp")]
     made = run.first.all("ddp")
     if bare and not wrapped:
-        return fault(bare["at"], f"training calls the {bare['cls']} inside the DistributedDataParallel of {_line(bare['inside'])}, "
-                     f"so no gradients are exchanged: {evidence}", "call the wrapped model in training")  # fmt: skip
+        return fault(
+            bare["at"],
+            f"training calls the {bare['cls']} inside the DistributedDataParallel of {_line(bare['inside'])}, "
+            f"so no gradients are exchanged: {evidence}",
+            "call the wrapped model in training",
+        )
     if wrapped and not any(e["sync"] for e in wrapped):
-        return fault(wrapped[0]["at"], f"all backward passes are under no_sync, so no gradients are exchanged: {evidence}",
-                     "leave no_sync for the last backward pass before an update")  # fmt: skip
+        return fault(
+            wrapped[0]["at"],
+            f"all backward passes are under no_sync, so no gradients are exchanged: {evidence}",
+            "leave no_sync for the last backward pass before an update",
+        )
     if wrapped and made and made[0]["frozen"] and not differing(first, "weights"):
-        return fault(made[0]["at"], f"{made[0]['frozen']} parameters were frozen when the model was wrapped, so DDP never "
-                     f"exchanges their gradients: {evidence}",
-                     "unfreeze first, then wrap; or wrap again after unfreezing")  # fmt: skip
+        return fault(
+            made[0]["at"],
+            f"{made[0]['frozen']} parameters were frozen when the model was wrapped, so DDP never "
+            f"exchanges their gradients: {evidence}",
+            "unfreeze first, then wrap; or wrap again after unfreezing",
+        )
     if not wrapped and differing(first, "weights"):
-        return fault(calls[0]["at"] if calls else events[0]["at"],
-                     f"each rank begins with other weights, and no wrapper gives all of them those of rank 0: {evidence}",
-                     "wrap the model in DistributedDataParallel and call the wrapped one")  # fmt: skip
+        return fault(
+            calls[0]["at"] if calls else events[0]["at"],
+            f"each rank begins with other weights, and no wrapper gives all of them those of rank 0: {evidence}",
+            "wrap the model in DistributedDataParallel and call the wrapped one",
+        )
     if not wrapped:
-        return fault(calls[0]["at"] if calls else events[0]["at"],
-                     f"the model is not wrapped, and its gradients are not averaged: {evidence}",
-                     "wrap the model in DistributedDataParallel and call the wrapped one")  # fmt: skip
+        return fault(
+            calls[0]["at"] if calls else events[0]["at"],
+            f"the model is not wrapped, and its gradients are not averaged: {evidence}",
+            "wrap the model in DistributedDataParallel and call the wrapped one",
+        )
     return fault(events[0]["at"], evidence, "change weights and gradients in the same way on all ranks")
 
 
@@ -88,8 +104,11 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
     for events in steps:
         if len({tuple(e["lr"]) for e in events}) > 1:
             rates = ", ".join(f"{e['lr'][0]:.3g}" for e in events)
-            yield fault(events[0]["at"], f"before update {events[0]['step'] + 1}, the learning rates of the ranks are {rates}",
-                        "call scheduler.step() on all ranks, equally often")  # fmt: skip
+            yield fault(
+                events[0]["at"],
+                f"before update {events[0]['step'] + 1}, the learning rates of the ranks are {rates}",
+                "call scheduler.step() on all ranks, equally often",
+            )
             return
 
 
@@ -112,7 +131,9 @@ def orphans(run: Run) -> Iterator[Finding]:
     at = run.first.all("update")[0]["at"]
     for e in run.first.all("trainable"):
         if e["model"] in trained and e["orphans_with_gradient"] and not run.sharded:
-            text = f"{len(e['orphans'])} of {e['parameters']} trainable weights are in no optimizer ({some(e['orphans'])})"
+            text = (
+                f"{len(e['orphans'])} of {e['parameters']} trainable weights are in no optimizer ({some(e['orphans'])})"
+            )
             fix = "pass all parameters to the optimizer, or requires_grad_(False) for those that are to stay"
             yield (fault if len(e["orphans"]) < e["parameters"] / 2 else hint)(at, text, fix)
 
@@ -129,11 +150,17 @@ def gradients_arrive(run: Run) -> Iterator[Finding]:
         at = next(e["at"] for e in steps if e["optimizer"] == number)
         if len(mine) > 2 and never and len(never) == len(names):
             backward = next((e["backwards"] for e in run.first.all("update", optimizer=number) if e["backwards"]), [at])
-            yield fault(backward[0], f"the gradients of all {len(names)} weights are zero or missing in {len(mine)} updates",
-                        "look at what the loss depends on: its inputs, their shapes, detach() and no_grad()")  # fmt: skip
+            yield fault(
+                backward[0],
+                f"the gradients of all {len(names)} weights are zero or missing in {len(mine)} updates",
+                "look at what the loss depends on: its inputs, their shapes, detach() and no_grad()",
+            )
         elif len(mine) > 2 and never:
-            yield hint(at, f"{len(never)} of {len(names)} weights got no gradient in {len(mine)} updates ({some(never)})",
-                       "leave them out of the optimizer, or use them in forward")  # fmt: skip
+            yield hint(
+                at,
+                f"{len(never)} of {len(names)} weights got no gradient in {len(mine)} updates ({some(never)})",
+                "leave them out of the optimizer, or use them in forward",
+            )
 
 
 @check("Weights change when they are updated.", after=("gradients_arrive", "low_precision"))
@@ -156,10 +183,12 @@ def finite(run: Run) -> Iterator[Finding]:
     for e in run.first.all("gradients"):
         bad = [name for name, value in e["weights"].items() if value and not math.isfinite(value[1])]
         if bad:
-            text = f"before update {e['step'] + 1}, {len(bad)} of {len(e['weights'])} weights are NaN or infinite ({some(bad)})"
-            fix = "initialize all weights (to_empty leaves what the memory held)" if e["step"] == 0 else (
-                "look for the first loss that is not finite: learning rate, damaged samples, fp16 without a scaler")  # fmt: skip
-            yield fault(e["at"], text, fix)
+            text = (
+                f"before update {e['step'] + 1}, {len(bad)} of {len(e['weights'])} weights are not finite ({some(bad)})"
+            )
+            fix = "look for the first loss that is not finite: learning rate, damaged samples, fp16 without a scaler"
+            uninitialized = "initialize all weights (to_empty leaves what the memory held)"
+            yield fault(e["at"], text, fix if e["step"] else uninitialized)
             return
 
 
@@ -171,6 +200,8 @@ def low_precision(run: Run) -> Iterator[Finding]:
     total = sum(e.get("low_all", 0) for e in run.first.all("update"))
     low = [d for e in run.first.all("gradients")[:1] for d in e["dtypes"] if d in ("bfloat16", "float16")]
     if low and total:
-        text = f"the optimizer updates weights in {low[0]}: {same / total:.0%} of the updates with a gradient changed nothing"
+        text = f"weights are updated in {low[0]}: {same / total:.0%} of the updates with a gradient changed nothing"
         kind = fault if same > 0.5 * total else hint
-        yield kind(run.first.all("update")[0]["at"], text, "keep the weights in float32 and compute in 16 bits (autocast)")
+        yield kind(
+            run.first.all("update")[0]["at"], text, "keep the weights in float32 and compute in 16 bits (autocast)"
+        )

@@ -37,7 +37,9 @@ class AfterImport:
 def import_doctor() -> None:
     """Import the package under a name that no script uses."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    spec = importlib.util.spec_from_file_location("_doctor", f"{folder}/__init__.py", submodule_search_locations=[folder])
+    spec = importlib.util.spec_from_file_location(
+        "_doctor", f"{folder}/__init__.py", submodule_search_locations=[folder]
+    )
     assert spec and spec.loader
     module = sys.modules["_doctor"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -51,7 +53,9 @@ def observe() -> None:
 def run_other_sitecustomize() -> None:
     """Run the module of this name that this one hides, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", [p for p in sys.path if os.path.abspath(p) != here])
+    spec = importlib.machinery.PathFinder.find_spec(
+        "sitecustomize", [p for p in sys.path if os.path.abspath(p) != here]
+    )
     if spec and spec.loader:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 

@@ -43,8 +43,13 @@ def _note_errors() -> None:
         frames = traceback.extract_tb(trace)
         users = [f"{frame.filename}:{frame.lineno}" for frame in frames if trail.kind_of(frame.filename) > 0]
         last = frames[-1] if frames else None
-        note("error", type=kind.__name__, text=str(error)[:2000], at=users[-1] if users else "?",
-             inner=f"{last.filename}:{last.lineno} {last.name}" if last else "?")  # fmt: skip
+        note(
+            "error",
+            type=kind.__name__,
+            text=str(error)[:2000],
+            at=users[-1] if users else "?",
+            inner=f"{last.filename}:{last.lineno} {last.name}" if last else "?",
+        )
         finish("error")
         own_hook(kind, error, trace)
 

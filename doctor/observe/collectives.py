@@ -1,4 +1,5 @@
 """Process groups, and the collectives that the script or a library other than torch calls."""
+# ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import os
 import sys
@@ -10,9 +11,25 @@ import torch.distributed as dist
 
 from ..trail import note, trail, user_line
 from .common import CONFIG, patch, state
+from .optimizer import wait_for_the_end
 
-NAMES = """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier broadcast
-broadcast_object_list gather gather_object reduce reduce_scatter reduce_scatter_tensor scatter""".split()
+NAMES = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+]
 TORCH = os.path.dirname(torch.__file__)
 
 
@@ -35,14 +52,19 @@ class Inside:
 
 def _collective(name: str) -> Callable[[Callable], Callable]:
     def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
-        def collective(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def collective(*args: Any, **kwargs: Any) -> Any:
             if Inside.collective or state.observing or state.depth or not trail.caller_is_outside(TORCH):
                 return own(*args, **kwargs)
             tensor = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
             group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
             everyone = group is None or group is dist.group.WORLD
-            note("collective", name=name, at=user_line(), size=None if tensor is None else tensor.numel(),
-                 everyone=everyone)  # fmt: skip
+            note(
+                "collective",
+                name=name,
+                at=user_line(),
+                size=None if tensor is None else tensor.numel(),
+                everyone=everyone,
+            )
             Inside.collective = True
             try:
                 return own(*args, **kwargs)
@@ -55,11 +77,16 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
 
 
 def _init(own: Callable[..., None]) -> Callable[..., None]:
-    def init(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def init(*args: Any, **kwargs: Any) -> None:
         kwargs = redirected(args, kwargs)
         own(*args[:1], **kwargs)
-        note("init", at=user_line(), rank=dist.get_rank(), world_size=dist.get_world_size(),
-             seed=torch.initial_seed() % (1 << 53))  # fmt: skip
+        note(
+            "init",
+            at=user_line(),
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            seed=torch.initial_seed() % (1 << 53),
+        )
 
     return init
 
@@ -76,7 +103,7 @@ def redirected(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _join(own: Callable[..., None]) -> Callable[..., None]:
-    def init(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def init(*args: Any, **kwargs: Any) -> None:
         note("join", at=user_line())
         own(*args, **kwargs)
 
@@ -84,8 +111,10 @@ def _join(own: Callable[..., None]) -> Callable[..., None]:
 
 
 def _spawn(own: Callable[..., Any]) -> Callable[..., Any]:
-    def start(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def start(*args: Any, **kwargs: Any) -> Any:
         note("spawn", at=user_line())
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:  # set by the doctor, for a script that starts its ranks itself
+            wait_for_the_end("spawn")
         return own(*args, **kwargs)
 
     return start

@@ -1,4 +1,5 @@
 """What all observers share: where the process is, patching a function, and computing without being observed."""
+# ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import functools
 import traceback
@@ -34,7 +35,7 @@ class State:
 state = State()
 
 
-def patch(target: Any, name: str, wrap: Callable[[Callable], Callable], *others: Any) -> None:  # noqa: ANN401
+def patch(target: Any, name: str, wrap: Callable[[Callable], Callable], *others: Any) -> None:
     """Replace ``target.name``, and the same name in ``others``, by what ``wrap`` makes of it."""
     original = getattr(target, name)
     new = functools.wraps(original)(wrap(original))
@@ -46,7 +47,7 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let what ``function`` computes be unobserved; an error in it is logged, and does not reach the script."""
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if state.observing:
             return None
         state.observing = True

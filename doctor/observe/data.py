@@ -1,4 +1,5 @@
 """Which samples the loaders give, in which order, with which workers; passes of a loader are cut short here."""
+# ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import itertools
 import os
@@ -6,6 +7,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,20 +22,24 @@ MANY_OBJECTS = 20_000
 ITERABLE = data.dataloader._DatasetKind.Iterable
 
 
+@dataclass
 class Known:
     """The loaders and data sets that were seen in this process. They are kept, so that ids stay unique."""
 
-    loaders: dict[int, tuple[str, data.DataLoader]] = {}
-    datasets: dict[int, tuple[int, Any]] = {}
-    lines: dict[str, int] = {}
-    files = 0
+    loaders: dict[int, tuple[str, data.DataLoader]] = field(default_factory=dict)
+    datasets: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    files: int = 0
+
+
+known = Known()
 
 
 def install() -> None:
     """Observe `DataLoader`, its iterators, and the sizes of data sets."""
     own_sampler = data.DataLoader._index_sampler.fget
 
-    def index_sampler(loader: data.DataLoader) -> Any:  # noqa: ANN401
+    def index_sampler(loader: data.DataLoader) -> Any:
         sampler = own_sampler(loader)
         return sampler if loader._dataset_kind == ITERABLE else ShortSampler(sampler, loader)
 
@@ -53,13 +59,13 @@ class ShortSampler:
     The last batch is always among them, because it may be smaller, and because epochs end with it.
     """
 
-    def __init__(self, sampler: Any, loader: data.DataLoader) -> None:  # noqa: ANN401
+    def __init__(self, sampler: Any, loader: data.DataLoader) -> None:
         self.sampler, self.loader = sampler, loader
 
     def __len__(self) -> int:
         return len(self.sampler)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # while it is copied or unpickled
             raise AttributeError(name)
         return getattr(self.sampler, name)
@@ -75,15 +81,24 @@ class ShortSampler:
 
 
 def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
-    def init(loader: data.DataLoader, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def init(loader: data.DataLoader, *args: Any, **kwargs: Any) -> None:
         own(loader, *args, **kwargs)
         at = user_line()
-        key = f"{at}#{Known.lines.get(at, 0)}"
-        Known.lines[at] = Known.lines.get(at, 0) + 1
-        Known.loaders[id(loader)] = key, loader
-        note("loader", loader=key, at=at, workers=loader.num_workers, persistent=loader.persistent_workers,
-             sampler=type(loader.sampler).__name__, batch_size=loader.batch_size, drop_last=bool(loader.drop_last),
-             iterable=loader._dataset_kind == ITERABLE, dataset=type(loader.dataset).__name__)  # fmt: skip
+        key = f"{at}#{known.lines.get(at, 0)}"
+        known.lines[at] = known.lines.get(at, 0) + 1
+        known.loaders[id(loader)] = key, loader
+        note(
+            "loader",
+            loader=key,
+            at=at,
+            workers=loader.num_workers,
+            persistent=loader.persistent_workers,
+            sampler=type(loader.sampler).__name__,
+            batch_size=loader.batch_size,
+            drop_last=bool(loader.drop_last),
+            iterable=loader._dataset_kind == ITERABLE,
+            dataset=type(loader.dataset).__name__,
+        )
         loader.pin_memory = False
         wanted = loader.num_workers if CONFIG.workers < 0 else CONFIG.workers
         loader.num_workers = min(wanted, 2)  # more only take longer to start
@@ -96,7 +111,7 @@ def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
 @quietly
 def note_pass(loader: data.DataLoader, plan: list | None = None) -> None:
     """Log that a pass over the data begins, with the numbers of its samples if there is a plan."""
-    key, _ = Known.loaders[id(loader)]
+    key, _ = known.loaders[id(loader)]
     what: dict[str, object] = {"loader": key, "at": user_line(), "workers": loader.num_workers}
     if plan is not None:
         dataset, base, indices = _below_subsets(loader.dataset)
@@ -104,11 +119,16 @@ def note_pass(loader: data.DataLoader, plan: list | None = None) -> None:
         numbers = _as_integers([sample for batch in batches for sample in _samples(batch)])
         if indices is not None:
             numbers = [indices[number] for number in numbers]
-        what |= {"file": _store(numbers), "batches": len(plan), "dataset": _number_of(dataset), "base": _number_of(base)}
+        what |= {
+            "file": _store(numbers),
+            "batches": len(plan),
+            "dataset": _number_of(dataset),
+            "base": _number_of(base),
+        }
     note("pass", **what)
 
 
-def _samples(batch: Any) -> Iterator[Any]:  # noqa: ANN401
+def _samples(batch: Any) -> Iterator[Any]:
     for item in batch if not isinstance(batch, torch.Tensor) else batch.tolist():
         if isinstance(item, list):
             yield from item
@@ -128,7 +148,7 @@ def _as_integers(samples: list) -> list[int]:
         return [zlib.crc32(repr(sample).encode()) for sample in samples]
 
 
-def _below_subsets(dataset: Any) -> tuple[Any, Any, list[int] | None]:  # noqa: ANN401
+def _below_subsets(dataset: Any) -> tuple[Any, Any, list[int] | None]:
     """Return the data set, the one below all subsets, and the numbers there of its samples (None: the same)."""
     base, indices = dataset, None
     while hasattr(base, "dataset") and not callable(getattr(base, "indices", callable)):
@@ -138,29 +158,38 @@ def _below_subsets(dataset: Any) -> tuple[Any, Any, list[int] | None]:  # noqa: 
     return dataset, base, indices
 
 
-def _number_of(dataset: Any) -> int:  # noqa: ANN401
+def _number_of(dataset: Any) -> int:
     """Return the number of a data set in this process; log it when it is seen first."""
-    if id(dataset) not in Known.datasets:
-        number = len(Known.datasets)
-        Known.datasets[id(dataset)] = number, dataset
-        _, base, indices = _below_subsets(dataset)
-        objects = [(len(value), name) for name, value in vars(dataset).items()
-                   if isinstance(value, list | dict) and len(value) > MANY_OBJECTS]  # fmt: skip
-        note("dataset", dataset=number, size=len(dataset), cls=type(dataset).__name__,
-             file=None if indices is None else _store(indices), objects=max(objects, default=None))  # fmt: skip
-    return Known.datasets[id(dataset)][0]
+    if id(dataset) not in known.datasets:
+        number = len(known.datasets)
+        known.datasets[id(dataset)] = number, dataset
+        _, _, indices = _below_subsets(dataset)
+        objects = [
+            (len(value), name)
+            for name, value in vars(dataset).items()
+            if isinstance(value, list | dict) and len(value) > MANY_OBJECTS
+        ]
+        note(
+            "dataset",
+            dataset=number,
+            size=len(dataset),
+            cls=type(dataset).__name__,
+            file=None if indices is None else _store(indices),
+            objects=max(objects, default=None),
+        )
+    return known.datasets[id(dataset)][0]
 
 
 def _store(numbers: list[int]) -> str:
-    Known.files += 1
-    name = f"{os.getpid()}_{Known.files}.samples"
+    known.files += 1
+    name = f"{os.getpid()}_{known.files}.samples"
     with open(f"{CONFIG.logs}/{name}", "wb") as file:
         array("q", numbers).tofile(file)
     return name
 
 
 def _iterator_init(own: Callable[..., None]) -> Callable[..., None]:
-    def init(iterator: Any, loader: data.DataLoader) -> None:  # noqa: ANN401
+    def init(iterator: Any, loader: data.DataLoader) -> None:
         iterator._doctor_loader, iterator._doctor_given = loader, 0
         if loader._dataset_kind == ITERABLE:
             note_pass(loader)
@@ -170,7 +199,7 @@ def _iterator_init(own: Callable[..., None]) -> Callable[..., None]:
 
 
 def _iterator_reset(own: Callable[..., None]) -> Callable[..., None]:
-    def reset(iterator: Any, loader: data.DataLoader, first_iter: bool = False) -> None:  # noqa: ANN401
+    def reset(iterator: Any, loader: data.DataLoader, first_iter: bool = False) -> None:
         iterator._doctor_given = 0
         if loader._dataset_kind == ITERABLE and not first_iter:
             note_pass(loader)
@@ -180,7 +209,7 @@ def _iterator_reset(own: Callable[..., None]) -> Callable[..., None]:
 
 
 def _following(own: Callable[..., Any]) -> Callable[..., Any]:
-    def following(iterator: Any) -> Any:  # noqa: ANN401
+    def following(iterator: Any) -> Any:
         loader = iterator._doctor_loader
         if loader._dataset_kind == ITERABLE and CONFIG.batches and iterator._doctor_given >= CONFIG.batches:
             raise StopIteration
@@ -190,7 +219,7 @@ def _following(own: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             state.loading = False
         iterator._doctor_given += 1
-        state.loader = Known.loaders[id(loader)][0]
+        state.loader = known.loaders[id(loader)][0]
         note("batch", loader=state.loader, wait=round(time.perf_counter() - began, 5))
         return batch
 
@@ -208,13 +237,13 @@ def _cut_datasets() -> None:
         if "__len__" in vars(kind) and not hasattr(vars(kind)["__len__"], "_doctor_cut"):
             own_len = kind.__len__  # type: ignore[attr-defined]
 
-            def length(dataset: Any) -> int:  # noqa: ANN401
+            def length(dataset: Any) -> int:
                 return uneven(own_len(dataset))
 
             length._doctor_cut = True  # type: ignore[attr-defined]
             kind.__len__ = length  # type: ignore[attr-defined]
 
-    def init_subclass(cls: type, **kwargs: Any) -> None:  # noqa: ANN401
+    def init_subclass(cls: type, **kwargs: Any) -> None:
         super(data.Dataset, cls).__init_subclass__(**kwargs)
         cut(cls)
 

@@ -1,4 +1,5 @@
 """Checkpoints: what is in those that the script saves, and which it loads again."""
+# ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import os
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from torch import nn
 from .. import overlay
 from ..trail import note, user_line
 from .common import CONFIG, patch, quietly
-from .model import Models
+from .model import models
 
 PARTS = {"optimizer": {"state", "param_groups"}, "scheduler": {"last_epoch", "_last_lr"}, "scaler": {"_growth_tracker"}}
 """the keys by which the states of these are known"""
@@ -21,7 +22,7 @@ def install() -> None:
     redirection = overlay.Overlay(CONFIG.scratch) if CONFIG.redirect else None
 
     def saving(own: Callable[..., None]) -> Callable[..., None]:
-        def save(thing: Any, f: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        def save(thing: Any, f: Any, *args: Any, **kwargs: Any) -> None:
             note_save(thing, f, user_line())
             if redirection and isinstance(f, str | os.PathLike):
                 redirection.note_write(f, "save")
@@ -33,7 +34,7 @@ def install() -> None:
         return save
 
     def loading(own: Callable[..., Any]) -> Callable[..., Any]:
-        def load(f: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def load(f: Any, *args: Any, **kwargs: Any) -> Any:
             note("load", file=name_of(f), at=user_line())
             path = redirection.to_read(f) if redirection and isinstance(f, str | os.PathLike) else f
             return own(path, *args, **kwargs)
@@ -44,7 +45,7 @@ def install() -> None:
     patch(torch, "load", loading, torch.serialization)
 
 
-def name_of(file: Any) -> str | None:  # noqa: ANN401
+def name_of(file: Any) -> str | None:
     """Return the path that the script means by a file, if it has one."""
     path = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
     if not isinstance(path, str | os.PathLike):
@@ -53,19 +54,29 @@ def name_of(file: Any) -> str | None:  # noqa: ANN401
 
 
 @quietly
-def note_save(thing: Any, file: Any, at: str) -> None:  # noqa: ANN401
+def note_save(thing: Any, file: Any, at: str) -> None:
     """Log what a checkpoint holds."""
     dicts = [thing] if isinstance(thing, dict) else []
     dicts += _inner_dicts(thing)
     parts = [name for name, keys in PARTS.items() if any(keys <= d.keys() for d in dicts)]
     tensors = {k: v for d in dicts for k, v in d.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
-    whole = {name: p.numel() for model in Models.known for name, p in model.named_parameters() if hasattr(p, "to_local")}
+    whole = {
+        name: p.numel() for model in models.known for name, p in model.named_parameters() if hasattr(p, "to_local")
+    }
     shards = [name for name, v in tensors.items() if hasattr(v, "to_local") or v.numel() < whole.get(name, 0)]
-    note("save", file=name_of(file), at=at, parts=parts, tensors=len(tensors), shards=len(shards),
-         wrapped=sum(name.startswith("module.") for name in tensors), is_module=isinstance(thing, nn.Module))  # fmt: skip
+    note(
+        "save",
+        file=name_of(file),
+        at=at,
+        parts=parts,
+        tensors=len(tensors),
+        shards=len(shards),
+        wrapped=sum(name.startswith("module.") for name in tensors),
+        is_module=isinstance(thing, nn.Module),
+    )
 
 
-def _inner_dicts(thing: Any, depth: int = 3) -> Iterator[dict]:  # noqa: ANN401
+def _inner_dicts(thing: Any, depth: int = 3) -> Iterator[dict]:
     values = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list | tuple) else ()
     for value in values:
         if isinstance(value, dict):

@@ -1,7 +1,9 @@
 """Calls of models: in training or validation, wrapped or not, with which inputs; losses, and backward passes."""
+# ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,27 +21,31 @@ MOST_SAMPLES = 256
 has_parameters: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 
 
+@dataclass
 class Models:
     """The models of this process, and what happened since the last update of their weights."""
 
-    numbers: dict[int, int] = {}
+    numbers: dict[int, int] = field(default_factory=dict)
     """of the models, by their ids"""
-    known: list[nn.Module] = []
-    names: dict[int, str] = {}
+    known: list[nn.Module] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
     """of parameters, by their ids"""
-    inside: dict[int, str] = {}
+    inside: dict[int, str] = field(default_factory=dict)
     """lines where a DistributedDataParallel was made, by the ids of the modules in it"""
-    calls = 0
-    random_layers = 0
+    calls: int = 0
+    random_layers: int = 0
     """calls of dropout or batch norm in training mode, in the present call of a model"""
-    dropout_noted = False
-    backwards: list[str] = []
+    dropout_noted: bool = False
+    backwards: list[str] = field(default_factory=list)
     """lines of the backward passes since the last update"""
-    kept_gradients = False
+    kept_gradients: bool = False
     """whether the first of these passes began with gradients of before the last update"""
-    factors: list[tuple[str, int, float]] = []
+    factors: list[tuple[str, int, float]] = field(default_factory=list)
     """of each loss since the last update: its line, its samples, and how much a sample counts"""
-    graphs: list[tuple["weakref.ref[Alive]", str]] = []
+    graphs: list[tuple["weakref.ref[Alive]", str]] = field(default_factory=list)
+
+
+models = Models()
 
 
 class Alive:
@@ -60,20 +66,20 @@ def install() -> None:
 
 
 def _call(own: Callable[..., Any]) -> Callable[..., Any]:
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if state.depth or state.in_backward or state.observing or state.loading or not _is_model(module):
             return own(module, *args, **kwargs)
         event = note_call(module, args, kwargs, torch.is_grad_enabled(), user_line())
         state.training = module.training and torch.is_grad_enabled()
         if state.training and is_time_for_nan():
             args = tuple(damaged(value) for value in args)
-        state.depth, Models.random_layers = 1, 0
+        state.depth, models.random_layers = 1, 0
         try:
             return own(module, *args, **kwargs)
         finally:
             state.depth = 0
             if event:
-                note("forward", **event, random_layers=Models.random_layers)
+                note("forward", **event, random_layers=models.random_layers)
 
     return call
 
@@ -83,7 +89,7 @@ def is_time_for_nan() -> bool:
     return CONFIG.nan_rank >= 0 and trail.step == 2 and dist.is_initialized() and dist.get_rank() == CONFIG.nan_rank
 
 
-def damaged(value: Any) -> Any:  # noqa: ANN401
+def damaged(value: Any) -> Any:
     """Return an input in which the first sample is not a number."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.dim():
         return value
@@ -102,22 +108,30 @@ def _is_model(module: nn.Module) -> bool:
 def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str) -> dict[str, object]:
     """Return what is known of a call of a model before it."""
     core = module.module if isinstance(module, DistributedDataParallel) else module
-    if id(core) not in Models.numbers:
-        Models.numbers[id(core)] = len(Models.numbers)
-        Models.known.append(core)
+    if id(core) not in models.numbers:
+        models.numbers[id(core)] = len(models.numbers)
+        models.known.append(core)
         name_parameters()
-        note("model", model=Models.numbers[id(core)], at=at, **_kind_of(core))
-    event: dict[str, object] = {"model": Models.numbers[id(core)], "cls": type(core).__name__, "train": module.training,
-                                "grad": grad, "loader": state.loader, "at": at}  # fmt: skip
+        note("model", model=models.numbers[id(core)], at=at, **_kind_of(core))
+    event: dict[str, object] = {
+        "model": models.numbers[id(core)],
+        "cls": type(core).__name__,
+        "train": module.training,
+        "grad": grad,
+        "loader": state.loader,
+        "at": at,
+    }
     if isinstance(module, DistributedDataParallel):
         event |= {"ddp": True, "sync": bool(module.require_backward_grad_sync)}
-    elif id(core) in Models.inside:
-        event["inside"] = Models.inside[id(core)]
+    elif id(core) in models.inside:
+        event["inside"] = models.inside[id(core)]
     is_synced = isinstance(module, DistributedDataParallel) and module.will_sync_module_buffers()
     if not module.training and not is_synced:
-        event["buffers"] = [fingerprint(b) for m in core.modules() if _has_statistics(m) for b in (m.running_mean,)][:50]
-    Models.calls += 1
-    if Models.calls <= MOST_CALLS:
+        event["buffers"] = [fingerprint(b) for m in core.modules() if _has_statistics(m) for b in (m.running_mean,)][
+            :50
+        ]
+    models.calls += 1
+    if models.calls <= MOST_CALLS:
         event |= _inputs(args, kwargs)
         event["rng"] = fingerprint(torch.get_rng_state())
     return event
@@ -137,21 +151,28 @@ def _kind_of(core: nn.Module) -> dict[str, object]:
     norms = [m for m in modules if isinstance(m, _BatchNorm)]
     fsdp = any(type(m).__name__ == "FullyShardedDataParallel" for m in modules)
     meshes = [p.device_mesh.ndim for p in core.parameters() if hasattr(p, "device_mesh")]
-    return {"cls": type(core).__name__, "parameters": sum(1 for _ in core.parameters()), "fsdp1": fsdp,
-            "sharded": fsdp or bool(meshes), "mesh_dims": max(meshes, default=0),
-            "local_norms": sum(not is_synced_norm(m) for m in norms)}  # fmt: skip
+    return {
+        "cls": type(core).__name__,
+        "parameters": sum(1 for _ in core.parameters()),
+        "fsdp1": fsdp,
+        "sharded": fsdp or bool(meshes),
+        "mesh_dims": max(meshes, default=0),
+        "local_norms": sum(not is_synced_norm(m) for m in norms),
+    }
 
 
 def name_parameters() -> None:
     """Learn the names of all parameters: also of those that were replaced since, as sharding does."""
-    for number, model in enumerate(Models.known):
+    for number, model in enumerate(models.known):
         prefix = f"{number}:" if number else ""
-        Models.names |= {id(p): prefix + name for name, p in model.named_parameters()}
+        models.names |= {id(p): prefix + name for name, p in model.named_parameters()}
 
 
 def _inputs(args: tuple, kwargs: dict) -> dict[str, object]:
     values = [*args, *kwargs.values()]
-    values += [v for a in values if isinstance(a, list | tuple | dict) for v in (a.values() if isinstance(a, dict) else a)]
+    values += [
+        v for a in values if isinstance(a, list | tuple | dict) for v in (a.values() if isinstance(a, dict) else a)
+    ]
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.dim() and not v.is_meta and not v.is_sparse]
     if not tensors:
         return {}
@@ -160,10 +181,10 @@ def _inputs(args: tuple, kwargs: dict) -> dict[str, object]:
 
 
 def _wrap_ddp(own: Callable[..., None]) -> Callable[..., None]:
-    def init(self: DistributedDataParallel, module: nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def init(self: DistributedDataParallel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         own(self, module, *args, **kwargs)
         at = user_line()
-        Models.inside |= {id(inner): at for inner in module.modules()}
+        models.inside |= {id(inner): at for inner in module.modules()}
         frozen = sum(not p.requires_grad for p in module.parameters())
         note("ddp", at=at, cls=type(module).__name__, frozen=frozen)
 
@@ -174,13 +195,13 @@ def _random_layer(position: int, rate_name: str, default: float) -> Callable[[Ca
     """Wrap a function that takes ``training``, as argument number ``position``, and a rate of dropout."""
 
     def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
-        def layer(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def layer(*args: Any, **kwargs: Any) -> Any:
             training = kwargs.get("training", args[position] if len(args) > position else rate_name == "p")
             rate = kwargs.get(rate_name, args[1] if rate_name == "p" and len(args) > 1 else default)
             if training and rate and not state.observing:
-                Models.random_layers += 1
-                if rate_name and state.training and not Models.dropout_noted:
-                    Models.dropout_noted = True
+                models.random_layers += 1
+                if rate_name and state.training and not models.dropout_noted:
+                    models.dropout_noted = True
                     note("dropout", at=user_line(), p=rate)
             return own(*args, **kwargs)
 
@@ -190,8 +211,15 @@ def _random_layer(position: int, rate_name: str, default: float) -> Callable[[Ca
 
 
 def _attention(own: Callable[..., Any]) -> Callable[..., Any]:
-    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any,  # noqa: ANN401
-                  **kwargs: Any) -> Any:  # noqa: ANN401  # fmt: skip
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         if dropout_p:
             noting(query, dropout_p, True)
         return own(query, key, value, attn_mask, dropout_p, *args, **kwargs)
@@ -201,10 +229,13 @@ def _attention(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _loss(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+    def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         out = own(input, target, *args, **kwargs)
         if state.training and not state.observing and out.requires_grad and out.dim() == 0:
-            named = dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False)) | kwargs
+            named = (
+                dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False))
+                | kwargs
+            )
             _follow(out, target, named)
         return out
 
@@ -222,11 +253,11 @@ def _follow(out: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) ->
     if options.get("reduction", "mean") == "mean":
         count = (float(weight[kept].sum()) if weight is not None else float(kept.numel())) or 1.0
     at, samples = user_line(), int(kept.numel())
-    out.register_hook(lambda factor: Models.factors.append((at, samples, float(factor.detach()) / count)))
+    out.register_hook(lambda factor: models.factors.append((at, samples, float(factor.detach()) / count)))
 
 
 def _backward(own: Callable[..., None]) -> Callable[..., None]:
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         note_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
         state.in_backward = True
         try:
@@ -240,23 +271,28 @@ def _backward(own: Callable[..., None]) -> Callable[..., None]:
 @quietly
 def note_backward(loss: torch.Tensor, at: str) -> None:
     """Remember a backward pass, and whether gradients of before the last update were still there."""
-    if not Models.backwards:
-        first = [p.grad for model in Models.known for p in model.parameters() if p.grad is not None][:5]
-        Models.kept_gradients = any(float(local(g).abs().sum()) > 0 for g in first)
-    Models.backwards.append(at)
+    if not models.backwards:
+        first = [p.grad for model in models.known for p in model.parameters() if p.grad is not None][:5]
+        models.kept_gradients = any(float(local(g).abs().sum()) > 0 for g in first)
+    models.backwards.append(at)
     if loss.grad_fn is not None:
         token = Alive()
         loss.grad_fn.metadata["doctor"] = token
-        Models.graphs.append((weakref.ref(token), at))
+        models.graphs.append((weakref.ref(token), at))
 
 
 def finish() -> None:
     """Log which trainable parameters are in no optimizer, and the number of samples of the models."""
-    from .optimizer import Optimizers
+    from .optimizer import optimizers
 
-    for number, model in enumerate(Models.known):
+    for number, model in enumerate(models.known):
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        orphans = [name for name, p in trainable if id(p) not in Optimizers.held]
-        note("trainable", model=number, parameters=len(trainable), orphans=orphans[:300],
-             orphans_with_gradient=sum(p.grad is not None for _, p in trainable if id(p) not in Optimizers.held))  # fmt: skip
+        orphans = [name for name, p in trainable if id(p) not in optimizers.held]
+        note(
+            "trainable",
+            model=number,
+            parameters=len(trainable),
+            orphans=orphans[:300],
+            orphans_with_gradient=sum(p.grad is not None for _, p in trainable if id(p) not in optimizers.held),
+        )
     trail.file.flush()

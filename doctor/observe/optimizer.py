@@ -1,9 +1,11 @@
-"""Updates of the weights: gradients and weights before them, learning rates, clipping, schedules; the end of the run."""
+"""Updates: gradients and weights before them, learning rates, clipping, schedules; the end of the run."""
+# ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import os
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,28 +15,34 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from ..trail import note, trail, user_line
 from .common import CONFIG, local, patch, quietly, state, sums
-from .model import Models, name_parameters
+from .model import models, name_parameters
 
 MOST_PARAMETERS = 600
+FIRST = 16
+"""first updates of an optimizer that are logged with all sums; of the others, every tenth is"""
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
+@dataclass
 class Optimizers:
     """The optimizers of this process."""
 
-    known: dict[int, "weakref.ref[Optimizer]"] = {}
-    held: set[int] = set()
+    known: dict[int, "weakref.ref[Optimizer]"] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
     """ids of the parameters in all of them"""
-    updates: dict[int, int] = {}
-    depth = 0
+    updates: dict[int, int] = field(default_factory=dict)
+    depth: int = 0
     """steps that are being taken: one optimizer can call another one"""
-    scaled = False
+    scaled: bool = False
     """whether the gradients are multiplied by the factor of a GradScaler"""
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """weights in 16 bits, and their values before the update"""
-    waits: dict[str, int] = {}
+    waits: dict[str, int] = field(default_factory=dict)
     """operations since the last update that make the CPU wait for a GPU, with their lines"""
-    schedulers: list[tuple[Any, str]] = []
+    schedulers: list[tuple[Any, str]] = field(default_factory=list)
+
+
+optimizers = Optimizers()
 
 
 def install() -> None:
@@ -50,42 +58,50 @@ def install() -> None:
 
 
 def _number_of(optimizer: Optimizer) -> int:
-    for number, known in Optimizers.known.items():
+    for number, known in optimizers.known.items():
         if known() is optimizer:
             return number
-    Optimizers.known[len(Optimizers.known)] = weakref.ref(optimizer)
-    return len(Optimizers.known) - 1
+    optimizers.known[len(optimizers.known)] = weakref.ref(optimizer)
+    return len(optimizers.known) - 1
 
 
 def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
-    Optimizers.depth += 1
-    if Optimizers.depth == 1:
+    optimizers.depth += 1
+    if optimizers.depth == 1:
         note_before(optimizer, bool(args[1:]) or any(kwargs.values()))
 
 
 @quietly
 def note_before(optimizer: Optimizer, closure: bool) -> None:
-    """Log gradients, weights and learning rates before an update: of the first ones, and of every tenth."""
+    """Log gradients, weights and learning rates before an update: of the first ones, then every tenth."""
     number = _number_of(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    Optimizers.held |= {id(p) for p in parameters}
-    if any(id(p) not in Models.names for p in parameters):
+    optimizers.held |= {id(p) for p in parameters}
+    if any(id(p) not in models.names for p in parameters):
         name_parameters()
-    count = Optimizers.updates[number] = Optimizers.updates.get(number, -1) + 1
-    if count >= 6 and count % 10 != 9:
+    count = optimizers.updates[number] = optimizers.updates.get(number, -1) + 1
+    if count >= FIRST and count % 10 != 9:
         return
-    named = [(Models.names.get(id(p), f"?{i}"), p) for i, p in enumerate(parameters[:MOST_PARAMETERS])]
-    note("gradients", optimizer=number, count=count, at=user_line(), closure=closure,
-         gradients={name: None if p.grad is None else sums(p.grad) for name, p in named if p.requires_grad},
-         weights={name: sums(p) for name, p in named}, lr=[float(group["lr"]) for group in optimizer.param_groups],
-         state=len(optimizer.state), dtypes=sorted({str(p.dtype).removeprefix("torch.") for p in parameters}))  # fmt: skip
+    named = [(models.names.get(id(p), f"?{i}"), p) for i, p in enumerate(parameters[:MOST_PARAMETERS])]
+    note(
+        "gradients",
+        optimizer=number,
+        count=count,
+        at=user_line(),
+        closure=closure,
+        gradients={name: None if p.grad is None else sums(p.grad) for name, p in named if p.requires_grad},
+        weights={name: sums(p) for name, p in named},
+        lr=[float(group["lr"]) for group in optimizer.param_groups],
+        state=len(optimizer.state),
+        dtypes=sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
+    )
     low = [p for p in parameters if p.dtype in LOW_PRECISION and p.grad is not None][:8]
-    Optimizers.copies = [(p, local(p).flatten()[:4096].clone()) for p in low]
+    optimizers.copies = [(p, local(p).flatten()[:4096].clone()) for p in low]
 
 
 def _after_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
-    Optimizers.depth = max(0, Optimizers.depth - 1)
-    if Optimizers.depth == 0:
+    optimizers.depth = max(0, optimizers.depth - 1)
+    if optimizers.depth == 0:
         note_after(optimizer)
         trail.step += 1
         if CONFIG.stop_after and trail.step >= CONFIG.stop_after:
@@ -98,20 +114,35 @@ def _after_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
 def note_after(optimizer: Optimizer) -> None:
     """Log an update, and what led to it."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    alive = [at for token, at in Models.graphs if token() is not None]
+    alive = [at for token, at in models.graphs if token() is not None]
     what: dict[str, object] = {}
-    if Optimizers.copies:
-        changes = [(local(p).flatten()[:4096] == before, local(p.grad).flatten()[:4096] != 0)
-                   for p, before in Optimizers.copies if p.grad is not None]  # fmt: skip
-        what = {"low_same": sum(int((same & moved).sum()) for same, moved in changes),
-                "low_all": sum(int(moved.sum()) for _, moved in changes)}  # fmt: skip
-    note("update", optimizer=_number_of(optimizer), at=user_line(), parameters=len(parameters),
-         foreign=sum(id(p) not in Models.names for p in parameters), backwards=Models.backwards,
-         kept_gradients=Models.kept_gradients, factors=Models.factors, waits=Optimizers.waits,
-         graphs=len(alive), graph_at=alive[0] if alive else None, **what)  # fmt: skip
-    Models.graphs = [pair for pair in Models.graphs if pair[0]() is not None]
-    Models.backwards, Models.factors, Optimizers.waits, Optimizers.copies = [], [], {}, []
-    Optimizers.scaled = False
+    if optimizers.copies:
+        changes = [
+            (local(p).flatten()[:4096] == before, local(p.grad).flatten()[:4096] != 0)
+            for p, before in optimizers.copies
+            if p.grad is not None
+        ]
+        what = {
+            "low_same": sum(int((same & moved).sum()) for same, moved in changes),
+            "low_all": sum(int(moved.sum()) for _, moved in changes),
+        }
+    note(
+        "update",
+        optimizer=_number_of(optimizer),
+        at=user_line(),
+        parameters=len(parameters),
+        foreign=sum(id(p) not in models.names for p in parameters),
+        backwards=models.backwards,
+        kept_gradients=models.kept_gradients,
+        factors=models.factors,
+        waits=optimizers.waits,
+        graphs=len(alive),
+        graph_at=alive[0] if alive else None,
+        **what,
+    )
+    models.graphs = [pair for pair in models.graphs if pair[0]() is not None]
+    models.backwards, models.factors, optimizers.waits, optimizers.copies = [], [], {}, []
+    optimizers.scaled = False
 
 
 def wait_for_the_end(how: str) -> None:
@@ -124,11 +155,11 @@ def wait_for_the_end(how: str) -> None:
 
 
 def _clip(own: Callable[..., Any]) -> Callable[..., Any]:
-    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         norm = own(tensors, *args, **kwargs)
         is_plain = not any(hasattr(t, "to_local") for t in tensors)
-        note("clip", at=user_line(), scaled=Optimizers.scaled, plain=is_plain)
+        note("clip", at=user_line(), scaled=optimizers.scaled, plain=is_plain)
         return norm
 
     return clip
@@ -136,9 +167,9 @@ def _clip(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def _scaling(scaled: bool) -> Callable[[Callable], Callable]:
     def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
-        def scaling(scaler: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def scaling(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             if scaler.is_enabled():
-                Optimizers.scaled = scaled
+                optimizers.scaled = scaled
             return own(scaler, *args, **kwargs)
 
         return scaling
@@ -147,15 +178,15 @@ def _scaling(scaled: bool) -> Callable[[Callable], Callable]:
 
 
 def _scheduler_init(own: Callable[..., None]) -> Callable[..., None]:
-    def init(scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        if not any(known is scheduler for known, _ in Optimizers.schedulers):
-            Optimizers.schedulers.append((scheduler, user_line()))
+    def init(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        if not any(known is scheduler for known, _ in optimizers.schedulers):
+            optimizers.schedulers.append((scheduler, user_line()))
         own(scheduler, *args, **kwargs)
 
     return init
 
 
-def length_of(scheduler: Any) -> int | None:  # noqa: ANN401
+def length_of(scheduler: Any) -> int | None:
     """Return for how many of its steps a schedule is made; None if it does not say."""
     for name in ("total_steps", "T_max"):
         if isinstance(getattr(scheduler, name, None), int):
@@ -171,7 +202,7 @@ def length_of(scheduler: Any) -> int | None:  # noqa: ANN401
 
 def finish() -> None:
     """Log the schedules."""
-    for scheduler, at in Optimizers.schedulers:
+    for scheduler, at in optimizers.schedulers:
         try:
             length = length_of(scheduler)
         except Exception:  # a schedule of the script's own, asked for a step that it does not know

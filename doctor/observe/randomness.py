@@ -1,4 +1,5 @@
 """Which random numbers the samples of each loader process are made with."""
+# ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import os
 import random
@@ -31,7 +32,7 @@ def install() -> None:
 
 
 def _fetch(own: Callable[..., Any]) -> Callable[..., Any]:
-    def fetch(fetcher: Any, indices: Any) -> Any:  # noqa: ANN401
+    def fetch(fetcher: Any, indices: Any) -> Any:
         if Seen.pid != os.getpid():  # a forked worker
             Seen.pid, Seen.fetches = os.getpid(), 0
         if Seen.fetches >= FETCHES:
@@ -42,8 +43,13 @@ def _fetch(own: Callable[..., Any]) -> Callable[..., Any]:
         batch = own(fetcher, indices)
         used = {name: before[name] for name, generator in generators.items() if _state_of(generator) != before[name]}
         worker = data.get_worker_info()
-        note("fetch", worker=None if worker is None else worker.id, count=Seen.fetches, used=used,
-             dataset=type(fetcher.dataset).__name__)  # fmt: skip
+        note(
+            "fetch",
+            worker=None if worker is None else worker.id,
+            count=Seen.fetches,
+            used=used,
+            dataset=type(fetcher.dataset).__name__,
+        )
         return batch
 
     return fetch
@@ -65,7 +71,7 @@ def _generators_in(thing: object, depth: int = 3, path: str = "") -> Iterator[tu
             yield from _generators_in(value, depth - 1, f"{path}.{name}")
 
 
-def _state_of(generator: Any) -> int:  # noqa: ANN401
+def _state_of(generator: Any) -> int:
     if isinstance(generator, torch.Generator):
         return fingerprint(generator.get_state())
     if isinstance(generator, random.Random):
