@@ -48,7 +48,7 @@ class Measurement:
     """rough time until its first table is stored, on a GPU"""
 
 
-MNIST_LADDER = "--name precision_ladder_mnist --config ../configs/mnist.yaml --loader device"
+MNIST_LADDER = "--name precision_ladder_mnist --config ../configs/mnist.yaml --loader device --limit_train 59968"
 ONE, TWO, THREE = "01_single_gpu", "02_dataparallel", "03_ddp"
 FOUR, FIVE = "04_mixed_precision", "05_fully_sharded"
 GPU = (
@@ -73,10 +73,9 @@ CPU = (
     Measurement("loaders", "python experiments/throughput.py loaders", ONE, CIFAR),
     Measurement("worker_counts", "python experiments/throughput.py worker_counts", ONE, MNIST),
     Measurement("models", "python experiments/throughput.py models", ONE, CIFAR),
-    Measurement("cifar_loading", "python experiments/throughput.py cifar_loading", ONE, CIFAR),
     Measurement("first_changes", "python experiments/first_changes.py", ONE, MNIST + CIFAR),
     Measurement("exercises", "python experiments/exercise_losses.py", ONE, MNIST),
-    Measurement("loading_timelines", "python experiments/loading_timelines.py", ONE, CIFAR),
+    Measurement("loading_timelines", "python experiments/loading_timelines.py", ONE, MNIST),
     Measurement("sequential_reads", "python experiments/sequential_reads.py", ONE, MNIST),
     Measurement("bandwidth", "python experiments/bandwidth.py", ONE),
     Measurement("cpu_or_gpu", "python experiments/cpu_or_gpu.py", ONE),
