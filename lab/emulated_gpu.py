@@ -55,8 +55,8 @@ PUBLISHED = {
         gpu=1 / 707.966, load=1 / 792.513, what="a 3D U-Net on one A100 with DALI, AMP, APEX and JIT (NERSC)"
     ),
     # https://github.com/PrincetonUniversity/multi_gpu_training, 01_single_gpu/README.md: of 48.428 s for 2,814 steps of
-    # 64 digits, 40.013 s are on the line of the loader. The rest, 2.99 ms a step, is the most that the GPU can have
-    # needed. The time of their loader is not used: it is that of their CPU.
+    # 64 digits, 40.013 s are on the line of the loader. The rest, 2.99 ms a step, stands for the GPU, which may have
+    # worked longer, while that line waited. The time of their loader is not used: it is that of their CPU.
     "v100": Durations(gpu=(48.428 - 40.013) / 2814 / 64, load=0.0, what="a small CNN on one V100 (Princeton)"),
 }
 
