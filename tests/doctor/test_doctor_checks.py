@@ -1,0 +1,510 @@
+"""Each check finds its fault in the events of a run, names the cause's line, and finds nothing in a correct run."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+
+from doctor.checks import CHECKS, judge
+from doctor.events import Run
+from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
+
+FAULTS: dict[str, tuple[str, int, Callable[[Run], object]]] = {}
+"""for each check: kind of the finding, line, and what makes the events faulty"""
+
+
+def faulty(check: str, kind: str, line: int) -> Callable:
+    def register(function: Callable[[Run], object]) -> Callable[[Run], object]:
+        FAULTS[check if check not in FAULTS else f"{check} ({function.__name__})"] = kind, line, function
+        return function
+
+    return register
+
+
+def set_samples(run: Run, prefix: str, *parts: list[int]) -> None:
+    for rank, part in enumerate(parts):
+        for name in run.samples:
+            if name.startswith(f"{prefix}{rank}_"):
+                run.samples[name] = part
+
+
+@faulty("same_samples", "FAULT", 10)
+def every_rank_has_all(run: Run) -> None:
+    set_samples(run, "", list(range(SAMPLES)), [(3 * n) % SAMPLES for n in range(SAMPLES)])
+
+
+@faulty("same_samples", "FAULT", 43)
+def same_inputs_without_loader(run: Run) -> None:
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "pass"]
+        for number, e in enumerate(rank.all("forward", train=True)):
+            e["rows"] = [number, number + 100]
+
+
+@faulty("same_order", "FAULT", 42)
+def no_set_epoch(run: Run) -> None:
+    for rank in (0, 1):
+        run.samples[f"{rank}_1"] = run.samples[f"{rank}_0"]
+
+
+@faulty("same_order", "NOTE", 10)
+def no_shuffling(run: Run) -> None:
+    set_samples(run, "", list(range(0, SAMPLES, 2)), list(range(1, SAMPLES, 2)))
+
+
+@faulty("held_out", "FAULT", 20)
+def unseeded_split(run: Run) -> None:
+    change(run, "pass", base=7)
+    set_samples(run, "v", [0, 1, 90, 91], [92, 93, 94, 95])
+
+
+@faulty("stream_repeats", "FAULT", 10)
+def workers_repeat_the_stream(run: Run) -> None:
+    change(run, "loader", wanted={"loader": TRAIN}, iterable=True)
+    change(run, "pass", wanted={"loader": TRAIN}, workers=2)
+    for rank in run.ranks:
+        for number, e in enumerate(rank.all("forward", train=True)):
+            e["rows"] = [1000 * rank.number + 10 * (number // 2), 1000 * rank.number + 10 * (number // 2) + 1]
+
+
+@faulty("validation_counts", "FAULT", 20)
+def validation_padded(run: Run) -> None:
+    set_samples(run, "v", [0, 2, 4, 6, 8, 10, 12, 14, 0], [1, 3, 5, 7, 9, 11, 13, 15, 1])
+
+
+@faulty("validation_counts", "FAULT", 20)
+def validation_drops_the_last(run: Run) -> None:
+    set_samples(run, "v", [0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11])
+
+
+@faulty("validation_repeated", "COST", 20)
+def all_validate_all(run: Run) -> None:
+    set_samples(run, "v", list(range(SAMPLES)), list(range(SAMPLES)))
+
+
+@faulty("results_combined", "FAULT", 50)
+def results_stay_apart(run: Run) -> None:
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "collective"]
+
+
+@faulty("validation_mode", "FAULT", 51)
+def validation_in_training_mode(run: Run) -> None:
+    change(run, "forward", wanted={"loader": VAL}, train=True, random_layers=2)
+
+
+@faulty("training_mode", "FAULT", 43)
+def second_epoch_in_evaluation_mode(run: Run) -> None:
+    for rank in run.ranks:
+        for e in rank.all("forward", loader=TRAIN)[4:]:
+            e.update(train=False, random_layers=0)
+
+
+@faulty("validation_statistics", "FAULT", 51)
+def other_running_means(run: Run) -> None:
+    for rank in run.ranks:
+        change(run, "forward", (rank.number,), {"loader": VAL}, buffers=[5, rank.number])
+
+
+def make_weights_differ(run: Run) -> None:
+    for e in run.ranks[1].all("gradients")[1:]:
+        e["weights"] = {name: [value[0], value[1] + 0.1] for name, value in e["weights"].items()}
+    for e in run.ranks[1].all("gradients"):
+        e["gradients"] = {name: [0.1, 0.7] for name in NAMES}
+
+
+@faulty("weights_agree", "FAULT", 43)
+def inner_model_called(run: Run) -> None:
+    make_weights_differ(run)
+    for rank in run.ranks:
+        for e in rank.all("forward", train=True):
+            del e["ddp"], e["sync"]
+            e["inside"] = at(30)
+
+
+@faulty("weights_agree", "FAULT", 43)
+def always_no_sync(run: Run) -> None:
+    make_weights_differ(run)
+    change(run, "forward", wanted={"train": True}, sync=False)
+
+
+@faulty("weights_agree", "FAULT", 30)
+def unfrozen_after_wrapping(run: Run) -> None:
+    make_weights_differ(run)
+    change(run, "ddp", frozen=2)
+
+
+@faulty("weights_agree", "FAULT", 43)
+def never_wrapped(run: Run) -> None:
+    make_weights_differ(run)
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "ddp"]
+        for e in rank.all("forward"):
+            e.pop("ddp")
+
+
+@faulty("learning_rates_agree", "FAULT", 45)
+def one_rank_steps_the_scheduler(run: Run) -> None:
+    change(run, "gradients", (1,), lr=[0.1])
+
+
+@faulty("foreign_weights", "FAULT", 45)
+def optimizer_of_a_copy(run: Run) -> None:
+    change(run, "update", foreign=3)
+
+
+@faulty("orphans", "FAULT", 45)
+def head_forgotten(run: Run) -> None:
+    change(run, "trainable", orphans=["c.weight"], orphans_with_gradient=1)
+
+
+@faulty("gradients_arrive", "FAULT", 44)
+def loss_of_one_class(run: Run) -> None:
+    change(run, "gradients", gradients=dict.fromkeys(NAMES, [0.0, 0.0]))
+
+
+@faulty("gradients_arrive", "NOTE", 45)
+def unused_layer(run: Run) -> None:
+    change(run, "gradients", gradients=dict.fromkeys(NAMES[:2], [0.5, 1.0]) | {"c.weight": None})
+
+
+@faulty("weights_change", "FAULT", 45)
+def learning_rate_zero(run: Run) -> None:
+    change(run, "gradients", weights=dict.fromkeys(NAMES, [0.5, 1.0]), lr=[0.0])
+
+
+@faulty("finite", "FAULT", 45)
+def weights_are_nan(run: Run) -> None:
+    for rank in run.ranks:
+        for e in rank.all("gradients")[2:]:
+            e["weights"] = dict.fromkeys(NAMES, [float("nan"), float("nan")])
+
+
+@faulty("low_precision", "FAULT", 45)
+def weights_in_bf16(run: Run) -> None:
+    change(run, "gradients", dtypes=["bfloat16"])
+    change(run, "update", low_same=80, low_all=100)
+
+
+@faulty("equal_steps", "FAULT", 10)
+def one_batch_more(run: Run) -> None:
+    change(run, "pass", (1,), {"loader": TRAIN}, batches=5)
+
+
+@faulty("same_collectives", "FAULT", 53)
+def collectives_per_batch(run: Run) -> None:
+    for rank in run.ranks:
+        extra = next(e for e in rank.events if e["e"] == "collective")
+        rank.events.extend(extra | {"name": "barrier", "size": None} for _ in range(rank.number))
+
+
+@faulty("hang", "FAULT", 45)
+def two_ranks_wait(run: Run) -> None:
+    run.launch.ended = "hang"
+    run.launch.stuck = {1000: f"{at(45)} in backward", 1001: f"{at(53)} in all_reduce"}
+
+
+@faulty("clip_scaled", "FAULT", 44)
+def clipped_before_unscale(run: Run) -> None:
+    add(run, "clip", 44, scaled=True, plain=True)
+
+
+@faulty("clip_local", "FAULT", 44)
+def local_norm(run: Run) -> None:
+    change(run, "model", sharded=True)
+    add(run, "clip", 44, scaled=False, plain=True)
+
+
+@faulty("gradients_zeroed", "FAULT", 45)
+def no_zero_grad(run: Run) -> None:
+    change(run, "update", kept_gradients=True)
+
+
+@faulty("accumulation", "COST", 44)
+def no_no_sync(run: Run) -> None:
+    change(run, "update", backwards=[at(44), at(44)])
+
+
+@faulty("sample_weights", "NOTE", 44)
+def class_weights_per_rank(run: Run) -> None:
+    change(run, "update", (1,), factors=[[at(44), 2, 0.2]])
+
+
+@faulty("schedule_length", "FAULT", 33)
+def schedule_counts_all_samples(run: Run) -> None:
+    change(run, "schedule", length=16)
+
+
+@faulty("same_dropout", "NOTE", 41)
+def one_seed(run: Run) -> None:
+    for events in run.together("forward"):
+        for e in events:
+            e["rng"] = e["step"]
+
+
+def fetches(run: Run, state: Callable[[int, int], int]) -> None:
+    for rank in run.ranks:
+        rank.workers = [
+            {
+                "e": "fetch",
+                "worker": worker,
+                "count": 1,
+                "used": {"numpy": state(rank.number, worker)},
+                "dataset": "Images",
+            }
+            for worker in (0, 1)
+        ]
+
+
+@faulty("same_workers", "NOTE", 10)
+def generator_copied_to_workers(run: Run) -> None:
+    fetches(run, lambda rank, worker: rank)
+
+
+@faulty("same_augmentation", "NOTE", 10)
+def seed_without_rank(run: Run) -> None:
+    fetches(run, lambda rank, worker: worker)
+
+
+@faulty("one_writer", "FAULT", 55)
+def all_save(run: Run) -> None:
+    add(run, "write", 55, (1,), file="/home/me/model.pt", how="save", existed=False)
+
+
+@faulty("shards_saved", "FAULT", 55)
+def parts_of_rank_0(run: Run) -> None:
+    change(run, "model", sharded=True)
+    change(run, "save", (0,), shards=3)
+
+
+@faulty("wrapped_names", "NOTE", 55)
+def ddp_state_saved(run: Run) -> None:
+    change(run, "save", (0,), wrapped=3)
+
+
+@faulty("waits", "COST", 46)
+def item_in_each_step(run: Run) -> None:
+    change(run, "update", waits={f"{at(46)} item": 1})
+
+
+@faulty("collectives_per_step", "COST", 47)
+def loss_reduced_in_each_step(run: Run) -> None:
+    add(run, "collective", 47, name="all_reduce", size=1, everyone=True)
+
+
+@faulty("workers_restarted", "COST", 10)
+def workers_not_kept(run: Run) -> None:
+    change(run, "loader", wanted={"loader": TRAIN}, workers=2)
+    change(run, "pass", wanted={"loader": TRAIN}, workers=2)
+
+
+@faulty("loading", "COST", 10)
+def slow_samples(run: Run) -> None:
+    change(run, "batch", wait=0.03)
+
+
+@faulty("graphs_kept", "COST", 44)
+def loss_summed_with_graph(run: Run) -> None:
+    for rank in run.ranks:
+        for number, e in enumerate(rank.all("update"), start=1):
+            e["graphs"] = number
+
+
+@faulty("many_objects", "COST", 10)
+def list_of_lists(run: Run) -> None:
+    change(run, "loader", workers=2)
+    change(run, "dataset", wanted={"dataset": 0}, objects=(50_000, "samples"))
+
+
+@faulty("small_norm", "NOTE", 43)
+def batch_norm_of_two_samples(run: Run) -> None:
+    change(run, "model", local_norms=4)
+
+
+def test_nothing_is_found_in_a_correct_run() -> None:
+    diagnosis = judge([correct_run()])
+    assert not diagnosis.findings
+    assert not diagnosis.broken
+    assert len(diagnosis.fine) >= 20
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_found_with_its_line(name: str) -> None:
+    kind, line, break_it = FAULTS[name]
+    run = correct_run()
+    break_it(run)
+    diagnosis = judge([run])
+    assert not diagnosis.broken
+    found = [(f.check, f.kind, f.at) for top in diagnosis.findings for f in (top, *top.consequences)]
+    assert (name.split(" ")[0], kind, at(line)) in found
+    assert sum(top.kind == "FAULT" for top in diagnosis.findings) <= 1  # one fault is reported once
+
+
+def test_every_check_has_a_fault_here() -> None:
+    assert {check.name for check in CHECKS} == {name.split(" ")[0] for name in FAULTS}
+
+
+def test_a_cause_is_reported_once_with_what_follows() -> None:
+    run = correct_run()
+    inner_model_called(run)
+    other_running_means(run)
+    (top,) = judge([run]).findings
+    assert top.check == "weights_agree"
+    assert [finding.check for finding in top.consequences] == ["validation_statistics"]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_run_that_ends_anywhere_can_be_judged(name: str) -> None:
+    """The log of a killed run ends in the middle: no check may fail on it, nor call that a fault of a correct script."""
+    run = correct_run(ended="enough")
+    FAULTS[name][2](run)
+    for count in range(1, len(run.ranks[0].events), 29):
+        short = copy.deepcopy(run)
+        for rank in short.ranks:
+            rank.events = rank.events[:count]
+        assert not judge([short]).broken
+
+
+def test_a_correct_run_that_is_cut_off_has_no_fault() -> None:
+    for count in range(1, len(correct_run().ranks[0].events)):
+        run = correct_run(ended="enough")
+        for rank in run.ranks:
+            rank.events = rank.events[:count]
+        assert [f.text for f in judge([run]).faults] == []
+
+
+# what is right, although it looks like a fault
+
+
+def right(run: Run) -> None:
+    assert [finding.text for finding in judge([run]).faults] == []
+
+
+def test_weights_that_are_averaged_after_updates_are_right() -> None:
+    run = correct_run()
+    for events in run.together("gradients"):
+        events[1]["gradients"] = {name: [0.1, 0.7] for name in NAMES}
+    for e in run.ranks[1].all("gradients")[1:3]:
+        e["weights"] = {name: [0.0, 1.0] for name in NAMES}
+    right(run)
+
+
+def test_ranks_of_a_model_that_is_split_may_share_samples() -> None:
+    run = correct_run()
+    every_rank_has_all(run)
+    change(run, "model", mesh_dims=2, sharded=True)
+    right(run)
+
+
+def test_a_second_loader_may_validate_the_rest() -> None:
+    run = correct_run()
+    validation_drops_the_last(run)
+    run.samples["rest"] = [12, 13, 14, 15]
+    first = run.ranks[0]
+    other = VAL.replace(":20#", ":21#")
+    made = next(e for e in first.all("loader", loader=VAL))
+    extra = [made | {"loader": other, "at": at(21)}, {"e": "dataset", "step": 8, "t": 3, "dataset": 5, "size": 4,
+             "cls": "Subset", "file": "rest", "objects": None},
+             first.all("pass", loader=VAL)[0] | {"loader": other, "dataset": 5, "file": "rest", "batches": 1}]  # fmt: skip
+    extra += [first.all("batch")[0] | {"loader": other}, first.all("forward", loader=VAL)[0] | {"loader": other}]
+    where = next(i for i, e in enumerate(first.events) if e["e"] == "collective")
+    first.events[where:where] = extra
+    right(run)
+
+
+def test_samples_drawn_with_replacement_may_be_common() -> None:
+    run = correct_run()
+    set_samples(run, "", [1, 1, 2, 2, 3, 3, 4, 4], [1, 1, 2, 2, 3, 3, 4, 4])
+    right(run)
+
+
+def test_a_head_that_is_trained_alone_is_no_fault() -> None:
+    run = correct_run()
+    change(run, "trainable", orphans=["a.weight", "b.weight"], orphans_with_gradient=2)
+    right(run)
+
+
+def test_files_on_nodes_of_their_own_are_no_fault() -> None:
+    run = correct_run(nodes=2)
+    all_save(run)
+    right(run)
+
+
+def test_uneven_steps_with_join_are_right() -> None:
+    run = correct_run()
+    one_batch_more(run)
+    add(run, "join", 40)
+    right(run)
+
+
+def test_a_script_for_one_process_is_judged_as_one() -> None:
+    diagnosis = judge([correct_run(world=1)])
+    assert not diagnosis.findings
+    assert diagnosis.unused["Every rank trains on samples of its own."] == "several ranks"
+
+
+# comparing two runs
+
+
+def stopped_and_resumed() -> tuple[Run, Run]:
+    """Return a run that was stopped after its sixth update, and one that goes on after the fourth, the first epoch."""
+    stopped = correct_run(ended="stopped", name="stopped")
+    for rank in stopped.ranks:
+        rank.events = [e for e in rank.events if e["step"] < 6]
+    again = correct_run(name="stopped and resumed", compared="resumed")
+    for rank in again.ranks:
+        rank.events = [
+            e for e in rank.events if e["step"] >= 4 or e["e"] in ("process", "init", "loader", "dataset", "model")
+        ]
+        rank.events = [
+            e for e in rank.events if e["step"] > 4 or e["e"] not in ("save", "write", "collective", "batch")
+        ]
+        rank.events = [e for e in rank.events if e.get("loader") != VAL or e["step"] > 4 or e["e"] == "loader"]
+    return stopped, again
+
+
+def test_a_run_that_resumes_all_is_right() -> None:
+    stopped, again = stopped_and_resumed()
+    diagnosis = judge([correct_run(), stopped, again])
+    assert not diagnosis.findings
+    assert "A resumed run goes on where the stopped one was." in diagnosis.fine
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"), [("state", 0, "optimizer has no state"), ("lr", [0.1], "learning rate")]
+)
+def test_what_a_resumed_run_has_lost_is_found(field: str, value: object, said: str) -> None:
+    stopped, again = stopped_and_resumed()
+    change(again, "gradients", **{field: value})
+    (found,) = judge([correct_run(), stopped, again]).findings
+    assert said in found.text
+    assert (found.kind, found.run) == ("FAULT", "stopped and resumed")
+
+
+def test_a_resumed_run_that_begins_with_the_first_order_is_found() -> None:
+    stopped, again = stopped_and_resumed()
+    for rank in again.ranks:
+        again.samples[f"{rank.number}_1"] = stopped.samples[f"{rank.number}_0"]
+    found = judge([correct_run(), stopped, again]).findings
+    assert any("order of epoch 1" in finding.text for finding in found)
+
+
+def test_an_epoch_that_grows_with_the_ranks_is_found() -> None:
+    usual, alone = correct_run(), correct_run(world=1, name="on one rank", compared="other_ranks")
+    alone.samples = {name: numbers[:6] for name, numbers in alone.samples.items()}
+    assert any("an epoch has 16 samples on 2 ranks, and 6 on 1" in f.text for f in judge([usual, alone]).faults)
+
+
+def test_an_epoch_that_grows_with_the_workers_is_found() -> None:
+    usual, other = correct_run(), correct_run(name="with two workers", compared="other_workers")
+    change(other, "pass", wanted={"loader": TRAIN}, batches=8)
+    assert any("4 batches, and 8" in finding.text for finding in judge([usual, other]).faults)
+
+
+def test_only_faults_count_under_a_provocation() -> None:
+    provoked = correct_run(name="with uneven data")
+    one_seed(provoked)
+    assert not judge([correct_run(), provoked]).findings
+    validation_padded(provoked)
+    (found,) = judge([correct_run(), provoked]).findings
+    assert found.run == "with uneven data"

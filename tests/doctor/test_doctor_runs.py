@@ -1,0 +1,233 @@
+"""The doctor runs scripts as their user would: it finds their faults, changes nothing, and leaves nothing running."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+DOCTOR = Path(__file__).parent.parent.parent / "doctor/run.py"
+Found = dict[str, str]
+
+
+class Doctor:
+    """Runs the doctor on copies of the scripts, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for script in SCRIPTS.glob("*.py"):
+            shutil.copy(script, folder)
+
+    def start(self, *arguments: object) -> subprocess.Popen:
+        command = [sys.executable, str(DOCTOR), *map(str, arguments)]
+        return subprocess.Popen(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def run(self, *arguments: object) -> tuple[int, str, str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=500)
+        return process.returncode, out, err
+
+    def findings(self, *arguments: object) -> tuple[dict, Found]:
+        """Return the whole report, and for each finding the mark of the line it names."""
+        _, out, err = self.run("--json", *arguments)
+        assert not err
+        report = json.loads(out)
+        assert not report["broken"]
+        return report, {
+            f["check"]: self.mark(f["at"]) for top in report["findings"] for f in (top, *top["consequences"])
+        }
+
+    def mark(self, at: str) -> str:
+        file, _, line = at.rpartition(":")
+        return Path(file).read_text().splitlines()[int(line) - 1].rpartition("# LINE ")[2].strip()
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Doctor:
+    return Doctor(tmp_path)
+
+
+def processes_of(mark: str) -> list[str]:
+    """Return the command lines of processes that name something."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if mark in command and folder.name != str(os.getpid()):
+            found.append(command)
+    return found
+
+
+def test_correct_script_has_no_finding_and_nothing_is_changed(doctor: Doctor) -> None:
+    (doctor.folder / "checkpoint.pt.old").write_text("mine")
+    before = {file.name: file.stat().st_mtime_ns for file in doctor.folder.iterdir()}
+    report, found = doctor.findings("ddp.py")
+    assert report["errors"] == []
+    assert found == {}
+    assert report["status"] == 0
+    assert len(report["fine"]) > 20
+    assert {file.name: file.stat().st_mtime_ns for file in doctor.folder.iterdir()} == before
+    assert not processes_of(str(doctor.folder))
+
+
+def test_faults_are_found_with_their_lines(doctor: Doctor) -> None:
+    report, found = doctor.findings("ddp.py", "bare,same_order,padded,no_eval,clip_scaled,all_save,item")
+    assert found["weights_agree"] == "call"
+    assert found["same_order"] == "epoch"
+    assert found["validation_counts"] == "val_loader"
+    assert found["validation_mode"].startswith("right +=")
+    assert found["clip_scaled"] == "clip"
+    assert found["one_writer"] == "save"
+    assert found["waits"] == "item"
+    assert report["status"] == 1
+
+
+def test_script_for_one_process(doctor: Doctor) -> None:
+    status, out, _ = doctor.run("--report", "report.html", "one_process.py")
+    assert status == 0
+    assert "1 rank" in out
+    assert "Nothing found." in out
+    assert "losses.txt" in out  # the file that it wanted to write
+    assert not (doctor.folder / "losses.txt").exists()
+    assert "Nothing found." in (doctor.folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["missing.py"], "there is no script missing.py"),
+        ([], "name a training script"),
+        (["--nproc", "0", "ddp.py"], "--nproc must be larger than 0"),
+        (["--preload", "none.py", "ddp.py"], "there is no file none.py"),
+        (["--cpu", "--on_gpus", "ddp.py"], "exclude each other"),
+        (["--reread", "nowhere"], "nowhere has no runs"),
+    ],
+)
+def test_misuse_is_one_line(doctor: Doctor, arguments: list[str], said: str) -> None:
+    status, out, err = doctor.run(*arguments)
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("doctor: error: ")
+    assert said in line
+
+
+def test_script_that_fails_at_once_shows_its_own_message(doctor: Doctor) -> None:
+    (doctor.folder / "needs.py").write_text("import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', "
+                                            "required=True)\np.parse_args()\n")  # fmt: skip
+    status, out, _ = doctor.run("needs.py")
+    assert status == 2
+    assert "the following arguments are required: --data" in out
+    assert "nothing can be said" in out
+
+
+@pytest.mark.thorough
+def test_script_that_never_trains(doctor: Doctor) -> None:
+    (doctor.folder / "idle.py").write_text("import torch\nprint(torch.nn.Linear(2, 2)(torch.ones(1, 2)).shape)\n")
+    status, out, _ = doctor.run("idle.py")
+    assert status == 2
+    assert "No update of weights was seen" in out
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("faults", "wanted"),
+    [
+        ("same_samples,not_combined,not_zeroed", {
+            "same_samples": "train_loader", "results_combined": "validation", "gradients_zeroed": "scaler.step(optimizer)"}),
+        ("held_out,schedule,graphs,same_dropout", {
+            "held_out": "val_loader", "schedule_length": "scheduler", "graphs_kept": "backward", "same_dropout": "call"}),
+        ("frozen,workers,same_workers", {
+            "weights_agree": "wrap", "workers_restarted": "train_loader", "same_workers": "train_loader"}),
+        ("one_class", {"gradients_arrive": "backward"}),
+    ],
+)  # fmt: skip
+def test_each_fault_is_found(doctor: Doctor, faults: str, wanted: Found) -> None:
+    _, found = doctor.findings("ddp.py", faults)
+    assert {check: found.get(check, "not found")[: len(mark)] for check, mark in wanted.items()} == wanted
+
+
+@pytest.mark.thorough
+def test_provocations_find_what_an_ordinary_run_does_not_show(doctor: Doctor) -> None:
+    report, found = doctor.findings("--thorough", "ddp.py", "local_rank,collective_per_batch,forgetful,skip_nan")
+    runs = {finding["check"]: finding["run"] for finding in report["findings"]}
+    assert runs["same_samples"] == "as on two nodes"
+    assert runs["resumed"] == "stopped and resumed"
+    assert "with uneven data" in runs.values()  # one rank has a batch more in validation
+    assert "with a NaN on rank 1" in runs.values()
+    assert found["same_samples"] == "train_loader"
+
+
+@pytest.mark.thorough
+def test_provocations_find_nothing_in_a_correct_script(doctor: Doctor) -> None:
+    report, found = doctor.findings("--thorough", "ddp.py")
+    assert found == {}
+    assert len(report["runs"]) == 8
+    assert "A resumed run goes on where the stopped one was." in report["fine"]
+
+
+@pytest.mark.thorough
+def test_endless_script_is_ended_and_judged(doctor: Doctor) -> None:
+    status, out, _ = doctor.run("--steps", "30", "one_process.py", "endless")
+    assert status == 0
+    assert "30 updates" in out
+    assert not processes_of(str(doctor.folder))
+
+
+@pytest.mark.thorough
+def test_rank_that_ends_early(doctor: Doctor) -> None:
+    _, found = doctor.findings("ddp.py", "exit")
+    assert "hang" in found or "same_collectives" in found
+
+
+@pytest.mark.thorough
+def test_killed_rank_is_reported_and_nothing_is_left(doctor: Doctor) -> None:
+    process = doctor.start("ddp.py")
+    rank = wait_for_process(str(doctor.folder / "ddp.py"))
+    os.kill(rank, signal.SIGKILL)
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 2
+    assert "signal 9" in out
+    assert not processes_of(str(doctor.folder))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ended_doctor_leaves_no_rank(doctor: Doctor, number: signal.Signals) -> None:
+    process = doctor.start("ddp.py")
+    wait_for_process(str(doctor.folder / "ddp.py"))
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    end = time.monotonic() + 20
+    while processes_of(str(doctor.folder)) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not processes_of(str(doctor.folder))
+
+
+def wait_for_process(mark: str) -> int:
+    """Return the id of a process that runs a script."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (folder / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if mark in words:
+                return int(folder.name)
+        time.sleep(0.1)
+    raise AssertionError("the rank was not started")
+
+
+@pytest.mark.thorough
+def test_a_kept_log_can_be_judged_again(doctor: Doctor) -> None:
+    first = doctor.run("--keep", "kept", "one_process.py")
+    again = doctor.run("--reread", "kept")
+    assert again == first
