@@ -53,15 +53,15 @@ def main() -> None:
     """Measure on all ranks; rank 0 stores the table."""
     parser = Parser(__doc__)
     parser.add_argument("--vit_width", type=int, default=128, help="as in train.py (default: %(default)s)")
-    width = parser.parse_args().vit_width
-    require_positive(parser.parse_args(), "vit_width")
+    arguments = parser.parse_args()
+    require_positive(arguments, "vit_width")
     torch.set_num_threads(1)
     with process_group(on_cpu=True) as (rank, world_size, _):
         (batch,) = batches_of(rank, batch_size=8, count=1)
-        rows: list[list[results.Cell]] = [
-            [f"{lr:g}", *(share_changed(sharded_in(stored, width, world_size), lr, batch) for stored in FORMATS.values())]
-            for lr in LEARNING_RATES
-        ]
+        rows: list[list[results.Cell]] = []
+        for lr in LEARNING_RATES:
+            models = [sharded_in(stored, arguments.vit_width, world_size) for stored in FORMATS.values()]
+            rows.append([f"{lr:g}", *(share_changed(model, lr, batch) for model in models)])
         if rank == 0:
             columns = [f"changed, stored in {name}" for name in FORMATS]
             results.store(

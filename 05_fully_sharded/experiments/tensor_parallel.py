@@ -165,10 +165,11 @@ def layouts(world_size: int) -> list[Layout]:
         shard(model, mesh["dp"])
 
     ranks = world_size
+    more = f"TP on {ranks}, without PrepareModuleInput"
     found = [
         Layout(name=f"FSDP2 on {ranks}", mesh={"shard": ranks}, divide=shard, batch_parts=ranks),
         Layout(name=f"TP on {ranks}", mesh={"tp": ranks}, divide=tensor_parallel, batch_parts=1),
-        Layout(name=f"TP on {ranks}, without PrepareModuleInput", mesh={"tp": ranks}, divide=more_reductions, batch_parts=1),
+        Layout(name=more, mesh={"tp": ranks}, divide=more_reductions, batch_parts=1),
     ]
     if ranks == 4:
         copies = {"replicate": 2, "shard": 2}
@@ -271,10 +272,11 @@ def main() -> None:
         )
         if rank:
             return
+        counted = ["all-gathers", "reduce-scatters", "all-reduces"]
         results.store(
             f"tensor_parallel_{world_size}_ranks",
             title=f"Layouts on {world_size} ranks",
-            columns=["layout", "all-gathers", "reduce-scatters", "all-reduces", "MB", "weights on rank 0", "differs by"],
+            columns=["layout", *counted, "MB", "weights on rank 0", "differs by"],
             rows=rows,
             formats={"MB": ",.2f", "weights on rank 0": ",.0f", "differs by": ".0e"},
             spread="collectives and MB of one step of one rank; the difference is the largest one from one process, of "
