@@ -257,9 +257,7 @@ def test_bytes_and_operations_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None
     network = step_time.GPUS_PER_NODE * 1e9 * step_time.ADAPTER_GB_PER_SECOND
     nodes = step_time.communication_seconds(small(ranks=64, depth=0, way="ddp"))
     assert nodes == pytest.approx(2 * 63 / 64 * 4 * (inside + outside) / network), "one ring for each adapter"
-    hsdp, blocks = (
-        step_time.communication_seconds(small(ranks=64, depth=0, replicas=groups)) for groups in (8, 1)
-    )
+    hsdp, blocks = (step_time.communication_seconds(small(ranks=64, depth=0, replicas=groups)) for groups in (8, 1))
     between = 2 * 7 / 8 * 4 * (inside + outside) / 8 / (1e9 * step_time.ADAPTER_GB_PER_SECOND)
     within = step_time.communication_seconds(small(ranks=8, depth=0))
     assert hsdp == pytest.approx(within + between)

@@ -80,7 +80,7 @@ def train(run_script: Script) -> Script:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "mnist_cnn"], "--model mnist_cnn has no nn.ModuleList of blocks: use --model vit, or --shard root"),
+        (["--model", "mnist_cnn"], "--model mnist_cnn has no nn.ModuleList of blocks: use --model vit"),
         (["--accumulate", 65], "--accumulate 65: a batch of 64 per rank has fewer samples than parts"),
         (["--accumulate", 4, "--limit_train", 131], "less than a sample for each part"),
         (["--max_grad_norm", 0.0], "max_grad_norm"),
