@@ -18,14 +18,13 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import quick_python
 from conftest import REPOSITORY, Result, Script
-from ranks import torchrun
 
 pytestmark = pytest.mark.slow
 
 COMMON = ["--limit_train", 80, "--limit_val", 16, "--epochs", 2, "--log_interval", 1, "--save_interval", 4]
 MEMORY = ["--loader", "memory"]
 SMALL_VIT = ["--vit_width", 16, "--vit_depth", 2]
-FULL_EPOCH = 10
+STEPS = 10
 """steps of 8 samples in an epoch; a checkpoint after steps 4 and 8"""
 
 
@@ -37,19 +36,18 @@ class Lesson:
     ranks: int
     flags: list
 
-    def train(
-        self, run_dir: Path, environment: dict[str, str], *more: object, fault: tuple = (), ranks: int | None = None
-    ) -> Result:
-        """Start or resume the run, perhaps with a fault; see with_fault.py."""
+    def command(self, run_dir: Path, *more: object, fault: tuple = (), ranks: int | None = None) -> list[str]:
+        """The words that start or resume the run, perhaps with a fault; see with_fault.py."""
         ranks = ranks or self.ranks
-        flags = [*COMMON, "--batch_size", 8 // ranks, "--run_dir", run_dir, "--resume", "true", *self.flags, *more]
-        command = [*((REPOSITORY / "tests/with_fault.py", *fault) if fault else ()), "train.py", *flags]
-        if ranks > 1:
-            return torchrun(ranks, *command, cwd=REPOSITORY / self.folder, environment=environment)
-        words = [quick_python.commands() / "python", *command]
-        done = subprocess.run(
-            [*map(str, words)], cwd=REPOSITORY / self.folder, env=environment, capture_output=True, text=True
-        )
+        python = ["torchrun", "--standalone", "--nproc-per-node", ranks] if ranks > 1 else ["python"]
+        script = [*((REPOSITORY / "tests/with_fault.py", *fault) if fault else ()), "train.py", *COMMON, *self.flags]
+        words = [*python, *script, "--batch_size", 8 // ranks, "--run_dir", run_dir, "--resume", "true", *more]
+        return [str(quick_python.commands() / str(words[0])), *map(str, words[1:])]
+
+    def train(self, run_dir: Path, environment: dict[str, str], *more: object, **how: object) -> Result:
+        """Start or resume the run, and wait for its end."""
+        command = self.command(run_dir, *more, **how)
+        done = subprocess.run(command, cwd=REPOSITORY / self.folder, env=environment, capture_output=True, text=True)
         return Result(done.returncode, done.stdout, done.stderr)
 
 

@@ -1,11 +1,11 @@
-"""Run by tests as a rank: a script to which something happens at an event, on one rank.
+"""Run by tests as a rank: a script to which something happens at an event, on one rank or on all of them.
 
     python with_fault.py RANK EVENT COUNT WHAT train.py FLAGS...
 
 EVENT is a function, such as ``torch.manual_seed``, or ``files``, which is any operation on a file or folder of
-checkpoints; WHAT, which happens just before the COUNT-th of them, is the name of a signal. A lesson's script calls
-``torch.manual_seed`` at its start and in each step: call n + 1 is step n. The signal SIGUSR1 is also sent to the
-workers of the loader, as Slurm does.
+checkpoints; WHAT, which happens just before the COUNT-th of them, is the name of a signal. With the event ``seconds``
+it happens after so much time. A lesson's script calls ``torch.manual_seed`` at its start and in each step: call n + 1 is
+step n. The signal SIGUSR1 is also sent to the workers of the loader, as Slurm does.
 """
 
 import importlib
@@ -13,6 +13,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,19 @@ FILES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir"}
 
 def count_call() -> None:
     global calls
-    calls += os.getpid() == process  # not in the workers of a loader
-    if calls == int(count) and os.getpid() == process and os.environ.get("RANK", "0") == rank:
-        if what == "SIGUSR1":
-            for worker in psutil.Process().children():
-                worker.send_signal(signal.SIGUSR1)
-        os.kill(process, signal.Signals[what])
+    if os.getpid() == process:  # not a worker of the loader
+        calls += 1
+        if calls == int(count):
+            strike()
+
+
+def strike() -> None:
+    if rank not in (os.environ.get("RANK", "0"), "all"):
+        return
+    if what == "SIGUSR1":
+        for worker in psutil.Process().children():
+            worker.send_signal(signal.SIGUSR1)
+    os.kill(process, signal.Signals[what])
 
 
 def hook(name: str, arguments: tuple[Any, ...]) -> None:
@@ -40,6 +48,10 @@ def hook(name: str, arguments: tuple[Any, ...]) -> None:
 
 if event == "files":
     sys.addaudithook(hook)
+elif event == "seconds":
+    timer = threading.Timer(float(count), strike)
+    timer.daemon = True
+    timer.start()
 else:
     module, _, function = event.rpartition(".")
     owner: Any = importlib.import_module(module)

@@ -1,9 +1,8 @@
 """What needs a GPU: `make test-gpu`, or python -m pytest tests/gpu. With --device cpu they are tried without one.
 
-These tests need neither the network nor WebDataset nor DALI: those of a library that is missing are skipped.
+These tests do not need the network, and not DALI: tests of a library that is missing are skipped.
 """
 
-import contextlib
 import json
 import os
 import runpy
@@ -14,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from sources import generate, pack
-from workshop.run.position import Position
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -46,14 +46,19 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Few digits and colour images, and boxes of 32^3 cells; shards too, if WebDataset is installed."""
+    """Few digits and colour images, with shards, and boxes of 32^3 cells."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("mnist", "cifar10"):
         generate(name, folder, train_samples=1280, val_samples=256)
-        if find_spec("webdataset"):
-            pack(name, folder)
+        pack(name, folder)
     generate("nbody", folder, cells=32)
     return folder
+
+
+def needs_library(loader: str) -> None:
+    """Skip a test of a loader whose library is not installed."""
+    if loader == "dali" and not find_spec("nvidia.dali"):
+        pytest.skip("needs NVIDIA DALI")
 
 
 @dataclass
@@ -66,16 +71,13 @@ class Trained:
     stderr: str
 
     @property
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         return json.loads((self.folder / "summary.json").read_text())
 
     @property
     def losses(self) -> list[float]:
+        assert self.status == 0, self.stderr
         return [epoch[name] for epoch in self.summary["epochs"] for name in ("train_loss", "val_loss")]
-
-    @property
-    def checkpoint(self) -> dict:
-        return torch.load(self.folder / "checkpoint.pt", map_location="cpu")
 
 
 Train = Callable[..., Trained]
@@ -85,59 +87,56 @@ Train = Callable[..., Trained]
 def train(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, device: torch.device
 ) -> Train:
-    """Runs a lesson's train.py in this process, into a folder of the name ``run``; in step ``stop`` it is sent SIGTERM.
+    """Runs a lesson's train.py in this process, into a folder named ``run``; before step ``stop`` SIGUSR1 is sent.
 
     On the CPU, which has no CUDA graphs, the flags for them are left out.
     """
 
-    def run(lesson: str, *flags: object, run: str = "run", stop: int = 0) -> Trained:
+    def run(lesson: str, *flags: object, run: str = "run", stop: int | None = None) -> Trained:
         words = [str(flag) for flag in flags]
         if device.type == "cpu" and "--cuda_graph" in words:
-            place = words.index("--cuda_graph")
-            words[place : place + 2] = []
+            del words[words.index("--cuda_graph") : words.index("--cuda_graph") + 2]
+        calls = iter(range(1_000_000))  # of manual_seed: one at the start of a script, then one in each step
+        manual_seed = torch.manual_seed
+
+        def counted(seed: int) -> torch.Generator:
+            if next(calls) == stop:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            return manual_seed(seed)
+
         capfd.readouterr()
         with monkeypatch.context() as patch:
             patch.chdir(REPOSITORY / lesson)
-            folder = tmp_path / run
-            patch.setattr(sys, "argv", ["train.py", *words, "--data_dir", str(data_dir), "--run_dir", str(folder)])
-            if stop:
-                patch.setattr(Position, "count_step", stopping(stop))
+            patch.setattr(torch, "manual_seed", counted)
+            folders = ["--data_dir", str(data_dir), "--run_dir", str(tmp_path / run)]
+            patch.setattr(sys, "argv", ["train.py", *words, *folders])
             status = 0
-            for file in (REPOSITORY / lesson).glob("*.py"):  # another lesson may have a module of the same name
-                patch.delitem(sys.modules, file.stem, raising=False)
             try:
-                patch.syspath_prepend(REPOSITORY / lesson)  # as for a script: what it imports is looked for beside it
                 runpy.run_path("train.py", run_name="__main__")
             except SystemExit as end:
                 status = int(end.code or 0)
-        return Trained(folder, status, *capfd.readouterr())
+            finally:
+                if dist.is_initialized():  # a run that has failed ends its process, not its process group
+                    dist.destroy_process_group()
+        return Trained(tmp_path / run, status, *capfd.readouterr())
 
     return run
 
 
-def stopping(at: int) -> Callable:
-    """`Position.count_step`, which in its step ``at`` sends SIGTERM to this process."""
-    count_step = Position.count_step
-
-    def counted(position: Position, loss: torch.Tensor) -> None:
-        count_step(position, loss)
-        if position.finished_steps + position.step == at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return counted
-
-
 @pytest.fixture
 def start(data_dir: Path, tmp_path: Path) -> Train:
-    """Runs a lesson's train.py as a process of its own, as rank 0 of one, with more environment."""
+    """Runs a lesson's train.py as a process of its own, with more environment."""
 
     def run(lesson: str, *flags: object, run: str = "started", **environment: str) -> Trained:
-        folder = tmp_path / run
-        words = [sys.executable, "train.py", *map(str, flags), "--data_dir", str(data_dir), "--run_dir", str(folder)]
+        folders = ["--data_dir", data_dir, "--run_dir", tmp_path / run]
         done = subprocess.run(
-            words, cwd=REPOSITORY / lesson, env=os.environ | environment, capture_output=True, text=True, timeout=200
+            [sys.executable, "train.py", *map(str, [*flags, *folders])],
+            cwd=REPOSITORY / lesson,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
         )
-        return Trained(folder, done.returncode, done.stdout, done.stderr)
+        return Trained(tmp_path / run, done.returncode, done.stdout, done.stderr)
 
     return run
 
@@ -151,5 +150,4 @@ def on_cpu(start: Train) -> Train:
 @pytest.fixture(autouse=True)
 def compiled_anew() -> None:
     """What an earlier test has compiled is forgotten, as in a new process."""
-    with contextlib.suppress(ImportError):
-        torch.compiler.reset()
+    torch.compiler.reset()
