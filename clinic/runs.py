@@ -251,7 +251,7 @@ def _be_rank(
     faulthandler.register(signal.SIGUSR2, file=out.with_suffix(".place").open("w"))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
     torch.set_num_threads(1)  # a fork loses torch's threads; autograd's own, made later, would replace them in a race
-    _be_unlike_the_other_forks()
+    _be_unlike_the_other_forks(script)
     os.environ.update(environment)
     os.chdir(script.parent)
     sys.argv = [str(script), *words]
@@ -286,8 +286,12 @@ def _be_rank(
 _leave = os._exit
 
 
-def _be_unlike_the_other_forks() -> None:
-    """Give this process what a new process has of its own, and have `os._exit` return to where the notes are saved."""
+def _be_unlike_the_other_forks(script: Path) -> None:
+    """Give this process what a new process has of its own, and have `os._exit` return to where the notes are saved.
+
+    In a new process, `hash` returns other numbers for texts. Here it does so for the script alone, because dictionaries
+    that PyTorch has made before the fork depend on it.
+    """
     np.random.seed()
     own_hash, own_pid = builtins.hash, os.getpid()
 
@@ -296,12 +300,15 @@ def _be_unlike_the_other_forks() -> None:
             return own_pid, value
         return tuple(map(salted, value)) if isinstance(value, tuple) else value
 
+    def hash_(value: object) -> int:
+        return own_hash(salted(value) if sys._getframe(1).f_code.co_filename == str(script) else value)
+
     def leave(status: int) -> None:
         if os.getpid() == own_pid:
             raise SystemExit(status)
         _leave(status)  # a worker
 
-    builtins.hash = lambda value: own_hash(salted(value))
+    builtins.hash = hash_
     os._exit = leave  # type: ignore[assignment]
 
 
