@@ -1,4 +1,4 @@
-"""Lesson 03 promises: N ranks train as one does, each has its own device, and the launcher's variables say who is who."""
+"""Lesson 03 promises: N ranks train as one does; each has its own device; the launcher says who is who."""
 
 import json
 from pathlib import Path
