@@ -123,8 +123,9 @@ def by_reason(unjudged: dict[str, str]) -> dict[str, list[str]]:
 
 def text(runs: list[Run], diagnosis: Diagnosis) -> str:
     """Return the report as text."""
-    lines = [f"doctor: {heading(run)}" for run in runs]
-    lines += [f"  {line}" for run in runs for line in failures(run)]
+    lines = []
+    for run in runs:
+        lines += [f"doctor: {heading(run)}", *(f"  {line}" for line in failures(run))]
     lines += [f"  {line}" for line in remarks(runs)]
     for finding in diagnosis.findings:
         lines += ["", *lines_of(finding)]

@@ -67,8 +67,9 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
         except Exception as error:  # a fault of the doctor must not hide what the other checks find
             diagnosis.broken[check.name] = repr(error)
         else:
-            provoked = case[-1].launch.name and not case[-1].launch.compared
-            found += [finding for finding in new if finding.kind == FAULT or not provoked]
+            launch = case[-1].launch
+            kinds = (FAULT, NOTE) if launch.compared else (FAULT,) if launch.name else (FAULT, NOTE, COST)
+            found += [finding for finding in new if finding.kind in kinds]
     if judged and not found:
         diagnosis.fine.append(check.title)
     elif not judged and reasons:

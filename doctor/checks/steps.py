@@ -55,9 +55,10 @@ def same_collectives(run: Run) -> Iterator[Finding]:
 
 
 def _described(events: tuple[Event, ...]) -> str:
+    sizes = [f" of {e['size']} values" if e["size"] else "" for e in events]
     return "; ".join(
-        f"rank {rank}: {e['name']} of {e['size']} values at {e['at'].rsplit('/', 1)[-1]}"
-        for rank, e in enumerate(events)
+        f"rank {rank}: {e['name']}{size} at {_short(e['at'])}"
+        for rank, (e, size) in enumerate(zip(events, sizes, strict=True))
     )
 
 

@@ -6,7 +6,7 @@ import os
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,12 +149,18 @@ def _as_integers(samples: list) -> list[int]:
 
 
 def _below_subsets(dataset: Any) -> tuple[Any, Any, list[int] | None]:
-    """Return the data set, the one below all subsets, and the numbers there of its samples (None: the same)."""
+    """Return the data set, the one below all subsets, and the numbers there of its samples (None: the same).
+
+    What has another data set of its own size inside is taken for a layer that changes samples, but not their numbers.
+    """
     base, indices = dataset, None
-    while hasattr(base, "dataset") and not callable(getattr(base, "indices", callable)):
-        below = [int(index) for index in base.indices]
-        indices = below if indices is None else [below[index] for index in indices]
-        base = base.dataset
+    while isinstance(inner := getattr(base, "dataset", None), data.Dataset):
+        if isinstance(getattr(base, "indices", None), Iterable):
+            below = [int(index) for index in base.indices]
+            indices = below if indices is None else [below[index] for index in indices]
+        elif isinstance(inner, data.IterableDataset) or len(inner) != len(base):
+            break
+        base = inner
     return dataset, base, indices
 
 
@@ -174,7 +180,7 @@ def _number_of(dataset: Any) -> int:
             dataset=number,
             size=len(dataset),
             cls=type(dataset).__name__,
-            file=None if indices is None else _store(indices),
+            file=None if indices is None else _store(indices[: len(dataset)]),
             objects=max(objects, default=None),
         )
     return known.datasets[id(dataset)][0]
@@ -250,3 +256,18 @@ def _cut_datasets() -> None:
     data.Dataset.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
     for kind in (data.Subset, data.TensorDataset, data.ConcatDataset):
         cut(kind)
+    patch(data, "random_split", _fitting_split, data.dataset)
+
+
+def _fitting_split(own: Callable[..., list]) -> Callable[..., list]:
+    """Let a script split a data set, which was cut, into parts of known sizes: the largest becomes smaller."""
+
+    def split(dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> list:
+        too_many = sum(lengths) - len(dataset)
+        if all(isinstance(length, int) for length in lengths) and too_many > 0:
+            lengths = list(lengths)
+            largest = lengths.index(max(lengths))
+            lengths[largest] -= too_many
+        return own(dataset, lengths, *args, **kwargs)
+
+    return split

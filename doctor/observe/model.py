@@ -36,6 +36,7 @@ class Models:
     random_layers: int = 0
     """calls of dropout or batch norm in training mode, in the present call of a model"""
     dropout_noted: bool = False
+    damaged: bool = False
     backwards: list[str] = field(default_factory=list)
     """lines of the backward passes since the last update"""
     kept_gradients: bool = False
@@ -86,7 +87,10 @@ def _call(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_time_for_nan() -> bool:
     """Return whether this call is the one whose inputs are to be damaged: one in the third update, on one rank."""
-    return CONFIG.nan_rank >= 0 and trail.step == 2 and dist.is_initialized() and dist.get_rank() == CONFIG.nan_rank
+    if CONFIG.nan_rank < 0 or trail.step != 2 or models.damaged or not dist.is_initialized():
+        return False
+    models.damaged = dist.get_rank() == CONFIG.nan_rank
+    return models.damaged
 
 
 def damaged(value: Any) -> Any:

@@ -52,7 +52,7 @@ def main() -> None:
     model = DistributedDataParallel(body, device_ids=[local])  # LINE wrap
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0 if "lr" in faults else 0.01)
     steps = 3 * len(train) // 8 if "schedule" in faults else 3 * len(loader)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)  # LINE schedule
     scaler = torch.amp.GradScaler()
     first, kept = 0, torch.zeros(())
     if os.path.exists("checkpoint.pt"):
@@ -83,7 +83,7 @@ def main() -> None:
             if "clip_scaled" not in faults:
                 scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # LINE clip
-            scaler.step(optimizer)
+            scaler.step(optimizer)  # LINE update
             scaler.update()
             scheduler.step()
             kept = kept + (loss if "graphs" in faults else loss.detach())
@@ -94,7 +94,7 @@ def main() -> None:
         right = torch.zeros((), device="cuda")
         with torch.no_grad():
             for x, y in val_loader:  # LINE validation
-                right += (body(x.cuda()).argmax(1) == y.cuda()).sum()
+                right += (body(x.cuda()).argmax(1) == y.cuda()).sum()  # LINE validate
                 if "collective_per_batch" in faults:
                     dist.all_reduce(right)  # LINE per_batch
         if "not_combined" not in faults:
