@@ -84,7 +84,7 @@ def store(
 
 
 def unfinished_rows(name: str) -> list[list[Any]]:
-    """Return the rows that the same command stored here earlier today before it was stopped; none if it was finished."""
+    """Return the rows that the same command stored here earlier today, before it was stopped; none if it finished."""
     file = _folder() / f"{name}.json"
     table = json.loads(file.read_text()) if file.is_file() else {}
     same = table.get("date") == date.today().isoformat() and table.get("command") == _typed()

@@ -4,10 +4,10 @@
     python experiments/ladder.py --configurations fp32,bf16 --seconds 0.2
     python experiments/ladder.py --name precision_ladder_mnist --config ../configs/mnist.yaml --loader device
 
-You should see the samples/s of the step alone (SYNTHETIC), and which configurations differ by more than their spread from
-the one that they are compared with. Each is measured in a process of its own, because cuDNN would use again what it has
-chosen for another one, and stored at once: a run that is stopped is continued if it is started again on the same day.
-Flags that are not listed here go to train.py.
+You should see the samples/s of the step alone (SYNTHETIC), and which configurations differ by more than their spread
+from the one that they are compared with. Each is measured in a process of its own, because cuDNN would use again what
+it has chosen for another one, and stored at once: a run that is stopped is continued if it is started again on the same
+day. Flags that are not listed here go to train.py.
 """
 
 from matplotlib.figure import Figure
@@ -21,7 +21,13 @@ from workload import FOLDER, training_device, workload_flags
 from workshop.errors import UserError, nearest, run_reporting_user_errors
 
 FORMATS = ("fp32", "tf32", "fp16", "bf16")
-OPTIONS = {"channels_last": "true", "cudnn_benchmark": "true", "fused": "true", "compile": "default", "cuda_graph": "true"}
+OPTIONS = {
+    "channels_last": "true",
+    "cudnn_benchmark": "true",
+    "fused": "true",
+    "compile": "default",
+    "cuda_graph": "true",
+}
 AGAIN = "again: "
 """before the name of the configuration that is measured a second time, to see how much the machine has changed"""
 NAMES = (*FORMATS, *(f"+ {option}" for option in OPTIONS), f"{AGAIN}bf16")

@@ -26,7 +26,12 @@ LARGEST = 64
 """edge, in cells, of the largest cube: the full U-Net needs gigabytes for it on a CPU"""
 DENSITY, TEMPERATURE = 0, 4
 """channels of the gas; the density of the dark matter is channel 0, too"""
-PARTS: dict[str, slice] = {"all": slice(0, 5), "density": slice(0, 1), "velocity": slice(1, 4), "temperature": slice(4, 5)}
+PARTS: dict[str, slice] = {
+    "all": slice(0, 5),
+    "density": slice(0, 1),
+    "velocity": slice(1, 4),
+    "temperature": slice(4, 5),
+}
 
 
 def read_model(folder: Path) -> tuple[UNet3D, dict[str, Any]]:

@@ -2,8 +2,9 @@
 
     python experiments/tensor_cores.py
 
-On a GPU with tensor cores you should see that 16 bits have several times the peak of float32, and that matrices of 4,096
-rows are multiplied faster than those of 4,095 or 4,097 in 16 bits. A CPU has no tensor cores, so it shows the peak only.
+On a GPU with tensor cores you should see that 16 bits have several times the peak of float32, and that matrices of
+4,096 rows are multiplied faster than those of 4,095 or 4,097 in 16 bits. A CPU has no tensor cores, so it shows the
+peak only.
 """
 
 from pathlib import Path
@@ -62,9 +63,8 @@ def main() -> None:
         rows=rows,
         formats=dict.fromkeys(columns[1:], ".2g"),
         unit="TFLOP/s",
-        spread="the peak is the fastest product of large square matrices" + (
-            ", the others are medians, by the number of rows" if sizes else ""
-        ),
+        spread="the peak is the fastest product of large square matrices"
+        + (", the others are medians, by the number of rows" if sizes else ""),
     )
 
 
