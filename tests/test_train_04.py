@@ -1,31 +1,31 @@
-"""Lesson 04 as its user runs it: every option that a CPU has trains every workload, alone, resumed and on two ranks."""
+"""Lesson 04 as its user runs it: precision, options, ranks, resuming, CUDA graph, and what is refused."""
 
 import json
+import re
+import signal
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
+import workshop.checks
 from conftest import REPOSITORY, Script
 from lab.launching import load_script
 from ranks import start_ranks
-from workshop.commandline import load_config
-from workshop.models.unet3d import UNet3D
-from workshop.run import Run
+from workshop.errors import UserError
 
-pytestmark = pytest.mark.slow
-
-CPU = torch.device("cpu")
 FOLDER = REPOSITORY / "04_mixed_precision"
 LESSON = load_script(FOLDER)
+CPU = torch.device("cpu")
 TINY = ["--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml"]
 SHORT = ["--limit_train", 64, "--limit_val", 33, "--loader", "memory", "--num_workers", 0, "--batch_size", 32]
-MNIST = [*SHORT]
-CIFAR = ["--config", "../configs/cifar10.yaml", *SHORT]
-UNET = [*TINY, "--unet_width", 4, "--crop_size", 8, "--train_crops", 32, "--val_crops", 17, "--global_batch_size", 16]
-WORKLOADS = {"mnist": MNIST, "cifar10": CIFAR, "nbody": UNET}
+UNET = [*TINY, "--unet_width", 4, "--crop_size", 8, "--train_crops", 32, "--val_crops", 17]
+WORKLOADS = {"mnist": SHORT, "cifar10": ["--config", "../configs/cifar10.yaml", *SHORT], "nbody": UNET}
 
 
 @pytest.fixture
@@ -41,20 +41,32 @@ def losses_of(folder: Path) -> list[float]:
     return [epoch[name] for epoch in summary_of(folder)["epochs"] for name in ("train_loss", "val_loss")]
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--precision", "bf16", "--channels_last", "true"],
-        ["--precision", "fp16", "--fused", "true"],
-    ],
-    ids=" ".join,
-)
-def test_options_of_a_cpu_hardly_change_the_loss(
-    train: Script, workload: str, options: list[str], tmp_path: Path
+# Precision and options.
+
+
+@pytest.mark.parametrize(("emulated", "chosen"), [(False, "bf16"), (True, "fp32")])
+def test_auto_takes_bf16_where_the_device_computes_in_it(
+    train: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, emulated: bool, chosen: str
 ) -> None:
+    monkeypatch.setattr(workshop.checks, "emulates", lambda *_: emulated)
+    result = train(*UNET, "--epochs", 1, "--run_dir", tmp_path)
+    assert result.status == 0, result.stderr
+    assert result.stdout.startswith(f"--precision auto: {chosen}, because the CPU ")
+    assert summary_of(tmp_path)["config"]["precision"] == chosen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "options"),
+    [
+        ("mnist", ["--precision", "bf16", "--channels_last", "true"]),
+        ("cifar10", ["--precision", "fp16", "--fused", "true"]),
+        ("nbody", ["--precision", "bf16", "--channels_last", "true", "--fused", "true"]),
+    ],
+)
+def test_options_hardly_change_the_loss(train: Script, workload: str, options: list[str], tmp_path: Path) -> None:
     flags = [*WORKLOADS[workload], "--epochs", 1, "--seed", 3]
-    for name, more in (("plain", []), ("options", options)):
+    for name, more in (("plain", ["--precision", "fp32"]), ("options", options)):
         result = train(*flags, *more, "--run_dir", tmp_path / name)
         assert result.status == 0, result.stderr
     plain, with_options = losses_of(tmp_path / "plain"), losses_of(tmp_path / "options")
@@ -64,176 +76,243 @@ def test_options_of_a_cpu_hardly_change_the_loss(
     assert (epoch["val_accuracy"] is None) == (workload == "nbody")
 
 
-@pytest.mark.thorough
-def test_the_fast_configuration_learns_as_well(train: Script, tmp_path: Path) -> None:
-    configs = ["--config", "../configs/mnist.yaml", "--config", "../configs/mnist_fast.yaml"]
-    result = train(*configs, "--run_dir", tmp_path)
-    assert result.status == 0, result.stderr
-    assert summary_of(tmp_path)["epochs"][0]["val_accuracy"] > 0.7
+def test_products_have_16_bits_and_all_the_rest_has_32() -> None:
+    model = torch.nn.Linear(8, 10)
+    config = LESSON.Config(precision="bf16")
+    optimizer = LESSON.make_optimizer(config, model)
+    seen = []
+    model.register_forward_hook(lambda _, __, outputs: seen.append(outputs.dtype))
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    loss = LESSON.train_step(config, model, optimizer, scaler, torch.randn(4, 8), torch.arange(4))
+    state = optimizer.state[model.weight]
+    kept = (loss, model.weight, model.weight.grad, state["exp_avg"], state["exp_avg_sq"])
+    assert seen == [torch.bfloat16]
+    assert {tensor.dtype for tensor in kept} == {torch.float32}
 
 
-@pytest.mark.thorough
-def test_the_loss_of_the_tiny_unet_is_half_of_the_identity_baseline(
-    train: Script, data_dir: Path, tmp_path: Path
-) -> None:
-    flags = [*TINY, "--limit_train", 480, "--epochs", 1]
-    for precision in ("fp32", "bf16"):
-        result = train(*flags, "--precision", precision, "--run_dir", tmp_path / precision)
-        assert result.status == 0, result.stderr
-    fp32, bf16 = (losses_of(tmp_path / precision)[-1] for precision in ("fp32", "bf16"))
-    files = [str(REPOSITORY / "configs" / name) for name in ("unet3d.yaml", "unet3d_tiny.yaml")]
-    words = ["--config", files[0], "--config", files[1], "--data_dir", str(data_dir)]
-    batches = list(LESSON.make_loader(load_config(LESSON.Config, words), "val", CPU, 0, 1))
-    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    identity = torch.cat([inputs, torch.zeros_like(targets[:, 4:])], dim=1)  # the same temperature everywhere
-    baseline = F.l1_loss(identity, targets).item()
-    assert fp32 < baseline / 2
-    assert bf16 == pytest.approx(fp32, rel=0.05)
-
-
-def test_every_loader_has_the_same_cubes_for_the_unet(train: Script, tmp_path: Path) -> None:
-    losses = {}
-    for loader in ("memory", "map", "device", "dali"):
-        result = train(*UNET, "--epochs", 1, "--precision", "bf16", "--loader", loader, "--run_dir", tmp_path / loader)
-        assert result.status == 0, result.stderr
-        losses[loader] = losses_of(tmp_path / loader)
-    assert all(found == pytest.approx(losses["memory"], rel=1e-3) for found in losses.values())
-
-
-class Stopped(Exception):
-    """The run was stopped from outside."""
-
-
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_a_resumed_run_equals_one_that_was_not_stopped(
-    train: Script, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = [*UNET, "--precision", precision, "--fused", "true", "--epochs", 2]
-    assert train(*flags, "--run_dir", tmp_path / "whole").status == 0
-    save = Run.save
-
-    def save_and_stop(*arguments: object) -> None:
-        save(*arguments)
-        raise Stopped
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "save", save_and_stop)
-        with pytest.raises(Stopped):
-            train(*flags, "--run_dir", tmp_path / "stopped")
-    assert train(*flags, "--resume", "true", "--run_dir", tmp_path / "stopped").status == 0
-    assert losses_of(tmp_path / "stopped") == losses_of(tmp_path / "whole")
-    whole, stopped = (torch.load(tmp_path / name / "checkpoint.pt") for name in ("whole", "stopped"))
-    assert whole["scaler"] == stopped["scaler"]
-    assert bool(whole["scaler"]) == (precision == "fp16")
-    if precision == "fp16":
-        assert whole["scaler"]["_growth_tracker"] == 4  # steps of both epochs
-    for name, weights in whole["model"].items():
-        assert torch.equal(weights, stopped["model"][name])
-
-
-def test_a_resumed_run_in_fp16_needs_a_scaler_in_its_checkpoint(train: Script, tmp_path: Path) -> None:
-    assert train(*UNET, "--epochs", 1, "--run_dir", tmp_path).status == 0
-    result = train(*UNET, "--epochs", 2, "--precision", "fp16", "--resume", "true", "--run_dir", tmp_path)
-    assert result.status == 2
-    (line,) = (line for line in result.stderr.splitlines() if not line.startswith("warning: "))  # of fp16 on this CPU
-    assert line.startswith("error: ") and "precision is fp32 there and fp16 here" in line
-
-
-def test_a_resumed_run_computes_as_its_own_flags_say(train: Script, tmp_path: Path) -> None:
-    assert train(*MNIST, "--epochs", 1, "--fused", "true", "--run_dir", tmp_path).status == 0
-    result = train(*MNIST, "--epochs", 2, "--channels_last", "true", "--resume", "true", "--run_dir", tmp_path)
-    assert result.status == 0, result.stderr
-    saved = torch.load(tmp_path / "checkpoint.pt")
-    assert saved["optimizer"]["param_groups"][0]["fused"] is None
-    assert saved["optimizer"]["state"][2]["exp_avg"].is_contiguous(memory_format=torch.channels_last)
-    assert saved["scaler"] == {}
-
-
-STOP_AFTER_AN_EPOCH = """
-import runpy, sys
-from workshop.run import Run
-save = Run.save
-def save_and_stop(*arguments):
-    save(*arguments)
-    import os
-    os._exit(0)
-Run.save = save_and_stop
-sys.argv[0] = "train.py"
-runpy.run_path("train.py", run_name="__main__")
-"""
-
-
-def test_compiled_ranks_resume_and_learn_what_one_rank_does(
-    train: Script, user_environment: dict[str, str], tmp_path: Path
-) -> None:
-    flags = [*CIFAR, "--limit_val", 32, "--epochs", 2]
-    assert train(*flags, "--run_dir", tmp_path / "one").status == 0
-    flags = [*flags, "--batch_size", 16, "--compile", "default", "--run_dir", tmp_path / "two"]
-    start = partial(start_ranks, 2, cwd=FOLDER, environment=user_environment)
-    stopped = start("-c", STOP_AFTER_AN_EPOCH, *flags)
-    assert [result.status for result in stopped] == [0, 0], stopped[0].stderr
-    assert len(summary_of(tmp_path / "two")["epochs"]) == 1
-    resumed = start("train.py", *flags, "--resume", "true")
-    assert [result.status for result in resumed] == [0, 0], resumed[0].stderr
-    assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=1e-3)
-    assert "_orig_mod" not in " ".join(torch.load(tmp_path / "two" / "checkpoint.pt")["model"])
-
-
-def test_two_ranks_of_the_unet_learn_what_one_does(
-    train: Script, user_environment: dict[str, str], tmp_path: Path
-) -> None:
-    flags = [*UNET, "--epochs", 1, "--precision", "fp16"]
-    assert train(*flags, "--run_dir", tmp_path / "one").status == 0
-    results = start_ranks(
-        2, "train.py", *flags, "--run_dir", tmp_path / "two", cwd=FOLDER, environment=user_environment
-    )
-    assert [result.status for result in results] == [0, 0], results[0].stderr
-    assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=5e-3)
-
-
-def read_switches() -> tuple[object, ...]:
-    """Read every switch for TF32 that PyTorch has; none of them may raise an error."""
-    with torch.backends.cudnn.flags(enabled=False):  # also reads the switches, to restore them afterwards
-        pass
-    return (
-        torch.backends.cuda.matmul.allow_tf32,
-        torch.backends.cudnn.allow_tf32,
-        torch.get_float32_matmul_precision(),
-        torch.backends.cuda.matmul.fp32_precision,
-        torch.backends.cudnn.conv.fp32_precision,
-        torch.backends.cudnn.rnn.fp32_precision,
-    )
-
-
-def test_switches_reach_torch() -> None:
-    exact = (False, False, "highest", "ieee", "none", "none")  # none: as for the whole backend, where it is none, too
+def test_both_switches_for_tf32_follow_the_precision() -> None:
     try:
-        for precision in ("fp32", "tf32", "bf16", "tf32", "fp16", "fp32"):
+        for precision in ("fp32", "tf32", "bf16", "tf32", "fp32"):
             LESSON.set_precision(precision, cudnn_benchmark=precision == "bf16")
-            assert read_switches() == ((True, True, "high", "tf32", "tf32", "tf32") if precision == "tf32" else exact)
+            switches = (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+            assert switches == ((True, True) if precision == "tf32" else (False, False))
             assert torch.backends.cudnn.benchmark == (precision == "bf16")
-        assert torch.backends.cudnn.fp32_precision == torch.backends.fp32_precision == "none"
     finally:
         LESSON.set_precision("fp32", cudnn_benchmark=False)
 
 
-def test_channels_last_reaches_the_weights(train: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = []
-    make_ddp = torch.nn.parallel.DistributedDataParallel.__init__
+def test_the_weights_of_a_checkpoint_are_channels_last(train: Script, tmp_path: Path) -> None:
+    result = train(*UNET, "--epochs", 1, "--channels_last", "true", "--run_dir", tmp_path)
+    assert result.status == 0, result.stderr
+    weight = torch.load(tmp_path / "checkpoint.pt")["model"]["down.1.weight"]
+    assert weight.is_contiguous(memory_format=torch.channels_last_3d) and not weight.is_contiguous()
 
-    def init(ddp: torch.nn.Module, model: torch.nn.Module, **options: object) -> None:
-        if isinstance(model, UNet3D):
-            weights.append(model.down[0].weight)
-        else:
-            weights.append(next(weight for weight in model.parameters() if weight.dim() == 4 and weight.shape[1] > 1))
-        make_ddp(ddp, model, **options)
 
-    monkeypatch.setattr(torch.nn.parallel.DistributedDataParallel, "__init__", init)
-    for name, flags in (("nbody", UNET), ("mnist", MNIST)):
-        for channels_last in ("true", "false"):
-            result = train(*flags, "--channels_last", channels_last, "--run_dir", tmp_path / name)
-            assert result.status == 0, result.stderr
-    volumes, plain_volumes, images, plain_images = weights
-    assert volumes.is_contiguous(memory_format=torch.channels_last_3d) and not volumes.is_contiguous()
-    assert images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
-    assert plain_volumes.is_contiguous() and plain_images.is_contiguous()
+def test_a_fused_sgd_whose_first_step_overflows_begins_without_momentum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty_like", lambda tensor: torch.full_like(tensor, torch.nan))  # what was in memory
+    found = []
+    for fused in (False, True):
+        weight = torch.nn.Parameter(torch.ones(3))
+        config = LESSON.Config(optimizer="sgd", lr=0.5, fused=fused)
+        optimizer, scaler = LESSON.make_optimizer(config, torch.nn.ParameterList([weight])), torch.amp.GradScaler("cpu")
+        for factor in (torch.inf, 0.125, 0.25):
+            optimizer.zero_grad()
+            scaler.scale((factor * weight).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        found.append(weight.detach())
+    assert torch.equal(*found)
+
+
+# Ranks and resuming.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--precision", "fp16"],
+        pytest.param(["--compile", "default", "--precision", "fp32"], marks=pytest.mark.thorough),
+    ],
+    ids=" ".join,
+)
+def test_two_ranks_learn_what_one_does(
+    train: Script, user_environment: dict[str, str], options: list[str], tmp_path: Path
+) -> None:
+    flags = [*UNET, "--epochs", 1]
+    assert train(*flags, *options[-2:], "--run_dir", tmp_path / "one").status == 0
+    results = start_ranks(
+        2, "train.py", *flags, *options, "--run_dir", tmp_path / "two", cwd=FOLDER, environment=user_environment
+    )
+    assert [result.status for result in results] == [0, 0], results[0].stderr
+    assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=5e-3)
+    names = " ".join(torch.load(tmp_path / "two" / "checkpoint.pt")["model"])
+    assert "_orig_mod" not in names and "module." not in names
+
+
+def test_a_run_in_fp16_that_was_stopped_within_an_epoch_continues_with_its_scale(
+    train: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flags = [*UNET, "--global_batch_size", 4, "--precision", "fp16", "--epochs", 2, "--log_interval", 1]
+    assert train(*flags, "--run_dir", tmp_path / "whole").status == 0
+    seed, calls = torch.manual_seed, []
+
+    def seed_and_stop(number: int) -> None:
+        seed(number)
+        calls.append(number)
+        if len(calls) == 4:  # the first is not that of a step
+            signal.raise_signal(signal.SIGUSR1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "manual_seed", seed_and_stop)
+        stopped = train(*flags, "--run_dir", tmp_path / "stopped")
+    assert stopped.status == 0 and "--resume true continues after step 3\n" in stopped.stdout
+    resumed = train(*flags, "--resume", "true", "--run_dir", tmp_path / "stopped")
+    assert resumed.status == 0, resumed.stderr
+    assert losses_of(tmp_path / "stopped") == losses_of(tmp_path / "whole")
+    whole, found = (torch.load(tmp_path / name / "checkpoint.pt") for name in ("whole", "stopped"))
+    assert whole["scaler"] == found["scaler"] and whole["scaler"]["_growth_tracker"] == 16
+    assert all(torch.equal(weights, found["model"][name]) for name, weights in whole["model"].items())
+
+
+def test_a_run_is_not_resumed_in_another_precision(train: Script, tmp_path: Path) -> None:
+    flags = [*UNET, "--run_dir", tmp_path]
+    assert train(*flags, "--epochs", 1, "--precision", "fp32").status == 0
+    error = train(*flags, "--epochs", 2, "--precision", "bf16", "--resume", "true").error
+    assert "was saved with --precision fp32, but now it is bf16" in error
+
+
+# The CUDA graph, as far as a machine without a GPU can show it.
+
+
+def fake_graphs(patch: pytest.MonkeyPatch, graph: Callable, recording: Callable = nullcontext) -> None:
+    """Let ``graph`` make what is replayed, and ``recording`` the context in which the step is recorded."""
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    for name, stand_in in {
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda _: nullcontext(),
+        "CUDAGraph": graph,
+        "graph": lambda graph, stream, capture_error_mode: recording(),
+    }.items():
+        patch.setattr(torch.cuda, name, stand_in)
+
+
+def test_a_graph_takes_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[float] = []
+    replayed: list[float] = []
+    fake_graphs(monkeypatch, lambda: SimpleNamespace(replay=lambda: replayed.append(graph.inputs.item())))
+    graph = LESSON.GraphedStep()
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        computed.append(inputs.item())
+        return targets
+
+    monkeypatch.setattr(torch, "empty_like", lambda tensor: torch.full_like(tensor, -1))  # what is recorded on
+    losses = [graph.train(step, torch.tensor(float(n)), torch.tensor(-float(n))).item() for n in range(20)]
+    assert computed == [*range(11), -1]
+    assert replayed == list(range(11, 20))
+    assert losses == [-n for n in range(20)]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_graph_is_freed_before_the_process_group_is_destroyed(
+    train: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stopped: bool
+) -> None:
+    """Over NCCL, destroying waits for graphs."""
+
+    class Graph:
+        def replay(self) -> None:
+            if stopped:
+                signal.raise_signal(signal.SIGUSR1)
+
+    alive, seen = weakref.WeakSet(), []
+
+    def new_graph() -> Graph:
+        graph = Graph()
+        alive.add(graph)
+        return graph
+
+    fake_graphs(monkeypatch, new_graph)
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)  # what the step is recorded on
+    monkeypatch.setattr(workshop.checks, "check_cuda_graph", lambda *_: None)
+    destroy = torch.distributed.destroy_process_group
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: (seen.append(len(alive)), destroy()))
+    flags = ["--batch_size", 4, "--log_interval", 1, "--optimizer", "sgd", "--fused", "true", "--cuda_graph", "true"]
+    result = train(*SHORT, *flags, "--precision", "fp32", "--run_dir", tmp_path)
+    assert result.status == 0, result.stderr
+    assert ("--resume true continues after step 12\n" in result.stdout) == stopped
+    assert seen == [0]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # the optimizer's own step would need a GPU
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adadelta"])
+def test_the_learning_rate_that_a_graph_reads_changes_in_place(name: str) -> None:
+    config = LESSON.Config(optimizer=name, lr=0.5, fused=name == "sgd", cuda_graph=True)
+    optimizer = LESSON.make_optimizer(config, torch.nn.Linear(2, 2))
+    lr = optimizer.param_groups[0]["lr"]
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)).step()
+    assert optimizer.param_groups[0]["lr"] is lr
+    assert lr == pytest.approx(0.25)
+
+
+# What is refused, in one line.
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--precision", "tf32"], "--precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer"),
+        (["--precision", "fp8"], "fp8"),
+        (["--cuda_graph", "true"], "--cuda_graph true needs an NVIDIA GPU; this is the CPU"),
+        (["--cudnn_benchmark", "true"], "--cudnn_benchmark true needs an NVIDIA GPU; this is the CPU"),
+        (["--fused", "true", "--optimizer", "adadelta"], "PyTorch has no fused adadelta"),
+        ([*TINY, "--crop_size", 18], "--crop_size 18 cannot be halved 2 times; take --crop_size 16, or a smaller"),
+        ([*TINY, "--crop_size", 64], "--crop_size 64 is larger than the box"),
+        (TINY[2:], "--crop_size 16 needs --dataset nbody, not mnist; configs/unet3d.yaml says so"),
+        ([*TINY, "--model", "resnet18"], "--dataset nbody holds volumes, and only --model unet3d"),
+        (["--model", "unet3d"], "--model unet3d maps volumes to volumes: it needs --dataset nbody, not mnist"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line(train: Script, flags: list, message: str) -> None:
+    assert message in train(*flags).error
+
+
+def test_without_a_compiler_one_line_says_so(train: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_nothing(*_: object, **__: object) -> None:
+        raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found\nin a long list")
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    error = train("--compile", "default").error
+    assert "torch.compile does not work here: InvalidCxxCompiler: No working C++ compiler found; it needs" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"compile": "reduce-overhead"}, "--compile reduce-overhead makes CUDA graphs of its own"),
+        ({"precision": "fp16"}, "with --optimizer adam and --precision fp16 needs --fused true"),
+        ({"optimizer": "sgd"}, "with --optimizer sgd and --precision fp32 needs --fused true"),
+        ({"loader": "dali"}, "use --loader device"),
+        ({"batch_size": 48}, "100 samples leave a last batch of 4; use --limit_train 96"),
+    ],
+    ids=str,
+)
+def test_what_a_cuda_graph_cannot_do_is_refused(flags: dict, message: str) -> None:
+    gpu = SimpleNamespace(type="cuda")
+    flags = {"precision": "fp32", "batch_size": 25} | flags
+    with pytest.raises(UserError, match=re.escape(message)):
+        workshop.checks.check_cuda_graph(LESSON.Config(**flags), gpu, num_samples=100, world_size=1)
+    fine = LESSON.Config(batch_size=25, precision="fp16", fused=True)
+    workshop.checks.check_cuda_graph(fine, gpu, num_samples=101, world_size=2)  # the last sample is left out
+
+
+def test_what_an_old_gpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an old GPU")
+    gpu = SimpleNamespace(type="cuda")
+    for precision, advice in (("tf32", "this is an old GPU"), ("bf16", "this is an old GPU: try --precision fp16")):
+        with pytest.raises(UserError, match=f"compute capability 8.0 or newer; {advice}"):
+            workshop.checks.choose_precision(precision, gpu)
+    assert workshop.checks.choose_precision("auto", gpu) == "fp32"
