@@ -1,7 +1,7 @@
 """Will it fit? How many bytes of tensors each rank needs, for any number of ranks, without a GPU.
 
     python experiments/will_it_fit.py --model vit --ranks 2,8                   # every way of sharing the model
-    python experiments/will_it_fit.py --model gpt_7b --ranks 8,64,1024,8x8      # minutes: 6.7 billion weights
+    python experiments/will_it_fit.py --model gpt_7b --ranks 8,64,8x8 --ways ddp,blocks    # 6.7 billion weights
     python experiments/will_it_fit.py --check true                              # is that what two ranks allocate?
 
 "8x8" are 8 groups of 8 ranks, each of which has the whole model (HSDP). You should see that DDP needs as much on any
