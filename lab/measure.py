@@ -90,7 +90,6 @@ CPU = (
     Measurement("batches", "python experiments/large_batches.py batches", THREE, CIFAR),
     Measurement("higher_rate", "python experiments/large_batches.py higher_rate", THREE, CIFAR),
     Measurement("emulated_scaling", "python experiments/emulated_scaling.py", THREE),
-    Measurement("requeue", "python experiments/requeue.py", THREE, MNIST),
     Measurement("unet3d", "python experiments/unet3d.py", FOUR, BOXES),
     Measurement("precision_ladder", "python experiments/ladder.py", FOUR, BOXES),
     Measurement("underflow", "python experiments/underflow.py", FOUR, BOXES),
