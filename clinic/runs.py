@@ -177,12 +177,12 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def raise_if_failed(ranks: Sequence[Rank]) -> None:
     """Raise `Fault` with the likely cause if a rank failed, or was ended because it waited."""
-    failed = [(number, rank) for number, rank in enumerate(ranks) if rank.status]
+    failed = [(number, rank, rank.status) for number, rank in enumerate(ranks) if rank.status]
     failed.sort(key=lambda one: (not one[1].place, "Traceback" not in one[1].output, not _reason(one[1].output)))
-    for number, rank in failed:
-        if rank.status == -signal.SIGXCPU:
+    for number, rank, status in failed:
+        if status == -signal.SIGXCPU:
             raise Fault(f"the script computed for {CPU_SECONDS} s without coming to its end: is there an endless loop?")
-        how = f"signal {signal.Signals(-rank.status).name}" if rank.status < 0 else f"exit status {rank.status}"
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         where = f", when rank {number} was {rank.place}" if rank.place else ""
         raise Fault(f"the script ended with: {_reason(rank.output) or how}{where}")
     if any(rank.status is None for rank in ranks):
