@@ -17,18 +17,13 @@ MAIL = (FOLDER / "setup_mail.md").read_text()
 LESSONS = sorted(REPOSITORY.glob("0*/README.md"))
 
 
-def test_the_minutes_of_the_plan_add_up_and_are_those_of_the_front_page() -> None:
+def test_the_minutes_of_the_plan_add_up_and_every_lesson_is_in_it() -> None:
     rows = re.findall(r"^\| (.+?) \|([ \d|]+)\|$", PAGE.partition("## A plan")[2].partition("## Before")[0], re.M)
     minutes = {name: [int(cell or 0) for cell in cells.replace(" ", "").split("|")] for name, cells in rows}
     together = minutes.pop("together")
     assert [sum(column) for column in zip(*minutes.values(), strict=True)] == together
-    front = (REPOSITORY / "README.md").read_text()
     for lesson in LESSONS:
-        (given,) = re.findall(rf"^\| \[.*\]\({lesson.parent.name}/README\.md\) \| (\d+) \|", front, re.M)
-        (planned,) = [
-            columns for name, columns in minutes.items() if name.endswith(f"({os.path.relpath(lesson, FOLDER)})")
-        ]
-        assert int(given) == max(planned), lesson.parent.name
+        assert any(name.endswith(f"({os.path.relpath(lesson, FOLDER)})") for name in minutes), lesson.parent.name
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda page: page.parent.name)
