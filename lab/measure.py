@@ -28,6 +28,7 @@ STARTED = time.monotonic()
 PYTHON = os.path.abspath(sys.executable)
 TORCHRUN = "torchrun --standalone --nproc-per-node"
 WILL_IT_FIT = "python experiments/will_it_fit.py"
+DEEPER = "--model gpt_70b --ranks 64 --ways blocks --checkpointing true"
 MNIST, CIFAR = ("mnist --synthetic --shards",), ("cifar10 --synthetic --shards",)
 BOXES = ("nbody --synthetic",)
 LARGE_BOXES = ("nbody --synthetic --cells 128",)
@@ -105,7 +106,7 @@ CPU = (
     Measurement("what_fills_memory", "python experiments/what_fills_memory.py", FIVE),
     Measurement("will_it_fit_check", "python experiments/will_it_fit.py --check true", FIVE),
     Measurement("will_it_fit_gpt_7b", f"{WILL_IT_FIT} --model gpt_7b --ranks 8,64,1024,8x8 --ways ddp,blocks", FIVE),
-    Measurement("will_it_fit_gpt_70b", f"{WILL_IT_FIT} --model gpt_70b --ranks 64 --ways blocks --checkpointing true", FIVE),
+    Measurement("will_it_fit_gpt_70b", f"{WILL_IT_FIT} {DEEPER}", FIVE),
     Measurement("combinations", f"{TORCHRUN} 2 experiments/combinations.py", FIVE),
     Measurement("tensor_parallel_2_ranks", f"{TORCHRUN} 2 experiments/tensor_parallel.py", FIVE),
     Measurement("tensor_parallel_4_ranks", f"{TORCHRUN} 4 experiments/tensor_parallel.py", FIVE),
