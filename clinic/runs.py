@@ -214,14 +214,14 @@ def _environments(launcher: str, local_ranks: Sequence[int]) -> list[dict[str, s
 
 def _wait(processes: Sequence[BaseProcess]) -> None:
     """Wait until all ranks have ended; end those that compute nothing any more. A busy machine only takes longer."""
-    computed, since = -1.0, time.monotonic()
+    computed, quiet = -1.0, 0.0
     while any(process.exitcode is None for process in processes):
         time.sleep(0.05)
-        now = _cpu_seconds(processes)
-        if abs(now - computed) > 0.1:
-            computed, since = now, time.monotonic()
+        quiet += 0.05  # not by the clock: if everything is suspended, this process is too
+        if abs((now := _cpu_seconds(processes)) - computed) > 0.1:
+            computed, quiet = now, 0.0
         # If a rank has failed, those that wait for it are ended sooner, as a launcher does.
-        elif time.monotonic() - since > (WAITING / 5 if any(process.exitcode for process in processes) else WAITING):
+        if quiet > (WAITING / 5 if any(process.exitcode for process in processes) else WAITING):
             for end, patience in ((signal.SIGUSR2, 0.3), (signal.SIGTERM, 1.0), (signal.SIGKILL, 0.0)):
                 for process in processes:
                     if process.exitcode is None and process.pid:

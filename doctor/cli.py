@@ -197,8 +197,12 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
     usual = run_once(plan, folder / "run0")
     better = other_launcher(usual, plan)
     if options.launcher == "auto" and better:
-        shutil.rmtree(folder / "run0")
         plan = replace(plan, launcher=better)
+    wants_all = any(e["type"] == "StopIteration" or "StopIteration" in e["text"] for _, e in report.errors(usual))
+    if wants_all:  # it counts on len(loader) batches
+        plan = replace(plan, settings=plan.settings | {"batches": 0})
+    if wants_all or (options.launcher == "auto" and better):
+        shutil.rmtree(folder / "run0")
         usual = run_once(plan, folder / "run0")
     yield usual
     if not usual.any("update"):

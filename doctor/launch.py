@@ -222,7 +222,7 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
     settings = Settings(
         scratch=str(scratch),
         root=str(plan.script.parent),
-        world_size=plan.ranks,
+        gpus=plan.ranks // plan.nodes,
         port=free_port(),
         standin=plan.gpus == "standin",
         **plan.settings,

@@ -57,8 +57,6 @@ def failures(run: Run) -> Iterator[str]:
                 f"  This may be what the doctor's stand-in for CUDA lacks ({place(e['inner'])}), and no fault of the "
                 "script: try --cpu, or --on_gpus."
             )
-        if "StopIteration" in (e["type"], e["text"][:13]):
-            yield "  The doctor ends each pass of a loader early: try --full."
     for number, status in enumerate(run.launch.statuses):
         if status is not None and status < 0:
             yield f"process {number} was ended by signal {-status}"

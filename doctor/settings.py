@@ -13,7 +13,8 @@ class Settings:
     """folder of the doctor's own for this run: ``logs``, ``tmp``, and what the script wanted to write"""
     root: str
     """folder of the script: lines in files below it are named first"""
-    world_size: int = 2
+    gpus: int = 2
+    """number of GPUs that a node seems to have"""
     port: int = 0
     standin: bool = True
     """pretend that there is a GPU for each rank"""

@@ -119,8 +119,7 @@ def install(config: Settings) -> None:
     _compile_nothing()
     if not config.standin:
         return
-    gpus = int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size))
-    _answer_as_gpu(gpus)
+    _answer_as_gpu(config.gpus)
     _compute_on_cpu()
     _wrap_models()
     if dist.is_available():

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workshop.distributed import AllReduceCounter, failure_detector, rendezvous
+from workshop.loaders import DistributedBatchSampler
 from workshop.loaders.memory import MemoryLoader
-from workshop.loaders.sampler import DistributedBatchSampler
+from workshop.profiling.all_reduce_counter import AllReduceCounter
 from workshop.profiling.throughput import BarrierLoader, max_over_ranks
 
 GLOBAL_BATCH = 16
@@ -116,11 +116,8 @@ class Unchanged:
 
 if __name__ == "__main__":
     os.chdir(Path(sys.argv[1]).parent)
-    rank, world_size, device = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), torch.device("cpu")
-    store = rendezvous(rank, world_size, device)
-    with failure_detector(store, rank, world_size):
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-        found = facts(rank, world_size, device)
-        if rank == 0:
-            print(json.dumps(found))
-        dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    found = facts(dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
+    if dist.get_rank() == 0:
+        print(json.dumps(found))
+    dist.destroy_process_group()

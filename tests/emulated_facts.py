@@ -12,9 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "03_ddp" / "experiments")]
 
 from emulated_ranks import Config, wrap
+from workshop.distributed import AllReduceCounter
+
 from lab.emulated_gpu import EmulatedGPU
 from lab.process_group import process_group
-from workshop.distributed import AllReduceCounter
 
 CONFIG = Config(layers=4, gradient_mb=0.01, milliseconds=0.001)
 

@@ -9,7 +9,17 @@ import platform
 import shutil
 import sys
 
-NEEDED = ("torch", "torchvision", "line_profiler", "tensorboard", "yaml", "jsonargparse", "h5py", "psutil", "matplotlib")
+NEEDED = (
+    "torch",
+    "torchvision",
+    "line_profiler",
+    "tensorboard",
+    "yaml",
+    "jsonargparse",
+    "h5py",
+    "psutil",
+    "matplotlib",
+)
 OPTIONAL = {"nvidia.dali": "--loader dali", "pynvml": "--monitor on a GPU"}
 
 
@@ -33,7 +43,11 @@ def main() -> None:
             importlib.import_module(name)
         except Exception:
             print(f"no {name}: tests of {use} are skipped")
-    slurm = "Slurm: its tests run on a cluster of their own" if shutil.which("slurmctld") else "no Slurm: its tests are skipped"
+    slurm = (
+        "Slurm: its tests run on a cluster of their own"
+        if shutil.which("slurmctld")
+        else "no Slurm: its tests are skipped"
+    )
     print(slurm)
 
 

@@ -171,7 +171,9 @@ if __name__ == "__main__":
     gc.freeze()  # what is here now stays: to look through it would copy it into each fork
     folder = Path(tempfile.mkdtemp(prefix="quick-python-"))
     for command, words in MODULES.items():
-        (folder / command).write_text(CLIENT.format(python=sys.executable, here=str(Path(__file__).parent), words=words))
+        (folder / command).write_text(
+            CLIENT.format(python=sys.executable, here=str(Path(__file__).parent), words=words)
+        )
         (folder / command).chmod(0o755)
     request = serve(folder)
     if request is not None:

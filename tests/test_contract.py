@@ -22,8 +22,10 @@ from workshop.config import TrainConfig, load_config, run_with_config
 from workshop.errors import UserError, run_reporting_user_errors
 
 CONFIGS = {file.parent.name: load_script(file.parent).Config for file in sorted(REPOSITORY.glob("0*/train.py"))}
-COMMON = """dataset data_dir run_dir model loader batch_size num_workers epochs lr optimizer seed log_interval limit_train
-limit_val resume benchmark trace monitor""".split()
+COMMON = [
+    *("dataset", "data_dir", "run_dir", "model", "loader", "batch_size", "num_workers", "epochs", "lr", "optimizer"),
+    *("seed", "log_interval", "limit_train", "limit_val", "resume", "benchmark", "trace", "monitor"),
+]
 FEW = ["--limit_train", 64, "--limit_val", 16, "--loader", "memory"]
 
 
@@ -101,7 +103,18 @@ def test_a_job_has_its_number_as_run_name_and_so_finds_its_checkpoint_again(run_
 
 @pytest.mark.parametrize("lesson", ["01_single_gpu", pytest.param("05_fully_sharded", marks=pytest.mark.thorough)])
 def test_a_benchmark_measures_three_speeds_and_trains_nothing(run_script: Script, tmp_path: Path, lesson: str) -> None:
-    flags = ["--benchmark", "true", "--benchmark_seconds", 0.01, "--batch_size", 4, "--limit_train", 16, "--run_dir", tmp_path]
+    flags = [
+        "--benchmark",
+        "true",
+        "--benchmark_seconds",
+        0.01,
+        "--batch_size",
+        4,
+        "--limit_train",
+        16,
+        "--run_dir",
+        tmp_path,
+    ]
     result = run_script(f"{lesson}/train.py", *FEW, *flags)
     assert result.status == 0, result.stderr
     assert all(re.search(rf"^{name} .*\d", result.stdout, re.MULTILINE) for name in ("IO", "SYNTHETIC", "FULL"))
@@ -123,8 +136,12 @@ def test_kernprof_sees_the_profiled_functions_and_python_pays_nothing(
     result = subprocess.run([*map(str, words)], cwd=folder, env=user_environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert sorted(re.findall(r"^Function: (\w+) at", result.stdout, re.MULTILINE)) == PROFILED[lesson]
-    assert re.search(r"^ +\d+ +1 .*for inputs, targets in log\.batches\(loader\)|"
-                     r"^ +\d+ +2 .*for inputs, targets in log\.batches\(loader\)", result.stdout, re.MULTILINE)
+    assert re.search(
+        r"^ +\d+ +1 .*for inputs, targets in log\.batches\(loader\)|"
+        r"^ +\d+ +2 .*for inputs, targets in log\.batches\(loader\)",
+        result.stdout,
+        re.MULTILINE,
+    )
     script = load_script(folder)
     assert all(not hasattr(getattr(script, name), "__wrapped__") for name in PROFILED[lesson])
 
@@ -145,7 +162,10 @@ def test_kernprof_sees_the_profiled_functions_and_python_pays_nothing(
         (["--lr", "nan"], '"lr": Expected .*float.*nan'),
         (["--save_interval", "x"], r'"save_interval": .*\'?int\'?.*x'),
         (["--config", "nowhere.yaml"], "File does not exist: .*nowhere.yaml"),
-        *((["--" + name, 0], f"--{name} must be at least 1, got 0") for name in ("batch_size", "epochs", "limit_train")),
+        *(
+            (["--" + name, 0], f"--{name} must be at least 1, got 0")
+            for name in ("batch_size", "epochs", "limit_train")
+        ),
         (["--lr", 0], r"--lr must be above 0, got 0\.0"),
         (["--lr", 1e30], r"--lr must be below 2\*\*63, got 1e\+30"),
         (["--num_workers", -1], r"--num_workers must be 0 .* or more, got -1"),
@@ -186,7 +206,11 @@ ALONE = {"RANK": "0"}
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
-        ([], {name: RANK[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}, "MASTER_ADDR .*not set; start .*torchrun"),
+        (
+            [],
+            {name: RANK[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
+            "MASTER_ADDR .*not set; start .*torchrun",
+        ),
         ([], RANK | {"RANK": "x"}, "RANK, LOCAL_RANK, WORLD_SIZE must be numbers: start the ranks with torchrun"),
         ([], ALONE, "RANK, LOCAL_RANK, WORLD_SIZE must be numbers: start the ranks with torchrun"),
         ([], RANK, r"1/2 clients joined.*start as many as the world size says"),
@@ -210,7 +234,10 @@ def test_a_mistake_of_a_rank_is_one_line(
 
 
 def test_a_mistake_of_all_ranks_is_reported_once(user_environment: dict[str, str]) -> None:
-    for flag, message in (("--lr", "--lr must be above 0"), ("--global_batch_size", "cannot be shared evenly by 2 ranks")):
+    for flag, message in (
+        ("--lr", "--lr must be above 0"),
+        ("--global_batch_size", "cannot be shared evenly by 2 ranks"),
+    ):
         value = {"--lr": 0, "--global_batch_size": 65}[flag]
         result = torchrun(2, "train.py", *FEW, flag, value, cwd=REPOSITORY / "03_ddp", environment=user_environment)
         assert result.status == 1  # torchrun's own
@@ -234,19 +261,23 @@ FULL = "unable to write to file </torch_1_2_0>: No space left on device (28)"
     ("error", "message"),
     [
         (UserError("a\n  mistake"), "a mistake"),
-        (UserError("Caught UserError in DataLoader worker\nTraceback\nworkshop.errors.UserError: no image"), "no image"),
+        (
+            UserError("Caught UserError in DataLoader worker\nTraceback\nworkshop.errors.UserError: no image"),
+            "no image",
+        ),
         (RuntimeError(f"Caught\nTraceback\nRuntimeError: {FULL}\n"), "/dev/shm is full: take fewer --num_workers"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "does not fit into the memory"),
-        (OSError(errno.ENOSPC, "No space left on device", "checkpoint.tmp"), "checkpoint.tmp: No space left on device; free"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "checkpoint.tmp"),
+            "checkpoint.tmp: No space left on device; free",
+        ),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory; take fewer --num_workers"),
         (MemoryError(), "no memory is left; take fewer --num_workers"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "does not fit into the memory of this GPU"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_what_a_user_can_change_is_one_line(
-    error: BaseException, message: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_what_a_user_can_change_is_one_line(error: BaseException, message: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit, match="2"):
         run_reporting_user_errors(Raising(error))
     (line,) = capsys.readouterr().err.splitlines()

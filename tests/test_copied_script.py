@@ -9,10 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).resolve().parent.parent
-OWN_DATA = '''
+OWN_DATA = """
 class Stripes(torch.utils.data.Dataset):
     def __init__(self, size):
         self.size = size
@@ -27,11 +25,11 @@ class Stripes(torch.utils.data.Dataset):
         return image, index % 2
 
 
-def make_loader('''
+def make_loader("""
 OWN_MODEL = "nn.Sequential(nn.Flatten(), nn.Linear(256, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2)).to(device)"
 CHANGES = {
     "\ndef make_loader(": OWN_DATA,
-    "ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)": "Stripes(1024 if training else 99)",
+    "ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)": "Stripes(1024 if training else 9)",
     "build_model(config.model, config.dataset, dropout=config.dropout).to(device)": OWN_MODEL,
 }
 FLAGS = ["--epochs", "2", "--batch_size", "8", "--num_workers", "1", "--log_interval", "8", "--save_interval", "20"]

@@ -1,16 +1,14 @@
-"""What a CPU can compute with is known where Linux reports it, and users are warned of a format without a gain."""
+"""What the machine has: a GPU that was granted is used or missed, formats that are emulated and limits are known."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
-import pynvml
 import pytest
 import torch
 
 from conftest import REPOSITORY, Script
 from lab.launching import load_script
-from lab.results import machine_name
 from workshop import hardware
+from workshop.checks import choose_precision
 from workshop.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -37,41 +35,22 @@ def test_formats_that_a_device_emulates(
     cpuinfo.write_text(text)
     formats = ("fp32", "tf32", "bf16", "fp16")
     assert {precision for precision in formats if hardware.emulates(CPU, precision)} == emulated
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert not any(hardware.emulates(GPU, precision) for precision in formats)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert [precision for precision in formats if hardware.emulates(GPU, precision)] == ["bf16"]
+    assert choose_precision("auto", CPU) == ("fp32" if "bf16" in emulated else "bf16")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    for capability, chosen in (((8, 0), "bf16"), ((7, 5), "fp32")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert choose_precision("auto", GPU) == chosen
+        assert hardware.emulates(GPU, "bf16") == (chosen == "fp32")
 
 
-def test_a_results_file_has_gpus_driver_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(name="NVIDIA H200", total_memory=2**37)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.159.03")
-    found = hardware.describe_hardware(GPU)
-    assert (found["device_name"], found["gpus"], found["driver"]) == ("NVIDIA H200", 8, "580.159.03")
-    assert machine_name(hardware.describe_hardware(GPU)) == "nvidia_h200_8gpu"
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: 1 / 0)
-    assert hardware.describe_hardware(GPU)["driver"] is None
-    versions = hardware.describe_versions()
-    assert {"cuda", "cudnn", "nccl"} <= versions.keys()
-    assert all(version is None or isinstance(version, str) for version in versions.values())
-
-
-def test_without_the_file_nothing_is_known(cpuinfo: Path) -> None:
-    assert not cpuinfo.exists()
-    assert not hardware.emulates(CPU, "bf16")
-    assert hardware.describe_hardware(CPU)["cpu"]
-
-
-@pytest.mark.parametrize(("text", "warned"), [(ZEN_3, True), (ZEN_4, False)], ids=["AVX2", "AVX-512"])
-def test_a_format_that_gains_nothing_is_warned_of(cpuinfo: Path, run_script: Script, text: str, warned: bool) -> None:
-    cpuinfo.write_text(text)
-    flags = ("--precision", "bf16", "--limit_train", 128, "--limit_val", 64, "--loader", "memory")
-    result = run_script("04_mixed_precision/train.py", *flags)
-    assert result.status == 0, result.stderr
-    assert ("warning: this CPU has no instructions for bf16" in result.stderr) == warned
+def test_a_format_that_gains_nothing_is_warned_of(cpuinfo: Path, run_script: Script) -> None:
+    cpuinfo.write_text(ZEN_3)
+    flags = ("--limit_train", 64, "--limit_val", 16, "--loader", "memory")
+    asked = run_script("04_mixed_precision/train.py", *flags, "--precision", "bf16")
+    assert "warning: this CPU has no instructions for bf16 and emulates it" in asked.stderr
+    auto = run_script("04_mixed_precision/train.py", *flags)
+    assert auto.stderr == ""
+    assert "--precision auto: fp32, because the CPU does not compute in bf16 by itself\n" in auto.stdout
 
 
 GRANTED = [
@@ -91,37 +70,47 @@ NOT_GRANTED = [
 ]
 
 
-@pytest.fixture
-def no_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in {name for environment in GRANTED for name in environment}:
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
-
-
-def set_all(patch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
-    for name, value in environment.items():
-        patch.setenv(name, value)
-
-
-def run_main(lesson: str) -> None:
-    script = load_script(REPOSITORY / lesson)
-    script.main(script.Config())
-
-
-@pytest.mark.parametrize("environment", GRANTED, ids=str)
-@pytest.mark.parametrize("lesson", sorted(folder.name for folder in REPOSITORY.glob("0*_*")))
+@pytest.mark.parametrize(
+    ("environment", "granted"), [*((found, True) for found in GRANTED), *((found, False) for found in NOT_GRANTED)]
+)
 def test_a_gpu_that_was_granted_must_be_found(
-    no_gpu_is_found: pytest.MonkeyPatch, environment: dict[str, str], lesson: str
+    environment: dict[str, str], granted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_all(no_gpu_is_found, environment)
-    ((name, value),) = environment.items()
-    with pytest.raises(UserError, match=f"^{name}={value}, but torch .* finds no GPU: .*R580 or newer.*older CUDA"):
-        run_main(lesson)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    devices = [hardware.pick_device, lambda: load_script(REPOSITORY / "03_ddp").device_of_rank(0)]
+    for device in devices:
+        if granted:
+            ((name, value),) = environment.items()
+            with pytest.raises(
+                UserError, match=f"^{name}={value}, but torch .* finds no GPU: .*R580 or newer.*older CUDA"
+            ):
+                device()
+        else:
+            assert device() == CPU
 
 
-@pytest.mark.parametrize("environment", NOT_GRANTED, ids=str)
-def test_without_a_gpu_granted_the_cpu_is_right(no_gpu_is_found: pytest.MonkeyPatch, environment: dict) -> None:
-    set_all(no_gpu_is_found, environment)
-    assert hardware.pick_device() == hardware.cpu_or_error() == CPU
+def test_what_does_not_fit_into_a_control_group_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Slurm and containers limit the memory of a job in this way; the machine has more."""
+    (tmp_path / "own").write_text("0::/job_7/step_0\n")
+    for folder, limit, used in (("", "max", 0), ("job_7", 3_000_000, 2_000_000), ("job_7/step_0", "max", 1)):
+        group = tmp_path / "groups" / folder
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text(f"{used}\n")
+        (group / "memory.stat").write_text("anon 5\ninactive_file 500000\n")
+    monkeypatch.setattr(hardware, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(hardware, "OWN_CGROUP", tmp_path / "own")
+    assert hardware.free_bytes(CPU) == 1_500_000
+    hardware.require_memory("memory", 1_500_000, CPU, "take fewer samples")
+    with pytest.raises(UserError, match=r"--loader memory needs 0\.00 GB on cpu, but 0\.00 GB are free; take fewer"):
+        hardware.require_memory("memory", 1_500_001, CPU, "take fewer samples")
+
+
+def test_a_description_names_processor_versions_and_threads() -> None:
+    described = hardware.describe_hardware(CPU)
+    assert described["cpu"] and described["memory_bytes"] > 1e8 and described["threads"] >= 1
+    versions = hardware.describe_versions()
+    assert versions["torch"] and {"python", "cuda", "cudnn", "nccl"} <= versions.keys()

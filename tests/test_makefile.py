@@ -2,10 +2,7 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from conftest import REPOSITORY
 
@@ -76,14 +73,3 @@ def test_the_gpu_tests_run_without_installing_anything(tmp_path: Path) -> None:
     (folder / ".venv" / "installed").touch()
     fake_python(folder / ".venv" / "bin" / "python")
     assert test_gpu("false").returncode == 0
-
-
-@pytest.mark.slow
-def test_the_gpu_tests_do_without_webdataset(user_environment: dict[str, str]) -> None:
-    hidden = "import sys, pytest; sys.modules['webdataset'] = None; sys.exit(pytest.main(sys.argv[1:]))"
-    chosen = ["-q", "-p", "no:cacheprovider", "--device", "cpu", "-k", "mnist-map or mnist-shards", "tests/gpu"]
-    result = subprocess.run(
-        [sys.executable, "-c", hidden, *chosen], cwd=REPOSITORY, env=user_environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stdout
-    assert "1 passed, 1 skipped" in result.stdout

@@ -81,7 +81,7 @@ def shown_log(page: Path) -> list[str]:
 
 
 def copy_of_repository(folder: Path) -> Path:
-    """A copy as a fresh clone would be, with the environment that runs the tests as its .venv, where Python is quick."""
+    """A copy as a fresh clone would be; its .venv is the environment that runs the tests, in which Python is quick."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     files = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.splitlines()
     for name in files:
@@ -159,7 +159,9 @@ def test_commands_run_as_they_stand(
         assert re.search(f"^{line}$", result.stdout, re.MULTILINE), f"the page shows {line!r}, but: {result.stdout}"
 
 
-A_COMMAND = r"(# .*\n)?(python|torchrun|sbatch|srun|salloc|kill|pip|cp|cat|watch|ssh|sudo|source|module|nsys|[A-Z_]+=\S+) "
+A_COMMAND = (
+    r"(# .*\n)?(python|torchrun|sbatch|srun|salloc|kill|pip|cp|cat|watch|ssh|sudo|source|module|nsys|[A-Z_]+=\S+) "
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -87,9 +87,7 @@ def test_what_a_lesson_teaches_is_pytorchs(lesson: str) -> None:
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_a_copied_script_runs_in_an_empty_folder(
-    lesson: str, user_environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_copied_script_runs_in_an_empty_folder(lesson: str, user_environment: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     shutil.copy(REPOSITORY / lesson / "train.py", folder)

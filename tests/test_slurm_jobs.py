@@ -1,143 +1,166 @@
-"""The lessons as jobs of a real Slurm."""
+"""The lessons as jobs of a real Slurm: they run, survive their time limit and a killed rank, and end with the cause."""
 
 import json
+import os
 import re
+import shutil
 import signal
-import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from conftest import REPOSITORY
 from slurm_cluster import SlurmCluster
+from test_survive import assert_equal, final_state
 
 pytestmark = pytest.mark.slurm
 
+SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 4, "--epochs", 2, "--loader", "memory"]
+SHORT += ["--log_interval", 1, "--save_interval", 4]
+WAITING = """
+import os, runpy, signal, time, torch
+manual_seed, calls = torch.manual_seed, iter(range(1_000_000))
 
-def test_lesson_01_job(slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path) -> None:
-    lesson = REPOSITORY / "01_single_gpu"
-    environment = user_environment | slurm.environment | {"SBATCH_WAIT": "1"}
-    command = ["sbatch", "--parsable", "--cpus-per-task=1", "job.slurm", "--limit_train", "640", "--epochs", "2"]
-    result = subprocess.run(command, cwd=lesson, env=environment, capture_output=True, text=True)
-    job = result.stdout.strip()
-    log, profile = lesson / f"{job}.log", lesson / f"{job}.lprof"
-    try:
-        assert result.returncode == 0, log.read_text()
-        assert "epoch 2  train loss" in log.read_text()
-        (summary,) = (tmp_path / "runs" / "01_single_gpu" / job).glob("summary.json")
-        found = json.loads(summary.read_text())
-        assert len(found["epochs"]) == 2
-        assert found["config"]["num_workers"] == 1
-        assert (found["hardware"]["cpus_available"], found["hardware"]["threads"]) == (1, 1)
-        shown = subprocess.run(
-            [sys.executable, "-m", "line_profiler", "-rmt", profile], cwd=lesson, capture_output=True, text=True
-        ).stdout
-        assert "train_one_epoch" in shown
-        assert "loss.backward()" in shown
-    finally:
-        log.unlink(missing_ok=True)
-        profile.unlink(missing_ok=True)
+def wait_in_step_5(seed):
+    if next(calls) == 5 and "SLURM_RESTART_COUNT" not in os.environ:
+        before, arrived = signal.getsignal(signal.SIGUSR1), []
+        signal.signal(signal.SIGUSR1, lambda *received: arrived.append(before(*received)))
+        while not arrived:
+            time.sleep(0.1)
+    return manual_seed(seed)
 
-
-def submit_and_wait(
-    slurm: SlurmCluster, environment: dict[str, str], lesson: Path, *arguments: str
-) -> tuple[int, int, str]:
-    """Run ``sbatch arguments`` in a lesson's folder; return its status, the job id, and the log. Files are removed."""
-    environment = environment | slurm.environment | {"SBATCH_WAIT": "1"}
-    command = ["sbatch", "--parsable", *arguments]
-    result = subprocess.run(command, cwd=lesson, env=environment, capture_output=True, text=True, timeout=300)
-    job = int(result.stdout)
-    log = (lesson / f"{job}.log").read_text()
-    for pattern in (f"{job}.log", f"{job}_*.lprof"):
-        for file in lesson.glob(pattern):
-            log += f"\n{file.name}"
-            file.unlink()
-    return result.returncode, job, log
-
-
-SHORT = ["--limit_train", "640", "--limit_val", "101", "--loader", "memory"]
-
-
-RANKS = [("03_ddp", "job.slurm"), ("03_ddp", "torchrun.slurm"), ("05_fully_sharded", "job.slurm")]
-"""lessons and job files of several ranks; that of lesson 04 is the same as that of lesson 05"""
-
-FIRST_OF_RANKS = [RANKS[0], *(pytest.param(*job, marks=pytest.mark.thorough) for job in RANKS[1:])]
-"""the same, for `make test` only the first"""
-
-
-def test_the_job_files_of_lessons_04_and_05_differ_in_their_names() -> None:
-    fourth, fifth = ((REPOSITORY / lesson / "job.slurm") for lesson in ("04_mixed_precision", "05_fully_sharded"))
-    assert fourth.read_text().replace("04_mixed_precision", "05_fully_sharded") == fifth.read_text()
-
-
-@pytest.mark.parametrize(("lesson", "script"), FIRST_OF_RANKS)
-def test_a_job_of_ranks_on_two_nodes(
-    slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path, lesson: str, script: str
-) -> None:
-    status, job, log = submit_and_wait(slurm, user_environment, REPOSITORY / lesson, "-N", "2", script, *SHORT)
-    assert status == 0, log
-    (summary,) = (tmp_path / "runs" / lesson).glob("*/summary.json")
-    found = json.loads(summary.read_text())
-    assert summary.parent.name == str(job)
-    assert (found["world_size"], found["global_batch_size"]) == (4, 256)
-    assert found["hardware"]["threads"] == 2
-    assert log.count("epoch 1  train loss") == 1
-    profiles = re.findall(r"^\d+_rank\d\.lprof$", log, re.MULTILINE)
-    assert len(profiles) == (4 if script == "job.slurm" else 0)
-
-
-NSYS = """#!/bin/bash
-# As nsys: writes a report, of which %q{NAME} is replaced by a variable, and runs the program.
-until [[ $1 == -o ]]; do shift; done
-report=$2
-if [[ $report =~ (.*)%q\\{(.*)\\} ]]; then name=${BASH_REMATCH[2]}; report=${BASH_REMATCH[1]}${!name}; fi
-touch "$report.nsys-rep"
-exec "${@:3}"
+torch.manual_seed = wait_in_step_5
+runpy.run_path("train.py", run_name="__main__")
 """
+"""a script that takes its fifth step when the signal has arrived"""
 
 
-@pytest.mark.parametrize(("folder", "script"), FIRST_OF_RANKS)
-def test_nsys_writes_a_report_for_each_rank(
-    slurm: SlurmCluster, user_environment: dict[str, str], tmp_path: Path, folder: str, script: str
-) -> None:
-    nsys = tmp_path / "bin" / "nsys"
-    nsys.parent.mkdir()
-    nsys.write_text(NSYS)
-    nsys.chmod(0o755)
-    lesson = REPOSITORY / folder
-    environment = user_environment | {"NSYS": "1", "PATH": f"{nsys.parent}:{user_environment['PATH']}"}
-    before = set(lesson.glob("*.nsys-rep"))
-    status, number, log = submit_and_wait(slurm, environment, lesson, script, *SHORT)
-    written = set(lesson.glob("*.nsys-rep")) - before
-    for file in written:
-        file.unlink()
-    assert status == 0, log
-    assert sorted(file.stem for file in written) == [f"{number}_rank0", f"{number}_rank1"]
-    assert ".lprof" not in log
-    assert "steps" in log and "trace" in log  # --trace true was passed on
-    assert "epoch 1  train loss" in log
+@dataclass
+class Jobs:
+    """Submits jobs from a copy of the lessons, and reads what they leave."""
+
+    slurm: SlurmCluster
+    data_dir: Path
+    folder: Path
+
+    def submit(self, script: str, *options: object, waiting: bool = False) -> int:
+        """Submit a job file with options of sbatch, its name, and flags; return the job's number."""
+        lesson = self.folder / Path(script).parent
+        for name in (lesson.name, "slurm"):
+            shutil.copytree(REPOSITORY / name, self.folder / name, dirs_exist_ok=True)
+        (lesson / "waiting.py").write_text(WAITING)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the copy has no .venv of its own
+        variables = f"WORKSHOP_DATA={self.data_dir},WORKSHOP_RUNS={self.folder}/runs,PYTHONPATH={REPOSITORY}"
+        variables += ",SCRIPT=waiting.py" if waiting else ""
+        words = [f"--export=ALL,PATH={path},{variables}", *options]
+        return self.slurm.submit(*map(str, words), cwd=lesson)
+
+    def log(self, job: int) -> str:
+        return "".join(file.read_text() for file in self.folder.glob(f"*/{job}.log"))
+
+    def wait_for(self, job: int, text: str) -> None:
+        """Wait until a text is in the job's log."""
+        until = time.monotonic() + 300
+        while text not in self.log(job):
+            assert time.monotonic() < until, f"no {text!r} in:\n{self.log(job)}"
+            time.sleep(0.1)
+
+    def run_dir(self, job: int) -> Path:
+        (folder,) = self.folder.glob(f"runs/*/{job}")
+        return folder
 
 
-def test_a_mistake_ends_all_ranks_of_a_job(slurm: SlurmCluster, user_environment: dict[str, str]) -> None:
-    lesson = REPOSITORY / "03_ddp"
-    status, _, log = submit_and_wait(slurm, user_environment, lesson, "job.slurm", "--global_batch_size", "65")
-    # srun reports the highest status: 2, or that of the rank which it ended while that was still writing its profile
-    assert status in (2, 128 + signal.SIGTERM), log
-    assert log.count("error: --global_batch_size 65 cannot be shared evenly by 2 ranks") == 1
+@pytest.fixture
+def jobs(slurm: SlurmCluster, data_dir: Path, tmp_path: Path) -> Jobs:
+    return Jobs(slurm, data_dir, tmp_path)
 
 
-def test_two_nodes_without_srun(slurm: SlurmCluster, user_environment: dict[str, str]) -> None:
-    lesson = REPOSITORY / "03_ddp"
-    wrap = ["-N", "2", "--output=%j.log", f"--wrap={sys.executable} train.py"]
-    status, _, log = submit_and_wait(slurm, user_environment, lesson, *wrap)
-    assert status == 2, log
-    assert "error: this job has 2 tasks, but only one was started: write srun before it in the job" in log
+@pytest.mark.parametrize(
+    ("script", "ranks"),
+    [
+        ("01_single_gpu/job.slurm", 1),
+        pytest.param("02_dataparallel/job.slurm", 1, marks=pytest.mark.thorough),
+        pytest.param("03_ddp/torchrun.slurm", 2, marks=pytest.mark.thorough),
+        pytest.param("04_mixed_precision/job.slurm", 2, marks=pytest.mark.thorough),
+        pytest.param("05_fully_sharded/job.slurm", 2, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_job_of_each_lesson_runs(jobs: Jobs, script: str, ranks: int) -> None:
+    cpus = 2 if script.endswith("torchrun.slurm") else 1
+    nodes = ["--nodes=2", "--ntasks-per-node=1"] if ranks > 1 and cpus == 1 else []
+    job = jobs.submit(script, f"--cpus-per-task={cpus}", *nodes, Path(script).name, *SHORT)
+    assert jobs.slurm.wait(job) == "COMPLETED", jobs.log(job)
+    summary = json.loads((jobs.run_dir(job) / "summary.json").read_text())
+    assert (summary["world_size"], len(summary["epochs"])) == (ranks, 2)
+    assert summary["config"]["num_workers"] == summary["hardware"]["threads"] == 1
+    assert jobs.log(job).count("epoch 2  train loss") == 1
+    profiles = [file.name for file in jobs.folder.glob("0*/*.lprof")]
+    assert profiles == ([f"{job}.lprof"] if ranks == 1 else [])
 
 
-def test_lesson_02_job(slurm: SlurmCluster, user_environment: dict[str, str]) -> None:
-    lesson = REPOSITORY / "02_dataparallel"
-    status, job, log = submit_and_wait(slurm, user_environment, lesson, "--cpus-per-task=1", "job.slurm", *SHORT)
-    assert status == 0, log
-    assert "DataParallel does nothing here: it found 0 GPU(s)" in log
-    assert f"{job}_1.lprof" in log
+@pytest.mark.parametrize(
+    "script",
+    [
+        "03_ddp/job.slurm",
+        pytest.param("03_ddp/torchrun.slurm", marks=pytest.mark.thorough),
+        pytest.param("05_fully_sharded/job.slurm", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_job_that_is_stopped_before_its_time_limit_is_requeued_and_goes_on(jobs: Jobs, script: str) -> None:
+    """The signal is sent by hand here, as Slurm does before the limit; a run without it ends alike."""
+    name, cpus = Path(script).name, "--cpus-per-task=2" if script.endswith("torchrun.slurm") else "--cpus-per-task=1"
+    job = jobs.submit(script, cpus, name, *SHORT, waiting=True)
+    jobs.wait_for(job, "epoch 1  step  4/")
+    jobs.slurm.run("scancel", "--signal=USR1", str(job))
+    assert jobs.slurm.wait(job) == "COMPLETED", jobs.log(job)
+    log = jobs.log(job)
+    assert jobs.slurm.job(job)["Restarts"] == "1", log
+    assert "stopped and saved in epoch 1; --resume true continues after step 5\n" in log
+    assert re.search(r"resumed from \S+: epoch 1, after step 5\n", log)
+    steps = re.findall(r"^epoch (\d+)  step +(\d+)/", log, re.MULTILINE)
+    assert len(steps) == len(set(steps)) == 20  # each step was taken once
+    whole = jobs.submit(script, cpus, name, *SHORT)
+    assert jobs.slurm.wait(whole) == "COMPLETED", jobs.log(whole)
+    assert_equal(final_state(jobs.run_dir(job)), final_state(jobs.run_dir(whole)))
+
+
+@pytest.mark.parametrize(
+    "script", ["03_ddp/job.slurm", pytest.param("03_ddp/torchrun.slurm", marks=pytest.mark.thorough)]
+)
+def test_a_killed_rank_ends_the_job_and_the_log_ends_with_the_cause(jobs: Jobs, script: str) -> None:
+    """Far sooner than after --timeout_minutes, here an hour."""
+    options = ["--nodes=2", "--ntasks-per-node=1", Path(script).name, *SHORT, "--timeout_minutes", 60]
+    job = jobs.submit(script, *options, waiting=True)
+    jobs.wait_for(job, "epoch 1  step  4/")
+    ranks = [
+        process.info["pid"] for process in psutil.process_iter(["pid", "environ"]) if is_rank(process.info, "1", job)
+    ]
+    os.kill(ranks[0], signal.SIGKILL)
+    assert jobs.slurm.wait(job) == "FAILED", jobs.log(job)
+    assert re.search("Killed|SIGKILL|signal 9", "\n".join(jobs.log(job).splitlines()[-12:])), jobs.log(job)
+
+
+def is_rank(info: dict, rank: str, job: int) -> bool:
+    """Whether a process is that rank of the job, or one of its loader's workers."""
+    environment = info["environ"] or {}  # None for the processes of others
+    mine = environment.get("RANK", environment.get("SLURM_PROCID"))
+    return environment.get("SLURM_JOB_ID") == str(job) and mine == rank and "SLURM_STEP_ID" in environment
+
+
+def test_a_mistake_ends_all_ranks_of_a_job_with_one_line(jobs: Jobs) -> None:
+    job = jobs.submit("03_ddp/job.slurm", "--cpus-per-task=1", "job.slurm", *SHORT, "--global_batch_size", 65)
+    assert jobs.slurm.wait(job) == "FAILED", jobs.log(job)
+    assert jobs.slurm.job(job)["ExitCode"].startswith("2:")
+    assert jobs.log(job).count("error: --global_batch_size 65 cannot be shared evenly by 2 ranks") == 1
+
+
+@pytest.mark.thorough
+def test_two_tasks_without_srun_are_one_line(jobs: Jobs) -> None:
+    wrap = ["--ntasks=2", "--output=%j.log", f"--wrap={sys.executable} train.py"]
+    job = jobs.submit("03_ddp/job.slurm", *wrap)
+    assert jobs.slurm.wait(job) == "FAILED"
+    assert "only one of 2 tasks of this job was started: write srun before it" in jobs.log(job)

@@ -4,7 +4,7 @@
 
 EVENT is a function, such as ``torch.manual_seed``, or ``files``, which is any operation on a file or folder of
 checkpoints; WHAT, which happens just before the COUNT-th of them, is the name of a signal. With the event ``seconds``
-it happens after so much time. A lesson's script calls ``torch.manual_seed`` at its start and in each step: call n + 1 is
+it happens after so much time. A lesson's script calls ``torch.manual_seed`` first and in each step: call n + 1 is
 step n. The signal SIGUSR1 is also sent to the workers of the loader, as Slurm does.
 """
 

@@ -141,8 +141,8 @@ MAY_CHANGE = {
     *("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "limit_val"),
     *("trace", "monitor", "mfu", "timeout_minutes", "batch_size", "async_save"),
 }
-"""flags that a resumed run may have other values of, because the weights after the same steps do not depend on them; with
-other ``epochs``, the learning rate of lessons 03 to 05 goes on along the cosine of the new number"""
+"""flags that a resumed run may have other values of, because the weights after the same steps do not depend on them;
+with other ``epochs``, the learning rate of lessons 03 to 05 goes on along the cosine of the new number"""
 
 
 def settings(config: TrainConfig, global_batch_size: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     make test-faults SEED=1 RUNS=20
 
-A run, of lesson 01 or 03 (whole checkpoints) or 05 (sharded ones, written at once or by a thread), has a fault in each of
+A run of lesson 01 or 03 (whole checkpoints) or 05 (sharded ones, written at once or by a thread) has a fault in each of
 its lives, chosen by the seed; its last life has none.
 
     step      kill -9 of one rank before a random step
@@ -57,7 +57,7 @@ def fault(lesson: Lesson, chance: random.Random) -> tuple[object, ...]:
 
 
 def surely_saved(log: str, behind: int) -> int:
-    """Return the step of the newest checkpoint that is complete after this output, which may be ``behind`` the last save."""
+    """Return the step of the newest checkpoint that is complete after this output; it may be ``behind`` the last save."""
     steps = [(int(epoch) - 1) * STEPS + int(step) for epoch, step in STEP.findall(log)]
     saves = [step for step in SAVES if step < max(steps, default=0)]
     return saves[-behind] if len(saves) >= behind else 0
@@ -66,7 +66,7 @@ def surely_saved(log: str, behind: int) -> int:
 def run_with_faults(
     lesson: Lesson, folder: Path, environment: dict[str, str], chance: random.Random
 ) -> tuple[bool, bool]:
-    """Let a run live and die; return whether a checkpoint was lost, and whether a life failed. Its log is in the folder."""
+    """Let a run live and die; return whether a checkpoint was lost, and whether a life failed. The log is kept."""
     saved, lost, failed = 0, False, False
     for life in range(FAULTS + 1):
         what = fault(lesson, chance) if life < FAULTS else ()
@@ -101,7 +101,10 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="killed-often-"))
     generate("mnist", root / "data", train_samples=100, val_samples=20)
     environment = os.environ | {"WORKSHOP_DATA": str(root / "data"), "WORKSHOP_RUNS": str(root / "runs")}
-    table = {name: dict.fromkeys(("runs", "faults", "differed", "lost", "failed"), 0) for name in ("01", "03", "05", "05 async")}
+    table = {
+        name: dict.fromkeys(("runs", "faults", "differed", "lost", "failed"), 0)
+        for name in ("01", "03", "05", "05 async")
+    }
     for name in table:
         whole = LESSONS[name].train(root / name / "whole", environment)
         assert whole.status == 0, whole.stderr
@@ -118,7 +121,10 @@ def main() -> None:
         found = {"runs": 1, "faults": FAULTS, "differed": differed, "lost": lost, "failed": failed}
         table[name] = {column: table[name][column] + int(value) for column, value in found.items()}
         bad = [column for column in ("differed", "lost", "failed") if found[column]]
-        print(f"run {number + 1} of {flags.runs}, lesson {name}: {', '.join(bad) or 'as if nothing had happened'}", flush=True)
+        print(
+            f"run {number + 1} of {flags.runs}, lesson {name}: {', '.join(bad) or 'as if nothing had happened'}",
+            flush=True,
+        )
         if bad:
             print(f"    see {folder}/log.txt")
         else:
@@ -129,7 +135,8 @@ def main() -> None:
     bad_runs = sum(row[column] for row in table.values() for column in ("differed", "lost", "failed"))
     if not bad_runs:
         shutil.rmtree(root)
-    sys.exit(min(bad_runs, 1))
+    sys.stdout.flush()
+    os._exit(min(bad_runs, 1))  # not by Python: libraries of torch would print what they have not freed
 
 
 if __name__ == "__main__":

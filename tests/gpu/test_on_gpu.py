@@ -186,7 +186,9 @@ def test_a_run_goes_on_after_a_stop_with_the_same_optimizer(
     resumed = train(lesson, *flags, "--resume", "true")
     assert "after step 7\n" in resumed.stdout
     assert resumed.losses == pytest.approx(whole.losses, rel=1e-3)
-    other = train(lesson, *flags, "--resume", "true", "--epochs", 3, "--fused", {"true": "false", "false": "true"}[fused])
+    other = train(
+        lesson, *flags, "--resume", "true", "--epochs", 3, "--fused", {"true": "false", "false": "true"}[fused]
+    )
     assert other.status == 2 and "was saved with --fused" in other.stderr
 
 
