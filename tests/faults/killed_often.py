@@ -57,7 +57,7 @@ def fault(lesson: Lesson, chance: random.Random) -> tuple[object, ...]:
 
 
 def surely_saved(log: str, behind: int) -> int:
-    """Return the step of the newest checkpoint that is complete after this output; it may be ``behind`` the last save."""
+    """Return the step of the newest checkpoint that is complete; it may be ``behind`` the last save."""
     steps = [(int(epoch) - 1) * STEPS + int(step) for epoch, step in STEP.findall(log)]
     saves = [step for step in SAVES if step < max(steps, default=0)]
     return saves[-behind] if len(saves) >= behind else 0
