@@ -137,7 +137,10 @@ def ranks_from_env() -> tuple[int, int, int]:
         raise UserError(f"only one of {os.environ['SLURM_NTASKS']} tasks of this job was started: write srun before it")
     else:
         return 0, 0, 1  # python train.py: this process is the only one
-    rank, local_rank, world_size = (int(os.environ[name]) for name in names)
+    try:
+        rank, local_rank, world_size = (int(os.environ[name]) for name in names)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{', '.join(names)} must be numbers: start the ranks with torchrun or srun") from error
     return rank, local_rank, world_size
 
 

@@ -143,7 +143,10 @@ def ranks_from_env() -> tuple[int, int, int]:
         raise UserError(f"only one of {os.environ['SLURM_NTASKS']} tasks of this job was started: write srun before it")
     else:
         return 0, 0, 1  # python train.py: this process is the only one
-    rank, local_rank, world_size = (int(os.environ[name]) for name in names)
+    try:
+        rank, local_rank, world_size = (int(os.environ[name]) for name in names)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{', '.join(names)} must be numbers: start the ranks with torchrun or srun") from error
     return rank, local_rank, world_size
 
 
@@ -458,13 +461,16 @@ def find_checkpoint(log: RunLogger, device: torch.device) -> Path | None:
     """Return the newest checkpoint that is complete and undamaged; None if there is none. All ranks call this."""
     found = [checkpoints_in(log.run_dir / "checkpoints")]
     dist.broadcast_object_list(found)  # all ranks take what rank 0 has found
+    damaged: list[Path] = []
     for folder in reversed(found[0]):
-        if not any_rank([is_damaged(folder, log.rank, log.world_size)], device)[0]:
-            return folder
-        if log.rank == 0:
-            warn(f"{folder} is damaged; looking for the one before it")
-            folder.rename(folder.with_suffix(".damaged"))
-    if found[0]:
+        if any_rank([is_damaged(folder, log.rank, log.world_size)], device)[0]:
+            damaged.append(folder)
+            continue
+        for bad in damaged if log.rank == 0 else []:
+            warn(f"{bad} is damaged; continuing from {folder}")
+            bad.rename(bad.with_suffix(".damaged"))  # otherwise it would count as one of the two that are kept
+        return folder
+    if damaged:
         raise UserError(f"all checkpoints in {log.run_dir / 'checkpoints'} are damaged: delete them to start afresh")
     return None
 

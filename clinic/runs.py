@@ -123,7 +123,7 @@ class Script:
             flags: of the script; data and run folder are set here, and there are no workers unless flags say so.
             ranks: how many; a single one is started as a plain process, without a launcher.
             local_ranks: of each rank; by default they are all on one node.
-            launcher: whose variables tell a process its rank, "torchrun" or "srun".
+            launcher: whose variables have the rank of a process, "torchrun" or "srun".
             train: number of coded digits to train on.
             val: number of coded digits to validate on.
             data_dir: other data to use.
@@ -222,11 +222,11 @@ def _wait(processes: Sequence[BaseProcess]) -> None:
             computed, quiet = now, 0.0
         # If a rank has failed, those that wait for it are ended sooner, as a launcher does.
         if quiet > (WAITING / 5 if any(process.exitcode for process in processes) else WAITING):
-            for end, patience in ((signal.SIGUSR2, 0.3), (signal.SIGTERM, 1.0), (signal.SIGKILL, 0.0)):
+            for end, seconds in ((signal.SIGUSR2, 0.3), (signal.SIGTERM, 1.0), (signal.SIGKILL, 0.0)):
                 for process in processes:
                     if process.exitcode is None and process.pid:
                         os.kill(process.pid, end)
-                time.sleep(patience)
+                time.sleep(seconds)
 
 
 def _cpu_seconds(processes: Sequence[BaseProcess]) -> float:

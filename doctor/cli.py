@@ -89,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run, judge, report; return the exit status."""
     options = parser().parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was ignored, as in the background
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all ranks are ended
     with contextlib.ExitStack() as stack:
         try:
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
                 plan = make_plan(options)
                 folder = working_folder(options, stack)
                 runs = list(run_all(options, plan, folder))
-            return tell(options, runs)
+            return print_report(options, runs)
         except KeyboardInterrupt:
             print("\ndoctor: interrupted; all ranks are ended", file=sys.stderr)
             return 130
@@ -257,7 +258,7 @@ def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder:
     yield run_once(replace(plan, name="stopped and resumed", compared="resumed", args=args), folder)
 
 
-def tell(options: argparse.Namespace, runs: list[Run]) -> int:
+def print_report(options: argparse.Namespace, runs: list[Run]) -> int:
     """Print the report, write it to files, and return the exit status."""
     usual = runs[0]
     silent = not usual.ranks or not usual.any("update")

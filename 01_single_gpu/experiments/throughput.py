@@ -12,6 +12,7 @@ Flags that are not listed here go to train.py.
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import torch
 
@@ -19,16 +20,21 @@ from lab import results
 from lab.flags import Parser
 from lab.launching import train
 from lab.timing import mean_std
+from workshop.config import TrainConfig
 from workshop.errors import UserError, nearest, run_reporting_user_errors
 from workshop.hardware import available_cpus
 
 LESSON = Path(__file__).resolve().parents[1]
 KINDS = ("IO", "SYNTHETIC", "FULL")
-LOADERS = {"map": "", "shards": "webdataset", "memory": "", "device": "", "dali": "nvidia.dali"}
-"""and the packages that they need"""
+LOADERS = get_args(get_type_hints(TrainConfig)["loader"])
 CIFAR = ("--config", "../configs/cifar10.yaml")
 Row = tuple[str, tuple[object, ...]]
 """its first cell, and flags"""
+
+
+def has_dali() -> bool:
+    """Return whether NVIDIA DALI is installed; the package `nvidia` alone is also there without it."""
+    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
 def loaders_of(*flags: object) -> list[Row]:
@@ -36,8 +42,8 @@ def loaders_of(*flags: object) -> list[Row]:
     gpu = torch.cuda.is_available()
     workers = max(1, available_cpus() - 2) if gpu else 1  # two CPUs for the training process
     rows: list[Row] = [] if gpu else [("`map, 0 workers`", (*flags, "--loader", "map", "--num_workers", 0))]
-    for loader, package in LOADERS.items():
-        if not package or find_spec(package.partition(".")[0]):
+    for loader in LOADERS:
+        if loader != "dali" or has_dali():
             rows.append((f"`{loader}`", (*flags, "--loader", loader, "--num_workers", workers)))
     return rows
 

@@ -5,7 +5,7 @@
 Each rank validates its share and calls an all-reduce in each batch. Rank 0 has three batches and rank 1 only two. So
 rank 0 waits in its third all-reduce, while rank 1 has gone on to a barrier. After --timeout seconds both give up. You
 should see the last collectives of each rank: up to the fourth they are the same, and the fifth is not. torchfrtrace,
-which comes with PyTorch, finds this by itself in the files that the ranks leave.
+which comes with PyTorch, finds this by itself in the files that the ranks write.
 """
 
 import os

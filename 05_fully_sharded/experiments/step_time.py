@@ -39,7 +39,7 @@ class Ranks:
         if self.count == 1:
             return 0.0
         speed = NODE_GB_PER_SECOND
-        if self.count > self.per_node:  # each GPU on a node brings its adapter
+        if self.count > self.per_node:  # each GPU on a node has an adapter of its own
             speed = min(speed, self.per_node * ADAPTER_GB_PER_SECOND)
         return (self.count - 1) * (ALPHA_SECONDS + nbytes / self.count / (1e9 * speed))
 

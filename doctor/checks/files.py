@@ -14,8 +14,9 @@ def one_writer(run: Run) -> Iterator[Finding]:
     writers, places = defaultdict(set), {}
     for rank in run.ranks:
         for e in rank.all("write"):
-            writers[e["file"]].add(rank.number)
-            places[e["file"]] = e
+            if not e["file"].endswith(".lock"):  # it is there for several ranks
+                writers[e["file"]].add(rank.number)
+                places[e["file"]] = e
     need_use(writers, "files")
     shared = [places[file] for file, who in writers.items() if len(who) > 1]
     saved = [e for e in shared if e["how"] == "save"]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ..events import Event, Run
 from .base import CannotJudge, Check, Finding, fault, hint, need
+from .updates import planned_steps
 from .weights import differing
 
 RESUME = "03_ddp/exercises/forgetful_resume"
@@ -76,6 +77,13 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
                 f"an epoch has {sizes[0]} samples on {usual.world} ranks, and {sizes[1]} on {other.world}",
                 "share the samples by the rank and the world size of the job",
             )
+
+    for a, b in zip(usual.first.all("schedule"), other.first.all("schedule"), strict=False):
+        (more, passes), (fewer, _) = planned_steps(other), planned_steps(usual)
+        per_step = a["steps"] > passes + 1 and more > 1.5 * fewer > 0
+        if a["length"] and a["length"] == b["length"] and per_step and abs(a["length"] - more) <= passes:
+            text = f"{a['cls']} is made for {a['length']} steps on any number of ranks, but {usual.world} take {fewer}"
+            yield fault(a["at"], text, "count the steps with the global batch: len(loader) of a rank times epochs")
 
 
 def other_workers(usual: Run, other: Run) -> Iterator[Finding]:

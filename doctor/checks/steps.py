@@ -45,7 +45,7 @@ def same_collectives(run: Run) -> Iterator[Finding]:
             )
             return
     counts = [len(events) for events in lists]
-    if len(set(counts)) > 1 and run.launch.ended in ("end", "lost", "hang"):
+    if len(set(counts)) > 1 and run.launch.ended in ("end", "lost", "hang") and not run.crashed:
         extra = lists[counts.index(max(counts))][min(counts)]
         yield fault(
             extra["at"],
@@ -67,7 +67,7 @@ def hang(run: Run) -> Iterator[Finding]:
     """A rank that waits for another one waits until the time limit of the process group, and then the job fails."""
     launch = run.launch
     need(launch.ended != "time", "the time limit came while the script still ran")
-    if launch.ended in ("hang", "lost") and launch.stuck and not run.any("error"):
+    if launch.ended in ("hang", "lost") and launch.stuck and not run.crashed:
         places = {rank.number: launch.stuck.get(rank.events[0]["pid"]) for rank in run.ranks if rank.events}
         listed = "; ".join(f"rank {n}: {_short(place) if place else 'ended'}" for n, place in places.items())
         at = next((place.split(" in ")[0] for place in places.values() if place), "?")

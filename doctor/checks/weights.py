@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import CannotJudge, Finding, check, fault, hint, need, need_updates, some
+from .base import Finding, check, fault, hint, need, need_updates, some
 
 TOLERANCE = 1e-6
 
@@ -33,23 +33,20 @@ def weights_agree(run: Run) -> Iterator[Finding]:
 
     Weights are compared before each update, so whatever averages them after an update counts as right.
     """
-    if run.sharded:
-        raise CannotJudge("the ranks have different parts of the weights")
-    steps = run.together("gradients")
+    need(not run.sharded and not run.model_parallel, "the ranks have different parts of the weights")
+    steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
-    unequal = [events for events in steps if differing(events, "weights")]
-    last = steps[-1]
-    averaged_later = unequal and not differing(last, "weights") and len(steps) > 2
-    if unequal and not averaged_later:
-        yield _cause_of_difference(run, unequal[0])
-    elif len(steps) == 1 and differing(last, "gradients") and not last[0]["closure"]:
-        yield _cause_of_difference(run, last)
+    unequal = [bool(differing(events, "weights")) for events in steps]
+    if any(unequal) and all(unequal[unequal.index(True) :]):  # what is equal again later was averaged
+        yield _cause_of_difference(run, steps[unequal.index(True)])
+    elif len(steps) == 1 and differing(steps[0], "gradients") and not steps[0][0]["closure"]:
+        yield _cause_of_difference(run, steps[0])
 
 
 def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
     """Return the finding for weights that differ between ranks, with the best explanation."""
     names, total = differing(events, "weights"), len(events[0]["weights"])
-    first = run.together("gradients")[0]
+    first = run.aligned("gradients")[0]
     evidence = (
         f"before update {events[0]['step'] + 1}, {len(names)} of {total} weights differ between ranks ({some(names)})"
     )
@@ -99,7 +96,7 @@ def _line(at: str) -> str:
 @check("All ranks use the same learning rate.", ranks=True, after=("equal_steps",))
 def learning_rates_agree(run: Run) -> Iterator[Finding]:
     """With other learning rates, equal gradients lead to different weights."""
-    steps = run.together("gradients")
+    steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
     for events in steps:
         if len({tuple(e["lr"]) for e in events}) > 1:
@@ -116,8 +113,10 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
 def foreign_weights(run: Run) -> Iterator[Finding]:
     """An optimizer that was made before the model was copied or sharded updates tensors that nobody uses."""
     need_updates(run, 1)
+    steps = [e["gradients"] for e in run.first.all("gradients", optimizer=run.first.all("update")[0]["optimizer"])]
+    used = any(value and value[1] for gradients in steps for name, value in gradients.items() if name.startswith("?"))
     for e in run.first.all("update")[:1]:
-        if e["foreign"] and run.any("forward", train=True, grad=True) and not run.sharded:
+        if e["foreign"] and not used and run.any("forward", train=True, grad=True) and not run.sharded:
             text = f"{e['foreign']} of the {e['parameters']} tensors of the optimizer belong to no model that is called"
             yield fault(e["at"], text, "make the optimizer after the model has been moved, copied or wrapped")
 
@@ -150,16 +149,15 @@ def gradients_arrive(run: Run) -> Iterator[Finding]:
         at = next(e["at"] for e in steps if e["optimizer"] == number)
         if len(mine) > 2 and never and len(never) == len(names):
             backward = next((e["backwards"] for e in run.first.all("update", optimizer=number) if e["backwards"]), [at])
+            text = f"all {len(names)} weights have no gradient, or one of zero, in all {len(mine)} updates compared"
             yield fault(
-                backward[0],
-                f"the gradients of all {len(names)} weights are zero or missing in {len(mine)} updates",
-                "look at what the loss depends on: its inputs, their shapes, detach() and no_grad()",
+                backward[0], text, "look at what the loss depends on: its inputs, their shapes, detach() and no_grad()"
             )
         elif len(mine) > 2 and never:
             yield hint(
                 at,
                 f"{len(never)} of {len(names)} weights got no gradient in {len(mine)} updates ({some(never)})",
-                "leave them out of the optimizer, or use them in forward",
+                "keep them out of the optimizer, or use them in forward",
             )
 
 

@@ -4,6 +4,7 @@ So the script is run by Python itself, as `__main__`, and processes that it star
 loader) are observed too. Observation begins as soon as torch has been imported; files are protected from the start.
 """
 
+import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -63,5 +64,7 @@ def run_other_sitecustomize() -> None:
 run_other_sitecustomize()
 if os.environ.get("DOCTOR_SETTINGS"):
     import_doctor()
-    importlib.import_module("_doctor.overlay").install()
-    sys.meta_path.insert(0, AfterImport({"torch": observe}))  # type: ignore[arg-type]
+    overlay = importlib.import_module("_doctor.overlay")
+    overlay.install()
+    callbacks = {name: functools.partial(overlay.redirect_library, name) for name in overlay.LIBRARIES}
+    sys.meta_path.insert(0, AfterImport(callbacks | {"torch": observe}))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Process groups, and the collectives that the script or a library other than torch calls."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -30,6 +31,7 @@ NAMES = [
     "reduce_scatter_tensor",
     "scatter",
 ]
+FUNCTIONAL = ("_functional_collectives", "nn.functional")
 TORCH = os.path.dirname(torch.__file__)
 
 
@@ -39,9 +41,30 @@ def install() -> None:
         return
     for name in NAMES:
         patch(dist, name, _collective(name), dist.distributed_c10d)
+    for name in ("send", "recv", "isend", "irecv", "batch_isend_irecv"):
+        patch(dist, name, _noting("message"), dist.distributed_c10d)
+    functional, differentiable = (importlib.import_module(f"torch.distributed.{name}") for name in FUNCTIONAL)
+    for name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor"):
+        patch(functional, name, _noting("functional"))
+    for name in ("all_reduce", "all_gather", "reduce", "gather"):
+        patch(differentiable, name, _noting("functional"))
     patch(dist, "init_process_group", _init, dist.distributed_c10d)
     patch(dist.algorithms.join.Join, "__init__", _join)
     patch(sys.modules["torch.multiprocessing.spawn"], "start_processes", _spawn, torch.multiprocessing)
+
+
+def _noting(kind: str) -> Callable[[Callable], Callable]:
+    """Wrap a function: log an event of this kind when it is called outside of a model."""
+
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not state.depth and not state.observing:
+                note(kind, at=user_line())
+            return own(*args, **kwargs)
+
+        return call
+
+    return wrap
 
 
 class Inside:

@@ -1,6 +1,7 @@
 """Calls of models: in training or validation, wrapped or not, with which inputs; losses, and backward passes."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
+import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,8 +40,8 @@ class Models:
     damaged: bool = False
     backwards: list[str] = field(default_factory=list)
     """lines of the backward passes since the last update"""
-    kept_gradients: bool = False
-    """whether the first of these passes began with gradients of before the last update"""
+    zeroed: set[int] = field(default_factory=set)
+    """optimizers of which the gradients were zero before a backward pass since their last update"""
     factors: list[tuple[str, int, float]] = field(default_factory=list)
     """of each loss since the last update: its line, its samples, and how much a sample counts"""
     graphs: list[tuple["weakref.ref[Alive]", str]] = field(default_factory=list)
@@ -274,15 +275,22 @@ def _backward(own: Callable[..., None]) -> Callable[..., None]:
 
 @quietly
 def note_backward(loss: torch.Tensor, at: str) -> None:
-    """Remember a backward pass, and whether gradients of before the last update were still there."""
-    if not models.backwards:
-        first = [p.grad for model in models.known for p in model.parameters() if p.grad is not None][:5]
-        models.kept_gradients = any(float(local(g).abs().sum()) > 0 for g in first)
+    """Remember a backward pass, which gradients were zero before it, and whether its graph stays in memory."""
+    from .optimizer import optimizers
+
+    for number, known in optimizers.known.items():
+        if number not in models.zeroed and (optimizer := known()):
+            parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+            if not any(float(local(p.grad).abs().sum()) for p in itertools.islice(parameters, 5)):
+                models.zeroed.add(number)
     models.backwards.append(at)
-    if loss.grad_fn is not None:
-        token = Alive()
-        loss.grad_fn.metadata["doctor"] = token
-        models.graphs.append((weakref.ref(token), at))
+    token, node = Alive(), loss.grad_fn
+    models.graphs.append((weakref.ref(token), at))
+    for _ in range(3):  # the script may keep the loss, but not what it made of it for this call, such as a scaled loss
+        if node is None or type(node).__name__ == "AccumulateGrad":  # which lives as long as the weight
+            break
+        node.metadata["doctor"] = token
+        node = node.next_functions[0][0] if node.next_functions else None
 
 
 def finish() -> None:

@@ -133,7 +133,7 @@ def note_after(optimizer: Optimizer) -> None:
         parameters=len(parameters),
         foreign=sum(id(p) not in models.names for p in parameters),
         backwards=models.backwards,
-        kept_gradients=models.kept_gradients,
+        zeroed=_number_of(optimizer) in models.zeroed,
         factors=models.factors,
         waits=optimizers.waits,
         graphs=len(alive),
@@ -143,6 +143,7 @@ def note_after(optimizer: Optimizer) -> None:
     models.graphs = [pair for pair in models.graphs if pair[0]() is not None]
     models.backwards, models.factors, optimizers.waits, optimizers.copies = [], [], {}, []
     optimizers.scaled = False
+    models.zeroed.discard(_number_of(optimizer))
 
 
 def wait_for_the_end(how: str) -> None:

@@ -54,7 +54,7 @@ def _events(rank: int, world: int, samples: dict[str, list[int]]) -> list[Event]
             add("gradients", 45, optimizer=0, count=step, closure=False, lr=[0.1 - 0.01 * step], state=3 if step else 0,
                 gradients={name: [0.5, 1.0 + step] for name in NAMES}, dtypes=["float32"],
                 weights={name: [0.1 * step, 2.0 + step] for name in NAMES})  # fmt: skip
-            add("update", 45, optimizer=0, parameters=3, foreign=0, backwards=[at(44)], kept_gradients=False, graphs=1,
+            add("update", 45, optimizer=0, parameters=3, foreign=0, backwards=[at(44)], zeroed=True, graphs=1,
                 graph_at=at(44), factors=[[at(44), 2, 0.5]], waits={})  # fmt: skip
             step += 1
         one_pass(VAL, 50, f"v{rank}_{epoch}", list(range(rank, SAMPLES, world)), 1)

@@ -217,7 +217,7 @@ def local_norm(run: Run) -> None:
 
 @faulty("gradients_zeroed", "FAULT", 45)
 def no_zero_grad(run: Run) -> None:
-    change(run, "update", kept_gradients=True)
+    change(run, "update", zeroed=False)
 
 
 @faulty("accumulation", "COST", 44)
@@ -230,7 +230,7 @@ def class_weights_per_rank(run: Run) -> None:
     change(run, "update", (1,), factors=[[at(44), 2, 0.2]])
 
 
-@faulty("schedule_length", "FAULT", 33)
+@faulty("schedule_length", "NOTE", 33)
 def schedule_counts_all_samples(run: Run) -> None:
     change(run, "schedule", length=16)
 
@@ -409,6 +409,50 @@ def test_a_second_loader_may_validate_the_rest() -> None:
     extra += [first.all("batch")[0] | {"loader": other}, first.all("forward", loader=VAL)[0] | {"loader": other}]
     where = next(i for i, e in enumerate(first.events) if e["e"] == "collective")
     first.events[where:where] = extra
+    right(run)
+
+
+def test_a_validation_of_chosen_samples_is_right() -> None:
+    run = correct_run()
+    change(run, "dataset", size=1000)  # SubsetRandomSampler: training and validation are parts of one data set
+    change(run, "pass", base=7)
+    change(run, "loader", wanted={"loader": VAL}, sampler="SubsetRandomSampler")
+    set_samples(run, "v", [100, 101, 102], [103, 104, 105])
+    right(run)
+    set_samples(run, "v", [100, 101, 102], [100, 101, 102])
+    right(run)
+
+
+def test_the_later_folds_of_a_cross_validation_are_right() -> None:
+    run = correct_run()
+    change(run, "pass", base=7)
+    for rank in (0, 1):
+        run.samples |= {f"v{rank}_0": [90 + rank], f"v{rank}_1": [run.samples[f"{rank}_0"][0]]}
+    right(run)
+
+
+def test_parameters_that_are_used_by_a_method_are_not_foreign() -> None:
+    run = correct_run()
+    change(run, "update", foreign=3)
+    for rank in run.ranks:
+        for e in rank.all("gradients"):
+            e["gradients"] = {"?0": [0.1, 0.2]}
+    right(run)
+
+
+def test_stages_of_a_pipeline_are_right() -> None:
+    run = correct_run()
+    make_weights_differ(run)
+    every_rank_has_all(run)
+    add(run, "message", 43)
+    right(run)
+
+
+def test_a_rank_that_fails_is_not_said_to_hang() -> None:
+    run = correct_run()
+    two_ranks_wait(run)
+    run.launch.ended = "lost"
+    run.ranks[0].events.append({"e": "error", "type": "KeyError", "text": "'x'", "at": at(3), "step": 8, "t": 9})
     right(run)
 
 

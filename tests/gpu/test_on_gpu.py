@@ -67,7 +67,7 @@ def test_the_first_lessons_train(lesson: str, train: Train, device: torch.device
         assert "gpu_memory" in json.dumps(done.summary["monitor"])
 
 
-def test_a_gpu_computes_in_bf16_if_it_is_not_told_otherwise(train: Train, device: torch.device) -> None:
+def test_a_gpu_computes_in_bf16_by_default(train: Train, device: torch.device) -> None:
     done = train("04_mixed_precision", *DIGITS)
     assert done.losses
     if device.type == "cuda":
