@@ -24,7 +24,7 @@ demo: setup
 # the lessons, the commands of their pages, the clinic's faults, and jobs on a Slurm of its own: five minutes on two idle cores
 test: setup
 	@python tests/installation.py
-	python -m pytest -n 2 --dist worksteal -m 'not thorough'
+	python -m pytest -n 3 --dist worksteal -m 'not thorough'
 
 # all of that, the pages of experiments and exercises, and all right and wrong fixes of the exercises: half an hour
 test-all: setup

@@ -234,11 +234,12 @@ def main(config: Config) -> None:
         for epoch in range(progress["epoch"], config.epochs + 1):
             # A new order of the samples; in a run that was stopped within the epoch, without those it has trained on.
             train_loader.batch_sampler.set_epoch(epoch, start_step=progress["step"])
-            samples = len(train_loader.dataset) - progress["step"] * config.batch_size
+            samples = max(0, len(train_loader.dataset) - progress["step"] * config.batch_size)
             started = time.perf_counter()
             train_loss = train_one_epoch(config, replicas, train_loader, optimizer, scheduler, device, log, progress)
             seconds = time.perf_counter() - started
             val_loss, val_accuracy = evaluate(config, model, val_loader, device)
+            end_if_diverged(val_loss, progress)
             lr = scheduler.get_last_lr()[0]
             log.log_epoch(epoch, seconds, samples, lr, train_loss, val_loss, val_accuracy)
             scheduler.step()

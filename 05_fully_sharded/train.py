@@ -655,7 +655,7 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
             # A new order of the samples, the same on all ranks; in a run that was stopped within the epoch, without
             # those it has trained on.
             train_loader.batch_sampler.set_epoch(epoch, start_step=progress["step"])
-            samples = train_loader.batch_sampler.samples_per_epoch - progress["step"] * global_batch_size
+            samples = max(0, train_loader.batch_sampler.samples_per_epoch - progress["step"] * global_batch_size)
             started = time.perf_counter()
             train_loss = train_one_epoch(
                 config, model, train_loader, optimizer, scheduler, scaler, device, log, progress, save_now
@@ -666,6 +666,7 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
                 return False
             seconds = time.perf_counter() - started
             val_loss, val_accuracy = evaluate(config, model, val_loader, device)
+            end_if_diverged(not math.isfinite(val_loss), progress)
             lr = scheduler.get_last_lr()[0]
             log.log_epoch(epoch, seconds, samples, lr, train_loss, val_loss, val_accuracy)  # rank 0 alone prints
             progress.update(epoch=epoch + 1, step=0, loss_sum=0.0)

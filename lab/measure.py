@@ -76,7 +76,6 @@ CPU = (
     Measurement("worker_counts", "python experiments/throughput.py worker_counts", ONE, MNIST),
     Measurement("models", "python experiments/throughput.py models", ONE, CIFAR),
     Measurement("first_changes", "python experiments/first_changes.py", ONE, MNIST + CIFAR),
-    Measurement("exercises", "python experiments/exercise_losses.py", ONE, MNIST),
     Measurement("loading_timelines", "python experiments/loading_timelines.py", ONE, MNIST),
     Measurement("sequential_reads", "python experiments/sequential_reads.py", ONE, MNIST),
     Measurement("bandwidth", "python experiments/bandwidth.py", ONE),

@@ -26,13 +26,17 @@ def check_judgements(exercise: Exercise, scripts: dict[str, tuple[str, bool]], f
     assert not any("the check itself" in line for lines in seen.values() for line in lines), seen
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+FIRST = [next(exercise for exercise in EXERCISES if exercise.lesson == lesson) for lesson in LESSONS]
+
+
+@pytest.mark.parametrize(
+    "exercise",
+    [pytest.param(one, id=one.name, marks=[] if one in FIRST else [pytest.mark.thorough]) for one in EXERCISES],
+)
 def test_the_faulty_script_is_refused_and_its_solution_passes(exercise: Exercise, tmp_path: Path) -> None:
     check_judgements(exercise, {"fault": (exercise.faulty(), False), "solution": (exercise.fixed(), True)}, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_right_fixes_pass_and_wrong_ones_are_refused(exercise: Exercise, tmp_path: Path) -> None:

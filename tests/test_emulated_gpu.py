@@ -164,7 +164,6 @@ def test_the_published_durations_are_those_of_the_sources() -> None:
     assert 64 * v100.gpu == pytest.approx(0.00299, rel=1e-3)
 
 
-@pytest.mark.slow
 def test_the_study_stores_lines_throughputs_and_time_lines(
     run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

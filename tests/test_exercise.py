@@ -114,7 +114,6 @@ def test_the_table_of_a_class(run: Run, tmp_path: Path) -> None:
         run("class", tmp_path / "none")
 
 
-@pytest.mark.slow
 def test_files_that_do_not_run_are_reported_in_a_line(tmp_path: Path) -> None:
     contents = {
         "def main(:\n    pass\n": "line 1 is not Python",
@@ -133,7 +132,6 @@ def test_files_that_do_not_run_are_reported_in_a_line(tmp_path: Path) -> None:
         assert "\n" not in seen
 
 
-@pytest.mark.slow
 def test_nothing_is_left_running_after_a_check(tmp_path: Path) -> None:
     file, pid = tmp_path / "exercise_same_half.py", tmp_path / "pid"
     file.write_text(

@@ -82,7 +82,6 @@ def test_the_prediction_is_the_one_on_the_page(run_script: Script) -> None:
     assert "--gb_per_second" in run_script(f"{FOLDER}/alpha_beta.py", "--gb_per_second", 0).error
 
 
-@pytest.mark.slow
 def test_all_reduces_are_timed_and_fitted(stored: Path, run_script: Script) -> None:
     flags = ("--min_kib", 4, "--max_mib", 0.0625, "--seconds", 0.01)
     result = torchrun(2, "experiments/allreduce.py", *flags, cwd=LESSON)
@@ -140,7 +139,6 @@ def test_efficiency_and_overhead_of_a_study(
     assert "Weak and strong scaling" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_one_command_measures_scaling(stored: Path, run_script: Script) -> None:
     flags = ("--batch_size", 8, "--benchmark_seconds", 0.01, "--limit_train", 160, "--rounds", 1, "--max_ranks", 2)
     result = run_script(f"{FOLDER}/scaling.py", *flags)
@@ -151,7 +149,6 @@ def test_one_command_measures_scaling(stored: Path, run_script: Script) -> None:
 # Emulated GPUs.
 
 
-@pytest.mark.slow
 def test_emulated_ranks_are_measured_and_predicted(stored: Path, run_script: Script) -> None:
     result = run_script(f"{FOLDER}/emulated_scaling.py", "--ranks", 1, 2, "--rounds", 1, "--batch_size", 1)
     assert result.status == 0, result.stderr
@@ -177,8 +174,6 @@ def test_the_gradients_of_the_emulated_network_are_true() -> None:
 # Time lines.
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
 def test_a_step_of_two_ranks_and_the_buckets_on_time_lines(stored: Path, run_script: Script) -> None:
     result = run_script(f"{FOLDER}/ddp_step.py", "--model", "cifar_cnn", "--batch_size", 4)
     assert result.status == 0, result.stderr
@@ -193,7 +188,6 @@ def test_a_step_of_two_ranks_and_the_buckets_on_time_lines(stored: Path, run_scr
 # What hangs, and what is forgotten.
 
 
-@pytest.mark.slow
 def test_the_flight_recorder_shows_where_the_ranks_differ(user_environment: dict[str, str], tmp_path: Path) -> None:
     script = "experiments/flight_recorder.py"
     result = torchrun(2, script, "--timeout", 5, cwd=LESSON, environment=user_environment)
@@ -213,7 +207,6 @@ def test_the_flight_recorder_shows_where_the_ranks_differ(user_environment: dict
             assert place in compared.stdout + compared.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "name"), [([], "unused"), (["--find"], "found_unused")])
 def test_an_unused_parameter_is_not_averaged_unless_ddp_looks_for_it(flags: list[str], name: str) -> None:
     result = torchrun(2, "experiments/unused_parameters.py", *flags, cwd=LESSON)

@@ -52,7 +52,6 @@ def test_the_formats_are_printed(run_script: Script) -> None:
     assert ["bf16", "0.1001", "256", "2048", "70144", "1.0012e-08"] in rows
 
 
-@pytest.mark.slow
 def test_errors_follow_from_the_bits_and_memory_falls_by_less_than_half(run_script: Script, tmp_path: Path) -> None:
     result = run_script(f"{FOLDER}/format_errors.py", "--limit_val", 8, WORKSHOP_RESULTS=str(tmp_path))
     assert result.status == 0, result.stderr
@@ -91,7 +90,6 @@ def test_gradients_are_counted_as_they_round(run_script: Script) -> None:
     assert underflow.shares(found, 0, "bf16") == [0, 0, 0]
 
 
-@pytest.mark.slow
 def test_without_a_scaler_small_gradients_change_nothing(run_script: Script, tmp_path: Path) -> None:
     result = run_script(f"{FOLDER}/underflow.py", "--steps", 3, *SMALL, WORKSHOP_RESULTS=str(tmp_path))
     assert result.status == 0, result.stderr
@@ -159,7 +157,6 @@ def test_the_ladder_adds_one_option_each_to_what_the_device_has(
 OPTIONS = ("channels_last", "cudnn_benchmark", "fused", "compile", "cuda_graph")
 
 
-@pytest.mark.thorough
 def test_the_ladder_really_measures(run_script: Script, tmp_path: Path) -> None:
     flags = ["--configurations", "fp32,tf32", "--seconds", 0.05, "--config", "../configs/unet3d.yaml"]
     flags += ["--config", "../configs/unet3d_tiny.yaml", *SMALL]
@@ -170,7 +167,6 @@ def test_the_ladder_really_measures(run_script: Script, tmp_path: Path) -> None:
     assert "tf32: not measured: --precision tf32 needs an NVIDIA GPU" in result.stdout
 
 
-@pytest.mark.slow
 def test_the_peak_of_each_format_is_measured(
     run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -41,7 +41,6 @@ def on_ranks(count: int, script: str, folder: Path, *flags: object) -> None:
 # On ranks.
 
 
-@pytest.mark.slow
 def test_one_step_counts_collectives_and_has_the_losses_of_ddp(tmp_path: Path) -> None:
     on_ranks(2, "one_step.py", tmp_path, "--vit_width", 64)
     ddp, blocks, keep, root = rows_of(tmp_path, "one_step").values()
@@ -60,7 +59,6 @@ def test_one_step_counts_collectives_and_has_the_losses_of_ddp(tmp_path: Path) -
     ]
 
 
-@pytest.mark.slow
 def test_collectives_of_accumulation_and_equal_gradients(tmp_path: Path) -> None:
     on_ranks(2, "accumulation.py", tmp_path, "--vit_width", 64)
     rows = list(rows_of(tmp_path, "accumulation").values())
@@ -70,7 +68,6 @@ def test_collectives_of_accumulation_and_equal_gradients(tmp_path: Path) -> None
     assert each < last < whole
 
 
-@pytest.mark.slow
 def test_a_step_changes_few_weights_in_bf16(tmp_path: Path) -> None:
     on_ranks(2, "small_updates.py", tmp_path, "--vit_width", 32)
     rows = rows_of(tmp_path, "small_updates")
@@ -79,7 +76,6 @@ def test_a_step_changes_few_weights_in_bf16(tmp_path: Path) -> None:
     assert rows["1e-05"][1] < 0.15
 
 
-@pytest.mark.slow
 def test_each_layout_of_four_ranks_trains_as_one_process_and_sends_what_the_page_says(tmp_path: Path) -> None:
     on_ranks(4, "tensor_parallel.py", tmp_path)
     rows = rows_of(tmp_path, "tensor_parallel_4_ranks")
@@ -117,8 +113,6 @@ UNUSUAL = {
 """what comes of combinations that are neither equal nor close"""
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
 def test_combinations_come_out_as_the_page_says(tmp_path: Path) -> None:
     on_ranks(2, "combinations.py", tmp_path, "--quick", "true")
     page = (LESSON / "experiments" / "combinations.md").read_text()
@@ -158,8 +152,6 @@ def test_checkpoints_around_blocks_save_memory_and_around_layers_nothing(run_scr
     assert 0.1 < block[3] < 0.34
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
 def test_losses_are_those_of_ddp(quickly: Script, tmp_path: Path) -> None:
     flags = ("--ranks", "2", "--limit_train", 640)
     result = quickly(f"{FOLDER}/same_losses.py", *flags, WORKSHOP_RESULTS=str(tmp_path))
@@ -168,8 +160,6 @@ def test_losses_are_those_of_ddp(quickly: Script, tmp_path: Path) -> None:
     assert sharded == pytest.approx(ddp, rel=1e-5)
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
 def test_what_two_ranks_save_one_and_four_ranks_continue(quickly: Script, tmp_path: Path) -> None:
     flags = ("--vit_width", 16, "--trials", 2)
     result = quickly(f"{FOLDER}/save_and_reshard.py", *flags, WORKSHOP_RESULTS=str(tmp_path))
@@ -230,8 +220,6 @@ def test_will_it_fit_stores_memory_and_time(run_script: Script, tmp_path: Path) 
         assert (full, none) == (max(computing, sending), computing + sending)
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
 def test_two_real_ranks_allocate_what_was_predicted(quickly: Script, tmp_path: Path) -> None:
     result = quickly(f"{FOLDER}/will_it_fit.py", "--check", "true", WORKSHOP_RESULTS=str(tmp_path))
     assert result.status == 0, result.stderr

@@ -86,7 +86,6 @@ def test_the_utilization_is_what_is_computed_of_what_could_be(monkeypatch: pytes
     assert utilization(config, make_model, CPU).flops_per_sample == model_flops(make_model, (4, 8, 8, 8))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lesson", ["04_mixed_precision", "05_fully_sharded"])
 def test_a_run_that_asks_for_it_shows_it_and_learns_the_same(run_script: Script, lesson: str, tmp_path: Path) -> None:
     flags = ["--limit_train", 96, "--limit_val", 32, "--batch_size", 32, "--loader", "memory", "--log_interval", 2]

@@ -126,7 +126,7 @@ def slurm_folder() -> Iterator[str]:
 
 def pages_with_commands() -> list:
     """The pages as parameters; those beside the lessons are marked, because their commands take many minutes."""
-    in_test = re.compile(r"(\d\d_\w+/|data/|)README\.md")
+    in_test = re.compile(r"(0[1-4]_\w+/|data/|)README\.md")  # those of lesson 05 take a minute
     pages = {name_of(page): page for page in PAGES if commands_of(page)}
     return [
         pytest.param(page, id=name, marks=[] if in_test.fullmatch(name) else [pytest.mark.thorough])
@@ -134,7 +134,6 @@ def pages_with_commands() -> list:
     ]
 
 
-@pytest.mark.pages
 @pytest.mark.parametrize("page", pages_with_commands())
 def test_commands_run_as_they_stand(
     page: Path,

@@ -154,7 +154,6 @@ def test_each_lesson_gets_an_answer_and_the_exit_status_follows(capsys: pytest.C
     assert "lesson 03_ddp: can run\nlesson 04_mixed_precision: cannot run: data: nbody\n" in out
 
 
-@pytest.mark.slow
 def test_this_machine_can_run_every_lesson(user_environment: dict[str, str]) -> None:
     result = subprocess.run([sys.executable, SCRIPT], env=user_environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -162,6 +161,7 @@ def test_this_machine_can_run_every_lesson(user_environment: dict[str, str]) -> 
     assert result.stdout.count(": can run") == len(LESSONS)
 
 
+@pytest.mark.thorough
 def test_preflight_as_a_job_on_two_nodes(slurm: SlurmCluster, user_environment: dict[str, str]) -> None:
     environment = user_environment | slurm.environment | {"SBATCH_WAIT": "1"}
     command = ["sbatch", "--parsable", "slurm/preflight.slurm"]

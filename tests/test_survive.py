@@ -18,8 +18,6 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import quick_python
 from conftest import REPOSITORY, Result, Script
 
-pytestmark = pytest.mark.slow
-
 COMMON = ["--limit_train", 80, "--limit_val", 16, "--epochs", 2, "--log_interval", 1, "--save_interval", 4]
 MEMORY = ["--loader", "memory"]
 ONE_EPOCH = ["--limit_train", 64, "--limit_val", 16, "--batch_size", 8, *MEMORY]
@@ -103,7 +101,7 @@ def assert_equal(one: object, other: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.thorough] if name in ("02", "04") else []) for name in LESSONS]
+    "name", [pytest.param(name, marks=[] if name in ("03", "05") else [pytest.mark.thorough]) for name in LESSONS]
 )
 def test_a_run_that_is_killed_and_stopped_goes_on_as_if_it_were_not(
     name: str, user_environment: dict[str, str], tmp_path: Path
@@ -251,7 +249,7 @@ live("--epochs", "3")
 """run the script on a disk that is full after two checkpoints, then large enough, then read-only"""
 
 
-@pytest.mark.parametrize(("name", "size"), [("01", "38m"), ("05", "850k")])
+@pytest.mark.parametrize(("name", "size"), [("01", "38m"), pytest.param("05", "850k", marks=pytest.mark.thorough)])
 def test_a_full_and_a_read_only_disk_leave_the_earlier_checkpoints(
     name: str, size: str, user_environment: dict[str, str], tmp_path: Path
 ) -> None:

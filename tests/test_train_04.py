@@ -44,18 +44,17 @@ def losses_of(folder: Path) -> list[float]:
 # Precision and options.
 
 
-@pytest.mark.parametrize(("emulated", "chosen"), [(False, "bf16"), (True, "fp32")])
+@pytest.mark.parametrize(("computes", "chosen"), [(True, "bf16"), (False, "fp32")])
 def test_auto_takes_bf16_where_the_device_computes_in_it(
-    train: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, emulated: bool, chosen: str
+    train: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, computes: bool, chosen: str
 ) -> None:
-    monkeypatch.setattr(workshop.checks, "emulates", lambda *_: emulated)
+    monkeypatch.setattr(workshop.checks, "computes_in", lambda *_: computes)
     result = train(*UNET, "--epochs", 1, "--run_dir", tmp_path)
     assert result.status == 0, result.stderr
     assert result.stdout.startswith(f"--precision auto: {chosen}, because the CPU ")
     assert summary_of(tmp_path)["config"]["precision"] == chosen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "options"),
     [
@@ -127,7 +126,6 @@ def test_a_fused_sgd_whose_first_step_overflows_begins_without_momentum(monkeypa
 # Ranks and resuming.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

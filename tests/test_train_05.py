@@ -38,7 +38,6 @@ def facts(request: pytest.FixtureRequest) -> dict:
     return json.loads(results[0].stdout) | {"ranks": request.param}
 
 
-@pytest.mark.slow
 def test_every_number_of_ranks_learns_what_one_plain_process_does(facts: dict) -> None:
     variants = facts.keys() - {"ranks", "DDP"}
     assert variants == set(VARIANTS if facts["ranks"] == 2 else OF_ALL_RANKS)
@@ -52,7 +51,6 @@ def test_every_number_of_ranks_learns_what_one_plain_process_does(facts: dict) -
     assert facts["blocks"]["sharded"]["losses"] != facts["clipped"]["sharded"]["losses"]
 
 
-@pytest.mark.slow
 def test_validation_counts_every_sample_once(facts: dict) -> None:
     """Of 61 samples, some ranks have a batch less than others."""
     for name in OF_ALL_RANKS:
@@ -60,13 +58,11 @@ def test_validation_counts_every_sample_once(facts: dict) -> None:
         assert sharded["accuracy"] == pytest.approx(plain["accuracy"], abs=0.5 / 61), name
 
 
-@pytest.mark.slow
 def test_the_losses_are_those_of_ddp(facts: dict) -> None:
     for way in ("blocks", "keep", "root"):
         assert facts[way]["sharded"]["losses"][:-1] == pytest.approx(facts["DDP"], rel=ROUNDING)
 
 
-@pytest.mark.slow
 def test_options_reach_the_step(facts: dict) -> None:
     if facts["ranks"] == 2:
         assert facts["bf16"]["sharded"]["losses"] != facts["blocks"]["sharded"]["losses"]
@@ -104,7 +100,6 @@ def test_every_rank_needs_a_sample_for_each_part() -> None:
         check_parts(flags, num_train=64, num_val=1, world_size=2)
 
 
-@pytest.mark.slow
 def test_a_mistake_of_all_ranks_is_one_line_each(user_environment: dict[str, str]) -> None:
     results = start_ranks(2, "train.py", "--limit_val", 1, cwd=FOLDER, environment=user_environment)
     assert [result.status for result in results] == [2, 2]
@@ -112,7 +107,6 @@ def test_a_mistake_of_all_ranks_is_one_line_each(user_environment: dict[str, str
     assert re.match(r"error: 1 validation sample\(s\) for 2 ranks: each rank needs at least one", line)
 
 
-@pytest.mark.slow
 def test_two_ranks_save_parts_of_which_one_process_makes_a_file(
     user_environment: dict[str, str], tmp_path: Path
 ) -> None:

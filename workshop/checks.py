@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 
 from workshop.errors import UserError, first_on_node, warn
-from workshop.hardware import emulates
+from workshop.hardware import computes_in
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 NEED_NBODY = ("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
@@ -40,9 +40,9 @@ def choose_precision(precision: Precision, device: torch.device) -> Precision:
     """
     ampere = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     if precision == "auto":
-        chosen: Precision = "bf16" if ampere or (device.type == "cpu" and not emulates(device, "bf16")) else "fp32"
+        chosen: Precision = "bf16" if ampere or computes_in(device, "bf16") else "fp32"
         if first_on_node():
-            reason = "computes" if chosen == "bf16" else "does not compute"
+            reason = "computes" if chosen == "bf16" else "is not known to compute"
             print(f"--precision auto: {chosen}, because {name_of(device)} {reason} in bf16 by itself", flush=True)
         return chosen
     if precision == "tf32" and not ampere:
@@ -51,7 +51,7 @@ def choose_precision(precision: Precision, device: torch.device) -> Precision:
         raise UserError(
             f"--precision bf16 needs a GPU of compute capability 8.0 or newer; {this_is(device)}: try --precision fp16"
         )
-    if emulates(device, precision) and first_on_node():
+    if computes_in(device, precision) is False and first_on_node():
         warn(f"this CPU has no instructions for {precision} and emulates it, slower than --precision fp32 would be")
     return precision
 

@@ -119,6 +119,7 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
         values = parser.parse_args(arguments).as_dict()
     except (argparse.ArgumentError, TypeError) as error:
         files = [file for flag, file in itertools.pairwise(arguments) if flag == "--config"]
+        files += [argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")]
         where = " or in ".join(["on the command line", *files])
         raise UserError(f"{error} ({where}); --help lists the flags") from None
     del values["config"]

@@ -71,16 +71,16 @@ def describe_hardware(device: torch.device) -> dict[str, Any]:
     return hardware
 
 
-def emulates(device: torch.device, precision: str) -> bool:
-    """Return whether ``device`` is known to have no instructions for a number format, such as "bf16".
+def computes_in(device: torch.device, precision: str) -> bool | None:
+    """Return whether a CPU has instructions for a number format, such as "bf16"; None if that is not known.
 
-    It then emulates the format, which is slower than fp32. Of a CPU only Linux says what it has.
+    It emulates a format that it has no instructions for, which is slower than fp32. Only Linux says what a CPU has.
     """
-    if device.type == "cuda":
-        return precision == "bf16" and torch.cuda.get_device_capability(device) < (8, 0)
     flags = _cpuinfo("flags") or _cpuinfo("Features")
     needed = CPU_FLAGS.get(precision)
-    return device.type == "cpu" and bool(flags) and needed is not None and needed.isdisjoint(flags.split())
+    if device.type != "cpu" or not flags or needed is None:
+        return None
+    return not needed.isdisjoint(flags.split())
 
 
 def describe_versions() -> dict[str, str | None]:

@@ -110,7 +110,8 @@ class RunLogger:
         self._opened.close()
         if self.monitor:
             self.print(self.monitor.table())
-            if kind is None and self.epochs and self._loader is not None:  # not if nothing was left to do
+            trained = self._loader is not None and not self.config.benchmark
+            if kind is None and self.epochs and trained:
                 self._write_summary()  # once more, with the last sample
 
     def print(self, line: str) -> None:

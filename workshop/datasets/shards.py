@@ -15,6 +15,7 @@ import torch
 from workshop.datasets import image_dataset
 from workshop.datasets.files import ORIGIN_FILE, prepare_command
 from workshop.errors import UserError
+from workshop.explain import RESOURCE_ERRNOS
 from workshop.paths import read_json
 
 SHARDS = 32
@@ -78,4 +79,6 @@ def read(path: Path, indices: range) -> Iterator[tuple[int, bytes]]:
                     raise UserError(f"{path}: damaged, has no sample {index} where it should be")
                 yield index, tar.extractfile(member).read()  # type: ignore[union-attr]
     except (OSError, tarfile.TarError) as error:
+        if getattr(error, "errno", None) in RESOURCE_ERRNOS:
+            raise  # too many open files, for example: the shard itself may be fine
         raise UserError(f"{path}: damaged ({error})") from None

@@ -11,11 +11,12 @@ from workshop.errors import UserError
 class DistributedBatchSampler:
     """Keys of the samples of one epoch, batch by batch: the ``batch_sampler`` of a PyTorch ``DataLoader``.
 
-    All ranks shuffle in the same way, cut the epoch into global batches, and take every ``num_replicas``-th sample of
-    each. Therefore a step has the same samples however many ranks share it, and no sample is padded or repeated, as
-    `torch.utils.data.DistributedSampler` does when the samples cannot be shared evenly. If the last global batch has
-    fewer samples than there are ranks, it is left out in training, because all ranks must take the same number of
-    steps; in validation (``shuffle=False``) only as many ranks as it has samples take that step.
+    All ranks shuffle in the same way, cut the epoch into global batches, and take every ``num_replicas``-th sample
+    of each. Therefore a step of the same global batch size has the same samples however many ranks share it. No
+    sample is repeated; `torch.utils.data.DistributedSampler` repeats some when the samples cannot be shared evenly.
+    If the last global batch has fewer samples than there are ranks, it is left out in training, because all ranks
+    must take the same number of steps; in validation (``shuffle=False``) only as many ranks as it has samples take
+    that step.
 
     A key is a pair (epoch, index), because workers that live for several epochs hold a copy of the data set, and would
     not see a `set_epoch` of it.
@@ -25,7 +26,7 @@ class DistributedBatchSampler:
         batch_size: samples per step and rank.
         rank: of this process, from 0 to below ``num_replicas``.
         num_replicas: number of ranks that share the samples.
-        shuffle: whether every epoch has a new order, as in training.
+        shuffle: whether this is training: every epoch has a new order, and all ranks take equally many steps.
         seed: the same seed gives the same orders.
 
     Raises:
@@ -103,7 +104,7 @@ class DistributedBatchSampler:
 
 
 class Loader(Protocol):
-    """What every loader is, PyTorch's ``DataLoader`` included, if its ``batch_sampler`` is one of these.
+    """What every loader is, PyTorch's ``DataLoader`` included, if its ``batch_sampler`` is a `DistributedBatchSampler`.
 
     Iterating gives one epoch of batches (inputs, targets); ``len(loader)`` is their number, and ``len(loader.dataset)``
     the number of samples of all ranks.

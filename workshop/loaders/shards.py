@@ -97,7 +97,7 @@ class ShardLoader(BatchLoader):
     """Batches (inputs, targets) in CPU memory, from shards read by worker processes.
 
     Raises:
-        UserError: the shards cannot be shared evenly by the ranks.
+        UserError: the shards cannot be shared evenly by the ranks, or a rank could get no sample.
     """
 
     def __init__(
@@ -113,6 +113,9 @@ class ShardLoader(BatchLoader):
             raise UserError(
                 f"--loader shards has {SHARDS} shards, which {batch_sampler.num_replicas} ranks cannot share evenly"
             )
+        most_empty = SHARDS - SHARDS // batch_sampler.num_replicas
+        if batch_sampler.shuffle and batch_sampler.num_samples <= most_empty:
+            raise UserError(f"--loader shards needs more than {most_empty} samples to give each rank some")
         self.paths = paths
         self.sample_shape = sample_shape
         self.dataset = range(batch_sampler.num_samples)

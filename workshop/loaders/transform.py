@@ -14,8 +14,9 @@ PADDING = 4
 class BatchTransform:
     """Turn images (N, C, H, W) uint8 into normalised float32; while augmenting, flip and shift each at random.
 
-    What happens to a sample in an epoch follows from the seed, the epoch and the sample's index alone. So it does not
-    matter which rank, worker or batch it turns up in, and a resumed run sees what it would have seen.
+    What happens to a sample in an epoch follows from the seed, the epoch, the sample's index and the number of samples
+    alone. So it does not matter which rank, worker or batch it turns up in, and a resumed run sees what it would have
+    seen.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], augment: bool, samples: int, seed: int) -> None:

@@ -93,8 +93,9 @@ class VolumeDataset(Dataset):
     def places(self, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return corner (crops, 3) int64 and symmetry (crops,) int64 of each cube of an epoch; see `cut`.
 
-        They follow from the seed, the epoch and the cube's index alone, so it does not matter which rank, worker or
-        batch it turns up in, no two ranks see the same ones, and a resumed run sees what it would have seen.
+        They follow from the seed, the epoch, the cube's index and the number of cubes alone, so it does not matter
+        which rank, worker or batch it turns up in, no two ranks see the same ones, and a resumed run sees what it
+        would have seen.
         """
         generator = epoch_generator(self.seed, epoch) if self.training else epoch_generator(0, 0)
         corners = self.box.cells if self.box.periodic else self.box.cells - self.size + 1

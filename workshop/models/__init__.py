@@ -9,8 +9,8 @@ from torch import nn
 
 from workshop.datasets import image_dataset
 from workshop.errors import UserError, nearest
+from workshop.models.cifar_cnn import CifarCNN
 from workshop.models.mnist_cnn import MnistCNN
-from workshop.models.small_cnn import CifarCNN
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"mnist_cnn": MnistCNN, "cifar_cnn": CifarCNN}
 """The workshop's own classifiers; each is made for the samples of one data set."""

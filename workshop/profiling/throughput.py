@@ -151,7 +151,7 @@ def benchmark(
     figures: dict[str, Any] = {name: throughput.to_dict() for name, throughput in measured.items()}
     if mfu is not None:
         figures["mfu"] = {name: mfu(measured[name].mean) for name in ("SYNTHETIC", "FULL")}
-        print("mfu: " + ", ".join(f"{name} {share:.1%}" for name, share in figures["mfu"].items()))
+        print("mfu: " + ", ".join(f"{name} {share:.1%}" for name, share in figures["mfu"].items() if share is not None))
     figures |= {"diagnosis": diagnosis(measured, loader_name), "peak_memory_bytes": peak_memory_bytes(device)}
     print(f"\n{figures['diagnosis']}")
     (folder / "throughput.json").write_text(json.dumps(figures, indent=2) + "\n")
