@@ -19,8 +19,8 @@ def check_volumes(flags: Any) -> None:  # noqa: ANN401
         for name in NEED_NBODY:
             if getattr(flags, name) != getattr(type(flags), name):
                 raise UserError(
-                    f"--{name} {getattr(flags, name)} needs --dataset nbody, not {flags.dataset}; configs/unet3d.yaml "
-                    "says so, and is given before the files with longer names"
+                    f"--{name} {getattr(flags, name)} needs --dataset nbody, not {flags.dataset}: give --config "
+                    "configs/unet3d.yaml before other files"
                 )
         return
     if flags.model not in ("unet3d", "vit"):
@@ -84,7 +84,7 @@ def check_cuda_graph(flags: Any, device: torch.device, num_samples: int, world_s
     if not flags.fused and (flags.optimizer == "sgd" or flags.precision == "fp16"):
         raise UserError(
             f"--cuda_graph true with --optimizer {flags.optimizer} and --precision {flags.precision} needs --fused "
-            "true: any other optimizer would make the CPU wait for the GPU in each step, which a graph cannot"
+            "true: otherwise this optimizer makes the CPU wait for the GPU in each step, which a graph cannot"
         )
     rest = num_samples % (flags.batch_size * world_size)
     if rest >= world_size:  # fewer are left out

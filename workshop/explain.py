@@ -25,9 +25,10 @@ RESOURCE_ERRNOS = {
 }
 """what to do about errors of the operating system"""
 
+FITS = "take smaller ones, or more ranks (will_it_fit.py of the lesson on sharding computes how many)"
 ADVICE = {
-    "can't allocate memory": "the model or the batch does not fit into the memory of this machine: take smaller ones",
-    "CUDA out of memory": "the model or the batch does not fit into the memory of this GPU: take smaller ones",
+    "can't allocate memory": f"the model or the batch does not fit into the memory of this machine: {FITS}",
+    "CUDA out of memory": f"the model or the batch does not fit into the memory of this GPU: {FITS}",
     "DataLoader worker (pid": "a worker has died, often because memory or /dev/shm is full: take fewer --num_workers",
     "unable to mmap": "the memory or /dev/shm is full: take fewer --num_workers, or give the job more memory",
     "</torch_": "/dev/shm is full: take fewer --num_workers, or give the job more of it",

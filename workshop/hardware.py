@@ -36,6 +36,7 @@ def cpu_or_error() -> torch.device:
     """
     names = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
     granted = next((f"{name}={os.environ[name]}" for name in names if name in os.environ), "")
+    # With WORKSHOP_FAKE_GPUS, the local Slurm of slurm/local_cluster.sh grants GPUs that do not exist.
     if re.search("S=[0-9]|=GPU-|=MIG-|NODE=[1-9]", granted) and "WORKSHOP_FAKE_GPUS" not in os.environ:
         raise UserError(
             f"{granted}, but torch {torch.__version__} (built for CUDA: {torch.version.cuda or 'no'}) finds no GPU: "

@@ -22,9 +22,10 @@ except ImportError:
 class PipelineLoader(BatchLoader):
     """Batches (inputs, targets) from a DALI pipeline that begins an epoch whenever it is iterated over.
 
-    Whoever builds the ``pipeline`` feeds it from a generator that looks up the sampler's epoch when it begins. It must
-    not hold the loader: else the pipeline would wait for the garbage collector, and if that ran in a forked process,
-    which has none of the pipeline's threads, its end would wait for them forever.
+    Whoever builds the ``pipeline`` feeds it from a generator that looks up the sampler's epoch when it begins. This
+    generator must not refer to the loader, because loader, pipeline and generator would then refer to each other in a
+    circle, which only the garbage collector frees. If it ran in a forked process, it would wait for ever for the
+    pipeline's threads, which only the original process has.
     """
 
     pipeline: Pipeline

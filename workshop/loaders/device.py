@@ -25,7 +25,8 @@ class DeviceLoader(BatchLoader):
         device: torch.device,
     ) -> None:
         epoch_values = images.numel() // batch_sampler.num_replicas
-        needed = images.nbytes + targets.nbytes + 3 * 4 * epoch_values  # float32: the epoch, and memory to compute it
+        # Beside the data set: a transformed epoch in float32, and while it is computed two more tensors of its size.
+        needed = images.nbytes + targets.nbytes + 3 * 4 * epoch_values
         require_memory("device", needed, device, "use --loader memory, or fewer samples with --limit_train")
         self.dataset = images.to(device)
         self.targets = targets.to(device)

@@ -20,6 +20,7 @@ class AllReduceCounter:
         if enabled:
             model.register_comm_hook(None, self._all_reduce)
 
+    # register_comm_hook checks these type hints: they must be exactly those of a communication hook.
     def _all_reduce(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         self._calls += 1
         self._bytes += bucket.buffer().nbytes

@@ -4,9 +4,15 @@ The three quantities are those of the benchy tool (https://github.com/romerojosh
 every trial starts a fresh iterator, lasts about as long, and rounds that warm up do not count. Only full batches are
 measured: each epoch ends before a last batch that has fewer samples. Otherwise that batch could appear for the first
 time in the middle of a trial, and the trial would include the compilation, or cuDNN's search for the fastest algorithm,
-which every new shape of a batch starts. (SYNTHETIC, which repeats one batch, would not.) With several ranks the time of
-the slowest one counts, and two more quantities are measured: the training without communication (COMPUTE), and the same
-with nothing but a barrier in each step (BARRIER), which is what waiting for the slowest rank costs.
+which every new shape of a batch starts. (SYNTHETIC, which repeats one batch, would not.)
+
+With several ranks the time of the slowest one counts, and two more quantities are measured, so that differences of the
+times per step have a meaning:
+
+    COMPUTE     training on one batch, without sending gradients
+    BARRIER     the same, but the ranks wait for each other in each step: BARRIER - COMPUTE is what the waiting costs
+    SYNTHETIC   gradients are sent too: SYNTHETIC - BARRIER is what sending them costs beside the waiting
+    FULL        batches are loaded too: FULL - SYNTHETIC is what loading costs
 """
 
 import json
