@@ -62,7 +62,8 @@ def _matrices(symmetry: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
     Returns:
         (3, 4): an affine map from a place in the new cube to that in the old one, in the order x, y, z of DALI, which
-        is from the last axis to the first. DALI's places are continuous, from 0 to ``size``, so a flip is ``size - x``. (4, 4) and (5, 5): linear maps from the old channels to the new ones.
+        is from the last axis to the first. DALI's places are continuous, from 0 to ``size``, so a flip is ``size - x``.
+        (4, 4) and (5, 5): linear maps from the old channels to the new ones.
     """
     places = np.zeros((3, 4), np.float32)
     inputs, targets = np.eye(4, dtype=np.float32), np.eye(5, dtype=np.float32)

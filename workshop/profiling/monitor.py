@@ -53,7 +53,7 @@ class Monitor:
 
     Args:
         device: the device that trains; where it is an NVIDIA GPU, the counters of all that this process uses are read
-            too. Names of quantities begin with "gpu" for the first of them, with "gpu1", "gpu2" for the others.
+            too. Names begin with "gpu" for the first of them; for the others its number follows, such as "gpu2".
         add: is called, from the thread, with the name of a quantity (which ends in its unit), its value, and the
             seconds since the start.
         interval: seconds between samples.
