@@ -3,11 +3,18 @@
 import difflib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import psutil
+import pytest
+
+from slurm_cluster import SlurmCluster
+from test_slurm_jobs import is_rank
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 OWN_DATA = """
@@ -80,4 +87,29 @@ def test_killed_and_resumed_under_torchrun(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert torchrun(script, tmp_path / "killed", "--resume", "true").wait(timeout=300) == 0
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+@pytest.mark.thorough
+def test_killed_and_resumed_under_slurm(tmp_path: Path, slurm: SlurmCluster) -> None:
+    """The job file is copied too; what it says of this site is replaced by one line."""
+    folder = copied(tmp_path / "mine").parent
+    own_site = f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={REPOSITORY}"
+    job_file, lines = re.subn("^source .*$", own_site, (REPOSITORY / "03_ddp/job.slurm").read_text(), flags=re.M)
+    assert lines == 1
+    (folder / "job.slurm").write_text(job_file)
+
+    def submit(run_dir: Path) -> int:
+        options = ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", "job.slurm"]
+        return slurm.submit(*options, *FLAGS, "--run_dir", run_dir, cwd=folder)
+
+    assert slurm.wait(submit(tmp_path / "whole")) == "COMPLETED"
+    job = submit(tmp_path / "killed")
+    wait_for(tmp_path / "killed/checkpoint.previous.pt")
+    processes = psutil.process_iter(["pid", "environ"])
+    os.kill(next(process.pid for process in processes if is_rank(process.info, "1", job)), signal.SIGKILL)
+    assert slurm.wait(job) == "FAILED", (folder / f"{job}.log").read_text()
+    again = submit(tmp_path / "killed")
+    assert slurm.wait(again) == "COMPLETED", (folder / f"{again}.log").read_text()
+    assert "resumed from" in (folder / f"{again}.log").read_text()
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
