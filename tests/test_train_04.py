@@ -267,7 +267,7 @@ def test_the_learning_rate_that_a_graph_reads_changes_in_place(name: str) -> Non
         (["--fused", "true", "--optimizer", "adadelta"], "PyTorch has no fused adadelta"),
         ([*TINY, "--crop_size", 18], "--crop_size 18 cannot be halved 2 times; take --crop_size 16, or a smaller"),
         ([*TINY, "--crop_size", 64], "--crop_size 64 is larger than the box"),
-        (TINY[2:], "--crop_size 16 needs --dataset nbody, not mnist; configs/unet3d.yaml says so"),
+        (TINY[2:], "--crop_size 16 needs --dataset nbody, not mnist: give --config configs/unet3d.yaml"),
         ([*TINY, "--model", "resnet18"], "--dataset nbody holds volumes, and only --model unet3d"),
         (["--model", "unet3d"], "--model unet3d maps volumes to volumes: it needs --dataset nbody, not mnist"),
     ],
