@@ -6,6 +6,7 @@ import sys
 import tarfile
 import weakref
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, buil
 from workshop.loaders.transform import PADDING, BatchTransform, flip_and_crop
 
 CPU = torch.device("cpu")
-LOADERS = ["map", "shards", "memory", "device", "dali"]
+LOADERS = get_args(get_type_hints(TrainConfig)["loader"])
 EACH_LOADER = pytest.mark.parametrize("kind", LOADERS)
 BATCH = 64
 
