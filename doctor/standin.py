@@ -59,8 +59,7 @@ class ToCpu(TorchFunctionMode):
 
 def note_wait(name: str, args: tuple) -> None:
     """Count, with its line, an operation of the training loop that would make the CPU wait for a GPU."""
-    from .observe.common import state
-    from .observe.optimizer import optimizers
+    from .observe.common import optimizers, state
 
     busy = state.observing or state.loading or state.depth or state.in_backward
     if not state.training or busy or not trail.kind_of(sys._getframe(2).f_code.co_filename):

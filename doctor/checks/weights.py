@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import Finding, check, fault, hint, need, need_updates, some
+from .base import Finding, check, fault, hint, need, need_updates, need_use, some
 
 TOLERANCE = 1e-6
 
@@ -91,6 +91,26 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
 
 def _line(at: str) -> str:
     return at.rsplit("/", 1)[-1]
+
+
+@check("Models that others learn from are the same on all ranks.", ranks=True, after=("weights_agree",))
+def teachers_agree(run: Run) -> Iterator[Finding]:
+    """A teacher or an average of the weights that only one rank updates gives the ranks different targets."""
+    need(not run.sharded and not run.model_parallel, "the ranks have different parts of the weights")
+    steps = [events for events in run.aligned("gradients") if all(e["others"] for e in events)]
+    need_use(steps, "a second model, without an optimizer")
+    for number in steps[0][0]["others"]:
+        calls = [[e for e in rank.all("forward") if str(e["model"]) == number] for rank in run.ranks]
+        if min(map(len, calls)) < len(run.first.all("update")) / 2:
+            continue  # it is not called in training, on every rank
+        sums = [[e["others"][number] for e in events] for events in steps if all(number in e["others"] for e in events)]
+        unequal = [any(not _equal(of_ranks[0], other) for other in of_ranks) for of_ranks in sums]
+        if len(unequal) > 3 and sum(unequal) > len(unequal) / 2 and unequal[-1]:  # equal at the beginning, perhaps
+            text = (
+                f"the {calls[0][0]['cls']} that is called here gets no gradients, and has other weights on each rank "
+                f"in {sum(unequal)} of {len(unequal)} updates"
+            )
+            yield fault(calls[0][0]["at"], text, "update it in the same way on every rank, or broadcast it from rank 0")
 
 
 @check("All ranks use the same learning rate.", ranks=True, after=("equal_steps",))

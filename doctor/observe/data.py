@@ -172,7 +172,7 @@ def _number_of(dataset: Any) -> int:
         _, _, indices = _below_subsets(dataset)
         objects = [
             (len(value), name)
-            for name, value in vars(dataset).items()
+            for name, value in getattr(dataset, "__dict__", {}).items()
             if isinstance(value, list | dict) and len(value) > MANY_OBJECTS
         ]
         note(

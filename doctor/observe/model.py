@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
 
 from ..trail import note, trail, user_line
-from .common import CONFIG, fingerprint, fingerprints, local, patch, quietly, state
+from .common import CONFIG, fingerprint, fingerprints, local, optimizers, patch, quietly, state
 
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
@@ -42,6 +43,10 @@ class Models:
     """lines of the backward passes since the last update"""
     zeroed: set[int] = field(default_factory=set)
     """optimizers of which the gradients were zero before a backward pass since their last update"""
+    added: set[int] = field(default_factory=set)
+    """optimizers to whose old gradients a backward pass has added since their last update"""
+    sizes: dict[int, float] = field(default_factory=dict)
+    """of each optimizer: the size of its first gradients after the last backward pass"""
     factors: list[tuple[str, int, float]] = field(default_factory=list)
     """of each loss since the last update: its line, its samples, and how much a sample counts"""
     graphs: list[tuple["weakref.ref[Alive]", str]] = field(default_factory=list)
@@ -264,25 +269,20 @@ def _follow(out: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) ->
 def _backward(own: Callable[..., None]) -> Callable[..., None]:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         note_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
+        before = gradient_sizes() or {}
         state.in_backward = True
         try:
             own(tensors, *args, **kwargs)
         finally:
             state.in_backward = False
+        note_gradients(before)
 
     return backward
 
 
 @quietly
 def note_backward(loss: torch.Tensor, at: str) -> None:
-    """Remember a backward pass, which gradients were zero before it, and whether its graph stays in memory."""
-    from .optimizer import optimizers
-
-    for number, known in optimizers.known.items():
-        if number not in models.zeroed and (optimizer := known()):
-            parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-            if not any(float(local(p.grad).abs().sum()) for p in itertools.islice(parameters, 5)):
-                models.zeroed.add(number)
+    """Remember a backward pass, and whether its graph stays in memory."""
     models.backwards.append(at)
     token, node = Alive(), loss.grad_fn
     models.graphs.append((weakref.ref(token), at))
@@ -293,10 +293,33 @@ def note_backward(loss: torch.Tensor, at: str) -> None:
         node = node.next_functions[0][0] if node.next_functions else None
 
 
+def sizes_now() -> dict[int, float]:
+    """Return the size of the gradients of each optimizer."""
+    return {number: gradient_size(one) for number, known in optimizers.known.items() if (one := known())}
+
+
+gradient_sizes = quietly(sizes_now)
+
+
+def gradient_size(optimizer: Optimizer) -> float:
+    """Return the sum of the absolute values of the first five gradients, of the parts that this rank has."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    return sum(float(local(p.grad).double().abs().sum()) for p in itertools.islice(parameters, 5))
+
+
+@quietly
+def note_gradients(before: dict[int, float]) -> None:
+    """Remember which gradients were zero before a backward pass, to which old ones it has added, and their sizes."""
+    models.sizes = sizes_now()
+    for number, size in before.items():
+        if size == 0:
+            models.zeroed.add(number)
+        elif models.sizes.get(number) != size:
+            models.added.add(number)
+
+
 def finish() -> None:
     """Log which trainable parameters are in no optimizer, and the number of samples of the models."""
-    from .optimizer import optimizers
-
     for number, model in enumerate(models.known):
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         orphans = [name for name, p in trainable if id(p) not in optimizers.held]

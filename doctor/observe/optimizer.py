@@ -5,7 +5,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,35 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..trail import note, trail, user_line
-from .common import CONFIG, local, patch, quietly, state, sums
-from .model import models, name_parameters
+from .common import CONFIG, local, optimizers, patch, quietly, state, sums
+from .model import gradient_size, models, name_parameters
 
 MOST_PARAMETERS = 600
 FIRST = 16
 """first updates of an optimizer that are logged with all sums; of the others, every tenth is"""
 LOW_PRECISION = (torch.bfloat16, torch.float16)
-
-
-@dataclass
-class Optimizers:
-    """The optimizers of this process."""
-
-    known: dict[int, "weakref.ref[Optimizer]"] = field(default_factory=dict)
-    held: set[int] = field(default_factory=set)
-    """ids of the parameters in all of them"""
-    updates: dict[int, int] = field(default_factory=dict)
-    depth: int = 0
-    """steps that are being taken: one optimizer can call another one"""
-    scaled: bool = False
-    """whether the gradients are multiplied by the factor of a GradScaler"""
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """weights in 16 bits, and their values before the update"""
-    waits: dict[str, int] = field(default_factory=dict)
-    """operations since the last update that make the CPU wait for a GPU, with their lines"""
-    schedulers: list[tuple[Any, str]] = field(default_factory=list)
-
-
-optimizers = Optimizers()
 
 
 def install() -> None:
@@ -94,9 +71,25 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         lr=[float(group["lr"]) for group in optimizer.param_groups],
         state=len(optimizer.state),
         dtypes=sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
+        factor=_ratio(gradient_size(optimizer), models.sizes.get(number)),
+        others=_weights_of_others(),
     )
     low = [p for p in parameters if p.dtype in LOW_PRECISION and p.grad is not None][:8]
     optimizers.copies = [(p, local(p).flatten()[:4096].clone()) for p in low]
+
+
+def _ratio(now: float, before: float | None) -> float | None:
+    return now / before if before else None
+
+
+def _weights_of_others() -> dict[int, list[float]]:
+    """Return the sum of the weights, and of their absolute values, of each model of which no weight is trained."""
+    found = {}
+    for number, model in enumerate(models.known):
+        parts = [] if any(id(p) in optimizers.held for p in model.parameters()) else [*map(sums, model.parameters())]
+        if parts and all(parts):
+            found[number] = [sum(part[k] for part in parts if part) for k in (0, 1)]
+    return found
 
 
 def _after_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
@@ -133,7 +126,7 @@ def note_after(optimizer: Optimizer) -> None:
         parameters=len(parameters),
         foreign=sum(id(p) not in models.names for p in parameters),
         backwards=models.backwards,
-        zeroed=_number_of(optimizer) in models.zeroed,
+        added=_number_of(optimizer) in models.added - models.zeroed,
         factors=models.factors,
         waits=optimizers.waits,
         graphs=len(alive),
@@ -144,6 +137,7 @@ def note_after(optimizer: Optimizer) -> None:
     models.backwards, models.factors, optimizers.waits, optimizers.copies = [], [], {}, []
     optimizers.scaled = False
     models.zeroed.discard(_number_of(optimizer))
+    models.added.discard(_number_of(optimizer))
 
 
 def wait_for_the_end(how: str) -> None:

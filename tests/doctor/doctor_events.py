@@ -52,9 +52,9 @@ def _events(rank: int, world: int, samples: dict[str, list[int]]) -> list[Event]
         for i in range(STEPS):
             call(43, TRAIN, True, [1000 * epoch + 10 * i + rank, 1000 * epoch + 10 * i + rank + 5])
             add("gradients", 45, optimizer=0, count=step, closure=False, lr=[0.1 - 0.01 * step], state=3 if step else 0,
-                gradients={name: [0.5, 1.0 + step] for name in NAMES}, dtypes=["float32"],
+                gradients={name: [0.5, 1.0 + step] for name in NAMES}, dtypes=["float32"], factor=1.0, others={},
                 weights={name: [0.1 * step, 2.0 + step] for name in NAMES})  # fmt: skip
-            add("update", 45, optimizer=0, parameters=3, foreign=0, backwards=[at(44)], zeroed=True, graphs=1,
+            add("update", 45, optimizer=0, parameters=3, foreign=0, backwards=[at(44)], added=False, graphs=1,
                 graph_at=at(44), factors=[[at(44), 2, 0.5]], waits={})  # fmt: skip
             step += 1
         one_pass(VAL, 50, f"v{rank}_{epoch}", list(range(rank, SAMPLES, world)), 1)

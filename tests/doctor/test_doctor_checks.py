@@ -215,9 +215,24 @@ def local_norm(run: Run) -> None:
     add(run, "clip", 44, scaled=False, plain=True)
 
 
+@faulty("clip_local", "FAULT", 45)
+def own_clipping_of_a_part(run: Run) -> None:
+    change(run, "model", sharded=True)
+    change(run, "gradients", (1,), factor=0.9)
+
+
+@faulty("teachers_agree", "FAULT", 60)
+def average_on_rank_0_only(run: Run) -> None:
+    for rank in run.ranks:
+        for e in rank.all("gradients"):
+            e["others"] = {"7": [1.0 + e["count"] * (1 - rank.number), 2.0]}
+        calls = [e | {"model": 7, "grad": False, "at": at(60), "loader": None} for e in rank.all("forward", train=True)]
+        rank.events.extend(calls)
+
+
 @faulty("gradients_zeroed", "FAULT", 45)
 def no_zero_grad(run: Run) -> None:
-    change(run, "update", zeroed=False)
+    change(run, "update", added=True)
 
 
 @faulty("accumulation", "COST", 44)
