@@ -8,6 +8,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     spawn       mp.spawn is called
     loader      a DataLoader was made: loader (its line and number), workers, persistent, sampler, batch_size,
                 drop_last, iterable, dataset (class)
+    split       random_split is called
     dataset     a data set is seen first: dataset (number), cls, size, file (of a subset: its samples), objects (length
                 and name of the longest list in it)
     pass        a pass of a loader begins: loader, workers; if the samples have numbers: dataset, base (the data set
@@ -16,6 +17,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
                 the states that they had before)
     model       a model is called first: model (number), cls, parameters, sharded, fsdp1, mesh_dims, local_norms
+    empty       a model got memory that holds anything: to_empty()
     ddp         DistributedDataParallel was made: cls, frozen (number of parameters)
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
                 and batch norm in training mode), samples, rows (a number for each input sample), rng, buffers; ddp and

@@ -90,6 +90,7 @@ def held_out(run: Run) -> Iterator[Finding]:
     need(bases, "training and validation samples come from different data sets, or have no numbers")
     for base in sorted(bases):
         common, at = len(trained[base][0] & validated[base][0]), validated[base][1]
+        at = next((e["at"] for e in run.first.all("split")), at)
         text = f"{common} of {len(validated[base][0])} validated samples are trained on by some rank"
         if common > 0.9 * len(validated[base][0]):
             yield hint(at, text, "if this is not the training accuracy: split the data first")

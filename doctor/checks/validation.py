@@ -129,7 +129,7 @@ def training_mode(run: Run) -> Iterator[Finding]:
 def validation_statistics(run: Run) -> Iterator[Finding]:
     """The running means come from each rank's own samples; a checkpoint has those of one rank only."""
     calls = run.together("forward", grad=False, train=False)
-    need(calls, NO_VALIDATION)
+    need(calls, "no validation in evaluation mode was seen")
     with_statistics = [events for events in calls if all(e.get("buffers") for e in events)]
     different = [events for events in with_statistics if len({tuple(e["buffers"]) for e in events}) > 1]
     shared = [parts for _, parts in _first_passes(run) if len(parts) == run.world]

@@ -98,7 +98,7 @@ def teachers_agree(run: Run) -> Iterator[Finding]:
     """A teacher or an average of the weights that only one rank updates gives the ranks different targets."""
     need(not run.sharded and not run.model_parallel, "the ranks have different parts of the weights")
     steps = [events for events in run.aligned("gradients") if all(e["others"] for e in events)]
-    need_use(steps, "a second model, without an optimizer")
+    need_use(steps, "a model that is in no optimizer")
     for number in steps[0][0]["others"]:
         calls = [[e for e in rank.all("forward") if str(e["model"]) == number] for rank in run.ranks]
         if min(map(len, calls)) < len(run.first.all("update")) / 2:
@@ -204,9 +204,13 @@ def finite(run: Run) -> Iterator[Finding]:
             text = (
                 f"before update {e['step'] + 1}, {len(bad)} of {len(e['weights'])} weights are not finite ({some(bad)})"
             )
-            fix = "look for the first loss that is not finite: learning rate, damaged samples, fp16 without a scaler"
-            uninitialized = "initialize all weights (to_empty leaves what the memory held)"
-            yield fault(e["at"], text, fix if e["step"] else uninitialized)
+            empty = run.first.all("empty")[:1] if e["step"] == run.first.all("gradients")[0]["step"] else []
+            if empty:
+                fix = "initialize the weights of all layers after to_empty()"
+                yield fault(empty[0]["at"], f"to_empty() left weights that nothing initialized: {text}", fix)
+            else:
+                fix = "look for the first loss that is not finite: learning rate, damaged samples, fp16 without a scaler"
+                yield fault(e["at"], text, fix)
             return
 
 

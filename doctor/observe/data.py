@@ -45,6 +45,7 @@ def install() -> None:
 
     data.DataLoader._index_sampler = property(index_sampler)
     patch(data.DataLoader, "__init__", _loader_init)
+    patch(data, "random_split", _split, data.dataset)
     iterators = data.dataloader._BaseDataLoaderIter
     patch(iterators, "__init__", _iterator_init)
     patch(iterators, "_reset", _iterator_reset)
@@ -78,6 +79,14 @@ class ShortSampler:
             yield from plan[: CONFIG.batches - 1] + plan[-1:]
         else:
             yield from itertools.chain(plan, rest)
+
+
+def _split(own: Callable[..., list]) -> Callable[..., list]:
+    def split(dataset: Any, *args: Any, **kwargs: Any) -> list:
+        note("split", at=user_line())
+        return own(dataset, *args, **kwargs)
+
+    return split
 
 
 def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
