@@ -1,0 +1,96 @@
+"""Which faults of the exercises does the doctor find without knowing them? Runs it on each faulty script, and stores a table.
+
+    python tests/doctor/exercises.py              # all exercises: about half an hour on two cores
+    python tests/doctor/exercises.py held_out     # one of them, with the doctor's report
+
+The doctor gets the command of the exercise's own page, of which it runs two epochs with all provocations. A fault
+counts as found if a finding names a line that the fix changes, or one at most three lines from there.
+"""
+
+import difflib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+from clinic.catalogue import Exercise, exercises  # noqa: E402
+from lab import results  # noqa: E402
+
+NEAR = 3
+"""lines"""
+VALUES = {"$workers": "2", "$digits": "640", "$precision": "fp16"}
+"""of the variables of loops on the pages"""
+
+
+def flags_of(exercise: Exercise) -> list[str]:
+    """Return the flags of the last command on the exercise's page that starts its script."""
+    page = (exercise.folder / "README.md").read_text().replace("\\\n", " ")
+    command = re.findall(rf"{exercise.file.name} (--[^\n|;&>]*)", page)[-1].split()
+    flags = dict(zip(command[::2], command[1::2], strict=False))
+    for flag in ("--run_dir", "--resume", "--trace", "--monitor"):
+        flags.pop(flag, None)
+    flags.setdefault("--epochs", "2")
+    return [VALUES.get(word, word) for pair in flags.items() for word in pair]
+
+
+def changed_lines(exercise: Exercise) -> set[int]:
+    """Return the lines of the faulty script that its fix changes."""
+    faulty, fixed = exercise.faulty().splitlines(), exercise.fixed().splitlines()
+    blocks = difflib.SequenceMatcher(None, faulty, fixed, autojunk=False).get_opcodes()
+    return {line for kind, i, j, _, _ in blocks if kind != "equal" for line in range(i + 1, max(j, i + 1) + 1)}
+
+
+def diagnose(exercise: Exercise, copy: Path, as_text: bool) -> dict:
+    """Return the doctor's report on the faulty script, which is run in a copy of the workshop."""
+    script = copy / exercise.file.relative_to(REPOSITORY)
+    script.write_text(exercise.faulty())
+    how = ["--thorough", "--resume", "--resume true", "--seconds", "120", *([] if as_text else ["--json"])]
+    command = [sys.executable, copy / "doctor/run.py", *how, script.name, *flags_of(exercise), "--run_dir", "runs/it"]
+    environment = os.environ | {"PYTHONPATH": str(copy), "WORKSHOP_DATA": str(copy / "data")}
+    done = subprocess.run(command, cwd=script.parent, env=environment, text=True, stdout=subprocess.PIPE)
+    if as_text:
+        print(done.stdout)
+        return {"findings": []}
+    return json.loads(done.stdout)
+
+
+def row_of(exercise: Exercise, report: dict) -> list[str]:
+    """Return what the doctor found: the kind of the finding at the fault's line, its check, and what else there is."""
+    near = {line + step for line in changed_lines(exercise) for step in range(-NEAR, NEAR + 1)}
+    hits, others = [], []
+    for finding in report["findings"]:
+        file, _, line = finding["at"].rpartition(":")
+        at_fault = Path(file).name == exercise.file.name and int(line) in near
+        (hits if at_fault else others).append(f"{finding['kind']} `{finding['check']}`")
+    return [exercise.lesson.name[:2], f"`{exercise.name}`", ", ".join(hits) or "not found", ", ".join(others)]
+
+
+def main() -> None:
+    """Diagnose the exercises that are named, or all."""
+    wanted = [exercise for exercise in exercises() if exercise.name in sys.argv[1:] or not sys.argv[1:]]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "workshop"
+        shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "tests"))
+        for name in ("mnist", "cifar10"):
+            subprocess.run([sys.executable, copy / "data/prepare.py", name, "--synthetic"], check=True, cwd=copy)
+        rows = [row_of(exercise, diagnose(exercise, copy, as_text=bool(sys.argv[1:]))) for exercise in wanted]
+    if not sys.argv[1:]:
+        found = sum(row[2] != "not found" for row in rows)
+        results.store(
+            "doctor_exercises",
+            title=f"The doctor on the faulty scripts of the exercises: {found} of {len(rows)} found",
+            columns=["lesson", "exercise", "at the line of the fault", "elsewhere"],
+            rows=rows,
+            command="python tests/doctor/exercises.py",
+        )
+
+
+if __name__ == "__main__":
+    main()
