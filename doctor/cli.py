@@ -38,7 +38,10 @@ def parser() -> argparse.ArgumentParser:
     add = it.add_argument
     add("script", metavar="SCRIPT", nargs="?", help="the training script")
     add(
-        "args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments; {rank} stands for the number of the rank"
+        "args",
+        metavar="ARGS",
+        nargs=argparse.REMAINDER,
+        help="its arguments; {rank} and {node} stand for the number of the rank, and of its node",
     )
     how = it.add_argument_group("how it is run")
     add = how.add_argument

@@ -6,8 +6,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     process     first in each process: pid, parent, rank (variable RANK), argv
     init        a process group was made: rank, world_size, seed
     spawn       mp.spawn is called
-    loader      a DataLoader was made: loader (its line and number), workers, persistent, sampler, batch_size,
-                drop_last, iterable, dataset (class)
+    loader      a DataLoader was made: loader (its line and number), workers, persistent, sampler, sampler_at (line
+                of a DistributedSampler), batch_size, drop_last, iterable, dataset (class)
     split       random_split is called
     dataset     a data set is seen first: dataset (number), cls, size, file (of a subset: its samples), objects (length
                 and name of the longest list in it)
@@ -16,7 +16,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     batch       a loader gave a batch: loader, wait (seconds)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
                 the states that they had before)
-    model       a model is called first: model (number), cls, parameters, sharded, fsdp1, mesh_dims, local_norms
+    model       a model is called first: model (number), cls, made (line), parameters, sharded, fsdp1, mesh_dims,
+                local_norms
     empty       a model got memory that holds anything: to_empty()
     ddp         DistributedDataParallel was made: cls, frozen (number of parameters)
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout

@@ -251,11 +251,12 @@ def _communicate_with_gloo() -> None:
         kwargs = {key: value for key, value in kwargs.items() if key not in ("device_id", "pg_options")}
         return (("gloo", *args[1:]), kwargs) if args else ((), kwargs | {"backend": "gloo"})
 
-    changed(dist, "init_process_group", gloo, c10d)
-    changed(dist, "new_group", without("backend", "pg_options", "device_id", keep=2), c10d)
+    import torch.distributed.device_mesh as device_mesh
+
+    changed(dist, "init_process_group", gloo, c10d, device_mesh)
+    changed(dist, "new_group", without("backend", "pg_options", "device_id", keep=2), c10d, device_mesh)
     changed(dist, "barrier", without("device_ids", keep=2), c10d)
     _average_with_gloo(c10d)
-    import torch.distributed.device_mesh as device_mesh
 
     def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return (("cpu", *args[1:]), kwargs) if args else (args, kwargs | {"device_type": "cpu"})

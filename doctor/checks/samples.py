@@ -78,7 +78,8 @@ def same_order(run: Run) -> Iterator[Finding]:
             yield hint(kind[0], text, "shuffle=True, or a sampler that shuffles")
         else:
             text = f"epochs 1 and 2 have the same order of the {len(orders[0])} samples (sampler: {kind[3]})"
-            yield fault(events[1]["at"], text, "call sampler.set_epoch(epoch) before each epoch")
+            at = run.made(events[1]["loader"]).get("sampler_at") or events[1]["at"]
+            yield fault(at, text, "call set_epoch(epoch) of this sampler before each epoch")
     need(judged, ONE_EPOCH)
 
 

@@ -34,8 +34,8 @@ def clip_local(run: Run) -> Iterator[Finding]:
     apart = [events for events in steps if max(e["factor"] for e in events) > 1.001 * min(e["factor"] for e in events)]
     if len(apart) > 1 and not plain:
         text = (
-            f"before {len(apart)} of {len(steps)} updates, each rank multiplied its part of the gradients by a factor of "
-            f"its own ({', '.join(format(e['factor'], '.3g') for e in apart[0])} in the first of them)"
+            f"before {len(apart)} of {len(steps)} updates, each rank multiplied its part of the gradients by a factor "
+            f"of its own ({', '.join(format(e['factor'], '.3g') for e in apart[0])} in the first of them)"
         )
         fix = "clip by the norm over all ranks: clip_grad_norm_(model.parameters(), ...), or all-reduce the squares"
         yield fault(apart[0][0]["at"], text, fix)
@@ -56,7 +56,7 @@ def gradients_zeroed(run: Run) -> Iterator[Finding]:
         if all(e["added"] for e in updates):
             yield fault(
                 updates[0]["at"],
-                f"in all {len(updates)} updates that were compared, backward added to the gradients of the update before",
+                f"in all {len(updates)} compared updates, backward added to the gradients of the update before",
                 "optimizer.zero_grad() after each update",
             )
             return

@@ -11,7 +11,9 @@ def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
     """Return the first pass of each validation: which loader, and the event of each rank."""
     epochs = run.epochs(run.validating)
     need(epochs, NO_VALIDATION)
-    found = [(kind, passes[0]) for kind, passes in epochs.items() if kind[2] and all("file" in e for e in passes[0].values())]
+    found = [
+        (kind, passes[0]) for kind, passes in epochs.items() if kind[2] and all("file" in e for e in passes[0].values())
+    ]
     need(found, "the samples of the validation have no numbers")
     return found
 

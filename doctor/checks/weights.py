@@ -74,15 +74,17 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             f"exchanges their gradients: {evidence}",
             "unfreeze first, then wrap; or wrap again after unfreezing",
         )
+    models = {e["model"]: e.get("made", e["at"]) for e in run.first.all("model")}
+    model_at = models.get(calls[0]["model"], calls[0]["at"]) if calls else events[0]["at"]
     if not wrapped and differing(first, "weights"):
         return fault(
-            calls[0]["at"] if calls else events[0]["at"],
+            model_at,
             f"each rank begins with other weights, and no wrapper gives all of them those of rank 0: {evidence}",
             "wrap the model in DistributedDataParallel and call the wrapped one",
         )
     if not wrapped:
         return fault(
-            calls[0]["at"] if calls else events[0]["at"],
+            model_at,
             f"the model is not wrapped, and its gradients are not averaged: {evidence}",
             "wrap the model in DistributedDataParallel and call the wrapped one",
         )
@@ -209,7 +211,7 @@ def finite(run: Run) -> Iterator[Finding]:
                 fix = "initialize the weights of all layers after to_empty()"
                 yield fault(empty[0]["at"], f"to_empty() left weights that nothing initialized: {text}", fix)
             else:
-                fix = "look for the first loss that is not finite: learning rate, damaged samples, fp16 without a scaler"
+                fix = "look for the first loss that is not finite: learning rate, damaged samples, fp16 without scaler"
                 yield fault(e["at"], text, fix)
             return
 

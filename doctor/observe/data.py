@@ -45,6 +45,7 @@ def install() -> None:
 
     data.DataLoader._index_sampler = property(index_sampler)
     patch(data.DataLoader, "__init__", _loader_init)
+    patch(data.DistributedSampler, "__init__", _sampler_init)
     patch(data, "random_split", _split, data.dataset)
     iterators = data.dataloader._BaseDataLoaderIter
     patch(iterators, "__init__", _iterator_init)
@@ -89,6 +90,21 @@ def _split(own: Callable[..., list]) -> Callable[..., list]:
     return split
 
 
+def _sampler_init(own: Callable[..., None]) -> Callable[..., None]:
+    def init(sampler: data.DistributedSampler, *args: Any, **kwargs: Any) -> None:
+        own(sampler, *args, **kwargs)
+        sampler.__dict__["_doctor_at"] = user_line()
+
+    return init
+
+
+def _made(loader: data.DataLoader) -> str | None:
+    """Return the line where the DistributedSampler of a loader was made, if it has one."""
+    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    places = (getattr(sampler, "_doctor_at", None) for sampler in samplers)
+    return next((place for place in places if place and place != "?"), None)
+
+
 def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
     def init(loader: data.DataLoader, *args: Any, **kwargs: Any) -> None:
         own(loader, *args, **kwargs)
@@ -103,6 +119,7 @@ def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
             workers=loader.num_workers,
             persistent=loader.persistent_workers,
             sampler=type(loader.sampler).__name__,
+            sampler_at=_made(loader),
             batch_size=loader.batch_size,
             drop_last=bool(loader.drop_last),
             iterable=loader._dataset_kind == ITERABLE,

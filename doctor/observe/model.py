@@ -2,6 +2,8 @@
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import itertools
+import os
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,7 +64,9 @@ class Alive:
 def install() -> None:
     """Observe calls of models, dropout, batch norm, losses, and backward."""
     nn.Module.__call__ = _call(nn.Module.__call__)  # type: ignore[method-assign]
+    patch(nn.Module, "__init__", _module_init)
     patch(DistributedDataParallel, "__init__", _wrap_ddp)
+    patch(nn.Module, "to_empty", _to_empty)
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
         patch(nn.functional, name, _random_layer(2, "p", 0.5))
     patch(nn.functional, "batch_norm", _random_layer(5, "", 1.0))
@@ -70,6 +74,24 @@ def install() -> None:
     for name in ("cross_entropy", "nll_loss"):
         patch(nn.functional, name, _loss)
     patch(torch.autograd, "backward", _backward)
+
+
+def _module_init(own: Callable[..., None]) -> Callable[..., None]:
+    """Remember the line of the script that makes a module: not one of the module's own __init__."""
+
+    def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        own(module, *args, **kwargs)
+        frame: Any = sys._getframe(1)
+        while frame and (not trail.kind_of(frame.f_code.co_filename) or _is_init_of(frame, module)):
+            frame = frame.f_back
+        if frame:
+            module.__dict__["_doctor_made"] = f"{os.path.abspath(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+    return init
+
+
+def _is_init_of(frame: Any, module: nn.Module) -> bool:
+    return frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is module
 
 
 def _call(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,7 +144,8 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
         models.numbers[id(core)] = len(models.numbers)
         models.known.append(core)
         name_parameters()
-        note("model", model=models.numbers[id(core)], at=at, **_kind_of(core))
+        made = core.__dict__.get("_doctor_made", at)
+        note("model", model=models.numbers[id(core)], at=at, made=made, **_kind_of(core))
     event: dict[str, object] = {
         "model": models.numbers[id(core)],
         "cls": type(core).__name__,
@@ -199,6 +222,21 @@ def _wrap_ddp(own: Callable[..., None]) -> Callable[..., None]:
         note("ddp", at=at, cls=type(module).__name__, frozen=frozen)
 
     return init
+
+
+def _to_empty(own: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Let memory that holds anything hold NaN, so that what is never initialized is always seen."""
+
+    def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        module = own(module, *args, **kwargs)
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.is_floating_point() and not tensor.is_meta:
+                    local(tensor).fill_(float("nan"))
+        note("empty", at=user_line())
+        return module
+
+    return to_empty
 
 
 def _random_layer(position: int, rate_name: str, default: float) -> Callable[[Callable], Callable]:

@@ -44,7 +44,18 @@ def _events(rank: int, world: int, samples: dict[str, list[int]]) -> list[Event]
             drop_last=False, iterable=False, dataset="Images")  # fmt: skip
         add("dataset", 10 * (number + 1), dataset=number, size=SAMPLES, cls="Images", file=None, objects=None)
     add("ddp", 30, cls="Net", frozen=0)
-    add("model", 40, model=0, cls="Net", parameters=3, sharded=False, fsdp1=False, mesh_dims=0, local_norms=0)
+    add(
+        "model",
+        40,
+        model=0,
+        cls="Net",
+        made=at(29),
+        parameters=3,
+        sharded=False,
+        fsdp1=False,
+        mesh_dims=0,
+        local_norms=0,
+    )
     add("dropout", 41, p=0.1)
     for epoch in range(EPOCHS):
         order = [(5 * number + epoch) % SAMPLES for number in range(SAMPLES)]

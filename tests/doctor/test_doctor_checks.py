@@ -134,7 +134,7 @@ def unfrozen_after_wrapping(run: Run) -> None:
     change(run, "ddp", frozen=2)
 
 
-@faulty("weights_agree", "FAULT", 43)
+@faulty("weights_agree", "FAULT", 29)
 def never_wrapped(run: Run) -> None:
     make_weights_differ(run)
     for rank in run.ranks:
