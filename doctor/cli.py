@@ -257,6 +257,8 @@ def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder:
     if after > updates:
         return
     yield run_once(replace(plan, name="stopped", settings=plan.settings | {"stop_after": after}), folder)
+    if options.keep:  # the next run needs the same folder, because the checkpoint is in it
+        shutil.copytree(folder, folder.with_name("run8"), ignore=shutil.ignore_patterns("files", "removed", "tmp"))
     args = [*plan.args, *shlex.split(options.resume or "")]
     yield run_once(replace(plan, name="stopped and resumed", compared="resumed", args=args), folder)
 

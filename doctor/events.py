@@ -25,8 +25,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 sync, or inside (line of the DistributedDataParallel that has this module)
     dropout     the first dropout in training: p
     gradients   before an update: optimizer, count, closure, gradients and weights (name: sum, sum of absolute values),
-                lr, state (number of entries), dtypes, factor (size of the gradients, divided by that after
-                backward), others (sums of the weights of models that are in no optimizer)
+                lr, state (number of entries), scaler (state of a GradScaler), dtypes, factor (size of the gradients,
+                divided by that after backward), others (sums of the weights of models that are in no optimizer)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 added (backward added to the gradients of the update before), factors (line, samples, weight of
                 a sample), waits (line and operation: count), graphs, graph_at, low_same and low_all (numbers of weights

@@ -56,7 +56,7 @@ def guess_launcher(script: Path) -> tuple[str, bool]:
     if not re.search(PARALLEL, "".join(file.read_text(errors="replace") for file in nearby(script))):
         return "single", False
     starts_itself = re.search(r"\bspawn\(|start_processes\(", text)
-    reads_torchrun = re.search(r"""["'](LOCAL_)?RANK["']""", text)
+    reads_torchrun = re.search(r"""["'](LOCAL_)?RANK["'](?!\]\s*=[^=])""", text)  # and does not only set it
     if starts_itself and not reads_torchrun:
         return "spawn", False
     if re.search(r"SLURM_(PROCID|LOCALID)", text) and not reads_torchrun:
@@ -282,7 +282,7 @@ def watch(ranks: Ranks, seconds: float, progress: Callable[[str], None]) -> str:
             return "time"
         if activity != (activity := ranks.activity()):
             moved = now
-        elif can_see_idle and steps and not waiting and now - moved > IDLE:
+        elif can_see_idle and not waiting and now - moved > (IDLE if steps else 3 * IDLE):  # it may download at first
             return "hang"
 
 

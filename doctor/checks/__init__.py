@@ -80,13 +80,10 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
 
 def once(findings: Iterable[Finding]) -> list[Finding]:
     """Leave out findings that an earlier run has shown already."""
-    seen, kept = set(), []
-    for finding in findings:
-        key = finding.check, finding.at
-        if key not in seen:
-            seen.add(key)
-            kept.append(finding)
-    return kept
+    shown_by: dict[tuple[str, str], str] = {}
+    return [
+        finding for finding in findings if shown_by.setdefault((finding.check, finding.at), finding.run) == finding.run
+    ]
 
 
 def with_causes(findings: list[Finding]) -> list[Finding]:

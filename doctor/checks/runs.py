@@ -15,7 +15,8 @@ def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
     saves = [e for rank in stopped.ranks for e in rank.all("save")]
     need(again.ranks and again.any("update"), "the resumed run made no update")
     after = again.first.all("gradients")[0]
-    before = next((e for e in stopped.first.all("gradients") if not differing((e, after), "weights")), None)
+    earlier = stopped.first.all("gradients", optimizer=after["optimizer"])
+    before = next((e for e in earlier if not differing((e, after), "weights")), None)
     if before is None or before["step"] == 0:
         loaded = [e for e in again.first.all("load")]
         need(loaded, "the second run loaded no checkpoint: say with --resume which arguments make it resume")
@@ -33,6 +34,14 @@ def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
             at,
             f"{where}, the learning rate is {after['lr'][0]:.3g}; without the stop it was {before['lr'][0]:.3g}",
             "save scheduler.state_dict(), and load it",
+        )
+    old, new = before.get("scaler"), after.get("scaler")
+    if old and new and old["_growth_tracker"] > 0 == new["_growth_tracker"]:
+        yield fault(
+            at,
+            f"{where}, the GradScaler begins anew: it counted {old['_growth_tracker']} good steps when it was stopped "
+            f"(factor {old['scale']:.6g}), and none now (factor {new['scale']:.6g})",
+            "save scaler.state_dict(), and load it",
         )
     yield from _same_epoch_again(stopped, again, before)
 

@@ -50,6 +50,8 @@ class Optimizers:
     """steps that are being taken: one optimizer can call another one"""
     scaled: bool = False
     """whether the gradients are multiplied by the factor of a GradScaler"""
+    scaler: Any = None
+    """the GradScaler that was used last"""
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """weights in 16 bits, and their values before the update"""
     waits: dict[str, int] = field(default_factory=dict)

@@ -69,7 +69,8 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         gradients={name: None if p.grad is None else sums(p.grad) for name, p in named if p.requires_grad},
         weights={name: sums(p) for name, p in named},
         lr=[float(group["lr"]) for group in optimizer.param_groups],
-        state=len(optimizer.state),
+        state=len(getattr(optimizer, "optim", optimizer).state),  # ZeroRedundancyOptimizer has another one inside
+        scaler=None if optimizers.scaler is None else optimizers.scaler.state_dict(),
         dtypes=sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
         factor=_ratio(gradient_size(optimizer), models.sizes.get(number)),
         others=_weights_of_others(),
@@ -164,7 +165,7 @@ def _scaling(scaled: bool) -> Callable[[Callable], Callable]:
     def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
         def scaling(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             if scaler.is_enabled():
-                optimizers.scaled = scaled
+                optimizers.scaled, optimizers.scaler = scaled, scaler
             return own(scaler, *args, **kwargs)
 
         return scaling

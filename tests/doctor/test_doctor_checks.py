@@ -540,6 +540,21 @@ def test_what_a_resumed_run_has_lost_is_found(field: str, value: object, said: s
     assert (found.kind, found.run) == ("FAULT", "stopped and resumed")
 
 
+def test_a_scaler_that_is_not_saved_is_found() -> None:
+    stopped, again = stopped_and_resumed()
+    for run, first in ((stopped, 0), (again, 4)):
+        for rank in run.ranks:
+            for e in rank.all("gradients"):
+                e["scaler"] = {"scale": 65536.0, "_growth_tracker": e["step"] - first}
+    (found,) = judge([correct_run(), stopped, again]).findings
+    assert "GradScaler begins anew" in found.text
+
+
+def test_a_run_in_which_ranks_wait_for_their_workers_is_not_called_hanging() -> None:
+    run = correct_run(ended="hang", stuck={1000: f"{at(42)} in select", 1001: f"{at(42)} in select"})
+    assert not judge([run]).findings
+
+
 def test_a_resumed_run_that_begins_with_the_first_order_is_found() -> None:
     stopped, again = stopped_and_resumed()
     for rank in again.ranks:
