@@ -17,7 +17,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
                 the states that they had before)
     model       a model is called first: model (number), cls, made (line), parameters, sharded, fsdp1, mesh_dims,
-                local_norms
+                tensor_parallel (sharded, but not by FSDP), local_norms
     empty       a model got memory that holds anything: to_empty()
     ddp         DistributedDataParallel was made: cls, frozen (number of parameters)
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
@@ -148,7 +148,8 @@ class Run:
     @cached_property
     def model_parallel(self) -> bool:
         """Whether ranks have different parts of a model's computation; some of them then rightly share inputs."""
-        return any(e["mesh_dims"] > 1 for rank in self.ranks for e in rank.all("model")) or self.any("message")
+        models = [e for rank in self.ranks for e in rank.all("model")]
+        return any(e["mesh_dims"] > 1 or e.get("tensor_parallel") for e in models) or self.any("message")
 
     @cached_property
     def crashed(self) -> bool:

@@ -56,7 +56,9 @@ def guess_launcher(script: Path) -> tuple[str, bool]:
     if not re.search(PARALLEL, "".join(file.read_text(errors="replace") for file in nearby(script))):
         return "single", False
     starts_itself = re.search(r"\bspawn\(|start_processes\(", text)
-    reads_torchrun = re.search(r"""["'](LOCAL_)?RANK["'](?!\]\s*=[^=])""", text)  # and does not only set it
+    reads_torchrun = re.search(r"""["'](LOCAL_)?RANK["']""", text) and not re.search(
+        r"""["']RANK["']\]\s*=[^=]""", text
+    )
     if starts_itself and not reads_torchrun:
         return "spawn", False
     if re.search(r"SLURM_(PROCID|LOCALID)", text) and not reads_torchrun:

@@ -297,6 +297,7 @@ LIBRARIES = {
     "safetensors": [("safe_open", 0, "r")],
     "safetensors.torch": [("serialize_file", 1, "w"), ("safe_open", 0, "r")],
     "h5py": [("File.__init__", 1, "")],
+    "pyarrow": [("memory_map", 0, "r")],
     "sqlite3": [("connect", 0, "a")],
 }
 """functions of libraries that open files in C: name, position of the path, and mode ("": the next argument)"""

@@ -182,7 +182,8 @@ def is_synced_norm(module: nn.Module) -> bool:
 def _kind_of(core: nn.Module) -> dict[str, object]:
     modules = list(core.modules())
     norms = [m for m in modules if isinstance(m, _BatchNorm)]
-    fsdp = any(type(m).__name__ == "FullyShardedDataParallel" for m in modules)
+    wrappers = {base.__name__ for m in modules for base in type(m).__mro__}
+    fsdp = "FullyShardedDataParallel" in wrappers
     meshes = [p.device_mesh.ndim for p in core.parameters() if hasattr(p, "device_mesh")]
     return {
         "cls": type(core).__name__,
@@ -190,6 +191,7 @@ def _kind_of(core: nn.Module) -> dict[str, object]:
         "fsdp1": fsdp,
         "sharded": fsdp or bool(meshes),
         "mesh_dims": max(meshes, default=0),
+        "tensor_parallel": bool(meshes) and not fsdp and "FSDPModule" not in wrappers,
         "local_norms": sum(not is_synced_norm(m) for m in norms),
     }
 

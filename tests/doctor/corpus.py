@@ -148,7 +148,7 @@ def export(script: Script, repositories: Path | None, root: Path) -> None:
         address = f"https://github.com/{script['repository']}"
         subprocess.run([*git, "fetch", "--quiet", "--depth", "1", address, script["commit"]], check=True)
     parent = str(Path(script["path"]).parent)
-    for paths in ([], [parent.split("/")[0]], [parent]):  # a copy can lack large files of other folders
+    for paths in ([], [parent.split("/")[0]], [parent], ["*.py"]):  # a copy can lack large files of other folders
         archive = subprocess.run([*git, "archive", script["commit"], *paths], check=False, capture_output=True)
         if archive.returncode == 0:
             break

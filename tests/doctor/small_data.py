@@ -6,6 +6,7 @@ and for validation, for example ``SMALL_DATA=40000,10000``; LARGEST_IMAGE sets t
 """
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
+import functools
 import os
 import sys
 from typing import Any
@@ -82,6 +83,7 @@ def replace_weights() -> None:
     """Let models stay as they are initialized, instead of downloading weights."""
     own = torch.nn.Module.load_state_dict
 
+    @functools.wraps(own)
     def load(model: torch.nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
         return None if isinstance(state, NoWeights) else own(model, state, *args, **kwargs)
 
@@ -95,6 +97,7 @@ def make_images_small() -> None:
     for kind in (transforms.RandomResizedCrop, transforms.CenterCrop, transforms.Resize, transforms.RandomCrop):
         own = kind.__init__
 
+        @functools.wraps(own)
         def init(self: Any, size: Any, *args: Any, own: Any = own, **kwargs: Any) -> None:
             small = min(size, LARGEST_IMAGE) if isinstance(size, int) else [min(side, LARGEST_IMAGE) for side in size]
             own(self, small, *args, **kwargs)
@@ -109,7 +112,21 @@ def make_models_small() -> None:
     module._resnet = lambda block, layers, *rest, **kwargs: own(block, [1, 1, 1, 1], *rest, **kwargs)  # type: ignore[attr-defined]
 
 
+def fork_workers() -> None:
+    """Let loaders fork their workers in ranks of mp.spawn too: starting Python anew takes many seconds."""
+    own = torch.utils.data.DataLoader.__init__
+
+    @functools.wraps(own)
+    def init(loader: torch.utils.data.DataLoader, *args: Any, **kwargs: Any) -> None:
+        own(loader, *args, **kwargs)
+        if loader.num_workers and not loader.multiprocessing_context:
+            loader.multiprocessing_context = "fork"
+
+    torch.utils.data.DataLoader.__init__ = init  # type: ignore[method-assign]
+
+
 replace_data()
 replace_weights()
+fork_workers()
 make_models_small()
 make_images_small()

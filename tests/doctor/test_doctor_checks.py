@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
 
 from doctor.checks import CHECKS, judge
 from doctor.events import Run
+from doctor.launch import guess_launcher
 
 FAULTS: dict[str, tuple[str, int, Callable[[Run], object]]] = {}
 """for each check: kind of the finding, line, and what makes the events faulty"""
@@ -582,3 +584,30 @@ def test_only_faults_count_under_a_provocation() -> None:
     validation_padded(provoked)
     (found,) = judge([correct_run(), provoked]).findings
     assert found.run == "with uneven data"
+
+
+def test_tensor_parallel_ranks_may_have_the_same_inputs() -> None:
+    run = correct_run()
+    same_inputs_without_loader(run)
+    change(run, "model", sharded=True, mesh_dims=1, tensor_parallel=True)
+    assert not judge([run]).faults
+
+
+# how a script is started
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher"),
+    [
+        ('dist.init_process_group("gloo")', "torchrun"),
+        ('rank = int(os.environ["RANK"]); dist.init_process_group("gloo")', "torchrun"),
+        ('rank = int(os.environ["SLURM_PROCID"]); dist.init_process_group("gloo", rank=rank)', "srun"),
+        ('os.environ["RANK"] = os.environ["SLURM_PROCID"]; rank = int(os.environ["RANK"])', "srun"),
+        ('os.environ["RANK"] = str(rank); mp.spawn(main, nprocs=2)', "spawn"),
+        ("model(x).backward()", "single"),
+    ],
+)
+def test_the_launcher_is_guessed_from_the_script(tmp_path: Path, text: str, launcher: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert guess_launcher(script)[0] == launcher
