@@ -202,7 +202,9 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
     better = other_launcher(usual, plan)
     if options.launcher == "auto" and better:
         plan = replace(plan, launcher=better)
-    wants_all = any(e["type"] == "StopIteration" or "StopIteration" in e["text"] for _, e in report.errors(usual))
+    wants_all = usual.any("pass", again=True) or any(
+        e["type"] == "StopIteration" or "StopIteration" in e["text"] for _, e in report.errors(usual)
+    )
     if wants_all:  # it counts on len(loader) batches
         plan = replace(plan, settings=plan.settings | {"batches": 0})
     if wants_all or (options.launcher == "auto" and better):

@@ -13,6 +13,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 and name of the longest list in it)
     pass        a pass of a loader begins: loader, workers; if the samples have numbers: dataset, base (the data set
                 below all subsets), batches, file
+                again (the script counts batches itself, and begins this pass in the middle of its epoch)
     batch       a loader gave a batch: loader, wait (seconds)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
                 the states that they had before)
@@ -41,7 +42,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), parts
                 (optimizer, scheduler, scaler)
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
-    schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for)
+    schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
     error       an exception ends the process: type, text, inner (innermost line)
     end         how: end, error, enough, stopped, spawn
     doctor_failed   the doctor itself: text

@@ -125,6 +125,7 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
             "SLURM_NNODES": str(plan.nodes),
             "SLURM_JOB_NUM_NODES": str(plan.nodes),
             "SLURM_JOB_ID": "1",
+            "SLURM_JOBID": "1",
             "SLURM_GPUS_ON_NODE": str(per_node),
             "SLURM_NTASKS_PER_NODE": str(per_node),
             "SLURM_CPUS_PER_TASK": "1",

@@ -27,7 +27,12 @@ def _equal(one: list[float] | None, other: list[float] | None) -> bool:
     return all(a == b or abs(a - b) <= TOLERANCE * max(one[1], other[1]) for a, b in zip(one, other, strict=True))
 
 
-@check("Gradients and weights are the same on all ranks.", exercise="03_ddp/exercises/bare_model", ranks=True)
+@check(
+    "Gradients and weights are the same on all ranks.",
+    exercise="03_ddp/exercises/bare_model",
+    after=("learning_rates_agree",),
+    ranks=True,
+)
 def weights_agree(run: Run) -> Iterator[Finding]:
     """Data parallel training is one model on all ranks: otherwise each rank trains its own, on its part of the data.
 
@@ -123,8 +128,9 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
     for events in steps:
         if len({tuple(e["lr"]) for e in events}) > 1:
             rates = ", ".join(f"{e['lr'][0]:.3g}" for e in events)
+            schedules = [e for rank in run.ranks for e in rank.all("schedule") if "stepped_at" in e]
             yield fault(
-                events[0]["at"],
+                max(schedules, key=lambda e: e["steps"])["stepped_at"] if schedules else events[0]["at"],
                 f"before update {events[0]['step'] + 1}, the learning rates of the ranks are {rates}",
                 "call scheduler.step() on all ranks, equally often",
             )

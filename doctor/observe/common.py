@@ -57,6 +57,8 @@ class Optimizers:
     waits: dict[str, int] = field(default_factory=dict)
     """operations since the last update that make the CPU wait for a GPU, with their lines"""
     schedulers: list[tuple[Any, str]] = field(default_factory=list)
+    schedule_lines: dict[int, str] = field(default_factory=dict)
+    """by the ids of schedulers: the line of the last step"""
 
 
 optimizers = Optimizers()

@@ -3,6 +3,7 @@
 
 import itertools
 import os
+import sys
 import time
 import zlib
 from array import array
@@ -75,8 +76,9 @@ class ShortSampler:
     def __iter__(self) -> Iterator[Any]:
         rest = iter(self.sampler)
         plan = list(itertools.islice(rest, LONGEST_PLAN))
-        note_pass(self.loader, plan)
-        if CONFIG.batches and len(plan) > CONFIG.batches:
+        is_cut = 0 < CONFIG.batches < len(plan)
+        note_pass(self.loader, plan, is_cut and isinstance(sys.exc_info()[1], StopIteration))
+        if is_cut:
             yield from plan[: CONFIG.batches - 1] + plan[-1:]
         else:
             yield from itertools.chain(plan, rest)
@@ -135,8 +137,12 @@ def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
 
 
 @quietly
-def note_pass(loader: data.DataLoader, plan: list | None = None) -> None:
-    """Log that a pass over the data begins, with the numbers of its samples if there is a plan."""
+def note_pass(loader: data.DataLoader, plan: list | None = None, again: bool = False) -> None:
+    """Log that a pass over the data begins, with the numbers of its samples if there is a plan.
+
+    With ``again`` it begins because the one before has ended (in ``except StopIteration``), perhaps only because the
+    doctor has cut it.
+    """
     key, _ = known.loaders[id(loader)]
     what: dict[str, object] = {"loader": key, "at": user_line(), "workers": loader.num_workers}
     if plan is not None:
@@ -148,6 +154,7 @@ def note_pass(loader: data.DataLoader, plan: list | None = None) -> None:
         what |= {
             "file": _store(numbers),
             "batches": len(plan),
+            "again": again,
             "dataset": _number_of(dataset),
             "base": _number_of(base),
         }

@@ -32,6 +32,7 @@ def install() -> None:
     patch(torch.amp.GradScaler, "unscale_", _scaling(False))
     for kind in (LRScheduler, ReduceLROnPlateau):
         patch(kind, "__init__", _scheduler_init)
+        patch(kind, "step", _scheduler_step)
 
 
 def _number_of(optimizer: Optimizer) -> int:
@@ -182,6 +183,14 @@ def _scheduler_init(own: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
+def _scheduler_step(own: Callable[..., None]) -> Callable[..., None]:
+    def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        optimizers.schedule_lines[id(scheduler)] = user_line()
+        own(scheduler, *args, **kwargs)
+
+    return step
+
+
 def length_of(scheduler: Any) -> int | None:
     """Return for how many of its steps a schedule is made; None if it does not say."""
     for name in ("total_steps", "T_max"):
@@ -203,4 +212,11 @@ def finish() -> None:
             length = length_of(scheduler)
         except Exception:  # a schedule of the script's own, asked for a step that it does not know
             length = None
-        note("schedule", cls=type(scheduler).__name__, at=at, steps=getattr(scheduler, "last_epoch", 0), length=length)
+        note(
+            "schedule",
+            cls=type(scheduler).__name__,
+            at=at,
+            steps=getattr(scheduler, "last_epoch", 0),
+            length=length,
+            stepped_at=optimizers.schedule_lines.get(id(scheduler), at),
+        )
