@@ -10,7 +10,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 of a DistributedSampler), batch_size, drop_last, iterable, dataset (class)
     split       random_split is called
     dataset     a data set is seen first: dataset (number), cls, size, file (of a subset: its samples), objects (length
-                and name of the longest list in it)
+                and name of the longest list in it), content (a number for what it holds)
     pass        a pass of a loader begins: loader, workers; if the samples have numbers: dataset, base (the data set
                 below all subsets), batches, file
                 again (the script counts batches itself, and begins this pass in the middle of its epoch)
@@ -191,6 +191,16 @@ class Run:
                     found[kind][counts[kind]][rank.number] = event
                     counts[kind] += 1
         return found
+
+    def same_data(self, parts: dict[int, Event]) -> bool:
+        """Return whether the numbers of the samples in these passes mean the same samples on all ranks."""
+        contents = {
+            e.get("content")
+            for rank in self.ranks
+            if rank.number in parts
+            for e in rank.all("dataset", dataset=parts[rank.number].get("base"))
+        }
+        return len(contents) < 2
 
     def numbers(self, event: Event) -> list[int]:
         """Return the numbers of the samples of a pass or a data set."""

@@ -32,7 +32,7 @@ def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
     if any(abs(a - b) > 1e-9 + 1e-6 * abs(a) for a, b in zip(before["lr"], after["lr"], strict=False)):
         yield fault(
             at,
-            f"{where}, the learning rate is {after['lr'][0]:.3g}; without the stop it was {before['lr'][0]:.3g}",
+            f"{where}, the learning rate is {after['lr'][0]:.6g}; without the stop it was {before['lr'][0]:.6g}",
             "save scheduler.state_dict(), and load it",
         )
     old, new = before.get("scaler"), after.get("scaler")

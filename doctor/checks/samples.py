@@ -17,7 +17,9 @@ def same_samples(run: Run) -> Iterator[Finding]:
     if run.model_parallel:
         raise CannotJudge("the model is split over several dimensions of ranks, some of which rightly share samples")
     planned = [(kind, passes[0]) for kind, passes in run.epochs(run.training).items() if len(passes[0]) == run.world]
-    planned = [(kind, parts) for kind, parts in planned if all("file" in e for e in parts.values())]
+    planned = [
+        (kind, parts) for kind, parts in planned if all("file" in e for e in parts.values()) and run.same_data(parts)
+    ]
     if not planned:
         yield from same_inputs(run)
     for kind, parts in planned:
@@ -106,7 +108,7 @@ def _by_base(run: Run, loaders: set[str]) -> dict[int, tuple[set[int], str]]:
     """
     found: dict[int, tuple[set[int], str]] = {}
     for kind, passes in run.epochs(loaders).items():
-        for event in (event for event in passes[0].values() if "base" in event):
+        for event in (e for e in passes[0].values() if "base" in e and run.same_data(passes[0])):
             found.setdefault(event["base"], (set(), kind[0]))[0].update(run.numbers(event))
     return found
 

@@ -22,7 +22,8 @@ def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
 def validation_counts(run: Run) -> Iterator[Finding]:
     """DistributedSampler repeats samples until all ranks have equally many; drop_last leaves some out."""
     covered: dict[int, set[int]] = defaultdict(set)  # of each data set: a second loader may validate the rest
-    firsts = _first_passes(run)
+    firsts = [(kind, parts) for kind, parts in _first_passes(run) if run.same_data(parts)]
+    need(firsts, "the ranks have different data sets, so the numbers of their samples cannot be compared")
     for _, parts in firsts:
         for event in parts.values():
             covered[event["base"]].update(run.numbers(event))

@@ -91,7 +91,8 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
         return fault(
             model_at,
             f"the model is not wrapped, and its gradients are not averaged: {evidence}",
-            "wrap the model in DistributedDataParallel and call the wrapped one",
+            "wrap the model in DistributedDataParallel and call the wrapped one, or average the gradients before the "
+            f"update of {_line(events[0]['at'])}",
         )
     return fault(events[0]["at"], evidence, "change weights and gradients in the same way on all ranks")
 

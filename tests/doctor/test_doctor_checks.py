@@ -593,6 +593,15 @@ def test_tensor_parallel_ranks_may_have_the_same_inputs() -> None:
     assert not judge([run]).faults
 
 
+def test_samples_of_the_same_numbers_in_other_data_sets_are_other_samples() -> None:
+    run = correct_run()
+    set_samples(run, "", list(range(SAMPLES)), [(3 * n) % SAMPLES for n in range(SAMPLES)])
+    for rank in run.ranks:
+        for e in rank.all("dataset"):
+            e["content"] = rank.number
+    assert not judge([run]).faults
+
+
 # how a script is started
 
 
