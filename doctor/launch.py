@@ -53,15 +53,17 @@ class Plan:
 def guess_launcher(script: Path) -> tuple[str, bool]:
     """Return how a script is meant to be started, from its text; and whether it wants the flag ``--local_rank``."""
     text = script.read_text(errors="replace")
-    if not re.search(PARALLEL, "".join(file.read_text(errors="replace") for file in nearby(script))):
+    all_text = "".join(file.read_text(errors="replace") for file in nearby(script))
+    if not re.search(PARALLEL, all_text):
         return "single", False
+    if not re.search(r"""["'](LOCAL_)?RANK["']|SLURM_|\bspawn\(""", text):
+        text = all_text
     starts_itself = re.search(r"\bspawn\(|start_processes\(", text)
-    reads_torchrun = re.search(r"""["'](LOCAL_)?RANK["']""", text) and not re.search(
-        r"""["']RANK["']\]\s*=[^=]""", text
-    )
-    if starts_itself and not reads_torchrun:
+    sets_rank = re.search(r"""["']RANK["']\]\s*=[^=]|setdefault\(["']RANK["']""", text)
+    reads_rank = re.search(r"""["'](LOCAL_)?RANK["']""", text) and not sets_rank
+    if starts_itself and not reads_rank:
         return "spawn", False
-    if re.search(r"SLURM_(PROCID|LOCALID)", text) and not reads_torchrun:
+    if re.search(r"SLURM_(PROCID|LOCALID)", text) and not reads_rank:
         return "srun", False
     wants_flag = re.search(r"""["']--local[_-]rank["']""", text) and "LOCAL_RANK" not in text
     return "torchrun", bool(wants_flag)

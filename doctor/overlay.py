@@ -20,7 +20,7 @@ from . import settings
 from .trail import note, trail, user_line
 
 EXEMPT = ("/dev/", "/proc/", "/sys/")
-READERS = ["stat", "lstat", "access", "readlink", "chdir", "statvfs", "pathconf", "getxattr", "listxattr"]
+READERS = ["stat", "lstat", "access", "readlink", "statvfs", "pathconf", "getxattr", "listxattr"]
 CHANGERS = ["chmod", "lchmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr", "chflags"]
 own: dict[str, Callable[..., Any]] = {}
 """the functions of `os` and `shutil` as they were"""
@@ -178,10 +178,15 @@ def _redirect_simple(overlay: Overlay) -> None:
         if name in own:
             through(name, overlay.to_write)
 
+    def chdir(path: Any) -> None:
+        full = overlay.original(path)
+        own["chdir"](full if full is not None and overlay.is_users(full) else overlay.to_read(path))
+
     def getcwd() -> str:
         folder = own["getcwd"]()
         return folder.removeprefix(overlay.files) or "/"
 
+    _replace(os, "chdir", chdir)
     _replace(os, "getcwd", getcwd)
 
 

@@ -13,6 +13,10 @@ RESUME = "03_ddp/exercises/forgetful_resume"
 def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
     """A checkpoint must hold all that the rest of the training depends on, or the loss jumps at each restart."""
     saves = [e for rank in stopped.ranks for e in rank.all("save")]
+    failures = list(_failure(again, "when it is started again"))
+    yield from failures
+    if failures:
+        return
     need(again.ranks and again.any("update"), "the resumed run made no update")
     after = again.first.all("gradients")[0]
     earlier = stopped.first.all("gradients", optimizer=after["optimizer"])
@@ -63,16 +67,20 @@ def _same_epoch_again(stopped: Run, again: Run, before: Event) -> Iterator[Findi
         )
 
 
+def _failure(run: Run, when: str) -> Iterator[Finding]:
+    """Yield that the script ends with an error, before its first update, in a run that differs from the usual one."""
+    errors = [e for e in [e for rank in run.ranks for e in rank.events] + run.others if e["e"] == "error"]
+    if errors and not run.any("update"):
+        said = " ".join(errors[0]["text"].split())[:200]
+        fix = "if it is meant to run in this way: see the error"
+        yield hint(errors[0]["at"], f"{when} the script fails: {errors[0]['type']}: {said}", fix)
+
+
 def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
     """The number of ranks must change how fast an epoch is, not which samples it has."""
-    errors = [e for e in other.others + [e for rank in other.ranks for e in rank.events] if e["e"] == "error"]
-    if errors and usual.any("update") and not other.any("update"):
-        yield hint(
-            errors[0]["at"],
-            f"on {other.launch.world_size} rank(s) the script fails: {errors[0]['type']}: "
-            f"{errors[0]['text'].splitlines()[0] if errors[0]['text'] else ''}",
-            "if it is meant to run there: take the world size from the environment",
-        )
+    failures = list(_failure(other, f"on {other.launch.world_size} rank(s)"))
+    yield from failures
+    if failures:
         return
     need(usual.any("update") and other.any("update"), "one of the two runs made no update")
     for kind, passes in usual.epochs(usual.training).items():

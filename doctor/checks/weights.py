@@ -79,8 +79,7 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             f"exchanges their gradients: {evidence}",
             "unfreeze first, then wrap; or wrap again after unfreezing",
         )
-    models = {e["model"]: e.get("made", e["at"]) for e in run.first.all("model")}
-    model_at = models.get(calls[0]["model"], calls[0]["at"]) if calls else events[0]["at"]
+    model_at = _made(run) or events[0]["at"]
     if not wrapped and differing(first, "weights"):
         return fault(
             model_at,
@@ -95,6 +94,12 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             f"update of {_line(events[0]['at'])}",
         )
     return fault(events[0]["at"], evidence, "change weights and gradients in the same way on all ranks")
+
+
+def _made(run: Run) -> str:
+    """Return the line where the first model that is trained was made."""
+    trained = {e["model"] for e in run.first.all("forward", train=True, grad=True)}
+    return next((e.get("made", e["at"]) for e in run.first.all("model") if e["model"] in trained), "")
 
 
 def _line(at: str) -> str:
@@ -234,5 +239,7 @@ def low_precision(run: Run) -> Iterator[Finding]:
         text = f"weights are updated in {low[0]}: {same / total:.0%} of the updates with a gradient changed nothing"
         kind = fault if same > 0.5 * total else hint
         yield kind(
-            run.first.all("update")[0]["at"], text, "keep the weights in float32 and compute in 16 bits (autocast)"
+            _made(run) or run.first.all("update")[0]["at"],
+            text,
+            "keep the weights in float32 and compute in 16 bits (autocast)",
         )

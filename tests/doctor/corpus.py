@@ -47,6 +47,7 @@ SUBJECTS = {
     "ranks differ": ("weights_agree", "teachers_agree", "learning_rates_agree", "validation_statistics"),
     "shared file": ("one_writer",),
     "lost state": ("resumed",),
+    "epoch repeated": ("resumed",),
     "clipping before unscale": ("clip_scaled",),
     "gradients never cleared": ("gradients_zeroed",),
     "16-bit weights": ("low_precision",),

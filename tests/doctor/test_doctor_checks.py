@@ -182,7 +182,7 @@ def weights_are_nan(run: Run) -> None:
             e["weights"] = {name: [float("nan"), float("nan")] for name in NAMES}
 
 
-@faulty("low_precision", "FAULT", 45)
+@faulty("low_precision", "FAULT", 29)
 def weights_in_bf16(run: Run) -> None:
     change(run, "gradients", dtypes=["bfloat16"])
     change(run, "update", low_same=80, low_all=100)
