@@ -51,20 +51,31 @@ def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
 
 
 def _same_epoch_again(stopped: Run, again: Run, before: Event) -> Iterator[Finding]:
-    """The order of the samples must go on with the next epoch."""
+    """After a whole epoch, the order of the samples must go on with that of the next one."""
     old = [parts[0] for passes in stopped.epochs(stopped.training).values() for parts in passes if 0 in parts]
-    new = [parts[0] for passes in again.epochs(again.training).values() for parts in passes if 0 in parts]
-    begun = [event for event in old if event["step"] < before["step"]]
-    if not (begun and new) or len(stopped.numbers(begun[0])) < 4:
-        return
-    first, resumed_ = stopped.numbers(begun[0]), again.numbers(new[0])
-    is_random = len(old) < 2 or stopped.numbers(old[1]) != first
-    if first == resumed_ and is_random and sorted(first) != first:
+    new = _first_trained_pass(again)
+    if new is None or len(old) < 2 or old[1]["step"] > before["step"]:
+        return  # it was stopped in the first epoch
+    first, second = (stopped.numbers(event) for event in old[:2])
+    if len(first) > 3 and again.numbers(new) == first != second and sorted(first) != first:
         yield fault(
-            new[0]["at"],
+            new["at"],
             f"resumed after update {before['step']}, the samples come in the order of epoch 1 again",
             "save the number of the epoch; call sampler.set_epoch(epoch) with it",
         )
+
+
+def _first_trained_pass(run: Run) -> Event | None:
+    """Return the pass of which the first batch is the first one that is trained on; None if batches are skipped."""
+    begun, batches = None, 0
+    for e in run.first.events:
+        if e["e"] == "pass" and e["loader"] in run.training:
+            begun, batches = e, 0
+        elif e["e"] == "batch" and e["loader"] in run.training:
+            batches += 1
+        elif e["e"] == "forward" and e["train"] and e["grad"]:
+            return begun if batches == 1 else None
+    return None
 
 
 def _failure(run: Run, when: str) -> Iterator[Finding]:

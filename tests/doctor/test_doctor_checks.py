@@ -517,9 +517,7 @@ def stopped_and_resumed() -> tuple[Run, Run]:
         rank.events = [
             e for e in rank.events if e["step"] >= 4 or e["e"] in ("process", "init", "loader", "dataset", "model")
         ]
-        rank.events = [
-            e for e in rank.events if e["step"] > 4 or e["e"] not in ("save", "write", "collective", "batch")
-        ]
+        rank.events = [e for e in rank.events if e["step"] > 4 or e["e"] not in ("save", "write", "collective")]
         rank.events = [e for e in rank.events if e.get("loader") != VAL or e["step"] > 4 or e["e"] == "loader"]
     return stopped, again
 
@@ -563,6 +561,15 @@ def test_a_resumed_run_that_begins_with_the_first_order_is_found() -> None:
         again.samples[f"{rank.number}_1"] = stopped.samples[f"{rank.number}_0"]
     found = judge([correct_run(), stopped, again]).findings
     assert any("order of epoch 1" in finding.text for finding in found)
+
+
+def test_a_resumed_run_that_skips_the_batches_it_had_is_right() -> None:
+    stopped, again = stopped_and_resumed()
+    for rank in again.ranks:
+        again.samples[f"{rank.number}_1"] = stopped.samples[f"{rank.number}_0"]
+        first = next(i for i, e in enumerate(rank.events) if e["e"] == "batch")
+        rank.events.insert(first, rank.events[first])
+    assert not judge([correct_run(), stopped, again]).findings
 
 
 def test_an_epoch_that_grows_with_the_ranks_is_found() -> None:
