@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from . import report
 from .checks import Diagnosis, judge
@@ -230,7 +231,7 @@ def other_launcher(usual: Run, plan: Plan) -> str:
 def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterator[Plan]:
     """Yield the further runs that were asked for."""
 
-    def provoked(name: str, compared: str = "", **changes: object) -> Plan:
+    def provoked(name: str, compared: str = "", **changes: Any) -> Plan:  # noqa: ANN401
         fields = {key: value for key, value in changes.items() if hasattr(plan, key)}
         settings = {key: value for key, value in changes.items() if not hasattr(plan, key)}
         return replace(plan, name=name, compared=compared, settings=plan.settings | settings, **fields)

@@ -228,7 +228,9 @@ def read(scratch: Path) -> Run:
     for file in sorted((scratch / "logs").glob("*.jsonl")):
         processes[int(file.stem)] = _events_in(file)
     samples = {file.name: _samples_in(file) for file in (scratch / "logs").glob("*.samples")}
-    ranks, others, parents = [], [], {}
+    ranks: list[Rank] = []
+    others: list[Event] = []
+    parents: dict[int, Rank] = {}
     for pid, events in processes.items():
         if any(e["e"] in ("forward", "update", "init") for e in events):
             joined = next((e for e in events if e["e"] == "init"), None)

@@ -235,6 +235,7 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
         scratch=str(scratch),
         root=str(plan.script.parent),
         gpus=plan.ranks // plan.nodes,
+        started=plan.ranks // plan.nodes if plan.launcher in ("torchrun", "srun") else 1,
         port=free_port(),
         standin=plan.gpus == "standin",
         **plan.settings,

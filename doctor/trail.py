@@ -85,7 +85,7 @@ class Trail:
             if "site-packages" in frame.f_code.co_filename:
                 return False
             frame = frame.f_back
-        return bool(frame) and self.kind_of(frame.f_code.co_filename) > 0
+        return frame is not None and self.kind_of(frame.f_code.co_filename) > 0
 
 
 trail = Trail()

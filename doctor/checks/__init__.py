@@ -40,7 +40,9 @@ def judge(runs: list[Run]) -> Diagnosis:
     for check in CHECKS:
         found += apply(check, [(run,) for run in runs if run.ranks], diagnosis)
     for name, check in COMPARISONS.items():
-        pairs = [(partner(runs, second), second) for second in runs if second.launch.compared == name]
+        pairs: list[tuple[Run, ...]] = [
+            (partner(runs, second), second) for second in runs if second.launch.compared == name
+        ]
         if pairs:
             found += apply(check, pairs, diagnosis)
     diagnosis.findings = with_causes(once(found))

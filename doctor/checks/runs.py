@@ -107,9 +107,9 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
             )
 
     for a, b in zip(usual.first.all("schedule"), other.first.all("schedule"), strict=False):
-        (more, passes), (fewer, _) = planned_steps(other), planned_steps(usual)
-        per_step = a["steps"] > passes + 1 and more > 1.5 * fewer > 0
-        if a["length"] and a["length"] == b["length"] and per_step and abs(a["length"] - more) <= passes:
+        (more, number), (fewer, _) = planned_steps(other), planned_steps(usual)
+        per_step = a["steps"] > number + 1 and more > 1.5 * fewer > 0
+        if a["length"] and a["length"] == b["length"] and per_step and abs(a["length"] - more) <= number:
             text = f"{a['cls']} is made for {a['length']} steps on any number of ranks, but {usual.world} take {fewer}"
             yield fault(a["at"], text, "count the steps with the global batch: len(loader) of a rank times epochs")
 

@@ -99,7 +99,7 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
 def _made(run: Run) -> str:
     """Return the line where the first model that is trained was made."""
     trained = {e["model"] for e in run.first.all("forward", train=True, grad=True)}
-    return next((e.get("made", e["at"]) for e in run.first.all("model") if e["model"] in trained), "")
+    return next((str(e.get("made", e["at"])) for e in run.first.all("model") if e["model"] in trained), "")
 
 
 def _line(at: str) -> str:

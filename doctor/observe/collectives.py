@@ -136,7 +136,7 @@ def _join(own: Callable[..., None]) -> Callable[..., None]:
 def _spawn(own: Callable[..., Any]) -> Callable[..., Any]:
     def start(*args: Any, **kwargs: Any) -> Any:
         note("spawn", at=user_line())
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and CONFIG.gpus > 1:
+        if CONFIG.started > 1:
             wait_for_the_end("spawn")  # the doctor started all ranks of this node, and so does the script
         return own(*args, **kwargs)
 

@@ -176,7 +176,7 @@ def _samples(batch: Any) -> Iterator[Any]:
 def _as_integers(samples: list) -> list[int]:
     """Return the numbers of samples; if they are tuples such as (epoch, number), the part that varies most."""
     if samples and isinstance(samples[0], tuple):
-        samples = max(zip(*samples, strict=True), key=lambda column: len(set(column)))
+        samples = list(max(zip(*samples, strict=True), key=lambda column: len(set(column))))
     try:
         return [int(sample) for sample in samples]
     except (TypeError, ValueError):
