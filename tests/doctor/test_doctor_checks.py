@@ -145,8 +145,9 @@ def never_wrapped(run: Run) -> None:
             e.pop("ddp")
 
 
-@faulty("learning_rates_agree", "FAULT", 45)
+@faulty("learning_rates_agree", "FAULT", 47)
 def one_rank_steps_the_scheduler(run: Run) -> None:
+    change(run, "schedule", (0,), stepped_at=at(47))
     change(run, "gradients", (1,), lr=[0.1])
 
 
@@ -180,6 +181,14 @@ def weights_are_nan(run: Run) -> None:
     for rank in run.ranks:
         for e in rank.all("gradients")[2:]:
             e["weights"] = {name: [float("nan"), float("nan")] for name in NAMES}
+
+
+@faulty("finite", "FAULT", 31)
+def a_layer_is_never_initialized(run: Run) -> None:
+    for rank in run.ranks:
+        rank.events.insert(0, {"e": "empty", "step": 0, "t": 0.0, "at": at(31)})
+        for e in rank.all("gradients"):
+            e["weights"]["b.weight"] = [float("nan"), float("nan")]
 
 
 @faulty("low_precision", "FAULT", 29)
