@@ -84,7 +84,7 @@ def remarks(runs: list[Run]) -> Iterator[str]:
         yield "The script did not join other ranks (init_process_group), so it was judged as one for a single process."
     files = sorted({e["file"] for rank in run.ranks for e in [*rank.all("write"), *rank.workers] if e["e"] == "write"})
     if files:
-        yield f"It wanted to write {len(files)} files, which went to a folder of the doctor's: {some_files(files)}"
+        yield f"It wanted to write {len(files)} file(s), which went to a folder of the doctor's: {some_files(files)}"
     programs = {(e["name"], e["at"]) for rank in run.ranks for e in rank.all("program") if e["at"] != "?"}
     for name, at in sorted(programs)[:3]:
         yield f"It starts a program, whose files the doctor cannot redirect: {name} at {place(at)}"
