@@ -2,11 +2,10 @@
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import itertools
-import os
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -81,16 +80,12 @@ def _module_init(own: Callable[..., None]) -> Callable[..., None]:
 
     def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
         own(module, *args, **kwargs)
-        frame: Any = sys._getframe(1)
-        while frame and (not trail.kind_of(frame.f_code.co_filename) or _is_init_of(frame, module)):
-            frame = frame.f_back
-        if frame:
-            module.__dict__["_doctor_made"] = f"{os.path.abspath(frame.f_code.co_filename)}:{frame.f_lineno}"
+        module.__dict__["_doctor_made"] = user_line(lambda frame: _is_init_of(frame, module))
 
     return init
 
 
-def _is_init_of(frame: Any, module: nn.Module) -> bool:
+def _is_init_of(frame: FrameType, module: nn.Module) -> bool:
     return frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is module
 
 
@@ -144,7 +139,7 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
         models.numbers[id(core)] = len(models.numbers)
         models.known.append(core)
         name_parameters()
-        made = core.__dict__.get("_doctor_made", at)
+        made = core.__dict__.get("_doctor_made", "?").replace("?", at)
         note("model", model=models.numbers[id(core)], at=at, made=made, **_kind_of(core))
     event: dict[str, object] = {
         "model": models.numbers[id(core)],
