@@ -26,8 +26,13 @@ def same_samples(run: Run) -> Iterator[Finding]:
         orders = {rank: run.numbers(event) for rank, event in parts.items()}
         pair = max(combinations(orders, 2), key=lambda pair: _overlap(orders[pair[0]], orders[pair[1]]))
         one, other = orders[pair[0]], orders[pair[1]]
-        if _overlap(one, other) > 0.5 and len(one) >= 4:
-            common, order = len(set(one) & set(other)), ", in the same order" if one == other else ""
+        common, order = len(set(one) & set(other)), ", in the same order" if one == other else ""
+        is_shared = "Distributed" in kind[3]  # only what it adds, so that all ranks have as many, may be common
+        if is_shared and 0.1 < _overlap(one, other) <= 0.7 and common > run.world:
+            text = f"ranks {pair[0]} and {pair[1]} share {common} of their {len(one)} samples in an epoch"
+            fix = "split and order the data set in the same way on all ranks, before the sampler shares it: with a seed"
+            yield fault(kind[0], f"{text} (sampler: {kind[3]})", fix)
+        elif _overlap(one, other) > 0.5 and len(one) >= 4:
             text = f"ranks {pair[0]} and {pair[1]} train on the same {common} samples of {kind[2]} in an epoch{order}"
             yield fault(
                 kind[0],

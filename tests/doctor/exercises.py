@@ -3,9 +3,9 @@
     python tests/doctor/exercises.py              # all exercises: about half an hour on two cores
     python tests/doctor/exercises.py held_out     # one of them, with the doctor's report
 
-The doctor gets the command of the exercise's own page, of which it runs two epochs; if it does not find the fault, again
-with all provocations. A fault counts as found if a finding names a line that the fix changes, or one at most three lines
-from there.
+The doctor gets the command of the exercise's own page, of which it runs two epochs; if it does not find the fault,
+again with all provocations. A fault counts as found if a finding names a line that the fix changes, or one at most
+three lines from there.
 """
 
 import difflib
@@ -91,7 +91,8 @@ def main() -> None:
         copy = Path(folder) / "workshop"
         shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "tests"))
         for name in ("mnist", "cifar10"):
-            subprocess.run([sys.executable, copy / "data/prepare.py", name, "--synthetic"], check=True, cwd=copy)
+            command = [sys.executable, copy / "data/prepare.py", name, "--synthetic", "--data_dir", copy / "data"]
+            subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(copy)})
         if sys.argv[1:]:
             for exercise in wanted:
                 diagnose(exercise, copy, "--thorough", "--resume", "--resume true")

@@ -1,4 +1,4 @@
-"""The doctor's page: its example's report is what the doctor prints, all checks are on it, drafts of issues show the fault."""
+"""The doctor's page: all checks are on it, its report is what the doctor prints; drafts of issues show the fault."""
 
 import re
 import subprocess
