@@ -230,6 +230,8 @@ def short(at: str, root: Path) -> str:
 
 def fits(finding: Finding, label: dict[str, Any]) -> bool:
     """Return whether a finding is about the subject of a label."""
+    if "the script fails: " in finding["text"]:
+        return label["kind"] == "hang"
     return finding["check"] in SUBJECTS.get(label["kind"], ())
 
 
