@@ -31,7 +31,8 @@ def same_samples(run: Run) -> Iterator[Finding]:
         if is_shared and 0.1 < _overlap(one, other) <= 0.7 and common > run.world:
             text = f"ranks {pair[0]} and {pair[1]} share {common} of their {len(one)} samples in an epoch"
             fix = "split and order the data set in the same way on all ranks, before the sampler shares it: with a seed"
-            yield fault(kind[0], f"{text} (sampler: {kind[3]})", fix)
+            at = run.made(parts[pair[0]]["loader"]).get("sampler_at") or kind[0]
+            yield fault(at, f"{text} (sampler: {kind[3]})", fix)
         elif _overlap(one, other) > 0.5 and len(one) >= 4:
             text = f"ranks {pair[0]} and {pair[1]} train on the same {common} samples of {kind[2]} in an epoch{order}"
             yield fault(

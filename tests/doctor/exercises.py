@@ -1,4 +1,4 @@
-"""Which faults of the exercises does the doctor find without knowing them? Runs it on each faulty script, and stores a table.
+"""Which faults of the exercises does the doctor find without knowing them? A table of all faulty scripts.
 
     python tests/doctor/exercises.py              # all exercises: about half an hour on two cores
     python tests/doctor/exercises.py held_out     # one of them, with the doctor's report
