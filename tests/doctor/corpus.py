@@ -163,9 +163,10 @@ def prepared(script: Script, options: argparse.Namespace, kept: Path) -> tuple[l
     folder = root / script["folder"] if "folder" in script else path.parent
     modules = kept / "modules"
     modules.mkdir()
+    (kept / "scratch").mkdir()
     shutil.copy(HERE / "small_data.py", modules)
     (modules / "preload.py").write_text("import small_data\n" + script.get("preload", ""))
-    environment = {"PYTHONPATH": f"{modules}:{folder}", "DATADIR": str(folder), "SCRATCH": str(folder)}
+    environment = {"PYTHONPATH": f"{modules}:{folder}", "DATADIR": str(folder), "SCRATCH": str(kept / "scratch")}
     environment |= {"CORPUS": str(HERE), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
     environment |= dict(entry.split("=", 1) for entry in script.get("environment", []) if "=" in entry)
     if script["data"].startswith("imagefolder"):
