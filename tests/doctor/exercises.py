@@ -4,10 +4,11 @@
     python tests/doctor/exercises.py held_out     # one of them, with the doctor's report
 
 The doctor gets the command of the exercise's own page, of which it runs two epochs; if it does not find the fault,
-again with all provocations. A fault counts as found if a finding names a line that the fix changes, or one at most
-three lines from there.
+again with all provocations. A fault counts as found if a finding names the statement that the fix changes (or one at
+most three lines from there), or links to this exercise.
 """
 
+import ast
 import difflib
 import json
 import os
@@ -63,15 +64,28 @@ def diagnose(exercise: Exercise, copy: Path, *how: str) -> dict:
     return json.loads(done.stdout)
 
 
+def same_statement(script: str, line: int) -> set[int]:
+    """Return the lines of the simple statement on this line: the doctor names the first line of a long call."""
+    simple = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
+    for node in ast.walk(ast.parse(script)):
+        if isinstance(node, simple) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return {line}
+
+
 def row_of(exercise: Exercise, report: dict) -> list[str]:
-    """Return what the doctor found: the kind of the finding at the fault's line, its check, and what else there is."""
+    """Return which findings are about the fault of an exercise, whether at its line, and what else was found."""
     near = {line + step for line in changed_lines(exercise) for step in range(-NEAR, NEAR + 1)}
-    hits, others = [], []
+    hits, others, at_line = [], [], False
     for finding in report["findings"]:
         file, _, line = finding["at"].rpartition(":")
-        at_fault = Path(file).name == exercise.file.name and int(line) in near
-        (hits if at_fault else others).append(f"{finding['kind']} `{finding['check']}`")
-    return [exercise.lesson.name[:2], f"`{exercise.name}`", ", ".join(hits) or NOT_FOUND, ", ".join(others)]
+        in_script = Path(file).name == exercise.file.name
+        named = in_script and bool(near & same_statement(exercise.faulty(), int(line)))
+        about = named or finding["exercise"].endswith(f"/{exercise.name}")
+        at_line |= named
+        (hits if about else others).append(f"{finding['kind']} `{finding['check']}`")
+    where = ("the line of the fix" if at_line else "another line") if hits else ""
+    return [exercise.lesson.name[:2], f"`{exercise.name}`", ", ".join(hits) or NOT_FOUND, where, ", ".join(others)]
 
 
 def judged(exercise: Exercise, copy: Path) -> list[str]:
@@ -102,7 +116,7 @@ def main() -> None:
         results.store(
             "doctor_exercises",
             title=f"The doctor on the faulty scripts of the exercises: {found} of {len(rows)} found",
-            columns=["lesson", "exercise", "at the line of the fault", "elsewhere"],
+            columns=["lesson", "exercise", "found by", "named", "other findings"],
             rows=rows,
             command="python tests/doctor/exercises.py",
         )
