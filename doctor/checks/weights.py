@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import Finding, check, fault, hint, need, need_updates, need_use, some
+from .base import FAULT, Finding, check, fault, hint, need, need_updates, need_use, some
 
 TOLERANCE = 1e-6
 
@@ -73,11 +73,13 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             "leave no_sync for the last backward pass before an update",
         )
     if wrapped and made and made[0]["frozen"] and not differing(first, "weights"):
-        return fault(
+        return Finding(
+            FAULT,
             made[0]["at"],
             f"{made[0]['frozen']} parameters were frozen when the model was wrapped, so DDP never "
             f"exchanges their gradients: {evidence}",
             "unfreeze first, then wrap; or wrap again after unfreezing",
+            exercise="03_ddp/exercises/two_stages",
         )
     model_at = _made(run) or events[0]["at"]
     if not wrapped and differing(first, "weights"):
