@@ -283,7 +283,8 @@ def _redirect_removal(overlay: Overlay) -> None:
 
     def linking(name: str) -> None:
         def link(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
-            own[name](overlay.to_read(source) if name == "link" else source, overlay.to_write(target), *args, **kwargs)
+            is_relative = name == "symlink" and not os.path.isabs(source)  # to the folder of the link
+            own[name](source if is_relative else overlay.to_read(source), overlay.to_write(target), *args, **kwargs)
             overlay.unmark(target)
 
         _replace(os, name, link)

@@ -81,7 +81,7 @@ def test_correct_script_has_no_finding_and_nothing_is_changed(doctor: Doctor) ->
 def test_faults_are_found_with_their_lines(doctor: Doctor) -> None:
     report, found = doctor.findings("ddp.py", "bare,same_order,padded,no_eval,clip_scaled,all_save,item")
     assert found["weights_agree"] == "call"
-    assert found["same_order"] == "epoch"
+    assert found["same_order"] == "sampler"
     assert found["validation_counts"] == "val_loader"
     assert found["validation_mode"] == "validate"
     assert found["clip_scaled"] == "clip"

@@ -36,7 +36,8 @@ def main() -> None:
     split = None if "held_out" in faults else torch.Generator().manual_seed(2)
     train, val = random_split(whole, [119, 41], generator=split)
     workers = 2 if "workers" in faults else 0
-    sampler = DistributedSampler(train, rank=local if "local_rank" in faults else rank, num_replicas=world)
+    share = local if "local_rank" in faults else rank
+    sampler = DistributedSampler(train, rank=share, num_replicas=world)  # LINE sampler
     if "same_samples" in faults:
         sampler = None
     train_data = Noisy(train)
@@ -68,7 +69,7 @@ def main() -> None:
         if sampler is not None and "same_order" not in faults:
             sampler.set_epoch(epoch)
         model.train()
-        for x, y in loader:  # LINE epoch
+        for x, y in loader:
             x, y = x.cuda(local, non_blocking=True), y.to("cuda", non_blocking=True)
             if "not_zeroed" not in faults:
                 optimizer.zero_grad()
