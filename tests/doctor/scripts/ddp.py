@@ -34,7 +34,7 @@ def main() -> None:
     torch.cuda.set_device(local)
     whole = TensorDataset(torch.randn(160, 6, generator=torch.Generator().manual_seed(1)), torch.arange(160) % 3)
     split = None if "held_out" in faults else torch.Generator().manual_seed(2)
-    train, val = random_split(whole, [119, 41], generator=split)
+    train, val = random_split(whole, [119, 41], generator=split)  # LINE split
     workers = 2 if "workers" in faults else 0
     share = local if "local_rank" in faults else rank
     sampler = DistributedSampler(train, rank=share, num_replicas=world)  # LINE sampler
