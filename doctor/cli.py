@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from . import report
 from .checks import Diagnosis, judge
@@ -38,7 +39,10 @@ def parser() -> argparse.ArgumentParser:
     add = it.add_argument
     add("script", metavar="SCRIPT", nargs="?", help="the training script")
     add(
-        "args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments; {rank} stands for the number of the rank"
+        "args",
+        metavar="ARGS",
+        nargs=argparse.REMAINDER,
+        help="its arguments; {rank} and {node} stand for the number of the rank, and of its node",
     )
     how = it.add_argument_group("how it is run")
     add = how.add_argument
@@ -199,7 +203,9 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
     better = other_launcher(usual, plan)
     if options.launcher == "auto" and better:
         plan = replace(plan, launcher=better)
-    wants_all = any(e["type"] == "StopIteration" or "StopIteration" in e["text"] for _, e in report.errors(usual))
+    wants_all = usual.any("pass", again=True) or any(
+        e["type"] == "StopIteration" or "StopIteration" in e["text"] for _, e in report.errors(usual)
+    )
     if wants_all:  # it counts on len(loader) batches
         plan = replace(plan, settings=plan.settings | {"batches": 0})
     if wants_all or (options.launcher == "auto" and better):
@@ -225,7 +231,7 @@ def other_launcher(usual: Run, plan: Plan) -> str:
 def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterator[Plan]:
     """Yield the further runs that were asked for."""
 
-    def provoked(name: str, compared: str = "", **changes: object) -> Plan:
+    def provoked(name: str, compared: str = "", **changes: Any) -> Plan:  # noqa: ANN401
         fields = {key: value for key, value in changes.items() if hasattr(plan, key)}
         settings = {key: value for key, value in changes.items() if not hasattr(plan, key)}
         return replace(plan, name=name, compared=compared, settings=plan.settings | settings, **fields)
@@ -254,6 +260,8 @@ def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder:
     if after > updates:
         return
     yield run_once(replace(plan, name="stopped", settings=plan.settings | {"stop_after": after}), folder)
+    if options.keep:  # the next run needs the same folder, because the checkpoint is in it
+        shutil.copytree(folder, folder.with_name("run8"), ignore=shutil.ignore_patterns("files", "removed", "tmp"))
     args = [*plan.args, *shlex.split(options.resume or "")]
     yield run_once(replace(plan, name="stopped and resumed", compared="resumed", args=args), folder)
 

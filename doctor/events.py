@@ -6,25 +6,30 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     process     first in each process: pid, parent, rank (variable RANK), argv
     init        a process group was made: rank, world_size, seed
     spawn       mp.spawn is called
-    loader      a DataLoader was made: loader (its line and number), workers, persistent, sampler, batch_size,
-                drop_last, iterable, dataset (class)
+    loader      a DataLoader was made: loader (its line and number), workers, persistent, sampler, sampler_at (line
+                of a DistributedSampler), batch_size, drop_last, iterable, dataset (class)
+    split       random_split is called
     dataset     a data set is seen first: dataset (number), cls, size, file (of a subset: its samples), objects (length
-                and name of the longest list in it)
+                and name of the longest list in it), content (a number for what it holds)
     pass        a pass of a loader begins: loader, workers; if the samples have numbers: dataset, base (the data set
                 below all subsets), batches, file
+                again (the script counts batches itself, and begins this pass in the middle of its epoch)
     batch       a loader gave a batch: loader, wait (seconds)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
                 the states that they had before)
-    model       a model is called first: model (number), cls, parameters, sharded, fsdp1, mesh_dims, local_norms
+    model       a model is called first: model (number), cls, made (line), parameters, sharded, fsdp1, mesh_dims,
+                tensor_parallel (sharded, but not by FSDP), local_norms
+    empty       a model got memory that holds anything: to_empty()
     ddp         DistributedDataParallel was made: cls, frozen (number of parameters)
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
                 and batch norm in training mode), samples, rows (a number for each input sample), rng, buffers; ddp and
                 sync, or inside (line of the DistributedDataParallel that has this module)
     dropout     the first dropout in training: p
     gradients   before an update: optimizer, count, closure, gradients and weights (name: sum, sum of absolute values),
-                lr, state (number of entries), dtypes
+                lr, state (number of entries), scaler (state of a GradScaler), dtypes, factor (size of the gradients,
+                divided by that after backward), others (sums of the weights of models that are in no optimizer)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
-                zeroed (the gradients were zero at some time since the last update), factors (line, samples, weight of
+                added (backward added to the gradients of the update before), factors (line, samples, weight of
                 a sample), waits (line and operation: count), graphs, graph_at, low_same and low_all (numbers of weights
                 in 16 bits that stayed, and all of them)
     clip        gradients are clipped: scaled, plain (no sharded tensors)
@@ -37,7 +42,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), parts
                 (optimizer, scheduler, scaler)
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
-    schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for)
+    schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
     error       an exception ends the process: type, text, inner (innermost line)
     end         how: end, error, enough, stopped, spawn
     doctor_failed   the doctor itself: text
@@ -144,7 +149,8 @@ class Run:
     @cached_property
     def model_parallel(self) -> bool:
         """Whether ranks have different parts of a model's computation; some of them then rightly share inputs."""
-        return any(e["mesh_dims"] > 1 for rank in self.ranks for e in rank.all("model")) or self.any("message")
+        models = [e for rank in self.ranks for e in rank.all("model")]
+        return any(e["mesh_dims"] > 1 or e.get("tensor_parallel") for e in models) or self.any("message")
 
     @cached_property
     def crashed(self) -> bool:
@@ -186,6 +192,16 @@ class Run:
                     counts[kind] += 1
         return found
 
+    def same_data(self, parts: dict[int, Event]) -> bool:
+        """Return whether the numbers of the samples in these passes mean the same samples on all ranks."""
+        contents = {
+            e.get("content")
+            for rank in self.ranks
+            if rank.number in parts
+            for e in rank.all("dataset", dataset=parts[rank.number].get("base"))
+        }
+        return len(contents) < 2
+
     def numbers(self, event: Event) -> list[int]:
         """Return the numbers of the samples of a pass or a data set."""
         return self.samples.get(event.get("file") or "", [])
@@ -212,7 +228,9 @@ def read(scratch: Path) -> Run:
     for file in sorted((scratch / "logs").glob("*.jsonl")):
         processes[int(file.stem)] = _events_in(file)
     samples = {file.name: _samples_in(file) for file in (scratch / "logs").glob("*.samples")}
-    ranks, others, parents = [], [], {}
+    ranks: list[Rank] = []
+    others: list[Event] = []
+    parents: dict[int, Rank] = {}
     for pid, events in processes.items():
         if any(e["e"] in ("forward", "update", "init") for e in events):
             joined = next((e for e in events if e["e"] == "init"), None)

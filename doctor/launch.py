@@ -53,13 +53,17 @@ class Plan:
 def guess_launcher(script: Path) -> tuple[str, bool]:
     """Return how a script is meant to be started, from its text; and whether it wants the flag ``--local_rank``."""
     text = script.read_text(errors="replace")
-    if not re.search(PARALLEL, "".join(file.read_text(errors="replace") for file in nearby(script))):
+    all_text = "".join(file.read_text(errors="replace") for file in nearby(script))
+    if not re.search(PARALLEL, all_text):
         return "single", False
+    if not re.search(r"""["'](LOCAL_)?RANK["']|SLURM_|\bspawn\(""", text):
+        text = all_text
     starts_itself = re.search(r"\bspawn\(|start_processes\(", text)
-    reads_torchrun = re.search(r"""["'](LOCAL_)?RANK["']""", text)
-    if starts_itself and not reads_torchrun:
+    sets_rank = re.search(r"""["']RANK["']\]\s*=[^=]|setdefault\(["']RANK["']""", text)
+    reads_rank = re.search(r"""["'](LOCAL_)?RANK["']""", text) and not sets_rank
+    if starts_itself and not reads_rank:
         return "spawn", False
-    if re.search(r"SLURM_(PROCID|LOCALID)", text) and not reads_torchrun:
+    if re.search(r"SLURM_(PROCID|LOCALID)", text) and not reads_rank:
         return "srun", False
     wants_flag = re.search(r"""["']--local[_-]rank["']""", text) and "LOCAL_RANK" not in text
     return "torchrun", bool(wants_flag)
@@ -123,9 +127,11 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
             "SLURM_NNODES": str(plan.nodes),
             "SLURM_JOB_NUM_NODES": str(plan.nodes),
             "SLURM_JOB_ID": "1",
+            "SLURM_JOBID": "1",
             "SLURM_GPUS_ON_NODE": str(per_node),
             "SLURM_NTASKS_PER_NODE": str(per_node),
             "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_SUBMIT_HOST": "localhost",
             "SLURM_JOB_NODELIST": "localhost",
             "SLURM_NODELIST": "localhost",
         }
@@ -147,7 +153,8 @@ class Ranks:
         self.processes: list[subprocess.Popen] = []
         for rank in range(1 if plan.launcher in ("spawn", "single") else plan.ranks):
             args = [f"--local_rank={rank % (plan.ranks // plan.nodes)}"] if plan.local_rank_flag else []
-            args += [arg.replace("{rank}", str(rank)) for arg in plan.args]
+            node = rank // (plan.ranks // plan.nodes)
+            args += [arg.replace("{rank}", str(rank)).replace("{node}", str(node)) for arg in plan.args]
             with open(settings.scratch + f"/rank{rank}.out", "wb") as out:
                 command = [sys.executable, str(plan.script), *args]
                 self.processes.append(
@@ -170,15 +177,20 @@ class Ranks:
         """Return the marks of ranks that wait for the end."""
         return list(self.logs.glob("*.waits"))
 
-    def activity(self) -> tuple[int, float]:
-        """Return the size of all events so far, and the CPU seconds of all processes (rounded; on Linux)."""
+    def activity(self) -> tuple[int, int]:
+        """Return the size of all events so far, and the CPU time of all processes (on Linux).
+
+        A process that could compute, but has to wait for a CPU or a disk, counts as active.
+        """
         size = sum(file.stat().st_size for file in self.logs.glob("*.jsonl"))
-        ticks = 0
-        for file in self.logs.glob("*.jsonl"):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = Path(f"/proc/{file.stem}/stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])
-        return size, round(ticks / os.sysconf("SC_CLK_TCK"))
+        ticks, sessions = 0, {str(process.pid) for process in self.processes}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError, IndexError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                if fields[3] in sessions:
+                    ticks += int(fields[11]) + int(fields[12])
+                    size += int(time.monotonic()) if fields[0] in "RD" else 0
+        return size, ticks // 20
 
     def stacks(self) -> dict[int, str]:
         """Return where the processes stand: of each, the lines of its stack, innermost first."""
@@ -223,6 +235,7 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
         scratch=str(scratch),
         root=str(plan.script.parent),
         gpus=plan.ranks // plan.nodes,
+        started=plan.ranks // plan.nodes if plan.launcher in ("torchrun", "srun") else 1,
         port=free_port(),
         standin=plan.gpus == "standin",
         **plan.settings,
@@ -256,7 +269,7 @@ def watch(ranks: Ranks, seconds: float, progress: Callable[[str], None]) -> str:
     activity = ranks.activity()
     can_see_idle = Path("/proc/self/stat").exists()
     while True:
-        time.sleep(0.1)
+        time.sleep(0.2)
         now = time.monotonic()
         steps = updates_so_far(ranks.logs)
         progress(f"{now - began:.0f} s, {steps} updates")
@@ -275,7 +288,7 @@ def watch(ranks: Ranks, seconds: float, progress: Callable[[str], None]) -> str:
             return "time"
         if activity != (activity := ranks.activity()):
             moved = now
-        elif can_see_idle and steps and not waiting and now - moved > IDLE:
+        elif can_see_idle and not waiting and now - moved > (IDLE if steps else 3 * IDLE):  # it may download at first
             return "hang"
 
 

@@ -20,7 +20,7 @@ from . import settings
 from .trail import note, trail, user_line
 
 EXEMPT = ("/dev/", "/proc/", "/sys/")
-READERS = ["stat", "lstat", "access", "readlink", "chdir", "statvfs", "pathconf", "getxattr", "listxattr"]
+READERS = ["stat", "lstat", "access", "readlink", "statvfs", "pathconf", "getxattr", "listxattr"]
 CHANGERS = ["chmod", "lchmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr", "chflags"]
 own: dict[str, Callable[..., Any]] = {}
 """the functions of `os` and `shutil` as they were"""
@@ -178,10 +178,15 @@ def _redirect_simple(overlay: Overlay) -> None:
         if name in own:
             through(name, overlay.to_write)
 
+    def chdir(path: Any) -> None:
+        full = overlay.original(path)
+        own["chdir"](full if full is not None and overlay.is_users(full) else overlay.to_read(path))
+
     def getcwd() -> str:
         folder = own["getcwd"]()
         return folder.removeprefix(overlay.files) or "/"
 
+    _replace(os, "chdir", chdir)
     _replace(os, "getcwd", getcwd)
 
 
@@ -278,7 +283,8 @@ def _redirect_removal(overlay: Overlay) -> None:
 
     def linking(name: str) -> None:
         def link(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
-            own[name](overlay.to_read(source) if name == "link" else source, overlay.to_write(target), *args, **kwargs)
+            is_relative = name == "symlink" and not os.path.isabs(source)  # to the folder of the link
+            own[name](source if is_relative else overlay.to_read(source), overlay.to_write(target), *args, **kwargs)
             overlay.unmark(target)
 
         _replace(os, name, link)
@@ -297,6 +303,7 @@ LIBRARIES = {
     "safetensors": [("safe_open", 0, "r")],
     "safetensors.torch": [("serialize_file", 1, "w"), ("safe_open", 0, "r")],
     "h5py": [("File.__init__", 1, "")],
+    "pyarrow": [("memory_map", 0, "r")],
     "sqlite3": [("connect", 0, "a")],
 }
 """functions of libraries that open files in C: name, position of the path, and mode ("": the next argument)"""

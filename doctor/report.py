@@ -84,7 +84,7 @@ def remarks(runs: list[Run]) -> Iterator[str]:
         yield "The script did not join other ranks (init_process_group), so it was judged as one for a single process."
     files = sorted({e["file"] for rank in run.ranks for e in [*rank.all("write"), *rank.workers] if e["e"] == "write"})
     if files:
-        yield f"It wanted to write {len(files)} files, which went to a folder of the doctor's: {some_files(files)}"
+        yield f"It wanted to write {len(files)} file(s), which went to a folder of the doctor's: {some_files(files)}"
     programs = {(e["name"], e["at"]) for rank in run.ranks for e in rank.all("program") if e["at"] != "?"}
     for name, at in sorted(programs)[:3]:
         yield f"It starts a program, whose files the doctor cannot redirect: {name} at {place(at)}"
@@ -152,6 +152,7 @@ def as_json(runs: list[Run], diagnosis: Diagnosis, status: int) -> str:
         {
             "status": status,
             "runs": [asdict(run.launch) for run in runs],
+            "updates": [max((len(rank.all("update")) for rank in run.ranks), default=0) for run in runs],
             "errors": [e for run in runs for _, e in errors(run)],
             "findings": [asdict(finding) for finding in diagnosis.findings],
             "fine": diagnosis.fine,

@@ -15,6 +15,8 @@ class Settings:
     """folder of the script: lines in files below it are named first"""
     gpus: int = 2
     """number of GPUs that a node seems to have"""
+    started: int = 1
+    """number of ranks that the doctor starts on a node"""
     port: int = 0
     standin: bool = True
     """let the script see a GPU for each rank"""

@@ -59,8 +59,7 @@ class ToCpu(TorchFunctionMode):
 
 def note_wait(name: str, args: tuple) -> None:
     """Count, with its line, an operation of the training loop that would make the CPU wait for a GPU."""
-    from .observe.common import state
-    from .observe.optimizer import optimizers
+    from .observe.common import optimizers, state
 
     busy = state.observing or state.loading or state.depth or state.in_backward
     if not state.training or busy or not trail.kind_of(sys._getframe(2).f_code.co_filename):
@@ -198,6 +197,14 @@ def _answer_as_gpu(gpus: int) -> None:
     accelerator.current_stream = Nothing
 
 
+def has_fp16() -> bool:
+    """Return whether this CPU computes in float16: on others, a convolution takes up to 40 times as long."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    except (AttributeError, RuntimeError):
+        return False
+
+
 def _compute_on_cpu() -> None:
     own_autocast = torch.amp.autocast_mode.autocast.__init__
 
@@ -209,7 +216,7 @@ def _compute_on_cpu() -> None:
         cache_enabled: bool | None = None,
     ) -> None:
         if device_type == "cuda":
-            device_type, dtype = "cpu", dtype or torch.bfloat16
+            device_type, dtype = "cpu", dtype if dtype and (dtype != torch.float16 or has_fp16()) else torch.bfloat16
         own_autocast(self, device_type, dtype, enabled, cache_enabled)
 
     torch.amp.autocast_mode.autocast.__init__ = autocast  # type: ignore[method-assign]
@@ -252,11 +259,12 @@ def _communicate_with_gloo() -> None:
         kwargs = {key: value for key, value in kwargs.items() if key not in ("device_id", "pg_options")}
         return (("gloo", *args[1:]), kwargs) if args else ((), kwargs | {"backend": "gloo"})
 
-    changed(dist, "init_process_group", gloo, c10d)
-    changed(dist, "new_group", without("backend", "pg_options", "device_id", keep=2), c10d)
+    import torch.distributed.device_mesh as device_mesh
+
+    changed(dist, "init_process_group", gloo, c10d, device_mesh)
+    changed(dist, "new_group", without("backend", "pg_options", "device_id", keep=2), c10d, device_mesh)
     changed(dist, "barrier", without("device_ids", keep=2), c10d)
     _average_with_gloo(c10d)
-    import torch.distributed.device_mesh as device_mesh
 
     def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return (("cpu", *args[1:]), kwargs) if args else (args, kwargs | {"device_type": "cpu"})

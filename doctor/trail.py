@@ -10,6 +10,7 @@ import os
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -60,13 +61,13 @@ class Trail:
             kind = self.kinds[file] = 0 if is_library else 1 + path.startswith(self.root + os.sep)
         return kind
 
-    def user_line(self) -> str:
+    def user_line(self, skip: Callable[[FrameType], bool] | None = None) -> str:
         """Return file:line of the innermost frame in the script's folder, else of the innermost of the user's."""
         frame: FrameType | None = sys._getframe(1)
         other = ""
         while frame:
             kind = self.kind_of(frame.f_code.co_filename)
-            if kind == 2 or (kind == 1 and not other):
+            if (kind == 2 or (kind == 1 and not other)) and not (skip and skip(frame)):
                 place = f"{os.path.join(_getcwd(), frame.f_code.co_filename)}:{frame.f_lineno}"
                 if kind == 2:
                     return place
@@ -85,7 +86,7 @@ class Trail:
             if "site-packages" in frame.f_code.co_filename:
                 return False
             frame = frame.f_back
-        return bool(frame) and self.kind_of(frame.f_code.co_filename) > 0
+        return frame is not None and self.kind_of(frame.f_code.co_filename) > 0
 
 
 trail = Trail()

@@ -40,7 +40,9 @@ def judge(runs: list[Run]) -> Diagnosis:
     for check in CHECKS:
         found += apply(check, [(run,) for run in runs if run.ranks], diagnosis)
     for name, check in COMPARISONS.items():
-        pairs = [(partner(runs, second), second) for second in runs if second.launch.compared == name]
+        pairs: list[tuple[Run, ...]] = [
+            (partner(runs, second), second) for second in runs if second.launch.compared == name
+        ]
         if pairs:
             found += apply(check, pairs, diagnosis)
     diagnosis.findings = with_causes(once(found))
@@ -80,13 +82,10 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
 
 def once(findings: Iterable[Finding]) -> list[Finding]:
     """Leave out findings that an earlier run has shown already."""
-    seen, kept = set(), []
-    for finding in findings:
-        key = finding.check, finding.at
-        if key not in seen:
-            seen.add(key)
-            kept.append(finding)
-    return kept
+    shown_by: dict[tuple[str, str], str] = {}
+    return [
+        finding for finding in findings if shown_by.setdefault((finding.check, finding.at), finding.run) == finding.run
+    ]
 
 
 def with_causes(findings: list[Finding]) -> list[Finding]:

@@ -71,7 +71,8 @@ class Check:
         """Return what is found in a run, or by comparing two. Raises CannotJudge."""
         found = list(self.find(*runs))
         for finding in found:
-            finding.check, finding.exercise, finding.run = self.name, self.exercise, runs[-1].launch.name
+            finding.check, finding.run = self.name, runs[-1].launch.name
+            finding.exercise = finding.exercise or self.exercise
         return found
 
 

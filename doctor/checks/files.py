@@ -24,7 +24,8 @@ def one_writer(run: Run) -> Iterator[Finding]:
         if found:
             names = sorted({Path(e["file"]).name for e in found})
             number = len(writers[found[0]["file"]])
-            text = f"{number} ranks write {len(names)} files of the same names ({some(names)})"
+            what = "the same file" if len(names) == 1 else f"the same {len(names)} files"
+            text = f"{number} ranks write {what} ({some(names)})"
             certain = found is saved and run.launch.nodes == 1
             fix = "let rank 0 alone write" + (", if the nodes share the folder" if run.launch.nodes > 1 else "")
             yield (fault if certain else hint)(found[0]["at"], text, fix)

@@ -13,9 +13,14 @@ RESUME = "03_ddp/exercises/forgetful_resume"
 def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
     """A checkpoint must hold all that the rest of the training depends on, or the loss jumps at each restart."""
     saves = [e for rank in stopped.ranks for e in rank.all("save")]
+    failures = list(_failure(again, "when it is started again"))
+    yield from failures
+    if failures:
+        return
     need(again.ranks and again.any("update"), "the resumed run made no update")
     after = again.first.all("gradients")[0]
-    before = next((e for e in stopped.first.all("gradients") if not differing((e, after), "weights")), None)
+    earlier = stopped.first.all("gradients", optimizer=after["optimizer"])
+    before = next((e for e in earlier if not differing((e, after), "weights")), None)
     if before is None or before["step"] == 0:
         loaded = [e for e in again.first.all("load")]
         need(loaded, "the second run loaded no checkpoint: say with --resume which arguments make it resume")
@@ -31,39 +36,62 @@ def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
     if any(abs(a - b) > 1e-9 + 1e-6 * abs(a) for a, b in zip(before["lr"], after["lr"], strict=False)):
         yield fault(
             at,
-            f"{where}, the learning rate is {after['lr'][0]:.3g}; without the stop it was {before['lr'][0]:.3g}",
+            f"{where}, the learning rate is {after['lr'][0]:.6g}; without the stop it was {before['lr'][0]:.6g}",
             "save scheduler.state_dict(), and load it",
+        )
+    old, new = before.get("scaler"), after.get("scaler")
+    if old and new and old["_growth_tracker"] > 0 == new["_growth_tracker"]:
+        yield fault(
+            at,
+            f"{where}, the GradScaler begins anew: it counted {old['_growth_tracker']} good steps when it was stopped "
+            f"(factor {old['scale']:.6g}), and none now (factor {new['scale']:.6g})",
+            "save scaler.state_dict(), and load it",
         )
     yield from _same_epoch_again(stopped, again, before)
 
 
 def _same_epoch_again(stopped: Run, again: Run, before: Event) -> Iterator[Finding]:
-    """The order of the samples must go on with the next epoch."""
+    """After a whole epoch, the order of the samples must go on with that of the next one."""
     old = [parts[0] for passes in stopped.epochs(stopped.training).values() for parts in passes if 0 in parts]
-    new = [parts[0] for passes in again.epochs(again.training).values() for parts in passes if 0 in parts]
-    begun = [event for event in old if event["step"] < before["step"]]
-    if not (begun and new) or len(stopped.numbers(begun[0])) < 4:
-        return
-    first, resumed_ = stopped.numbers(begun[0]), again.numbers(new[0])
-    is_random = len(old) < 2 or stopped.numbers(old[1]) != first
-    if first == resumed_ and is_random and sorted(first) != first:
+    new = _first_trained_pass(again)
+    if new is None or len(old) < 2 or old[1]["step"] > before["step"]:
+        return  # it was stopped in the first epoch
+    first, second = (stopped.numbers(event) for event in old[:2])
+    if len(first) > 3 and again.numbers(new) == first != second and sorted(first) != first:
         yield fault(
-            new[0]["at"],
+            new["at"],
             f"resumed after update {before['step']}, the samples come in the order of epoch 1 again",
             "save the number of the epoch; call sampler.set_epoch(epoch) with it",
         )
 
 
+def _first_trained_pass(run: Run) -> Event | None:
+    """Return the pass of which the first batch is the first one that is trained on; None if batches are skipped."""
+    begun, batches = None, 0
+    for e in run.first.events:
+        if e["e"] == "pass" and e["loader"] in run.training:
+            begun, batches = e, 0
+        elif e["e"] == "batch" and e["loader"] in run.training:
+            batches += 1
+        elif e["e"] == "forward" and e["train"] and e["grad"]:
+            return begun if batches == 1 else None
+    return None
+
+
+def _failure(run: Run, when: str) -> Iterator[Finding]:
+    """Yield that the script ends with an error, before its first update, in a run that differs from the usual one."""
+    errors = [e for e in [e for rank in run.ranks for e in rank.events] + run.others if e["e"] == "error"]
+    if errors and not run.any("update"):
+        said = " ".join(errors[0]["text"].split())[:200]
+        fix = "if it is meant to run in this way: see the error"
+        yield hint(errors[0]["at"], f"{when} the script fails: {errors[0]['type']}: {said}", fix)
+
+
 def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
     """The number of ranks must change how fast an epoch is, not which samples it has."""
-    errors = [e for e in other.others + [e for rank in other.ranks for e in rank.events] if e["e"] == "error"]
-    if errors and usual.any("update") and not other.any("update"):
-        yield hint(
-            errors[0]["at"],
-            f"on {other.launch.world_size} rank(s) the script fails: {errors[0]['type']}: "
-            f"{errors[0]['text'].splitlines()[0] if errors[0]['text'] else ''}",
-            "if it is meant to run there: take the world size from the environment",
-        )
+    failures = list(_failure(other, f"on {other.launch.world_size} rank(s)"))
+    yield from failures
+    if failures:
         return
     need(usual.any("update") and other.any("update"), "one of the two runs made no update")
     for kind, passes in usual.epochs(usual.training).items():
@@ -79,9 +107,9 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
             )
 
     for a, b in zip(usual.first.all("schedule"), other.first.all("schedule"), strict=False):
-        (more, passes), (fewer, _) = planned_steps(other), planned_steps(usual)
-        per_step = a["steps"] > passes + 1 and more > 1.5 * fewer > 0
-        if a["length"] and a["length"] == b["length"] and per_step and abs(a["length"] - more) <= passes:
+        (more, number), (fewer, _) = planned_steps(other), planned_steps(usual)
+        per_step = a["steps"] > number + 1 and more > 1.5 * fewer > 0
+        if a["length"] and a["length"] == b["length"] and per_step and abs(a["length"] - more) <= number:
             text = f"{a['cls']} is made for {a['length']} steps on any number of ranks, but {usual.world} take {fewer}"
             yield fault(a["at"], text, "count the steps with the global batch: len(loader) of a rank times epochs")
 

@@ -17,15 +17,23 @@ def same_samples(run: Run) -> Iterator[Finding]:
     if run.model_parallel:
         raise CannotJudge("the model is split over several dimensions of ranks, some of which rightly share samples")
     planned = [(kind, passes[0]) for kind, passes in run.epochs(run.training).items() if len(passes[0]) == run.world]
-    planned = [(kind, parts) for kind, parts in planned if all("file" in e for e in parts.values())]
+    planned = [
+        (kind, parts) for kind, parts in planned if all("file" in e for e in parts.values()) and run.same_data(parts)
+    ]
     if not planned:
         yield from same_inputs(run)
     for kind, parts in planned:
         orders = {rank: run.numbers(event) for rank, event in parts.items()}
         pair = max(combinations(orders, 2), key=lambda pair: _overlap(orders[pair[0]], orders[pair[1]]))
         one, other = orders[pair[0]], orders[pair[1]]
-        if _overlap(one, other) > 0.5 and len(one) >= 4:
-            common, order = len(set(one) & set(other)), ", in the same order" if one == other else ""
+        common, order = len(set(one) & set(other)), ", in the same order" if one == other else ""
+        is_shared = "Distributed" in kind[3]  # only what it adds, so that all ranks have as many, may be common
+        if is_shared and 0.1 < _overlap(one, other) <= 0.7 and common > run.world:
+            text = f"ranks {pair[0]} and {pair[1]} share {common} of their {len(one)} samples in an epoch"
+            fix = "split and order the data set in the same way on all ranks, before the sampler shares it: with a seed"
+            at = run.made(parts[pair[0]]["loader"]).get("sampler_at") or kind[0]
+            yield fault(at, f"{text} (sampler: {kind[3]})", fix)
+        elif _overlap(one, other) > 0.5 and len(one) >= 4:
             text = f"ranks {pair[0]} and {pair[1]} train on the same {common} samples of {kind[2]} in an epoch{order}"
             yield fault(
                 kind[0],
@@ -78,7 +86,8 @@ def same_order(run: Run) -> Iterator[Finding]:
             yield hint(kind[0], text, "shuffle=True, or a sampler that shuffles")
         else:
             text = f"epochs 1 and 2 have the same order of the {len(orders[0])} samples (sampler: {kind[3]})"
-            yield fault(events[1]["at"], text, "call sampler.set_epoch(epoch) before each epoch")
+            at = run.made(events[1]["loader"]).get("sampler_at") or events[1]["at"]
+            yield fault(at, text, "call set_epoch(epoch) of this sampler before each epoch")
     need(judged, ONE_EPOCH)
 
 
@@ -90,6 +99,7 @@ def held_out(run: Run) -> Iterator[Finding]:
     need(bases, "training and validation samples come from different data sets, or have no numbers")
     for base in sorted(bases):
         common, at = len(trained[base][0] & validated[base][0]), validated[base][1]
+        at = next((e["at"] for e in run.first.all("split")), at)
         text = f"{common} of {len(validated[base][0])} validated samples are trained on by some rank"
         if common > 0.9 * len(validated[base][0]):
             yield hint(at, text, "if this is not the training accuracy: split the data first")
@@ -104,7 +114,7 @@ def _by_base(run: Run, loaders: set[str]) -> dict[int, tuple[set[int], str]]:
     """
     found: dict[int, tuple[set[int], str]] = {}
     for kind, passes in run.epochs(loaders).items():
-        for event in (event for event in passes[0].values() if "base" in event):
+        for event in (e for e in passes[0].values() if "base" in e and run.same_data(passes[0])):
             found.setdefault(event["base"], (set(), kind[0]))[0].update(run.numbers(event))
     return found
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from ..events import Event, Run
 from .base import Finding, check, fault, need, need_use
 
+ALONE = (" in select", " in poll", " in sleep", " in read")
+"""where a process stands that waits for its workers, for instance, and not for another rank"""
 SIZED = ("all_reduce", "broadcast", "reduce")
 
 
@@ -69,6 +71,10 @@ def hang(run: Run) -> Iterator[Finding]:
     need(launch.ended != "time", "the time limit came while the script still ran")
     if launch.ended in ("hang", "lost") and launch.stuck and not run.crashed:
         places = {rank.number: launch.stuck.get(rank.events[0]["pid"]) for rank in run.ranks if rank.events}
+        need(
+            not all(place and place.endswith(ALONE) for place in places.values()),
+            "the run was ended because nothing moved, but no rank waited for another one",
+        )
         listed = "; ".join(f"rank {n}: {_short(place) if place else 'ended'}" for n, place in places.items())
         at = next((place.split(" in ")[0] for place in places.values() if place), "?")
         yield fault(

@@ -28,8 +28,17 @@ def clip_scaled(run: Run) -> Iterator[Finding]:
 def clip_local(run: Run) -> Iterator[Finding]:
     """The norm of a rank's own part of sharded gradients is smaller, and another one on each rank."""
     clips = run.first.all("clip")
-    need_use(clips and run.sharded, "clipping of sharded gradients")
+    need_use(run.sharded, "sharded weights")
     plain = [e for e in clips if e["plain"]]
+    steps = [events for events in run.aligned("gradients") if all(e["factor"] for e in events)]
+    apart = [events for events in steps if max(e["factor"] for e in events) > 1.001 * min(e["factor"] for e in events)]
+    if len(apart) > 1 and not plain:
+        text = (
+            f"before {len(apart)} of {len(steps)} updates, each rank multiplied its part of the gradients by a factor "
+            f"of its own ({', '.join(format(e['factor'], '.3g') for e in apart[0])} in the first of them)"
+        )
+        fix = "clip by the norm over all ranks: clip_grad_norm_(model.parameters(), ...), or all-reduce the squares"
+        yield fault(apart[0][0]["at"], text, fix)
     if plain:
         yield fault(
             plain[0]["at"],
@@ -44,10 +53,10 @@ def gradients_zeroed(run: Run) -> Iterator[Finding]:
     for number in sorted({e["optimizer"] for e in run.first.all("update")}):
         updates = run.first.all("update", optimizer=number)[1:]
         need(len(updates) > 2, "fewer than four updates were seen")
-        if not any(e["zeroed"] for e in updates):
+        if all(e["added"] for e in updates):
             yield fault(
                 updates[0]["at"],
-                f"in all {len(updates)} updates that were compared, backward began with old gradients",
+                f"in all {len(updates)} compared updates, backward added to the gradients of the update before",
                 "optimizer.zero_grad() after each update",
             )
             return

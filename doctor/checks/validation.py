@@ -11,7 +11,9 @@ def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
     """Return the first pass of each validation: which loader, and the event of each rank."""
     epochs = run.epochs(run.validating)
     need(epochs, NO_VALIDATION)
-    found = [(kind, passes[0]) for kind, passes in epochs.items() if all("file" in e for e in passes[0].values())]
+    found = [
+        (kind, passes[0]) for kind, passes in epochs.items() if kind[2] and all("file" in e for e in passes[0].values())
+    ]
     need(found, "the samples of the validation have no numbers")
     return found
 
@@ -20,7 +22,8 @@ def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
 def validation_counts(run: Run) -> Iterator[Finding]:
     """DistributedSampler repeats samples until all ranks have equally many; drop_last leaves some out."""
     covered: dict[int, set[int]] = defaultdict(set)  # of each data set: a second loader may validate the rest
-    firsts = _first_passes(run)
+    firsts = [(kind, parts) for kind, parts in _first_passes(run) if run.same_data(parts)]
+    need(firsts, "the ranks have different data sets, so the numbers of their samples cannot be compared")
     for _, parts in firsts:
         for event in parts.values():
             covered[event["base"]].update(run.numbers(event))
@@ -129,7 +132,7 @@ def training_mode(run: Run) -> Iterator[Finding]:
 def validation_statistics(run: Run) -> Iterator[Finding]:
     """The running means come from each rank's own samples; a checkpoint has those of one rank only."""
     calls = run.together("forward", grad=False, train=False)
-    need(calls, NO_VALIDATION)
+    need(calls, "no validation in evaluation mode was seen")
     with_statistics = [events for events in calls if all(e.get("buffers") for e in events)]
     different = [events for events in with_statistics if len({tuple(e["buffers"]) for e in events}) > 1]
     shared = [parts for _, parts in _first_passes(run) if len(parts) == run.world]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import Finding, check, fault, hint, need, need_updates, some
+from .base import FAULT, Finding, check, fault, hint, need, need_updates, need_use, some
 
 TOLERANCE = 1e-6
 
@@ -27,7 +27,12 @@ def _equal(one: list[float] | None, other: list[float] | None) -> bool:
     return all(a == b or abs(a - b) <= TOLERANCE * max(one[1], other[1]) for a, b in zip(one, other, strict=True))
 
 
-@check("Gradients and weights are the same on all ranks.", exercise="03_ddp/exercises/bare_model", ranks=True)
+@check(
+    "Gradients and weights are the same on all ranks.",
+    exercise="03_ddp/exercises/bare_model",
+    after=("learning_rates_agree",),
+    ranks=True,
+)
 def weights_agree(run: Run) -> Iterator[Finding]:
     """Data parallel training is one model on all ranks: otherwise each rank trains its own, on its part of the data.
 
@@ -68,29 +73,59 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             "leave no_sync for the last backward pass before an update",
         )
     if wrapped and made and made[0]["frozen"] and not differing(first, "weights"):
-        return fault(
+        return Finding(
+            FAULT,
             made[0]["at"],
             f"{made[0]['frozen']} parameters were frozen when the model was wrapped, so DDP never "
             f"exchanges their gradients: {evidence}",
             "unfreeze first, then wrap; or wrap again after unfreezing",
+            exercise="03_ddp/exercises/two_stages",
         )
+    model_at = _made(run) or events[0]["at"]
     if not wrapped and differing(first, "weights"):
         return fault(
-            calls[0]["at"] if calls else events[0]["at"],
+            model_at,
             f"each rank begins with other weights, and no wrapper gives all of them those of rank 0: {evidence}",
             "wrap the model in DistributedDataParallel and call the wrapped one",
         )
     if not wrapped:
         return fault(
-            calls[0]["at"] if calls else events[0]["at"],
+            model_at,
             f"the model is not wrapped, and its gradients are not averaged: {evidence}",
-            "wrap the model in DistributedDataParallel and call the wrapped one",
+            "wrap the model in DistributedDataParallel and call the wrapped one, or average the gradients before the "
+            f"update of {_line(events[0]['at'])}",
         )
     return fault(events[0]["at"], evidence, "change weights and gradients in the same way on all ranks")
 
 
+def _made(run: Run) -> str:
+    """Return the line where the first model that is trained was made."""
+    trained = {e["model"] for e in run.first.all("forward", train=True, grad=True)}
+    return next((str(e.get("made", e["at"])) for e in run.first.all("model") if e["model"] in trained), "")
+
+
 def _line(at: str) -> str:
     return at.rsplit("/", 1)[-1]
+
+
+@check("Models that others learn from are the same on all ranks.", ranks=True, after=("weights_agree",))
+def teachers_agree(run: Run) -> Iterator[Finding]:
+    """A teacher or an average of the weights that only one rank updates gives the ranks different targets."""
+    need(not run.sharded and not run.model_parallel, "the ranks have different parts of the weights")
+    steps = [events for events in run.aligned("gradients") if all(e["others"] for e in events)]
+    need_use(steps, "a model that is in no optimizer")
+    for number in steps[0][0]["others"]:
+        calls = [[e for e in rank.all("forward") if str(e["model"]) == number] for rank in run.ranks]
+        if min(map(len, calls)) < len(run.first.all("update")) / 2:
+            continue  # it is not called in training, on every rank
+        sums = [[e["others"][number] for e in events] for events in steps if all(number in e["others"] for e in events)]
+        unequal = [any(not _equal(of_ranks[0], other) for other in of_ranks) for of_ranks in sums]
+        if len(unequal) > 3 and sum(unequal) > len(unequal) / 2 and unequal[-1]:  # equal at the beginning, perhaps
+            text = (
+                f"the {calls[0][0]['cls']} that is called here gets no gradients, and has other weights on each rank "
+                f"in {sum(unequal)} of {len(unequal)} updates"
+            )
+            yield fault(calls[0][0]["at"], text, "update it in the same way on every rank, or broadcast it from rank 0")
 
 
 @check("All ranks use the same learning rate.", ranks=True, after=("equal_steps",))
@@ -101,8 +136,9 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
     for events in steps:
         if len({tuple(e["lr"]) for e in events}) > 1:
             rates = ", ".join(f"{e['lr'][0]:.3g}" for e in events)
+            schedules = [e for rank in run.ranks for e in rank.all("schedule") if "stepped_at" in e]
             yield fault(
-                events[0]["at"],
+                max(schedules, key=lambda e: e["steps"])["stepped_at"] if schedules else events[0]["at"],
                 f"before update {events[0]['step'] + 1}, the learning rates of the ranks are {rates}",
                 "call scheduler.step() on all ranks, equally often",
             )
@@ -184,9 +220,13 @@ def finite(run: Run) -> Iterator[Finding]:
             text = (
                 f"before update {e['step'] + 1}, {len(bad)} of {len(e['weights'])} weights are not finite ({some(bad)})"
             )
-            fix = "look for the first loss that is not finite: learning rate, damaged samples, fp16 without a scaler"
-            uninitialized = "initialize all weights (to_empty leaves what the memory held)"
-            yield fault(e["at"], text, fix if e["step"] else uninitialized)
+            empty = run.first.all("empty")[:1] if e["step"] == run.first.all("gradients")[0]["step"] else []
+            if empty:
+                fix = "initialize the weights of all layers after to_empty()"
+                yield fault(empty[0]["at"], f"to_empty() left weights that nothing initialized: {text}", fix)
+            else:
+                fix = "look for the first loss that is not finite: learning rate, damaged samples, fp16 without scaler"
+                yield fault(e["at"], text, fix)
             return
 
 
@@ -201,5 +241,7 @@ def low_precision(run: Run) -> Iterator[Finding]:
         text = f"weights are updated in {low[0]}: {same / total:.0%} of the updates with a gradient changed nothing"
         kind = fault if same > 0.5 * total else hint
         yield kind(
-            run.first.all("update")[0]["at"], text, "keep the weights in float32 and compute in 16 bits (autocast)"
+            _made(run) or run.first.all("update")[0]["at"],
+            text,
+            "keep the weights in float32 and compute in 16 bits (autocast)",
         )

@@ -21,6 +21,8 @@ class AfterImport:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         """Return what the other finders find, with a loader that calls the function afterwards."""
+        if name == "torchvision" and "torch" in self.callbacks:
+            importlib.import_module("torch")  # first, because --preload runs after it, and can use torchvision
         callback = self.callbacks.pop(name, None)
         spec = importlib.util.find_spec(name) if callback else None
         if spec is None or spec.loader is None or callback is None:

@@ -48,7 +48,7 @@ def install() -> None:
         patch(functional, name, _noting("functional"))
     for name in ("all_reduce", "all_gather", "reduce", "gather"):
         patch(differentiable, name, _noting("functional"))
-    patch(dist, "init_process_group", _init, dist.distributed_c10d)
+    patch(dist, "init_process_group", _init, dist.distributed_c10d, dist.device_mesh)
     patch(dist.algorithms.join.Join, "__init__", _join)
     patch(sys.modules["torch.multiprocessing.spawn"], "start_processes", _spawn, torch.multiprocessing)
 
@@ -136,8 +136,8 @@ def _join(own: Callable[..., None]) -> Callable[..., None]:
 def _spawn(own: Callable[..., Any]) -> Callable[..., Any]:
     def start(*args: Any, **kwargs: Any) -> Any:
         note("spawn", at=user_line())
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:  # set by the doctor, for a script that starts its ranks itself
-            wait_for_the_end("spawn")
+        if CONFIG.started > 1:
+            wait_for_the_end("spawn")  # the doctor started all ranks of this node, and so does the script
         return own(*args, **kwargs)
 
     return start

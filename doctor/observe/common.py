@@ -3,10 +3,13 @@
 
 import functools
 import traceback
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.optimizer import Optimizer
 
 from .. import settings
 from ..trail import note
@@ -33,6 +36,32 @@ class State:
 
 
 state = State()
+
+
+@dataclass
+class Optimizers:
+    """The optimizers of this process."""
+
+    known: dict[int, "weakref.ref[Optimizer]"] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
+    """ids of the parameters in all of them"""
+    updates: dict[int, int] = field(default_factory=dict)
+    depth: int = 0
+    """steps that are being taken: one optimizer can call another one"""
+    scaled: bool = False
+    """whether the gradients are multiplied by the factor of a GradScaler"""
+    scaler: Any = None
+    """the GradScaler that was used last"""
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """weights in 16 bits, and their values before the update"""
+    waits: dict[str, int] = field(default_factory=dict)
+    """operations since the last update that make the CPU wait for a GPU, with their lines"""
+    schedulers: list[tuple[Any, str]] = field(default_factory=list)
+    schedule_lines: dict[int, str] = field(default_factory=dict)
+    """by the ids of schedulers: the line of the last step"""
+
+
+optimizers = Optimizers()
 
 
 def patch(target: Any, name: str, wrap: Callable[[Callable], Callable], *others: Any) -> None:

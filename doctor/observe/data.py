@@ -1,8 +1,11 @@
 """Which samples the loaders give, in which order, with which workers; passes of a loader are cut short here."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
+import contextlib
 import itertools
+import json
 import os
+import sys
 import time
 import zlib
 from array import array
@@ -14,7 +17,7 @@ import torch
 from torch.utils import data
 
 from ..trail import note, user_line
-from .common import CONFIG, patch, quietly, state
+from .common import CONFIG, fingerprints, patch, quietly, state
 
 LONGEST_PLAN = 200_000
 """batches of a pass that are looked at: a sampler can be endless"""
@@ -45,6 +48,8 @@ def install() -> None:
 
     data.DataLoader._index_sampler = property(index_sampler)
     patch(data.DataLoader, "__init__", _loader_init)
+    patch(data.DistributedSampler, "__init__", _sampler_init)
+    patch(data, "random_split", _split, data.dataset)
     iterators = data.dataloader._BaseDataLoaderIter
     patch(iterators, "__init__", _iterator_init)
     patch(iterators, "_reset", _iterator_reset)
@@ -73,11 +78,35 @@ class ShortSampler:
     def __iter__(self) -> Iterator[Any]:
         rest = iter(self.sampler)
         plan = list(itertools.islice(rest, LONGEST_PLAN))
-        note_pass(self.loader, plan)
-        if CONFIG.batches and len(plan) > CONFIG.batches:
+        is_cut = 0 < CONFIG.batches < len(plan)
+        note_pass(self.loader, plan, is_cut and isinstance(sys.exc_info()[1], StopIteration))
+        if is_cut:
             yield from plan[: CONFIG.batches - 1] + plan[-1:]
         else:
             yield from itertools.chain(plan, rest)
+
+
+def _split(own: Callable[..., list]) -> Callable[..., list]:
+    def split(dataset: Any, *args: Any, **kwargs: Any) -> list:
+        note("split", at=user_line())
+        return own(dataset, *args, **kwargs)
+
+    return split
+
+
+def _sampler_init(own: Callable[..., None]) -> Callable[..., None]:
+    def init(sampler: data.DistributedSampler, *args: Any, **kwargs: Any) -> None:
+        own(sampler, *args, **kwargs)
+        sampler.__dict__["_doctor_at"] = user_line()
+
+    return init
+
+
+def _made(loader: data.DataLoader) -> str | None:
+    """Return the line where the DistributedSampler of a loader was made, if it has one."""
+    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    places = (getattr(sampler, "_doctor_at", None) for sampler in samplers)
+    return next((place for place in places if place and place != "?"), None)
 
 
 def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
@@ -94,6 +123,7 @@ def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
             workers=loader.num_workers,
             persistent=loader.persistent_workers,
             sampler=type(loader.sampler).__name__,
+            sampler_at=_made(loader),
             batch_size=loader.batch_size,
             drop_last=bool(loader.drop_last),
             iterable=loader._dataset_kind == ITERABLE,
@@ -109,8 +139,12 @@ def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
 
 
 @quietly
-def note_pass(loader: data.DataLoader, plan: list | None = None) -> None:
-    """Log that a pass over the data begins, with the numbers of its samples if there is a plan."""
+def note_pass(loader: data.DataLoader, plan: list | None = None, again: bool = False) -> None:
+    """Log that a pass over the data begins, with the numbers of its samples if there is a plan.
+
+    With ``again`` it begins because the one before has ended (in ``except StopIteration``), perhaps only because the
+    doctor has cut it.
+    """
     key, _ = known.loaders[id(loader)]
     what: dict[str, object] = {"loader": key, "at": user_line(), "workers": loader.num_workers}
     if plan is not None:
@@ -122,6 +156,7 @@ def note_pass(loader: data.DataLoader, plan: list | None = None) -> None:
         what |= {
             "file": _store(numbers),
             "batches": len(plan),
+            "again": again,
             "dataset": _number_of(dataset),
             "base": _number_of(base),
         }
@@ -141,7 +176,7 @@ def _samples(batch: Any) -> Iterator[Any]:
 def _as_integers(samples: list) -> list[int]:
     """Return the numbers of samples; if they are tuples such as (epoch, number), the part that varies most."""
     if samples and isinstance(samples[0], tuple):
-        samples = max(zip(*samples, strict=True), key=lambda column: len(set(column)))
+        samples = list(max(zip(*samples, strict=True), key=lambda column: len(set(column))))
     try:
         return [int(sample) for sample in samples]
     except (TypeError, ValueError):
@@ -172,7 +207,7 @@ def _number_of(dataset: Any) -> int:
         _, _, indices = _below_subsets(dataset)
         objects = [
             (len(value), name)
-            for name, value in vars(dataset).items()
+            for name, value in getattr(dataset, "__dict__", {}).items()
             if isinstance(value, list | dict) and len(value) > MANY_OBJECTS
         ]
         note(
@@ -182,8 +217,27 @@ def _number_of(dataset: Any) -> int:
             cls=type(dataset).__name__,
             file=None if indices is None else _store(indices[: len(dataset)]),
             objects=max(objects, default=None),
+            content=_content(dataset, len(dataset)),
         )
     return known.datasets[id(dataset)][0]
+
+
+def _content(dataset: Any, size: int) -> int:
+    """Return a number that differs between data sets of which sample k is not the same sample.
+
+    It is made from the lists, arrays and tensors in the data set that have one entry for each sample.
+    """
+    total, step = 0, 1 + size // 200
+    for _, value in sorted(getattr(dataset, "__dict__", {}).items()):
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, torch.Tensor) and each.dim() and len(each) == size:
+                total = zlib.crc32(str(fingerprints(each[::step])).encode(), total)
+            elif type(each).__name__ == "ndarray" and each.dtype != object and each.ndim and len(each) == size:
+                total = zlib.crc32(each[::step].tobytes(), total)
+            elif isinstance(each, list) and len(each) == size:
+                with contextlib.suppress(TypeError, ValueError):  # a list of objects
+                    total = zlib.crc32(json.dumps(each[::step]).encode(), total)
+    return total
 
 
 def _store(numbers: list[int]) -> str:

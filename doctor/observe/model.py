@@ -5,6 +5,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
 
 from ..trail import note, trail, user_line
-from .common import CONFIG, fingerprint, fingerprints, local, patch, quietly, state
+from .common import CONFIG, fingerprint, fingerprints, local, optimizers, patch, quietly, state
 
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
@@ -42,6 +44,10 @@ class Models:
     """lines of the backward passes since the last update"""
     zeroed: set[int] = field(default_factory=set)
     """optimizers of which the gradients were zero before a backward pass since their last update"""
+    added: set[int] = field(default_factory=set)
+    """optimizers to whose old gradients a backward pass has added since their last update"""
+    sizes: dict[int, float] = field(default_factory=dict)
+    """of each optimizer: the size of its first gradients after the last backward pass"""
     factors: list[tuple[str, int, float]] = field(default_factory=list)
     """of each loss since the last update: its line, its samples, and how much a sample counts"""
     graphs: list[tuple["weakref.ref[Alive]", str]] = field(default_factory=list)
@@ -57,7 +63,9 @@ class Alive:
 def install() -> None:
     """Observe calls of models, dropout, batch norm, losses, and backward."""
     nn.Module.__call__ = _call(nn.Module.__call__)  # type: ignore[method-assign]
+    patch(nn.Module, "__init__", _module_init)
     patch(DistributedDataParallel, "__init__", _wrap_ddp)
+    patch(nn.Module, "to_empty", _to_empty)
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
         patch(nn.functional, name, _random_layer(2, "p", 0.5))
     patch(nn.functional, "batch_norm", _random_layer(5, "", 1.0))
@@ -65,6 +73,20 @@ def install() -> None:
     for name in ("cross_entropy", "nll_loss"):
         patch(nn.functional, name, _loss)
     patch(torch.autograd, "backward", _backward)
+
+
+def _module_init(own: Callable[..., None]) -> Callable[..., None]:
+    """Remember the line of the script that makes a module: not one of the module's own __init__."""
+
+    def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        own(module, *args, **kwargs)
+        module.__dict__["_doctor_made"] = user_line(lambda frame: _is_init_of(frame, module))
+
+    return init
+
+
+def _is_init_of(frame: FrameType, module: nn.Module) -> bool:
+    return frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is module
 
 
 def _call(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +139,8 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
         models.numbers[id(core)] = len(models.numbers)
         models.known.append(core)
         name_parameters()
-        note("model", model=models.numbers[id(core)], at=at, **_kind_of(core))
+        made = core.__dict__.get("_doctor_made", "?").replace("?", at)
+        note("model", model=models.numbers[id(core)], at=at, made=made, **_kind_of(core))
     event: dict[str, object] = {
         "model": models.numbers[id(core)],
         "cls": type(core).__name__,
@@ -154,7 +177,8 @@ def is_synced_norm(module: nn.Module) -> bool:
 def _kind_of(core: nn.Module) -> dict[str, object]:
     modules = list(core.modules())
     norms = [m for m in modules if isinstance(m, _BatchNorm)]
-    fsdp = any(type(m).__name__ == "FullyShardedDataParallel" for m in modules)
+    wrappers = {base.__name__ for m in modules for base in type(m).__mro__}
+    fsdp = "FullyShardedDataParallel" in wrappers
     meshes = [p.device_mesh.ndim for p in core.parameters() if hasattr(p, "device_mesh")]
     return {
         "cls": type(core).__name__,
@@ -162,6 +186,7 @@ def _kind_of(core: nn.Module) -> dict[str, object]:
         "fsdp1": fsdp,
         "sharded": fsdp or bool(meshes),
         "mesh_dims": max(meshes, default=0),
+        "tensor_parallel": bool(meshes) and not fsdp and "FSDPModule" not in wrappers,
         "local_norms": sum(not is_synced_norm(m) for m in norms),
     }
 
@@ -194,6 +219,21 @@ def _wrap_ddp(own: Callable[..., None]) -> Callable[..., None]:
         note("ddp", at=at, cls=type(module).__name__, frozen=frozen)
 
     return init
+
+
+def _to_empty(own: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Let memory that holds anything hold NaN, so that what is never initialized is always seen."""
+
+    def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        module = own(module, *args, **kwargs)
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.is_floating_point() and not tensor.is_meta:
+                    local(tensor).fill_(float("nan"))
+        note("empty", at=user_line())
+        return module
+
+    return to_empty
 
 
 def _random_layer(position: int, rate_name: str, default: float) -> Callable[[Callable], Callable]:
@@ -264,25 +304,20 @@ def _follow(out: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) ->
 def _backward(own: Callable[..., None]) -> Callable[..., None]:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         note_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
+        before = gradient_sizes() or {}
         state.in_backward = True
         try:
             own(tensors, *args, **kwargs)
         finally:
             state.in_backward = False
+        note_gradients(before)
 
     return backward
 
 
 @quietly
 def note_backward(loss: torch.Tensor, at: str) -> None:
-    """Remember a backward pass, which gradients were zero before it, and whether its graph stays in memory."""
-    from .optimizer import optimizers
-
-    for number, known in optimizers.known.items():
-        if number not in models.zeroed and (optimizer := known()):
-            parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-            if not any(float(local(p.grad).abs().sum()) for p in itertools.islice(parameters, 5)):
-                models.zeroed.add(number)
+    """Remember a backward pass, and whether its graph stays in memory."""
     models.backwards.append(at)
     token, node = Alive(), loss.grad_fn
     models.graphs.append((weakref.ref(token), at))
@@ -293,10 +328,33 @@ def note_backward(loss: torch.Tensor, at: str) -> None:
         node = node.next_functions[0][0] if node.next_functions else None
 
 
+def sizes_now() -> dict[int, float]:
+    """Return the size of the gradients of each optimizer."""
+    return {number: gradient_size(one) for number, known in optimizers.known.items() if (one := known())}
+
+
+gradient_sizes = quietly(sizes_now)
+
+
+def gradient_size(optimizer: Optimizer) -> float:
+    """Return the sum of the absolute values of the first five gradients, of the parts that this rank has."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    return sum(float(local(p.grad).double().abs().sum()) for p in itertools.islice(parameters, 5))
+
+
+@quietly
+def note_gradients(before: dict[int, float]) -> None:
+    """Remember which gradients were zero before a backward pass, to which old ones it has added, and their sizes."""
+    models.sizes = sizes_now()
+    for number, size in before.items():
+        if size == 0:
+            models.zeroed.add(number)
+        elif models.sizes.get(number) != size:
+            models.added.add(number)
+
+
 def finish() -> None:
     """Log which trainable parameters are in no optimizer, and the number of samples of the models."""
-    from .optimizer import optimizers
-
     for number, model in enumerate(models.known):
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         orphans = [name for name, p in trainable if id(p) not in optimizers.held]

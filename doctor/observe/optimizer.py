@@ -5,7 +5,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,35 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..trail import note, trail, user_line
-from .common import CONFIG, local, patch, quietly, state, sums
-from .model import models, name_parameters
+from .common import CONFIG, local, optimizers, patch, quietly, state, sums
+from .model import gradient_size, models, name_parameters
 
 MOST_PARAMETERS = 600
 FIRST = 16
 """first updates of an optimizer that are logged with all sums; of the others, every tenth is"""
 LOW_PRECISION = (torch.bfloat16, torch.float16)
-
-
-@dataclass
-class Optimizers:
-    """The optimizers of this process."""
-
-    known: dict[int, "weakref.ref[Optimizer]"] = field(default_factory=dict)
-    held: set[int] = field(default_factory=set)
-    """ids of the parameters in all of them"""
-    updates: dict[int, int] = field(default_factory=dict)
-    depth: int = 0
-    """steps that are being taken: one optimizer can call another one"""
-    scaled: bool = False
-    """whether the gradients are multiplied by the factor of a GradScaler"""
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """weights in 16 bits, and their values before the update"""
-    waits: dict[str, int] = field(default_factory=dict)
-    """operations since the last update that make the CPU wait for a GPU, with their lines"""
-    schedulers: list[tuple[Any, str]] = field(default_factory=list)
-
-
-optimizers = Optimizers()
 
 
 def install() -> None:
@@ -55,6 +32,7 @@ def install() -> None:
     patch(torch.amp.GradScaler, "unscale_", _scaling(False))
     for kind in (LRScheduler, ReduceLROnPlateau):
         patch(kind, "__init__", _scheduler_init)
+        patch(kind, "step", _scheduler_step)
 
 
 def _number_of(optimizer: Optimizer) -> int:
@@ -92,11 +70,28 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         gradients={name: None if p.grad is None else sums(p.grad) for name, p in named if p.requires_grad},
         weights={name: sums(p) for name, p in named},
         lr=[float(group["lr"]) for group in optimizer.param_groups],
-        state=len(optimizer.state),
+        state=len(getattr(optimizer, "optim", optimizer).state),  # ZeroRedundancyOptimizer has another one inside
+        scaler=None if optimizers.scaler is None else optimizers.scaler.state_dict(),
         dtypes=sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
+        factor=_ratio(gradient_size(optimizer), models.sizes.get(number)),
+        others=_weights_of_others(),
     )
     low = [p for p in parameters if p.dtype in LOW_PRECISION and p.grad is not None][:8]
     optimizers.copies = [(p, local(p).flatten()[:4096].clone()) for p in low]
+
+
+def _ratio(now: float, before: float | None) -> float | None:
+    return now / before if before else None
+
+
+def _weights_of_others() -> dict[int, list[float]]:
+    """Return the sum of the weights, and of their absolute values, of each model of which no weight is trained."""
+    found = {}
+    for number, model in enumerate(models.known):
+        parts = [] if any(id(p) in optimizers.held for p in model.parameters()) else [*map(sums, model.parameters())]
+        if parts and all(parts):
+            found[number] = [sum(part[k] for part in parts if part) for k in (0, 1)]
+    return found
 
 
 def _after_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
@@ -133,7 +128,7 @@ def note_after(optimizer: Optimizer) -> None:
         parameters=len(parameters),
         foreign=sum(id(p) not in models.names for p in parameters),
         backwards=models.backwards,
-        zeroed=_number_of(optimizer) in models.zeroed,
+        added=_number_of(optimizer) in models.added - models.zeroed,
         factors=models.factors,
         waits=optimizers.waits,
         graphs=len(alive),
@@ -144,6 +139,7 @@ def note_after(optimizer: Optimizer) -> None:
     models.backwards, models.factors, optimizers.waits, optimizers.copies = [], [], {}, []
     optimizers.scaled = False
     models.zeroed.discard(_number_of(optimizer))
+    models.added.discard(_number_of(optimizer))
 
 
 def wait_for_the_end(how: str) -> None:
@@ -170,7 +166,7 @@ def _scaling(scaled: bool) -> Callable[[Callable], Callable]:
     def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
         def scaling(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             if scaler.is_enabled():
-                optimizers.scaled = scaled
+                optimizers.scaled, optimizers.scaler = scaled, scaler
             return own(scaler, *args, **kwargs)
 
         return scaling
@@ -185,6 +181,14 @@ def _scheduler_init(own: Callable[..., None]) -> Callable[..., None]:
         own(scheduler, *args, **kwargs)
 
     return init
+
+
+def _scheduler_step(own: Callable[..., None]) -> Callable[..., None]:
+    def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        optimizers.schedule_lines[id(scheduler)] = user_line()
+        own(scheduler, *args, **kwargs)
+
+    return step
 
 
 def length_of(scheduler: Any) -> int | None:
@@ -208,4 +212,11 @@ def finish() -> None:
             length = length_of(scheduler)
         except Exception:  # a schedule of the script's own, asked for a step that it does not know
             length = None
-        note("schedule", cls=type(scheduler).__name__, at=at, steps=getattr(scheduler, "last_epoch", 0), length=length)
+        note(
+            "schedule",
+            cls=type(scheduler).__name__,
+            at=at,
+            steps=getattr(scheduler, "last_epoch", 0),
+            length=length,
+            stepped_at=optimizers.schedule_lines.get(id(scheduler), at),
+        )

@@ -44,7 +44,18 @@ def _events(rank: int, world: int, samples: dict[str, list[int]]) -> list[Event]
             drop_last=False, iterable=False, dataset="Images")  # fmt: skip
         add("dataset", 10 * (number + 1), dataset=number, size=SAMPLES, cls="Images", file=None, objects=None)
     add("ddp", 30, cls="Net", frozen=0)
-    add("model", 40, model=0, cls="Net", parameters=3, sharded=False, fsdp1=False, mesh_dims=0, local_norms=0)
+    add(
+        "model",
+        40,
+        model=0,
+        cls="Net",
+        made=at(29),
+        parameters=3,
+        sharded=False,
+        fsdp1=False,
+        mesh_dims=0,
+        local_norms=0,
+    )
     add("dropout", 41, p=0.1)
     for epoch in range(EPOCHS):
         order = [(5 * number + epoch) % SAMPLES for number in range(SAMPLES)]
@@ -52,9 +63,9 @@ def _events(rank: int, world: int, samples: dict[str, list[int]]) -> list[Event]
         for i in range(STEPS):
             call(43, TRAIN, True, [1000 * epoch + 10 * i + rank, 1000 * epoch + 10 * i + rank + 5])
             add("gradients", 45, optimizer=0, count=step, closure=False, lr=[0.1 - 0.01 * step], state=3 if step else 0,
-                gradients={name: [0.5, 1.0 + step] for name in NAMES}, dtypes=["float32"],
+                gradients={name: [0.5, 1.0 + step] for name in NAMES}, dtypes=["float32"], factor=1.0, others={},
                 weights={name: [0.1 * step, 2.0 + step] for name in NAMES})  # fmt: skip
-            add("update", 45, optimizer=0, parameters=3, foreign=0, backwards=[at(44)], zeroed=True, graphs=1,
+            add("update", 45, optimizer=0, parameters=3, foreign=0, backwards=[at(44)], added=False, graphs=1,
                 graph_at=at(44), factors=[[at(44), 2, 0.5]], waits={})  # fmt: skip
             step += 1
         one_pass(VAL, 50, f"v{rank}_{epoch}", list(range(rank, SAMPLES, world)), 1)

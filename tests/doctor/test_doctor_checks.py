@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
 
 from doctor.checks import CHECKS, judge
 from doctor.events import Run
+from doctor.launch import guess_launcher
 
 FAULTS: dict[str, tuple[str, int, Callable[[Run], object]]] = {}
 """for each check: kind of the finding, line, and what makes the events faulty"""
@@ -31,6 +33,11 @@ def set_samples(run: Run, prefix: str, *parts: list[int]) -> None:
 @faulty("same_samples", "FAULT", 10)
 def every_rank_has_all(run: Run) -> None:
     set_samples(run, "", list(range(SAMPLES)), [(3 * n) % SAMPLES for n in range(SAMPLES)])
+
+
+@faulty("same_samples", "FAULT", 10)
+def each_rank_permutes_the_data_before_they_are_shared(run: Run) -> None:
+    run.samples["0_0"], run.samples["1_0"] = [0, 5, 10, 15, 4, 9, 14, 3], [6, 7, 10, 15, 4, 1, 2, 8]
 
 
 @faulty("same_samples", "FAULT", 43)
@@ -134,7 +141,7 @@ def unfrozen_after_wrapping(run: Run) -> None:
     change(run, "ddp", frozen=2)
 
 
-@faulty("weights_agree", "FAULT", 43)
+@faulty("weights_agree", "FAULT", 29)
 def never_wrapped(run: Run) -> None:
     make_weights_differ(run)
     for rank in run.ranks:
@@ -143,8 +150,9 @@ def never_wrapped(run: Run) -> None:
             e.pop("ddp")
 
 
-@faulty("learning_rates_agree", "FAULT", 45)
+@faulty("learning_rates_agree", "FAULT", 47)
 def one_rank_steps_the_scheduler(run: Run) -> None:
+    change(run, "schedule", (0,), stepped_at=at(47))
     change(run, "gradients", (1,), lr=[0.1])
 
 
@@ -180,7 +188,15 @@ def weights_are_nan(run: Run) -> None:
             e["weights"] = {name: [float("nan"), float("nan")] for name in NAMES}
 
 
-@faulty("low_precision", "FAULT", 45)
+@faulty("finite", "FAULT", 31)
+def a_layer_is_never_initialized(run: Run) -> None:
+    for rank in run.ranks:
+        rank.events.insert(0, {"e": "empty", "step": 0, "t": 0.0, "at": at(31)})
+        for e in rank.all("gradients"):
+            e["weights"]["b.weight"] = [float("nan"), float("nan")]
+
+
+@faulty("low_precision", "FAULT", 29)
 def weights_in_bf16(run: Run) -> None:
     change(run, "gradients", dtypes=["bfloat16"])
     change(run, "update", low_same=80, low_all=100)
@@ -215,9 +231,24 @@ def local_norm(run: Run) -> None:
     add(run, "clip", 44, scaled=False, plain=True)
 
 
+@faulty("clip_local", "FAULT", 45)
+def own_clipping_of_a_part(run: Run) -> None:
+    change(run, "model", sharded=True)
+    change(run, "gradients", (1,), factor=0.9)
+
+
+@faulty("teachers_agree", "FAULT", 60)
+def average_on_rank_0_only(run: Run) -> None:
+    for rank in run.ranks:
+        for e in rank.all("gradients"):
+            e["others"] = {"7": [1.0 + e["count"] * (1 - rank.number), 2.0]}
+        calls = [e | {"model": 7, "grad": False, "at": at(60), "loader": None} for e in rank.all("forward", train=True)]
+        rank.events.extend(calls)
+
+
 @faulty("gradients_zeroed", "FAULT", 45)
 def no_zero_grad(run: Run) -> None:
-    change(run, "update", zeroed=False)
+    change(run, "update", added=True)
 
 
 @faulty("accumulation", "COST", 44)
@@ -500,9 +531,7 @@ def stopped_and_resumed() -> tuple[Run, Run]:
         rank.events = [
             e for e in rank.events if e["step"] >= 4 or e["e"] in ("process", "init", "loader", "dataset", "model")
         ]
-        rank.events = [
-            e for e in rank.events if e["step"] > 4 or e["e"] not in ("save", "write", "collective", "batch")
-        ]
+        rank.events = [e for e in rank.events if e["step"] > 4 or e["e"] not in ("save", "write", "collective")]
         rank.events = [e for e in rank.events if e.get("loader") != VAL or e["step"] > 4 or e["e"] == "loader"]
     return stopped, again
 
@@ -525,12 +554,36 @@ def test_what_a_resumed_run_has_lost_is_found(field: str, value: object, said: s
     assert (found.kind, found.run) == ("FAULT", "stopped and resumed")
 
 
+def test_a_scaler_that_is_not_saved_is_found() -> None:
+    stopped, again = stopped_and_resumed()
+    for run, first in ((stopped, 0), (again, 4)):
+        for rank in run.ranks:
+            for e in rank.all("gradients"):
+                e["scaler"] = {"scale": 65536.0, "_growth_tracker": e["step"] - first}
+    (found,) = judge([correct_run(), stopped, again]).findings
+    assert "GradScaler begins anew" in found.text
+
+
+def test_a_run_in_which_ranks_wait_for_their_workers_is_not_called_hanging() -> None:
+    run = correct_run(ended="hang", stuck={1000: f"{at(42)} in select", 1001: f"{at(42)} in select"})
+    assert not judge([run]).findings
+
+
 def test_a_resumed_run_that_begins_with_the_first_order_is_found() -> None:
     stopped, again = stopped_and_resumed()
     for rank in again.ranks:
         again.samples[f"{rank.number}_1"] = stopped.samples[f"{rank.number}_0"]
     found = judge([correct_run(), stopped, again]).findings
     assert any("order of epoch 1" in finding.text for finding in found)
+
+
+def test_a_resumed_run_that_skips_the_batches_it_had_is_right() -> None:
+    stopped, again = stopped_and_resumed()
+    for rank in again.ranks:
+        again.samples[f"{rank.number}_1"] = stopped.samples[f"{rank.number}_0"]
+        first = next(i for i, e in enumerate(rank.events) if e["e"] == "batch")
+        rank.events.insert(first, rank.events[first])
+    assert not judge([correct_run(), stopped, again]).findings
 
 
 def test_an_epoch_that_grows_with_the_ranks_is_found() -> None:
@@ -552,3 +605,39 @@ def test_only_faults_count_under_a_provocation() -> None:
     validation_padded(provoked)
     (found,) = judge([correct_run(), provoked]).findings
     assert found.run == "with uneven data"
+
+
+def test_tensor_parallel_ranks_may_have_the_same_inputs() -> None:
+    run = correct_run()
+    same_inputs_without_loader(run)
+    change(run, "model", sharded=True, mesh_dims=1, tensor_parallel=True)
+    assert not judge([run]).faults
+
+
+def test_samples_of_the_same_numbers_in_other_data_sets_are_other_samples() -> None:
+    run = correct_run()
+    set_samples(run, "", list(range(SAMPLES)), [(3 * n) % SAMPLES for n in range(SAMPLES)])
+    for rank in run.ranks:
+        for e in rank.all("dataset"):
+            e["content"] = rank.number
+    assert not judge([run]).faults
+
+
+# how a script is started
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher"),
+    [
+        ('dist.init_process_group("gloo")', "torchrun"),
+        ('rank = int(os.environ["RANK"]); dist.init_process_group("gloo")', "torchrun"),
+        ('rank = int(os.environ["SLURM_PROCID"]); dist.init_process_group("gloo", rank=rank)', "srun"),
+        ('os.environ["RANK"] = os.environ["SLURM_PROCID"]; rank = int(os.environ["RANK"])', "srun"),
+        ('os.environ["RANK"] = str(rank); mp.spawn(main, nprocs=2)', "spawn"),
+        ("model(x).backward()", "single"),
+    ],
+)
+def test_the_launcher_is_guessed_from_the_script(tmp_path: Path, text: str, launcher: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert guess_launcher(script)[0] == launcher

@@ -81,7 +81,7 @@ def test_correct_script_has_no_finding_and_nothing_is_changed(doctor: Doctor) ->
 def test_faults_are_found_with_their_lines(doctor: Doctor) -> None:
     report, found = doctor.findings("ddp.py", "bare,same_order,padded,no_eval,clip_scaled,all_save,item")
     assert found["weights_agree"] == "call"
-    assert found["same_order"] == "epoch"
+    assert found["same_order"] == "sampler"
     assert found["validation_counts"] == "val_loader"
     assert found["validation_mode"] == "validate"
     assert found["clip_scaled"] == "clip"
@@ -141,7 +141,7 @@ def test_script_that_never_trains(doctor: Doctor) -> None:
     ("faults", "wanted"),
     [
         ("same_samples,not_combined", "same_samples train_loader results_combined validation"),
-        ("held_out,schedule,graphs", "held_out val_loader schedule_length schedule graphs_kept backward"),
+        ("held_out,schedule,graphs", "held_out split schedule_length schedule graphs_kept backward"),
         ("frozen,workers,same_workers", "weights_agree wrap workers_restarted train_loader same_workers train_loader"),
         ("one_class,same_dropout", "gradients_arrive backward same_dropout call"),
         ("not_zeroed", "gradients_zeroed update"),

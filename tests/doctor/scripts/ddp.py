@@ -34,9 +34,10 @@ def main() -> None:
     torch.cuda.set_device(local)
     whole = TensorDataset(torch.randn(160, 6, generator=torch.Generator().manual_seed(1)), torch.arange(160) % 3)
     split = None if "held_out" in faults else torch.Generator().manual_seed(2)
-    train, val = random_split(whole, [119, 41], generator=split)
+    train, val = random_split(whole, [119, 41], generator=split)  # LINE split
     workers = 2 if "workers" in faults else 0
-    sampler = DistributedSampler(train, rank=local if "local_rank" in faults else rank, num_replicas=world)
+    share = local if "local_rank" in faults else rank
+    sampler = DistributedSampler(train, rank=share, num_replicas=world)  # LINE sampler
     if "same_samples" in faults:
         sampler = None
     train_data = Noisy(train)
@@ -61,6 +62,7 @@ def main() -> None:
         if "forgetful" not in faults:
             optimizer.load_state_dict(checkpoint["optimizer"])
         scheduler.load_state_dict(checkpoint["scheduler"])
+        scaler.load_state_dict(checkpoint["scaler"])
         first = checkpoint["epoch"]
     for epoch in range(first, 3):
         if "frozen" in faults:
@@ -68,7 +70,7 @@ def main() -> None:
         if sampler is not None and "same_order" not in faults:
             sampler.set_epoch(epoch)
         model.train()
-        for x, y in loader:  # LINE epoch
+        for x, y in loader:
             x, y = x.cuda(local, non_blocking=True), y.to("cuda", non_blocking=True)
             if "not_zeroed" not in faults:
                 optimizer.zero_grad()
@@ -104,6 +106,7 @@ def main() -> None:
                 "model": body.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "scheduler": scheduler.state_dict(),
+                "scaler": scaler.state_dict(),
             }
             torch.save(state | {"epoch": epoch + 1}, "checkpoint.pt")  # LINE save
         if rank == 1 and "exit" in faults:
