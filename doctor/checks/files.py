@@ -40,16 +40,16 @@ def shards_saved(run: Run) -> Iterator[Finding]:
     """Sharded tensors in a file of one rank are only that rank's part of the weights."""
     need_use(run.any("save"), "torch.save")
     need_use(run.sharded, "sharded weights")
-    writers = [rank for rank in run.ranks if rank.all("save")]
-    for e in (e for rank in writers for e in rank.all("save") if e["shards"]):
-        if len(writers) == 1:
-            yield fault(
-                e["at"],
-                f"rank {writers[0].number} alone saves {e['shards']} tensors of which it has a part only",
-                "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) on all ranks, or "
-                "torch.distributed.checkpoint",
-            )
-        return
+    saves = {rank.number: [e for e in rank.all("save") if e["shards"] and e["file"]] for rank in run.ranks}
+    writers = [number for number, events in saves.items() if events]
+    if len(writers) == 1:  # several ranks may each save their own part
+        e = saves[writers[0]][0]
+        yield fault(
+            e["at"],
+            f"rank {writers[0]} alone saves {e['shards']} tensors of which it has a part only",
+            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) on all ranks, or "
+            "torch.distributed.checkpoint",
+        )
 
 
 @check("Names in checkpoints are those of the model.", exercise="02_dataparallel/exercises/replicas_saved")
