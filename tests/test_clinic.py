@@ -26,7 +26,8 @@ def check_judgements(exercise: Exercise, scripts: dict[str, tuple[str, bool]], f
     assert not any("the check itself" in line for lines in seen.values() for line in lines), seen
 
 
-FIRST = [next(exercise for exercise in EXERCISES if exercise.lesson == lesson) for lesson in LESSONS]
+FIRST = [next(exercise for exercise in EXERCISES if exercise.lesson == lesson) for lesson in LESSONS[1:3]]
+"""of lessons 02 and 03: those whose checks are quick"""
 
 
 @pytest.mark.parametrize(
