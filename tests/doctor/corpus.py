@@ -212,7 +212,7 @@ def compared(script: Script, report: dict[str, Any], root: Path, seconds: float)
     if not result["updates"] or report["errors"]:
         error = (report["errors"] or [None])[0]
         ended = report["runs"][0]["ended"]
-        result["error"] = f"{error['type']} at {short(error['at'], root)}: {error['text'][:160]}" if error else ended
+        result["error"] = f"{error['type']} at {short(error['at'], root)}: {short(error['text'], root)[:160]}" if error else ended
     return result | {"findings": [f for f in findings if f["kind"] != "COST"]}
 
 
@@ -224,9 +224,9 @@ def flat(findings: list[Finding], root: Path) -> Iterator[Finding]:
         yield from flat(finding["consequences"], root)
 
 
-def short(at: str, root: Path) -> str:
-    """Return file:line as seen from the root of the repository."""
-    return at.removeprefix(f"{root}/")
+def short(text: str, root: Path) -> str:
+    """Return a text whose paths are as seen from the root of the repository, or from site-packages."""
+    return re.sub(r"/\S*?/(?=site-packages/)", "", text.replace(f"{root}/", ""))
 
 
 def fits(finding: Finding, label: dict[str, Any]) -> bool:
