@@ -18,6 +18,7 @@ resume      arguments that make the script resume
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
