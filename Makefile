@@ -21,12 +21,13 @@ demo: setup
 	@python -c "import json; epoch = json.load(open('runs/demo/summary.json'))['epochs'][-1]; \
 		print('Accuracy on the validation digits: {:.2%}. Now read 01_single_gpu/README.md'.format(epoch['val_accuracy']))"
 
-# the lessons, the commands of their pages, the clinic's faults, and jobs on a Slurm of its own: five minutes on two idle cores
+# the lessons, the commands of the first pages, one exercise of each lesson, and jobs on a Slurm of its own: five minutes
+# on two idle cores
 test: setup
 	@python tests/installation.py
 	python -m pytest -n 3 --dist worksteal -m 'not thorough'
 
-# all of that, the pages of experiments and exercises, and all right and wrong fixes of the exercises: half an hour
+# all of that, the commands of all pages, the experiments, all exercises, and all right and wrong fixes of the exercises: half an hour
 test-all: setup
 	@python tests/installation.py
 	python -m pytest -n 3 --dist worksteal

@@ -378,6 +378,7 @@ def main(config: Config) -> None:
     # From here on, --batch_size is the number of samples per rank, also if --global_batch_size was given.
     config = replace(config, batch_size=batch_size_per_rank(config, world_size))
     finished = train(config, rank, world_size, device)
+    dist.barrier()  # a rank that leaves while others still send or save can be taken for a lost one
     dist.destroy_process_group()
     if not finished and rank == 0 and "SLURM_JOB_ID" in os.environ:  # back into the queue; it continues in a later job
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)

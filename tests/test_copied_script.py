@@ -79,6 +79,7 @@ def wait_for(path: Path, process: subprocess.Popen | None = None) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.thorough
 def test_killed_and_resumed_under_torchrun(tmp_path: Path) -> None:
     script = copied(tmp_path / "mine")
     assert torchrun(script, tmp_path / "whole").wait(timeout=300) == 0

@@ -114,6 +114,7 @@ def test_the_table_of_a_class(run: Run, tmp_path: Path) -> None:
         run("class", tmp_path / "none")
 
 
+@pytest.mark.thorough
 def test_files_that_do_not_run_are_reported_in_a_line(tmp_path: Path) -> None:
     contents = {
         "def main(:\n    pass\n": "line 1 is not Python",

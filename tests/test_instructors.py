@@ -73,6 +73,7 @@ def test_the_recorded_output_of_plan_b_has_output_and_nothing_of_the_machine_tha
         assert str(REPOSITORY) not in text and "/tmp/" not in text and "/root" not in text
 
 
+@pytest.mark.thorough
 def test_the_class_can_read_what_a_run_writes_and_others_cannot(
     user_environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -125,8 +125,8 @@ def slurm_folder() -> Iterator[str]:
 
 
 def pages_with_commands() -> list:
-    """The pages as parameters; those beside the lessons are marked, because their commands take many minutes."""
-    in_test = re.compile(r"(0[1-4]_\w+/|data/|)README\.md")  # those of lesson 05 take a minute
+    """The pages as parameters; the later lessons and all side pages are marked, because their commands take long."""
+    in_test = re.compile(r"(0[12]_\w+/|data/|)README\.md")
     pages = {name_of(page): page for page in PAGES if commands_of(page)}
     return [
         pytest.param(page, id=name, marks=[] if in_test.fullmatch(name) else [pytest.mark.thorough])

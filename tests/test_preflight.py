@@ -154,6 +154,7 @@ def test_each_lesson_gets_an_answer_and_the_exit_status_follows(capsys: pytest.C
     assert "lesson 03_ddp: can run\nlesson 04_mixed_precision: cannot run: data: nbody\n" in out
 
 
+@pytest.mark.thorough
 def test_this_machine_can_run_every_lesson(user_environment: dict[str, str]) -> None:
     result = subprocess.run([sys.executable, SCRIPT], env=user_environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -101,7 +101,7 @@ def assert_equal(one: object, other: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("03", "05") else [pytest.mark.thorough]) for name in LESSONS]
+    "name", [pytest.param(name, marks=[] if name == "03" else [pytest.mark.thorough]) for name in LESSONS]
 )
 def test_a_run_that_is_killed_and_stopped_goes_on_as_if_it_were_not(
     name: str, user_environment: dict[str, str], tmp_path: Path
@@ -137,7 +137,7 @@ def test_a_run_that_is_killed_and_stopped_goes_on_as_if_it_were_not(
     assert_equal(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("name", ["03", "05"])
+@pytest.mark.parametrize("name", ["03", pytest.param("05", marks=pytest.mark.thorough)])
 def test_on_another_number_of_ranks_every_sample_counts_once(
     name: str, user_environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -249,7 +249,8 @@ live("--epochs", "3")
 """run the script on a disk that is full after two checkpoints, then large enough, then read-only"""
 
 
-@pytest.mark.parametrize(("name", "size"), [("01", "38m"), pytest.param("05", "850k", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "size"), [("01", "38m"), ("05", "850k")])
 def test_a_full_and_a_read_only_disk_leave_the_earlier_checkpoints(
     name: str, size: str, user_environment: dict[str, str], tmp_path: Path
 ) -> None:

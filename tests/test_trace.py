@@ -148,7 +148,7 @@ class Batches(Samples):
 
 @pytest.mark.parametrize(
     ("dataset", "start_method"),
-    [(Samples(), "fork"), (Batches(), "fork"), (Samples(), "spawn")],
+    [(Samples(), "fork"), (Batches(), "fork"), pytest.param(Samples(), "spawn", marks=pytest.mark.thorough)],
     ids=["samples", "batches", "samples, spawned workers"],
 )
 def test_the_batches_of_each_worker_are_in_the_trace(dataset: Samples, start_method: str, tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def test_cifar10(train: Script, tmp_path: Path) -> None:
     assert epochs[-1]["val_accuracy"] > max(0.15, epochs[0]["val_accuracy"])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adadelta"])
+@pytest.mark.parametrize(
+    "optimizer", ["adadelta", *[pytest.param(name, marks=pytest.mark.thorough) for name in ("sgd", "adamw")]]
+)
 def test_every_optimizer_learns(train: Script, tmp_path: Path, optimizer: str) -> None:
     lr = {"sgd": 0.01, "adamw": 1e-3, "adadelta": 1.0}[optimizer]
     assert train("--optimizer", optimizer, "--lr", lr, "--run_dir", tmp_path).status == 0

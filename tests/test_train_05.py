@@ -27,7 +27,7 @@ OF_ALL_RANKS = ("blocks", "keep", "root", "recomputed", "accumulate", "clipped")
 VARIANTS = (*OF_ALL_RANKS, "fused", "all at once", "bf16", "fp16, clipped", "volumes", "unet3d", "cnn")
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@pytest.fixture(scope="module", params=[2, *[pytest.param(n, marks=pytest.mark.thorough) for n in (1, 4)]])
 def facts(request: pytest.FixtureRequest) -> dict:
     """What so many ranks find with each set of options, and one process without them; see sharded_facts.py."""
     variants = VARIANTS if request.param == 2 else OF_ALL_RANKS

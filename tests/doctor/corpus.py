@@ -213,7 +213,9 @@ def compared(script: Script, report: dict[str, Any], root: Path, seconds: float)
     if not result["updates"] or report["errors"]:
         error = (report["errors"] or [None])[0]
         ended = report["runs"][0]["ended"]
-        result["error"] = f"{error['type']} at {short(error['at'], root)}: {short(error['text'], root)[:160]}" if error else ended
+        result["error"] = (
+            f"{error['type']} at {short(error['at'], root)}: {short(error['text'], root)[:160]}" if error else ended
+        )
     return result | {"findings": [f for f in findings if f["kind"] != "COST"]}
 
 
