@@ -25,7 +25,7 @@ from typing import Any
 from . import report
 from .checks import Diagnosis, judge
 from .events import Run, read
-from .launch import LAUNCHERS, Plan, guess_launcher, run
+from .launch import LAUNCHERS, Plan, likely_launchers, run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -136,7 +136,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         bool(options.preload) and not Path(options.preload).is_file(), f"there is no file {options.preload} (--preload)"
     )
     refuse(options.batches < 2, "--batches must be at least 2: the first and the last")
-    guessed, flag = guess_launcher(script)
+    guessed, flag = likely_launchers(script)[0]
     settings = {
         "batches": 0 if options.full else options.batches,
         "steps": options.steps,
@@ -199,18 +199,12 @@ def run_once(plan: Plan, folder: Path) -> Run:
 
 def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[Run]:
     """Yield the ordinary run, then those under provocations."""
-    usual = run_once(plan, folder / "run0")
-    better = other_launcher(usual, plan)
-    if options.launcher == "auto" and better:
-        plan = replace(plan, launcher=better)
-    wants_all = usual.any("pass", again=True) or any(
+    plan, usual = usual_run(options, plan, folder / "run0")
+    if usual.any("pass", again=True) or any(
         e["type"] == "StopIteration" or "StopIteration" in e["text"] for _, e in report.errors(usual)
-    )
-    if wants_all:  # it counts on len(loader) batches
+    ):  # it counts on len(loader) batches
         plan = replace(plan, settings=plan.settings | {"batches": 0})
-    if wants_all or (options.launcher == "auto" and better):
-        shutil.rmtree(folder / "run0")
-        usual = run_once(plan, folder / "run0")
+        usual = run_again(plan, folder / "run0")
     yield usual
     if not usual.any("update"):
         return
@@ -220,12 +214,42 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
         yield from stop_and_resume(options, plan, usual, folder / "run9")
 
 
-def other_launcher(usual: Run, plan: Plan) -> str:
-    """Return how the script should have been started, if the guess was wrong."""
-    if usual.launch.ended == "spawn":
-        return "spawn"
-    alone = usual.world == 1 and plan.ranks > 1 and plan.launcher in ("torchrun", "srun")
-    return "single" if alone and usual.any("update") else ""
+def usual_run(options: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Plan, Run]:
+    """Return the ordinary run, with how it was started: in the first way in which all ranks join and train."""
+    usual = run_once(plan, folder)
+    if options.launcher != "auto" or all_train(usual, plan):
+        return plan, usual
+    first, failed = plan, {(plan.launcher, plan.local_rank_flag)}
+    while other := other_launcher(usual, plan, failed):
+        failed.add(other)
+        plan = replace(plan, launcher=other[0], local_rank_flag=other[1])
+        usual = run_again(plan, folder)
+        if all_train(usual, plan) or plan.launcher == "single":
+            return plan, usual
+    return (plan, usual) if plan == first else (first, run_again(first, folder))  # the first guess is the likeliest
+
+
+def run_again(plan: Plan, folder: Path) -> Run:
+    """Run a script in the place of an earlier run."""
+    shutil.rmtree(folder)
+    return run_once(plan, folder)
+
+
+def all_train(run: Run, plan: Plan) -> bool:
+    """Return whether as many ranks as planned have joined and trained."""
+    return bool(run.ranks) and run.any("update") and run.world == (1 if plan.launcher == "single" else plan.ranks)
+
+
+def other_launcher(run: Run, plan: Plan, failed: set[tuple[str, bool]]) -> tuple[str, bool] | None:
+    """Return another way of starting a script, with which all ranks may join and train; None if there is none."""
+    if run.launch.ended == "spawn" and ("spawn", False) not in failed:
+        return "spawn", False
+    if any(e["type"] in ("ModuleNotFoundError", "FileNotFoundError") for _, e in report.errors(run)):
+        return None  # it lacks something
+    for way in likely_launchers(plan.script):
+        if way not in failed:
+            return way
+    return ("single", False) if run.any("update") and ("single", False) not in failed else None
 
 
 def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterator[Plan]:

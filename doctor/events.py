@@ -35,6 +35,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     clip        gradients are clipped: scaled, plain (no sharded tensors)
     collective  one is called, outside of models and of torch: name, size, everyone (in the default group)
     functional  one of torch's functional or differentiable collectives is called
+    trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline
     join        Join: uneven numbers of steps are expected
     write       the script writes a file, once each: file, how, existed

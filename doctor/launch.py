@@ -50,23 +50,31 @@ class Plan:
     """further fields of `Settings`"""
 
 
-def guess_launcher(script: Path) -> tuple[str, bool]:
-    """Return how a script is meant to be started, from its text; and whether it wants the flag ``--local_rank``."""
+def likely_launchers(script: Path) -> list[tuple[str, bool]]:
+    """Return how a script may be meant to be started, from its text, the likeliest first.
+
+    Each way is the name of a launcher, and whether the script wants the flag ``--local_rank``.
+    """
     text = script.read_text(errors="replace")
     all_text = "".join(file.read_text(errors="replace") for file in nearby(script))
     if not re.search(PARALLEL, all_text):
-        return "single", False
+        return [("single", False)]
     if not re.search(r"""["'](LOCAL_)?RANK["']|SLURM_|\bspawn\(""", text):
         text = all_text
     starts_itself = re.search(r"\bspawn\(|start_processes\(", text)
     sets_rank = re.search(r"""["']RANK["']\]\s*=[^=]|setdefault\(["']RANK["']""", text)
     reads_rank = re.search(r"""["'](LOCAL_)?RANK["']""", text) and not sets_rank
+    reads_slurm = re.search(r"SLURM_(PROCID|LOCALID)", text)
+    has_flag = re.search(r"""["']--local[_-]rank["']""", text)
+    likely = [("torchrun", bool(has_flag and "LOCAL_RANK" not in text))]
+    likely += [("srun", False)] if reads_slurm else []
+    likely += [("spawn", False)] if starts_itself else []
+    likely += [("torchrun", True)] if has_flag else []
     if starts_itself and not reads_rank:
-        return "spawn", False
-    if re.search(r"SLURM_(PROCID|LOCALID)", text) and not reads_rank:
-        return "srun", False
-    wants_flag = re.search(r"""["']--local[_-]rank["']""", text) and "LOCAL_RANK" not in text
-    return "torchrun", bool(wants_flag)
+        likely.insert(0, ("spawn", False))
+    elif reads_slurm and not reads_rank:
+        likely.insert(0, ("srun", False))
+    return list(dict.fromkeys(likely))
 
 
 def nearby(script: Path) -> list[Path]:

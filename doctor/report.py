@@ -152,6 +152,7 @@ def as_json(runs: list[Run], diagnosis: Diagnosis, status: int) -> str:
         {
             "status": status,
             "runs": [asdict(run.launch) for run in runs],
+            "ranks": [run.world for run in runs],
             "updates": [max((len(rank.all("update")) for rank in run.ranks), default=0) for run in runs],
             "errors": [e for run in runs for _, e in errors(run)],
             "findings": [asdict(finding) for finding in diagnosis.findings],

@@ -53,6 +53,11 @@ def observe() -> None:
     importlib.import_module("_doctor.observe").install()
 
 
+def observe_accelerate() -> None:
+    """Observe accelerate too, which has just been imported."""
+    importlib.import_module("_doctor.observe.collectives").observe_accelerate()
+
+
 def run_other_sitecustomize() -> None:
     """Run the module of this name that this one hides, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -69,4 +74,4 @@ if os.environ.get("DOCTOR_SETTINGS"):
     overlay = importlib.import_module("_doctor.overlay")
     overlay.install()
     callbacks = {name: functools.partial(overlay.redirect_library, name) for name in overlay.LIBRARIES}
-    sys.meta_path.insert(0, AfterImport(callbacks | {"torch": observe}))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, AfterImport(callbacks | {"torch": observe, "accelerate": observe_accelerate}))  # type: ignore[arg-type]

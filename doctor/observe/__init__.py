@@ -6,6 +6,7 @@ import multiprocessing.util
 import os
 import signal
 import sys
+import time
 import traceback
 from types import TracebackType
 
@@ -17,6 +18,8 @@ from ..trail import note, trail
 from . import collectives, data, files, model, optimizer, randomness
 from .common import CONFIG, quietly, state
 
+LEAVE = 0.2
+"""seconds for gloo's threads to let go of tensors: later, while Python ends, that aborts the process"""
 SUBJECTS = (data, model, optimizer, collectives, files, randomness)
 
 
@@ -28,6 +31,7 @@ def install() -> None:
     standin.install(CONFIG)
     for subject in SUBJECTS:
         subject.install()
+    atexit.register(time.sleep, LEAVE)
     atexit.register(finish, "end")
     multiprocessing.util.Finalize(None, finish, ("end",), exitpriority=1000)  # a process of mp.spawn runs no atexit
     _note_errors()

@@ -53,6 +53,20 @@ def install() -> None:
     patch(sys.modules["torch.multiprocessing.spawn"], "start_processes", _spawn, torch.multiprocessing)
 
 
+def observe_accelerate() -> None:
+    """Observe accelerate, which has just been imported: its loaders repeat samples, and this takes them away again."""
+    accelerator = sys.modules["accelerate"].Accelerator
+
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        def gather(*args: Any, **kwargs: Any) -> Any:
+            note("trimmed", loader=state.loader)
+            return own(*args, **kwargs)
+
+        return gather
+
+    patch(accelerator, "gather_for_metrics", wrap)
+
+
 def _noting(kind: str) -> Callable[[Callable], Callable]:
     """Wrap a function: log an event of this kind when it is called outside of a model."""
 

@@ -9,7 +9,7 @@ from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_r
 
 from doctor.checks import CHECKS, judge
 from doctor.events import Run
-from doctor.launch import guess_launcher
+from doctor.launch import likely_launchers
 
 FAULTS: dict[str, tuple[str, int, Callable[[Run], object]]] = {}
 """for each check: kind of the finding, line, and what makes the events faulty"""
@@ -640,4 +640,4 @@ def test_samples_of_the_same_numbers_in_other_data_sets_are_other_samples() -> N
 def test_the_launcher_is_guessed_from_the_script(tmp_path: Path, text: str, launcher: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(text)
-    assert guess_launcher(script)[0] == launcher
+    assert likely_launchers(script)[0][0] == launcher

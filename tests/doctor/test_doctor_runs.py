@@ -100,6 +100,16 @@ def test_script_for_one_process(doctor: Doctor) -> None:
     assert "Nothing found." in (doctor.folder / "report.html").read_text()
 
 
+@pytest.mark.thorough
+def test_the_launcher_is_another_one_if_the_ranks_do_not_join(doctor: Doctor) -> None:
+    """The script reads variables of torchrun and of Slurm, so its text does not say which it needs."""
+    text = (doctor.folder / "ddp.py").read_text()
+    start = 'import os\nos.environ["RANK"], os.environ["LOCAL_RANK"] = os.environ["SLURM_PROCID"], "0"\n'
+    (doctor.folder / "both.py").write_text(f'{start}# "RANK" is what torchrun sets\nrank = os.getenv("RANK")\n{text}')
+    report, found = doctor.findings("both.py")
+    assert report["ranks"] == [2] and report["updates"] and found == {}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
