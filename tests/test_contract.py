@@ -41,7 +41,8 @@ def test_flags_are_yaml_keys_are_fields(lesson: str, tmp_path: Path, capsys: pyt
     given = {name: value for name, value in asdict(default).items() if value is not None} | {"epochs": 3}
     file = tmp_path / "all.yaml"
     file.write_text(yaml.safe_dump({name: str(v) if isinstance(v, Path) else v for name, v in given.items()}))
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value).lower())]
+    shown_as = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in given.items()}
+    words = [word for name, value in shown_as.items() for word in (f"--{name}", value)]
     assert load_config(config_class, words) == load_config(config_class, ["--config", str(file)])
     assert load_config(config_class, ["--config", str(file)]) == config_class(**given)
     with pytest.raises(SystemExit, match="0"):
