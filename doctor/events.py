@@ -33,7 +33,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 a sample), waits (line and operation: count), graphs, graph_at, low_same and low_all (numbers of weights
                 in 16 bits that stayed, and all of them)
     clip        gradients are clipped: scaled, plain (no sharded tensors)
-    collective  one is called, outside of models and of torch: name, size, everyone (in the default group)
+    collective  one is called, outside of models and of torch: name, size, everyone (in the default group), features
+                (tensors of several dimensions that need gradients), backward (called in it)
     functional  one of torch's functional or differentiable collectives is called
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline

@@ -69,6 +69,14 @@ def note_wait(name: str, args: tuple) -> None:
         optimizers.waits[key] = optimizers.waits.get(key, 0) + 1
 
 
+class Generator(torch.Generator):
+    """A source of random numbers, on the CPU whatever the device."""
+
+    def __new__(cls, device: object = None) -> "Generator":
+        """Return a new one."""
+        return super().__new__(cls, CPU)
+
+
 class Nothing:
     """Stands for a stream, an event or a graph: takes all calls, and does nothing."""
 
@@ -118,6 +126,7 @@ def install(config: Settings) -> None:
     _compile_nothing()
     if not config.standin:
         return
+    torch.Generator = Generator  # type: ignore[misc]
     _answer_as_gpu(config.gpus)
     _compute_on_cpu()
     _wrap_models()

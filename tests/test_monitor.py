@@ -167,13 +167,15 @@ def test_the_share_of_the_cpus(cpu_seconds: tuple, percent: float, monkeypatch: 
 
 def test_mean_and_max(monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([1e9, 6e9, 2e9])
-    monkeypatch.setattr(Monitor, "_read_cpus", lambda monitor: {"rss_bytes": next(values)})
 
     def stop_after_two(name: str, value: float, seconds: float) -> None:
         if value == 6e9:
             monitor._stop.set()  # the third sample is that at the end
 
-    with Monitor(CPU, stop_after_two, interval=0.001) as monitor:
+    monitor = Monitor(CPU, stop_after_two, interval=0.001)
+    # Of this monitor alone: the thread of an earlier test's may still be taking its last sample.
+    monkeypatch.setattr(monitor, "_read_cpus", lambda: {"rss_bytes": next(values)})
+    with monitor:
         monitor._thread.join()
     assert monitor.summary()["quantities"]["rss_bytes"] == {"mean": 3e9, "max": 6e9}
     assert monitor.table().splitlines()[1].split() == ["rss_GB", "3.00", "6.00"]

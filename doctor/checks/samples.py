@@ -49,6 +49,21 @@ def _overlap(one: list[int], other: list[int]) -> float:
     return len(set(one) & set(other)) / max(1, min(len(one), len(other)))
 
 
+@check("The samples are shared between the ranks once.", ranks=True)
+def shared_once(run: Run) -> Iterator[Finding]:
+    """A loader with a DistributedSampler, which a library shares between the ranks again, leaves most samples out."""
+    at = next((e["sampler_at"] for e in run.first.all("loader") if e.get("sampler_at")), None)
+    need_use(at, "DistributedSampler")
+    for kind, passes in run.epochs(run.training).items():
+        orders = [run.numbers(event) for event in passes[0].values() if "file" in event]
+        step = run.world * (run.made(next(iter(passes[0].values()))["loader"])["batch_size"] or 1)
+        seen, given = len(set().union(*orders)), sum(map(len, orders))
+        one_share = abs(seen - kind[2] / run.world) <= step < (kind[2] - seen) / 2
+        if len(orders) == run.world and seen == given and one_share:
+            text = f"only {seen} of {kind[2]} samples are trained on in an epoch"
+            yield fault(at, text, "leave out the DistributedSampler: the library that prepares the loader has its own")
+
+
 def same_inputs(run: Run) -> Iterator[Finding]:
     """Compare what the models were given, where no sampler says which samples those are."""
     steps = [

@@ -125,3 +125,18 @@ def planned_steps(run: Run) -> tuple[int, int]:
     ):
         return 0, len(passes)
     return sum(event["batches"] for event in passes), len(passes)
+
+
+@check("Gradients come back from gathered features.", ranks=True)
+def gathered_gradients(run: Run) -> Iterator[Finding]:
+    """dist.all_gather gives copies without a graph: what the losses of other ranks say of a rank's features is lost."""
+    collectives = run.first.all("collective")
+    gathered = [e for e in collectives if e["name"].startswith("all_gather") and e.get("features")]
+    need_use(gathered, "gathered features")
+    if not any(e.get("backward") for e in collectives):
+        text = f"{len(gathered)} all_gather of features that need gradients, and no collective in backward"
+        fix = (
+            "torch.distributed.nn.functional.all_gather, or add up the gradients of all ranks in backward; as it is, "
+            "this is right only if every rank computes the loss of the whole batch"
+        )
+        yield hint(gathered[0]["at"], text, fix)

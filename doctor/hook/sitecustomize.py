@@ -21,8 +21,6 @@ class AfterImport:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         """Return what the other finders find, with a loader that calls the function afterwards."""
-        if name == "torchvision" and "torch" in self.callbacks:
-            importlib.import_module("torch")  # first, because --preload runs after it, and can use torchvision
         callback = self.callbacks.pop(name, None)
         spec = importlib.util.find_spec(name) if callback else None
         if spec is None or spec.loader is None or callback is None:
@@ -58,6 +56,17 @@ def observe_accelerate() -> None:
     importlib.import_module("_doctor.observe.collectives").observe_accelerate()
 
 
+def run_preload(file: str, root: str) -> None:
+    """Run the user's file of --preload, before the script; it can import what lies beside the script."""
+    importlib.import_module("torch")  # and not later, when another package may be half imported
+    sys.path.insert(0, root)
+    try:
+        with open(file) as code:
+            exec(compile(code.read(), file, "exec"), {"__name__": "preload"})
+    finally:
+        sys.path.remove(root)
+
+
 def run_other_sitecustomize() -> None:
     """Run the module of this name that this one hides, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -74,4 +83,8 @@ if os.environ.get("DOCTOR_SETTINGS"):
     overlay = importlib.import_module("_doctor.overlay")
     overlay.install()
     callbacks = {name: functools.partial(overlay.redirect_library, name) for name in overlay.LIBRARIES}
-    sys.meta_path.insert(0, AfterImport(callbacks | {"torch": observe, "accelerate": observe_accelerate}))  # type: ignore[arg-type]
+    callbacks |= {"torch": observe, "accelerate": observe_accelerate}
+    sys.meta_path.insert(0, AfterImport(callbacks))  # type: ignore[arg-type]
+    settings = importlib.import_module("_doctor.settings").load()
+    if settings.preload:
+        run_preload(settings.preload, settings.root)

@@ -35,9 +35,6 @@ def install() -> None:
     atexit.register(finish, "end")
     multiprocessing.util.Finalize(None, finish, ("end",), exitpriority=1000)  # a process of mp.spawn runs no atexit
     _note_errors()
-    if CONFIG.preload:
-        with open(CONFIG.preload) as file:
-            exec(compile(file.read(), CONFIG.preload, "exec"), {"__name__": "preload"})
 
 
 def _note_errors() -> None:

@@ -92,7 +92,8 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
         def collective(*args: Any, **kwargs: Any) -> Any:
             if Inside.collective or state.observing or state.depth or not trail.caller_is_outside(TORCH):
                 return own(*args, **kwargs)
-            tensor = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+            tensor = tensors[0] if tensors else None
             group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
             everyone = group is None or group is dist.group.WORLD
             note(
@@ -101,6 +102,8 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
                 at=user_line(),
                 size=None if tensor is None else tensor.numel(),
                 everyone=everyone,
+                features=any(t.requires_grad and t.dim() > 1 for t in tensors),
+                backward=state.in_backward,
             )
             Inside.collective = True
             try:

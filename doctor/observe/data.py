@@ -183,17 +183,25 @@ def _as_integers(samples: list) -> list[int]:
         return [zlib.crc32(repr(sample).encode()) for sample in samples]
 
 
+def _inner(dataset: Any) -> data.Dataset | None:
+    """Return the data set that this one takes its samples from; None if there is none, or several."""
+    if isinstance(named := getattr(dataset, "dataset", None), data.Dataset):
+        return named
+    found = [value for value in getattr(dataset, "__dict__", {}).values() if isinstance(value, data.Dataset)]
+    return found[0] if len(found) == 1 else None
+
+
 def _below_subsets(dataset: Any) -> tuple[Any, Any, list[int] | None]:
     """Return the data set, the one below all subsets, and the numbers there of its samples (None: the same).
 
     What has another data set of its own size inside is taken for a layer that changes samples, but not their numbers.
     """
     base, indices = dataset, None
-    while isinstance(inner := getattr(base, "dataset", None), data.Dataset):
+    while (inner := _inner(base)) is not None:
         if isinstance(getattr(base, "indices", None), Iterable):
             below = [int(index) for index in base.indices]
             indices = below if indices is None else [below[index] for index in indices]
-        elif isinstance(inner, data.IterableDataset) or len(inner) != len(base):
+        elif isinstance(inner, data.IterableDataset) or not hasattr(inner, "__len__") or len(inner) != len(base):
             break
         base = inner
     return dataset, base, indices

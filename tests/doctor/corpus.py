@@ -37,7 +37,7 @@ NEAR = 3
 SUBJECTS = {
     "zero gradient": ("gradients_arrive", "weights_change"),
     "weights never initialized": ("finite",),
-    "same samples": ("same_samples",),
+    "same samples": ("same_samples", "shared_once"),
     "same order each epoch": ("same_order",),
     "validation trained on": ("held_out",),
     "validation counted twice": ("validation_counts",),

@@ -48,6 +48,18 @@ def same_inputs_without_loader(run: Run) -> None:
             e["rows"] = [number, number + 100]
 
 
+@faulty("shared_once", "FAULT", 9)
+def shared_twice(run: Run) -> None:
+    change(run, "loader", sampler_at=at(9))
+    change(run, "dataset", size=64)
+    set_samples(run, "", list(range(0, 64, 4)), list(range(2, 64, 4)))
+
+
+@faulty("gathered_gradients", "NOTE", 46)
+def features_are_gathered_without_a_graph(run: Run) -> None:
+    add(run, "collective", 46, name="all_gather", size=64, everyone=True, features=True, backward=False)
+
+
 @faulty("same_order", "FAULT", 42)
 def no_set_epoch(run: Run) -> None:
     for rank in (0, 1):

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from conftest import REPOSITORY
+from sources import generate
+
+LESSONS = sorted(folder.name for folder in REPOSITORY.glob("0*"))
 SCRIPTS = Path(__file__).parent / "scripts"
 DOCTOR = Path(__file__).parent.parent.parent / "doctor/run.py"
 Found = dict[str, str]
@@ -233,6 +237,68 @@ def wait_for_process(mark: str) -> int:
                 return int(folder.name)
         time.sleep(0.1)
     raise AssertionError("the rank was not started")
+
+
+@pytest.mark.thorough
+def test_what_a_script_has_started_ends_with_it(doctor: Doctor) -> None:
+    """A fork, and a program in a session of its own, which a kill of the rank's process group does not reach."""
+    start = (
+        "import os, subprocess, sys, time\n"
+        "if not os.fork():\n    time.sleep(600)\n"
+        f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', {str(doctor.folder)!r}], "
+        "start_new_session=True)\n"
+    )
+    (doctor.folder / "forks.py").write_text(start + (doctor.folder / "ddp.py").read_text())
+    report, found = doctor.findings("forks.py")
+    assert report["updates"][0] and found == {}
+    assert not processes_of(str(doctor.folder))
+
+
+@pytest.mark.thorough
+def test_a_full_disk_is_said_and_changes_nothing(doctor: Doctor) -> None:
+    """Each process may write 20 kB per file, so neither the checkpoint nor the doctor's notes fit."""
+    before = {file.name: file.read_bytes() for file in doctor.folder.iterdir()}
+    command = ["bash", "-c", f"ulimit -f 20; exec {sys.executable} {DOCTOR} ddp.py"]
+    done = subprocess.run(command, cwd=doctor.folder, text=True, capture_output=True, timeout=500)
+    assert done.returncode in (1, 2), done.stdout
+    assert "File too large" in done.stdout + done.stderr or "disk" in done.stdout
+    assert {file.name: file.read_bytes() for file in doctor.folder.iterdir()} == before
+    assert not processes_of(str(doctor.folder))
+
+
+@pytest.fixture(scope="module")
+def few_digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of somebody with few data for the lessons."""
+    folder = tmp_path_factory.mktemp("few")
+    generate("mnist", folder, train_samples=320, val_samples=61)
+    generate("nbody", folder, cells=32)
+    return os.environ | {"WORKSHOP_DATA": str(folder), "PYTHONPATH": str(REPOSITORY)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_the_scripts_of_the_lessons_have_no_fault(lesson: str, ranks: int, few_digits: dict[str, str]) -> None:
+    command = [sys.executable, DOCTOR, "--json", "--nproc", str(ranks), "train.py", "--epochs", "2"]
+    done = subprocess.run(command, cwd=REPOSITORY / lesson, env=few_digits, text=True, capture_output=True, timeout=600)
+    report = json.loads(done.stdout)
+    wrong = [f for f in report["findings"] if f["kind"] != "COST"]
+    assert wrong == [] and report["errors"] == [] and report["updates"][0] > 4
+
+
+@pytest.mark.thorough
+def test_losses_are_those_without_the_doctor(few_digits: dict[str, str], tmp_path: Path) -> None:
+    flags = ["train.py", "--epochs", "2", "--limit_train", "256", "--batch_size", "16", "--run_dir"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    doctor = [sys.executable, str(DOCTOR), "--full", "--no_redirect"]
+    losses = []
+    for name, command in (("plain", torchrun), ("doctor", doctor)):
+        words = [*command, *flags, str(tmp_path / name)]
+        done = subprocess.run(words, cwd=REPOSITORY / "03_ddp", env=few_digits, text=True, capture_output=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        epochs = json.loads((tmp_path / name / "summary.json").read_text())["epochs"]
+        losses.append([(epoch["train_loss"], epoch["val_loss"], epoch["val_accuracy"]) for epoch in epochs])
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.thorough

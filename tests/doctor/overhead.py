@@ -1,0 +1,66 @@
+"""How much slower is a script under the doctor? Lesson 03 on two ranks, in turn with torchrun and with the doctor.
+
+python tests/doctor/overhead.py          # three pairs of runs, some minutes
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+from lab import results  # noqa: E402
+
+PAIRS = 3
+FLAGS = ["train.py", "--epochs", "2", "--limit_train", "6400", "--limit_val", "640", "--loader", "memory", "--run_dir"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+DOCTOR = [sys.executable, str(REPOSITORY / "doctor/run.py")]
+WAYS = {
+    "torchrun": TORCHRUN,
+    "the doctor, whole epochs": [*DOCTOR, "--full", "--steps", "100000", "--no_redirect"],
+    "the doctor, as a user starts it": [*DOCTOR, "--no_redirect"],
+}
+
+
+def measured(command: list[str], run_dir: str) -> tuple[float, float]:
+    """Return the seconds of a run, and the samples per second of its second epoch."""
+    began = time.monotonic()
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    folder = REPOSITORY / "03_ddp"
+    subprocess.run([*command, *FLAGS, run_dir], cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=True)
+    seconds = time.monotonic() - began
+    return seconds, json.loads(Path(run_dir, "summary.json").read_text())["epochs"][-1]["samples_per_second"]
+
+
+def main() -> None:
+    """Measure all ways in turn, and store the table."""
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as folder:
+        for pair in range(PAIRS):
+            for way, command in WAYS.items():
+                found[way].append(measured(command, f"{folder}/{pair}_{way.replace(' ', '_')}"))
+    plain = [seconds for seconds, _ in found["torchrun"]]
+    rows: list[list[results.Cell]] = []
+    for way, figures in found.items():
+        seconds, speeds = zip(*figures, strict=True)
+        ratios = [mine / others for mine, others in zip(seconds, plain, strict=True)]
+        rows.append([way, *([statistics.median(each), min(each), max(each)] for each in (seconds, ratios, speeds))])
+    results.store(
+        "doctor_overhead",
+        title="Lesson 03 on two ranks with and without the doctor",
+        columns=["started by", "seconds", "seconds, of those with torchrun", "samples/s"],
+        rows=rows,
+        formats={"seconds": ".1f", "seconds, of those with torchrun": ".2f", "samples/s": ",.0f"},
+        spread=f"median (lowest to highest) of {PAIRS} runs",
+        command="python tests/doctor/overhead.py",
+    )
+
+
+if __name__ == "__main__":
+    main()
