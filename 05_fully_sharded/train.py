@@ -3,12 +3,14 @@
     torchrun --standalone --nproc-per-node 2 train.py         # two ranks on this machine; with Slurm: sbatch job.slurm
     python train.py                                           # one rank, anywhere
     python train.py --activation_checkpointing true --accumulate 4        # two ways to store less for backward
+    python train.py --config ../configs/gpt_tiny.yaml         # a language model; python ../data/prepare.py text before
 
 You should see the losses of lesson 04 with --model vit, and each rank stores only its part of the model. On CPUs it is
 slower than lesson 04, because the ranks send the weights several times in each step.
 """
 
 import json
+import lzma
 import math
 import os
 import shutil
@@ -46,14 +48,16 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from workshop.checks import check_compute_options, check_parts, check_volumes, choose_precision
+from workshop.checks import check_compute_options, check_parts, check_text, check_volumes, choose_precision
 from workshop.config import TrainConfig, check_same_run, require_positive, run_with_config, settings
+from workshop.datasets.text import TextDataset
 from workshop.errors import UserError, warn
 from workshop.hardware import cpu_or_error
 from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
 from workshop.loaders.volumes import VolumeDataset, build_volume_loader
 from workshop.log import RunLogger
 from workshop.models import build_model
+from workshop.models.gpt import GPT, SIZES
 from workshop.models.unet3d import UNet3D
 from workshop.models.vit import build_vit
 from workshop.profiling import profile
@@ -65,10 +69,10 @@ from workshop.profiling.throughput import benchmark
 class Config(TrainConfig):
     """The flags of this lesson, in addition to those that all lessons share."""
 
-    dataset: Literal["mnist", "cifar10", "nbody"] = "mnist"  # type: ignore[assignment]  # one more than in lesson 01
+    dataset: Literal["mnist", "cifar10", "nbody", "text"] = "mnist"  # type: ignore[assignment]  # two more than in 01
     """data set to train on"""
     model: str = "vit"
-    """model to train: vit, unet3d (with nbody), or a classifier as in lesson 01"""
+    """model to train: gpt_tiny, gpt2_124m, gpt_1b or gpt_7b (with text), vit, unet3d (with nbody), or a classifier"""
 
     global_batch_size: int | None = None
     """samples per step over all ranks; if given, each rank gets an equal part of it, and --batch_size is ignored"""
@@ -111,6 +115,10 @@ class Config(TrainConfig):
     """with unet3d: channels after the first layer; deeper layers have more"""
     unet_depth: int = 6
     """with unet3d: how many times it halves the edge of the volume"""
+    sequence_length: int = 256
+    """with text: bytes in a sample, each of which is predicted from those before it"""
+    sample: int = 0
+    """with text: after training, print so many bytes that the model writes"""
     vit_patch: int = 7
     """with vit: edge of its patches in pixels or cells; it must divide the edge of a sample"""
     vit_width: int = 64
@@ -122,7 +130,8 @@ class Config(TrainConfig):
         super().__post_init__()
         require_positive(self, "global_batch_size", "base_batch_size", "accumulate", "max_grad_norm", "timeout_minutes")
         require_positive(self, "crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
-        require_positive(self, "vit_patch", "vit_width", "vit_depth")
+        require_positive(self, "vit_patch", "vit_width", "vit_depth", "sequence_length")
+        check_text(self)
         if not 0 <= self.warmup < 1:
             raise UserError(f"--warmup is a share of all steps, from 0 to below 1, got {self.warmup}")
         if self.fused and self.optimizer == "sgd":
@@ -204,7 +213,7 @@ def batch_size_per_rank(config: Config, world_size: int) -> int:
 
 def make_loader(config: Config, split: str, device: torch.device, rank: int, world_size: int) -> Loader:
     """Return what gives this rank its batches (inputs, targets) of a split, "train" or "val"."""
-    if config.loader != "map" and config.dataset != "nbody":
+    if config.loader != "map" and config.dataset not in ("nbody", "text"):
         return build_loader(config, split, device, rank, world_size)  # shards, memory, device or dali, as in lesson 01
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
@@ -213,6 +222,8 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
         dataset = VolumeDataset(config.data_dir, split, config.crop_size, crops, limit, seed=config.seed)
         if config.loader == "map" and rank == 0:  # the other loaders check the values when they read the whole file
             dataset.check_values()  # ends the run with one line if some are not finite numbers
+    elif config.dataset == "text":
+        dataset = TextDataset(config.data_dir, split, config.sequence_length, limit, seed=config.seed)
     else:
         dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
     # Every rank shuffles in the same way and takes every world_size-th sample of each global batch. In training, the
@@ -245,6 +256,8 @@ def make_model(config: Config) -> nn.Module:
     """Return the model with fresh weights."""
     if config.model == "unet3d":
         return UNet3D(config.unet_width, config.unet_depth)
+    if config.model in SIZES:
+        return GPT(SIZES[config.model])
     if config.model == "vit":
         return build_vit(config.dataset, config.crop_size, config.vit_patch, config.vit_width, config.vit_depth)
     return build_model(config.model, config.dataset, dropout=config.dropout)
@@ -312,8 +325,10 @@ def lr_factor(config: Config, global_batch_size: int, step: int, total_steps: in
 
 
 def loss_function(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean over the samples: of the absolute error for volumes, of the cross-entropy for classes."""
-    return F.l1_loss(outputs, targets) if targets.is_floating_point() else F.cross_entropy(outputs, targets)
+    """Return the mean over the samples: the absolute error of volumes, the cross-entropy of classes and of bytes."""
+    if targets.is_floating_point():
+        return F.l1_loss(outputs, targets)
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 def set_precision(precision: str, cudnn_benchmark: bool) -> None:
@@ -570,12 +585,46 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
         outputs = model(inputs).float()
         if counts:
             loss_sum += loss_function(outputs, targets) * len(targets)
-        if counts and config.dataset != "nbody":
+        if counts and config.dataset not in ("nbody", "text"):
             correct += (outputs.argmax(dim=1) == targets).sum()
     for sum_of_rank in (loss_sum, correct):
         dist.all_reduce(sum_of_rank)
-    accuracy = None if config.dataset == "nbody" else correct.item() / len(loader.dataset)
+    accuracy = None if config.dataset in ("nbody", "text") else correct.item() / len(loader.dataset)
     return loss_sum.item() / len(loader.dataset), accuracy
+
+
+def log_text(model: nn.Module, dataset: TextDataset, config: Config, val_loss: float, log: RunLogger) -> None:
+    """Say how many bits the model needs for a byte of the validation text, and print a text that it writes.
+
+    A loss of x means that coding a byte takes x / ln 2 bits. All ranks call this, because each call of the model
+    gathers weights from all of them.
+    """
+    if log.rank == 0:
+        validated = dataset.tokens[: len(dataset) * dataset.sequence_length].numpy().tobytes()
+        xz = 8 * len(lzma.compress(validated, preset=9)) / len(validated)
+        bits = val_loss / math.log(2)
+        log.log_summary(
+            f"validation: {bits:.3f} bits per byte; xz -9 needs {xz:.3f}, and a byte of unknown text 8",
+            bits_per_byte=bits,
+            xz_bits_per_byte=xz,
+        )
+    if config.sample:
+        text = write_text(model, config, log.device)
+        log.print(f"the model writes:\n{text}")
+
+
+@torch.no_grad()
+def write_text(model: nn.Module, config: Config, device: torch.device) -> str:
+    """Return ``config.sample`` bytes that the model writes, drawn one after the other; rank 0 draws for all ranks."""
+    model.eval()
+    written = torch.tensor([[ord("\n")]], device=device)
+    torch.manual_seed(config.seed)
+    for _ in range(config.sample):
+        scores = model(written[:, -config.sequence_length :])[:, -1].float()
+        byte = torch.multinomial(F.softmax(scores / 0.8, dim=-1), 1)  # below 1, it keeps more to what is likely
+        dist.broadcast(byte, src=0)
+        written = torch.cat([written, byte], dim=1)
+    return bytes(written[0, 1:].tolist()).decode(errors="replace")
 
 
 @record  # under torchrun, the log ends with the error of the rank that failed first
@@ -652,7 +701,8 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
             log.print(f"resumed from {folder}: epoch {progress['epoch']}, after step {progress['step']}")
             if progress["epoch"] > config.epochs:
                 log.print(f"nothing is left to do: --epochs is {config.epochs}")
-        for epoch in range(progress["epoch"], config.epochs + 1):
+        first_epoch = progress["epoch"]
+        for epoch in range(first_epoch, config.epochs + 1):
             # A new order of the samples, the same on all ranks; in a run that was stopped within the epoch, without
             # those it has trained on.
             train_loader.batch_sampler.set_epoch(epoch, start_step=progress["step"])
@@ -677,6 +727,8 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
                 log.print(f"stopped after epoch {epoch}; --resume true continues from there")
                 return False
         finish_save(pending, log)
+        if isinstance(val_loader.dataset, TextDataset) and progress["epoch"] > first_epoch:
+            log_text(model, val_loader.dataset, config, val_loss, log)
         return True
 
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from sources import SIZES, download, generate, pack
-from workshop.datasets import IMAGES, image_dataset, shards
+from sources import SIZES, collect, download, generate, pack
+from workshop.datasets import IMAGES, image_dataset, shards, text
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.paths import default_data_dir
 
@@ -30,19 +30,25 @@ def at_least_1(text: str) -> int:
     return int(text)
 
 
+def add_data_set(data_sets: "argparse._SubParsersAction[Parser]", name: str) -> Parser:
+    """Return the flags of a data set, with that which all have."""
+    flags = data_sets.add_parser(name, description=__doc__, allow_abbrev=False)
+    flags.add_argument(
+        "--data_dir",
+        type=Path,
+        default=default_data_dir(),
+        metavar="DIR",
+        help="folder for all data sets (default: $WORKSHOP_DATA, else data/ of the repository; now %(default)s)",
+    )
+    return flags
+
+
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     """Read the command line; a size or a seed that is not on it has no attribute."""
     parser = Parser(description=__doc__)
     data_sets = parser.add_subparsers(dest="name", required=True)
     for name, sizes in SIZES.items():
-        flags = data_sets.add_parser(name, description=__doc__, allow_abbrev=False)
-        flags.add_argument(
-            "--data_dir",
-            type=Path,
-            default=default_data_dir(),
-            metavar="DIR",
-            help="folder for all data sets (default: $WORKSHOP_DATA, else data/ of the repository; now %(default)s)",
-        )
+        flags = add_data_set(data_sets, name)
         if name in IMAGES:
             flags.add_argument(
                 "--shards", action="store_true", help="also pack images into tar files, for --loader shards"
@@ -54,6 +60,14 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         options.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same data (default: 0)")
         for size, default in sizes.items():
             options.add_argument(f"--{size}", type=at_least_1, metavar="N", help=f"default: {default}")
+    flags = add_data_set(data_sets, text.NAME)
+    flags.add_argument(
+        "--source",
+        type=Path,
+        metavar="DIR",
+        help="folder with texts of your own, in files of any name (default: the library of this Python, without tests)",
+    )
+    flags.add_argument("--synthetic", action="store_true", help="changes nothing: this text needs no network anyway")
     return parser.parse_args(words)
 
 
@@ -61,6 +75,9 @@ def main(words: list[str]) -> None:
     """Prepare what the words of a command line ask for."""
     flags = parse_arguments(words)
     name, data_dir = flags.name, flags.data_dir
+    if name == text.NAME:
+        collect(data_dir, flags.source)
+        return
     sizes = {key: value for key, value in vars(flags).items() if key in ("seed", *SIZES[name])}
     if flags.synthetic:
         generate(name, data_dir, **sizes)

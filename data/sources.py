@@ -15,7 +15,8 @@ import torch
 import synthetic_digits
 import synthetic_images
 import synthetic_nbody
-from workshop.datasets import cifar10, image_dataset, mnist, nbody, shards
+from text_files import origin_of, write_text
+from workshop.datasets import cifar10, image_dataset, mnist, nbody, shards, text
 from workshop.datasets.files import ORIGIN_FILE, prepare_command
 from workshop.errors import UserError
 from workshop.paths import read_json, write_json
@@ -77,6 +78,19 @@ def generate(name: str, data_dir: Path, **asked: int) -> None:
             write(root, **recipe)
     finally:
         torch.set_num_threads(threads)
+
+
+def collect(data_dir: Path, source: Path | None = None) -> None:
+    """Collect the text of a folder, or else of Python's standard library, unless it is there.
+
+    Raises:
+        UserError: there is no text in the folder, or other data are in its place.
+    """
+    source, origin = source and source.resolve(), origin_of(source and source.resolve())
+    if is_complete(text.folder(data_dir), origin, lambda: text.check(data_dir)):
+        return
+    with new_data(text.folder, data_dir, origin) as root:
+        origin |= write_text(root, source)
 
 
 def pack(name: str, data_dir: Path) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from lab.launching import load_script
 from lab.process_group import process_group
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
+from workshop.models.gpt import SIZES, GPTSize
 from workshop.paths import REPOSITORY
 
 LESSON = load_script(REPOSITORY / "05_fully_sharded")
@@ -21,7 +22,11 @@ GLOBAL_BATCH, STEPS, VAL_SAMPLES = 20, 4, 61
 VIT = {"vit_width": 16, "vit_depth": 3, "lr": 0.01}
 VOLUMES = {"dataset": "nbody", "crop_size": 8}
 SGD = {**VIT, "optimizer": "sgd"}
+SIZES["gpt_test"] = GPTSize(width=64, depth=3, head_dimension=16)
+TEXT = {"dataset": "text", "model": "gpt_test", "lr": 0.01}
 VARIANTS = {
+    "language": TEXT,
+    "language, all at once": TEXT | {"activation_checkpointing": True, "accumulate": 3, "shard": "keep"},
     "blocks": VIT,
     "keep": VIT | {"shard": "keep"},
     "root": VIT | {"shard": "root"},
@@ -58,6 +63,9 @@ def samples(dataset: str, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     if dataset == "nbody":
         inputs, targets = (torch.randn(number, channels, 8, 8, 8, generator=numbers) for channels in (4, 5))
         return inputs, targets
+    if dataset == "text":
+        text = torch.randint(256, (number, 17), generator=numbers)
+        return text[:, :-1], text[:, 1:]
     return torch.randn(number, 1, 28, 28, generator=numbers), torch.arange(number) % 10
 
 
@@ -115,7 +123,9 @@ def train_plain(config: Any) -> dict:  # noqa: ANN401
         inputs, targets = samples(config.dataset, VAL_SAMPLES)
         outputs = model(inputs)
         losses.append(LESSON.loss_function(outputs, targets).item())
-    accuracy = None if config.dataset == "nbody" else (outputs.argmax(dim=1) == targets).double().mean().item()
+    accuracy = None
+    if config.dataset == "mnist":
+        accuracy = (outputs.argmax(dim=1) == targets).double().mean().item()
     stored = sum(weight.numel() for weight in model.parameters())
     return {"losses": losses, "accuracy": accuracy, "stored": stored}
 

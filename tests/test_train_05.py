@@ -23,7 +23,7 @@ ROUNDING = 1e-5
 """relative difference of losses that come from the same sums in another order"""
 SIXTEEN_BITS = 3e-3
 """the same where products are computed in 16 bits"""
-OF_ALL_RANKS = ("blocks", "keep", "root", "recomputed", "accumulate", "clipped")
+OF_ALL_RANKS = ("language", "language, all at once", "blocks", "keep", "root", "recomputed", "accumulate", "clipped")
 VARIANTS = (*OF_ALL_RANKS, "fused", "all at once", "bf16", "fp16, clipped", "volumes", "unet3d", "cnn")
 
 

@@ -6,6 +6,7 @@ import torch
 
 from workshop.errors import UserError, first_on_node, warn
 from workshop.hardware import computes_in
+from workshop.models.gpt import SIZES
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 NEED_NBODY = ("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
@@ -31,6 +32,15 @@ def check_volumes(flags: Any) -> None:  # noqa: ANN401
             f"--crop_size {flags.crop_size} cannot be halved {flags.unet_depth} times; take --crop_size {near}, or a "
             "smaller --unet_depth"
         )
+
+
+def check_text(flags: Any) -> None:  # noqa: ANN401
+    """Raise `UserError` unless data set, model and loader belong together."""
+    if (flags.dataset == "text") != (flags.model in SIZES):
+        models = ", ".join(SIZES)
+        raise UserError(f"--dataset text needs one of the models {models}, and these need --dataset text")
+    if flags.dataset == "text" and flags.loader != "map":
+        raise UserError(f"--loader {flags.loader} does not read text; --loader map does")
 
 
 def choose_precision(precision: Precision, device: torch.device) -> Precision:

@@ -1,8 +1,8 @@
 """Which samples the ranks train on, and in which order."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
-from itertools import combinations
 
 from ..events import Event, Run
 from .base import ONE_EPOCH, CannotJudge, Finding, check, fault, hint, need, need_use
@@ -16,30 +16,44 @@ def same_samples(run: Run) -> Iterator[Finding]:
     """Ranks that compute the same samples do the same work: an epoch is then several epochs, and no step is larger."""
     if run.model_parallel:
         raise CannotJudge("the model is split over several dimensions of ranks, some of which rightly share samples")
-    planned = [(kind, passes[0]) for kind, passes in run.epochs(run.training).items() if len(passes[0]) == run.world]
-    planned = [
-        (kind, parts) for kind, parts in planned if all("file" in e for e in parts.values()) and run.same_data(parts)
-    ]
+    planned = {
+        kind: passes if all(_is_planned(run, parts) for parts in passes) else passes[:1]  # a rank can have one more
+        for kind, passes in run.epochs(run.training).items()
+        if _is_planned(run, passes[0])
+    }
     if not planned:
         yield from same_inputs(run)
-    for kind, parts in planned:
-        orders = {rank: run.numbers(event) for rank, event in parts.items()}
-        pair = max(combinations(orders, 2), key=lambda pair: _overlap(orders[pair[0]], orders[pair[1]]))
-        one, other = orders[pair[0]], orders[pair[1]]
-        common, order = len(set(one) & set(other)), ", in the same order" if one == other else ""
-        is_shared = "Distributed" in kind[3]  # only what it adds, so that all ranks have as many, may be common
-        if is_shared and 0.1 < _overlap(one, other) <= 0.7 and common > run.world:
-            text = f"ranks {pair[0]} and {pair[1]} share {common} of their {len(one)} samples in an epoch"
-            fix = "split and order the data set in the same way on all ranks, before the sampler shares it: with a seed"
-            at = run.made(parts[pair[0]]["loader"]).get("sampler_at") or kind[0]
-            yield fault(at, f"{text} (sampler: {kind[3]})", fix)
-        elif _overlap(one, other) > 0.5 and len(one) >= 4:
-            text = f"ranks {pair[0]} and {pair[1]} train on the same {common} samples of {kind[2]} in an epoch{order}"
-            yield fault(
-                kind[0],
-                f"{text} (sampler: {kind[3]})",
-                "give the loader a DistributedSampler with the rank and world size of the whole job",
-            )
+    for kind, passes in planned.items():  # later epochs too: a sampler can count them on rank 0 only
+        found = (f for number, parts in enumerate(passes, start=1) for f in _common_samples(run, kind, parts, number))
+        yield from itertools.islice(found, 1)
+
+
+def _is_planned(run: Run, parts: dict[int, Event]) -> bool:
+    """Return whether all ranks have made this pass, and the numbers of its samples can be compared."""
+    return len(parts) == run.world and all("file" in e for e in parts.values()) and run.same_data(parts)
+
+
+def _common_samples(run: Run, kind: tuple, parts: dict[int, Event], epoch: int) -> Iterator[Finding]:
+    """Yield what two ranks have in common in an epoch."""
+    orders = {rank: run.numbers(event) for rank, event in parts.items()}
+    pair = max(itertools.combinations(orders, 2), key=lambda pair: _overlap(orders[pair[0]], orders[pair[1]]))
+    one, other = orders[pair[0]], orders[pair[1]]
+    common, order = len(set(one) & set(other)), ", in the same order" if one == other else ""
+    is_shared = "Distributed" in kind[3]  # only what it adds, so that all ranks have as many, may be common
+    if is_shared and 0.1 < _overlap(one, other) <= 0.7 and common > run.world:
+        text = f"ranks {pair[0]} and {pair[1]} share {common} of their {len(one)} samples in epoch {epoch}"
+        fix = "split and order the data set in the same way on all ranks, before the sampler shares it: with a seed"
+        if epoch > 1:
+            fix = "let all ranks call set_epoch with the same number before each epoch"
+        at = run.made(parts[pair[0]]["loader"]).get("sampler_at") or kind[0]
+        yield fault(at, f"{text} (sampler: {kind[3]})", fix)
+    elif _overlap(one, other) > 0.5 and len(one) >= 4:
+        text = f"ranks {pair[0]} and {pair[1]} train on the same {common} samples of {kind[2]} in an epoch{order}"
+        yield fault(
+            kind[0],
+            f"{text} (sampler: {kind[3]})",
+            "give the loader a DistributedSampler with the rank and world size of the whole job",
+        )
 
 
 def _overlap(one: list[int], other: list[int]) -> float:
@@ -91,16 +105,14 @@ def same_order(run: Run) -> Iterator[Finding]:
         if len(events) < 2 or len(run.numbers(events[0])) < 4:
             continue
         judged += 1
-        orders = [run.numbers(event) for event in events[:2]]
-        if orders[0] != orders[1]:
+        order = run.numbers(events[0])
+        if order != run.numbers(events[1]):
             continue
-        if sum(a > b for a, b in zip(orders[0], orders[0][1:], strict=False)) <= 1:
-            text = (
-                f"the {len(orders[0])} training samples come in the order of the data set in every epoch: no shuffling"
-            )
+        if sum(a > b for a, b in itertools.pairwise(order)) <= 1:
+            text = f"the {len(order)} training samples come in the order of the data set in every epoch: no shuffling"
             yield hint(kind[0], text, "shuffle=True, or a sampler that shuffles")
         else:
-            text = f"epochs 1 and 2 have the same order of the {len(orders[0])} samples (sampler: {kind[3]})"
+            text = f"epochs 1 and 2 have the same order of the {len(order)} samples (sampler: {kind[3]})"
             at = run.made(events[1]["loader"]).get("sampler_at") or events[1]["at"]
             yield fault(at, text, "call set_epoch(epoch) of this sampler before each epoch")
     need(judged, ONE_EPOCH)

@@ -40,6 +40,11 @@ def each_rank_permutes_the_data_before_they_are_shared(run: Run) -> None:
     run.samples["0_0"], run.samples["1_0"] = [0, 5, 10, 15, 4, 9, 14, 3], [6, 7, 10, 15, 4, 1, 2, 8]
 
 
+@faulty("same_samples", "FAULT", 10)
+def epochs_are_counted_on_rank_0_only(run: Run) -> None:
+    run.samples["0_1"], run.samples["1_1"] = [1, 4, 11, 0, 5, 10, 15, 9], run.samples["1_0"]
+
+
 @faulty("same_samples", "FAULT", 43)
 def same_inputs_without_loader(run: Run) -> None:
     for rank in run.ranks:

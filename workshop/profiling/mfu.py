@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from workshop.datasets import image_dataset, nbody
+from workshop.models.gpt import SIZES as LANGUAGE_MODELS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """of the matrices, by precision; with fp32 and tf32 they are float32, and PyTorch's switch decides about TF32"""
@@ -59,15 +60,18 @@ def utilization(config: Any, make_model: Callable[[], nn.Module], device: torch.
     """Count the operations of a step, and measure the peak of ``device``.
 
     Args:
-        config: the flags of the run: ``dataset``, ``precision``, ``batch_size``, and ``crop_size`` of volumes.
+        config: the flags of the run: ``dataset``, ``precision``, ``batch_size``, and those of the samples' sizes.
         make_model: returns the model, without activation checkpointing and not sharded.
         device: that trains. The switch for TF32 must be that of the run already.
     """
+    peak = peak_flops_per_second(config.precision, device)
+    if config.dataset == "text":  # the count with which others state the utilization of language models
+        flops = config.sequence_length * LANGUAGE_MODELS[config.model].flops_per_token(config.sequence_length)
+        return Utilization(flops, config.batch_size, peak)
     if config.dataset == "nbody":
         shape = (nbody.INPUT_CHANNELS, *3 * [config.crop_size])
     else:
         shape = image_dataset(config.dataset).SAMPLE_SHAPE
-    peak = peak_flops_per_second(config.precision, device)
     return Utilization(model_flops(make_model, shape), config.batch_size, peak)
 
 

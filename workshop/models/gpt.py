@@ -1,0 +1,136 @@
+"""A language model in the usual form: blocks of causal attention and a gated network, each added to its input.
+
+The form is that of Llama (Touvron et al. 2023, https://arxiv.org/abs/2302.13971): RMSNorm before each part, rotary
+positions, SwiGLU, no biases. The weights of the embedding are those of the output too, as in GPT-2. The initial values
+are GPT-2's (Radford et al. 2019): normal with a standard deviation of 0.02, and smaller by sqrt(2 x depth) where a part
+is added to its input, so that the sum of all parts starts no larger in a deep model.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+HEAD_DIMENSION = 64
+"""numbers that a head attends with; a multiple of 8 up to 256 is what the kernels of FlashAttention take"""
+ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class GPTSize:
+    """What one model of the family is made of."""
+
+    width: int
+    """numbers that describe a token"""
+    depth: int
+    """number of blocks"""
+    vocabulary: int = 256
+    """kinds of tokens; a byte has 256"""
+    head_dimension: int = HEAD_DIMENSION
+
+    @property
+    def heads(self) -> int:
+        """Attention heads in each block."""
+        return self.width // self.head_dimension
+
+    @property
+    def hidden(self) -> int:
+        """Numbers in the middle of the gated network: 8/3 of the width, rounded up to a multiple of 256."""
+        return 256 * math.ceil(8 * self.width / 3 / 256)
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        block = 4 * self.width**2 + 3 * self.width * self.hidden + 2 * self.width
+        return self.vocabulary * self.width + self.depth * block + self.width
+
+    def flops_per_token(self, sequence_length: int) -> int:
+        """Return the operations of a forward and a backward pass for one token.
+
+        Six for each weight of a matrix, the output's included (a product and a sum, forward once and backward twice),
+        and for attention to all tokens, as if it were not causal: 12 x depth x width x sequence length. This is the
+        count of the PaLM paper, appendix B, with which others state their utilization too.
+        """
+        matrices = self.parameters - (2 * self.depth + 1) * self.width
+        return 6 * matrices + 12 * self.depth * self.width * sequence_length
+
+
+SIZES = {
+    "gpt_tiny": GPTSize(width=256, depth=4),
+    "gpt2_124m": GPTSize(width=768, depth=12, vocabulary=50_304),  # GPT-2's 50,257, rounded up to a multiple of 128
+    "gpt_1b": GPTSize(width=2048, depth=20, vocabulary=32_000),
+    "gpt_7b": GPTSize(width=4096, depth=32, vocabulary=32_000, head_dimension=128),
+}
+"""the models of the family, by the value of ``--model``"""
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """Turn each pair of numbers of (N, heads, T, d) by an angle that grows with the token's position.
+
+    So the product of a query and a key depends on how far their tokens are apart (Su et al. 2021,
+    https://arxiv.org/abs/2104.09864). The angles are computed in float32: those of late tokens are large.
+    """
+    half = x.shape[-1] // 2
+    positions = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)
+    speeds = ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angles = torch.outer(positions, speeds)  # (T, d / 2)
+    cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+
+
+class Block(nn.Module):
+    """Attention and a gated network, each added to its input: (N, T, width) -> the same shape."""
+
+    def __init__(self, size: GPTSize) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.attention_norm, self.network_norm = nn.RMSNorm(size.width), nn.RMSNorm(size.width)
+        self.qkv = nn.Linear(size.width, 3 * size.width, bias=False)
+        self.out = nn.Linear(size.width, size.width, bias=False)
+        self.gate = nn.Linear(size.width, size.hidden, bias=False)
+        self.up = nn.Linear(size.width, size.hidden, bias=False)
+        self.down = nn.Linear(size.hidden, size.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, T, width) to the same shape."""
+        n, tokens, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(n, tokens, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (N, heads, T, width / heads)
+        attended = F.scaled_dot_product_attention(rotated(query), rotated(key), value, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(n, tokens, width))
+        inside = self.network_norm(x)
+        return x + self.down(F.silu(self.gate(inside)) * self.up(inside))
+
+
+class GPT(nn.Module):
+    """Predict each next token: (N, T) int64 -> scores of every token, (N, T, vocabulary).
+
+    The scores at position t depend on the tokens up to t alone.
+    """
+
+    def __init__(self, size: GPTSize) -> None:
+        super().__init__()
+        self.size = size
+        self.embed = nn.Embedding(size.vocabulary, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
+        self.norm = nn.RMSNorm(size.width)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw fresh weights; also after `to_empty` has given a model from the meta device its memory."""
+        for name, weight in self.named_parameters():
+            if name.endswith("norm.weight"):
+                nn.init.ones_(weight)
+            else:
+                added = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * self.size.depth) if added else 0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.embed.weight)
