@@ -90,7 +90,8 @@ def same_inputs(run: Run) -> Iterator[Finding]:
     common = len(set(seen[0]) & set(seen[1]))
     without_repeats = all(len(set(rows)) > 0.95 * len(rows) for rows in seen)
     if equal == len(steps) or (without_repeats and common > 0.6 * len(seen[0])):
-        at = run.first.all("forward", train=True, grad=True)[0]["at"]
+        first = run.first.all("forward", train=True, grad=True)[0]
+        at = run.made(first["loader"])["at"] if first["loader"] else first["at"]
         text = f"{common} of the {len(set(seen[0]))} inputs of rank 0's model in {len(steps)} steps came to rank 1 too"
         fix = "let each rank read or generate its own part: by its rank, or with a seed that has the rank in it"
         yield fault(at, text, fix)

@@ -108,6 +108,8 @@ def schedule_length(run: Run) -> Iterator[Finding]:
     planned, passes = planned_steps(run)
     need(planned, "the run was ended before the end of the training: let it train for one or two epochs")
     for e in schedules:
+        if e["steps"] > 1.5 * len(run.first.all("update")):
+            continue  # accelerate makes as many steps of it at once as there are ranks
         # of each pass, the steps of one rank are rounded up from those of all ranks
         if e["steps"] > passes + 1 and planned >= 4 and abs(e["length"] - run.world * planned) <= run.world * passes:
             text = f"{e['cls']} is made for {e['length']} steps, but the training on {run.world} ranks has {planned}"

@@ -45,8 +45,8 @@ def epochs_are_counted_on_rank_0_only(run: Run) -> None:
     run.samples["0_1"], run.samples["1_1"] = [1, 4, 11, 0, 5, 10, 15, 9], run.samples["1_0"]
 
 
-@faulty("same_samples", "FAULT", 43)
-def same_inputs_without_loader(run: Run) -> None:
+@faulty("same_samples", "FAULT", 10)
+def same_inputs_without_numbers(run: Run) -> None:
     for rank in run.ranks:
         rank.events = [e for e in rank.events if e["e"] != "pass"]
         for number, e in enumerate(rank.all("forward", train=True)):
@@ -615,6 +615,20 @@ def test_an_epoch_that_grows_with_the_workers_is_found() -> None:
     assert any("4 batches, and 8" in finding.text for finding in judge([usual, other]).faults)
 
 
+def test_a_schedule_that_is_stepped_for_all_ranks_is_long_enough() -> None:
+    run = correct_run()
+    change(run, "schedule", steps=16, length=16)
+    assert not judge([run]).findings
+
+
+def test_repeated_samples_that_are_taken_away_again_count_once() -> None:
+    run = correct_run()
+    validation_padded(run)
+    assert judge([run]).faults
+    add(run, "trimmed", 52, loader=VAL)
+    assert not judge([run]).faults
+
+
 def test_only_faults_count_under_a_provocation() -> None:
     provoked = correct_run(name="with uneven data")
     one_seed(provoked)
@@ -626,7 +640,7 @@ def test_only_faults_count_under_a_provocation() -> None:
 
 def test_tensor_parallel_ranks_may_have_the_same_inputs() -> None:
     run = correct_run()
-    same_inputs_without_loader(run)
+    same_inputs_without_numbers(run)
     change(run, "model", sharded=True, mesh_dims=1, tensor_parallel=True)
     assert not judge([run]).faults
 

@@ -1,5 +1,6 @@
 """The doctor's page: all checks are on it, its report is what the doctor prints; drafts of issues show the fault."""
 
+import json
 import re
 import subprocess
 import sys
@@ -33,6 +34,32 @@ def test_the_example_gives_the_report_on_the_page() -> None:
     seen = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert seen.returncode == 1, seen.stderr
     assert findings(seen.stdout) == findings(PAGE)
+
+
+def in_table(scripts: list[dict]) -> str:
+    """Return how many faults were found in these scripts, and how many FAULTs are wrong, as the page's table has it."""
+    faults = [fault for script in scripts for fault in script["faults"]]
+    findings = [finding for script in scripts for finding in script["findings"] if finding["kind"] == "FAULT"]
+    wrong = sum(finding["judgement"].startswith("false") for finding in findings)
+    return f"| {sum(fault['found'] for fault in faults)} of {len(faults)} | {wrong} |"
+
+
+def test_the_counts_are_those_of_the_stored_runs() -> None:
+    results = json.loads(Path(__file__).with_name("corpus_results.json").read_text())
+    for_improvement = [one for one in results if not one["held_out"]]
+    rounds = {
+        number: [one for one in results if one["held_out"] and one.get("round", 1) == number] for number in (1, 2)
+    }
+    last = {number: list({one["name"]: one for one in found}.values()) for number, found in rounds.items()}
+    first = [one for one in rounds[2] if "rerun" not in one]
+    assert [len(found) for found in (for_improvement, last[1], first, last[2])] == [64, 12, 12, 12]
+    assert f"| 64, with which it was improved {in_table(for_improvement)}" in PAGE
+    assert f"| 12 that had not been opened, with launcher and data given {in_table(last[1])}" in PAGE
+    assert f"| 12 more that had not been opened {in_table(first)}" in PAGE
+    assert f"| the same, after what was missed had been fixed {in_table(last[2])}" in PAGE
+    for of_set in json.loads(Path(__file__).with_name("blind_results.json").read_text()):
+        found = f"{of_set['found']} of {of_set['faulty']} | {of_set['accused']} of {of_set['correct']}"
+        assert f"| {of_set['set']} | {found} |" in PAGE
 
 
 @pytest.mark.parametrize(("title", "code"), DRAFTS, ids=[title for title, _ in DRAFTS])
