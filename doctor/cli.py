@@ -295,7 +295,9 @@ def print_report(options: argparse.Namespace, runs: list[Run]) -> int:
     usual = runs[0]
     silent = not usual.ranks or not usual.any("update")
     diagnosis = Diagnosis() if silent else judge(runs)
-    failed = bool(report.errors(usual)) or any(status for status in usual.launch.statuses if status is not None)
+    failed = bool(usual.cut or report.errors(usual)) or any(
+        status for status in usual.launch.statuses if status is not None
+    )
     status = 1 if diagnosis.faults else 2 if silent or failed else 0
     if options.json:
         print(report.as_json(runs, diagnosis, status))

@@ -160,6 +160,12 @@ class Run:
         errors = [e for rank in self.ranks for e in rank.all("error")]
         return any(not re.search(r"gloo|nccl|connection|timed? ?out|peer", e["text"], re.IGNORECASE) for e in errors)
 
+    @cached_property
+    def cut(self) -> list[Rank]:
+        """The ranks that ended by themselves, but whose events do not say so: the last of them were not written."""
+        ended = self.launch.ended == "end" and not any(self.launch.statuses)
+        return [rank for rank in self.ranks if ended and not rank.all("end")]
+
     def aligned(self, kind: str) -> list[tuple[Event, ...]]:
         """Return the events about the same update of the same optimizer on all ranks."""
         of_ranks = [{(e["optimizer"], e["count"]): e for e in rank.all(kind)} for rank in self.ranks]
