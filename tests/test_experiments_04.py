@@ -10,6 +10,7 @@ import torch
 from conftest import Script
 from number_formats import FORMATS, FP8, TF32, NumberFormat, rounded_to_tf32
 from workshop.errors import UserError
+from workshop.hardware import computes_in
 from workshop.models.unet3d import UNet3D
 
 FOLDER = "04_mixed_precision/experiments"
@@ -59,7 +60,8 @@ def test_errors_follow_from_the_bits_and_memory_falls_by_less_than_half(run_scri
     assert rows.keys() == {"fp32", "fp16", "bf16"}  # a CPU has no TF32
     assert 6 < rows["bf16"][0] / rows["fp16"][0] < 9
     assert rows["fp32"][0] < 1e-5 and rows["fp32"][0] < rows["fp32"][1] < rows["bf16"][1] < 0.1
-    assert 0.5 < rows["bf16"][2] / rows["fp32"][2] < 0.9
+    most = 0.9 if computes_in(torch.device("cpu"), "bf16") else 1.0  # without the instructions, it makes copies in fp32
+    assert 0.5 < rows["bf16"][2] / rows["fp32"][2] < most
 
 
 # Underflow.
