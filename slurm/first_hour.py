@@ -113,7 +113,7 @@ def all_reduce_bandwidth(megabytes: int, device: torch.device, group: dist.Proce
 
 
 def rounds_of(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return rounds in which each two nodes are a pair once, and a node is in one pair at a time: a round-robin tournament."""
+    """Return rounds, a round-robin tournament: each two nodes are a pair once, and a node is in one pair at a time."""
     places = [*range(nodes), *([-1] if nodes % 2 else [])]  # against -1 a node pauses
     rounds = []
     for _ in range(len(places) - 1):
