@@ -83,10 +83,8 @@ def main(words: list[str]) -> None:
         generate(name, data_dir, **sizes)
     elif sizes:
         raise UserError(f"--{next(iter(sizes))} needs --synthetic: real data are downloaded as they are")
-    elif name in IMAGES and flags.shards and image_dataset(name).folder(data_dir).exists():
-        pass  # any data can be packed, wherever they come from
-    else:
-        download(name, data_dir)
+    elif not (name in IMAGES and flags.shards and image_dataset(name).folder(data_dir).exists()):
+        download(name, data_dir)  # not if data are to be packed that are there, wherever they come from
     if name in IMAGES and (flags.shards or shards.folder_of(name, data_dir).exists()):
         pack(name, data_dir)
 
