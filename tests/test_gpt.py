@@ -1,5 +1,6 @@
 """The language model and its text: sizes, causality, the same model from the meta device, samples of each rank."""
 
+import json
 import math
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from conftest import Script
 from sources import collect
 from workshop.datasets import text
 from workshop.datasets.text import TextDataset
@@ -98,6 +100,17 @@ def test_samples_are_where_seed_epoch_and_number_say(data_dir: Path) -> None:
     assert (
         torch.equal(joined, text.tokens(data_dir, "val")[: len(joined)].long()) and len(val.tokens) - len(joined) < 18
     )
+
+
+def test_a_run_says_bits_per_byte_and_writes_a_text(run_script: Script, data_dir: Path, tmp_path: Path) -> None:
+    flags = ["--dataset", "text", "--model", "gpt_tiny", "--data_dir", data_dir, "--run_dir", tmp_path / "run"]
+    flags += ["--sequence_length", 16, "--batch_size", 2, "--limit_train", 8, "--sample", 5, "--num_workers", 0]
+    result = run_script("05_fully_sharded/train.py", *flags)
+    assert result.status == 0, result.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["bits_per_byte"] == pytest.approx(summary["epochs"][-1]["val_loss"] / math.log(2))
+    assert 0 < summary["xz_bits_per_byte"] < 8
+    assert "the model writes:\n" in result.stdout
 
 
 def test_a_users_mistake_is_one_line(data_dir: Path, tmp_path: Path) -> None:

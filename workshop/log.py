@@ -187,6 +187,8 @@ class RunLogger:
         if facts.items() - self.facts.items():
             self.print(line)
         self.facts |= facts
+        if self.epochs and self._loader is not None:  # else the end of the first epoch writes it
+            self._write_summary()
 
     def log_utilization(self, utilization: "Utilization") -> None:
         """Show the model FLOPs utilization in log lines and summary.json from here on; that of rank 0's device."""
