@@ -44,10 +44,9 @@ from workshop.loaders.volumes import VolumeDataset, build_volume_loader
 from workshop.log import RunLogger
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
-from workshop.models.vit import build_vit
 from workshop.profiling import profile
 from workshop.profiling.all_reduce_counter import AllReduceCounter
-from workshop.profiling.mfu import utilization
+from workshop.profiling.mfu import model_flops, sample_shape, utilization
 from workshop.profiling.throughput import benchmark
 
 
@@ -103,18 +102,11 @@ class Config(TrainConfig):
     """with unet3d: channels after the first layer; deeper layers have more"""
     unet_depth: int = 6
     """with unet3d: how many times it halves the edge of the volume"""
-    vit_patch: int = 7
-    """with vit: edge of its patches in pixels or cells; it must divide the edge of a sample"""
-    vit_width: int = 64
-    """with vit: numbers that describe a patch, a multiple of 4; the number of weights grows with its square"""
-    vit_depth: int = 4
-    """with vit: number of transformer blocks"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "global_batch_size", "base_batch_size", "bucket_cap_mb", "timeout_minutes")
         require_positive(self, "crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
-        require_positive(self, "vit_patch", "vit_width", "vit_depth")
         if self.bucket_cap_mb is not None and self.bucket_cap_mb > 1e6:
             raise UserError(f"--bucket_cap_mb is in MiB, at most a million, got {self.bucket_cap_mb}")
         if self.static_graph and not self.sync_gradients:
@@ -239,8 +231,6 @@ def make_model(config: Config) -> nn.Module:
     """Return the model with fresh weights."""
     if config.model == "unet3d":
         return UNet3D(config.unet_width, config.unet_depth)
-    if config.model == "vit":
-        return build_vit(config.dataset, config.crop_size, config.vit_patch, config.vit_width, config.vit_depth)
     return build_model(config.model, config.dataset, dropout=config.dropout)
 
 
@@ -597,7 +587,8 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
     ):
         save_now = partial(save, config, model, optimizer, scheduler, scaler, log)
         if config.mfu:  # the operations of the model, and the fastest product of matrices on this device
-            log.log_utilization(utilization(config, partial(make_model, config), device))
+            flops = model_flops(partial(make_model, config), sample_shape(config))
+            log.log_utilization(utilization(config, flops, device))
         if config.benchmark:  # loading alone (IO), training alone (SYNTHETIC), and both together (FULL)
 
             def train_on(batches: Loader) -> None:

@@ -1,12 +1,12 @@
-"""Lesson 05: lesson 04 with weights, gradients and optimizer state sharded over all ranks (FSDP2 in the place of DDP).
+"""Lesson 05: a language model whose weights, gradients and optimizer state are sharded over all ranks (FSDP2).
 
-    torchrun --standalone --nproc-per-node 2 train.py         # two ranks on this machine; with Slurm: sbatch job.slurm
-    python train.py                                           # one rank, anywhere
+    python ../data/prepare.py text                              # the sources of Python's own library, 10 MB
+    python train.py --limit_train 32000 --sample 400            # one rank, anywhere: minutes; then it writes a text
+    torchrun --standalone --nproc-per-node 2 train.py           # two ranks on this machine; on Slurm: sbatch job.slurm
     python train.py --activation_checkpointing true --accumulate 4        # two ways to store less for backward
-    python train.py --config ../configs/gpt_tiny.yaml         # a language model; python ../data/prepare.py text before
 
-You should see the losses of lesson 04 with --model vit, and each rank stores only its part of the model. On CPUs it is
-slower than lesson 04, because the ranks send the weights several times in each step.
+The model predicts each byte of a text from those before it. You should see the bits that it needs for a byte fall from
+8, and each rank stores only its part of the model. The losses are those of any number of ranks, and of DDP.
 """
 
 import json
@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
@@ -48,18 +48,14 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from workshop.checks import check_compute_options, check_parts, check_text, check_volumes, choose_precision
+from workshop.checks import check_compute_options, check_parts, choose_precision
 from workshop.config import TrainConfig, check_same_run, require_positive, run_with_config, settings
 from workshop.datasets.text import TextDataset
 from workshop.errors import UserError, warn
 from workshop.hardware import cpu_or_error
-from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
-from workshop.loaders.volumes import VolumeDataset, build_volume_loader
+from workshop.loaders import DistributedBatchSampler, Loader
 from workshop.log import RunLogger
-from workshop.models import build_model
-from workshop.models.gpt import GPT, SIZES
-from workshop.models.unet3d import UNet3D
-from workshop.models.vit import build_vit
+from workshop.models.gpt import GPT, gpt_size
 from workshop.profiling import profile
 from workshop.profiling.mfu import utilization
 from workshop.profiling.throughput import benchmark
@@ -69,74 +65,65 @@ from workshop.profiling.throughput import benchmark
 class Config(TrainConfig):
     """The flags of this lesson, in addition to those that all lessons share."""
 
-    dataset: Literal["mnist", "cifar10", "nbody", "text"] = "mnist"  # type: ignore[assignment]  # two more than in 01
+    dataset: Literal["text"] = "text"  # type: ignore[assignment]  # this lesson has a data set of its own
     """data set to train on"""
-    model: str = "vit"
-    """model to train: gpt_tiny, gpt2_124m, gpt_1b or gpt_7b (with text), vit, unet3d (with nbody), or a classifier"""
-
+    model: Literal["gpt_tiny", "gpt2_124m", "gpt_1b", "gpt_7b"] = "gpt_tiny"
+    """model to train; its size is in workshop/models/gpt.py"""
+    width: int | None = None
+    """numbers that describe a token, a multiple of the model's head dimension (default: the model's)"""
+    depth: int | None = None
+    """number of blocks (default: the model's)"""
+    sequence_length: int = 128
+    """bytes in a sample, each of which is predicted from those before it"""
+    sample: int = 0
+    """after training, print so many bytes that the model writes"""
+    loader: Literal["map"] = "map"
+    """how samples reach the training loop"""
+    batch_size: int = 16
+    """samples per step and process"""
     global_batch_size: int | None = None
     """samples per step over all ranks; if given, each rank gets an equal part of it, and --batch_size is ignored"""
-    lr_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """how --lr, which is meant for steps of base_batch_size samples, grows with the global batch size"""
-    base_batch_size: int = 64
-    """the global batch size that --lr is meant for"""
-    warmup: float = 0.1
+    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
+    """how the weights are updated, with PyTorch's defaults; sgd has momentum 0.9"""
+    lr: float = 3e-3
+    """learning rate, above 0"""
+    warmup: float = 0.05
     """share of all steps in which the learning rate rises from almost zero, from 0 to below 1"""
+    max_grad_norm: float | None = 1.0
+    """scale the gradients down where their norm over all ranks is larger than this (null: never)"""
     shard: Literal["blocks", "keep", "root"] = "blocks"
     """blocks: gather the weights of one block at a time; keep: the same, until backward; root: all weights at once"""
+    replicas: int = 1
+    """divide the ranks into so many groups; each group has the whole model, sharded over its ranks (HSDP)"""
     activation_checkpointing: bool = False
     """store only the input of each block for backward, and compute the rest of the block again there"""
     accumulate: int = 1
     """number of parts of each batch that are computed one after the other; their gradients are added up"""
-    max_grad_norm: float | None = None
-    """scale the gradients down where their norm over all ranks is larger than this (default: never)"""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "fp32"
     """tf32: round what matrix products read; bf16, fp16: send weights and compute in half as many bits;
     auto: bf16 where the device computes in it, else fp32"""
     compile: Literal["off", "default"] = "off"
     """let torch.compile fuse operations into fewer kernels"""
-    cudnn_benchmark: bool = False
-    """on an NVIDIA GPU: let cuDNN try its algorithms for each shape of convolution and keep the fastest"""
     fused: bool = False
-    """let the optimizer update all weights in one kernel; adadelta cannot"""
+    """let the optimizer update all weights in one kernel"""
     async_save: bool = False
     """copy this rank's parts of a checkpoint into CPU memory, and let a thread write them while training goes on"""
     timeout_minutes: float = 10.0
     """how long a rank waits for the others before the job ends: longer than saving, validating or compiling may take"""
     mfu: bool = False
     """measure the peak of this device first, and log what share of it the operations of the model are"""
-    crop_size: int = 64
-    """with nbody: edge, in cells, of the cubes that are cut from the boxes at random places"""
-    train_crops: int = 512
-    """with nbody: number of cubes in an epoch"""
-    val_crops: int = 64
-    """with nbody: number of cubes to validate on, always the same ones"""
-    unet_width: int = 64
-    """with unet3d: channels after the first layer; deeper layers have more"""
-    unet_depth: int = 6
-    """with unet3d: how many times it halves the edge of the volume"""
-    sequence_length: int = 256
-    """with text: bytes in a sample, each of which is predicted from those before it"""
-    sample: int = 0
-    """with text: after training, print so many bytes that the model writes"""
-    vit_patch: int = 7
-    """with vit: edge of its patches in pixels or cells; it must divide the edge of a sample"""
-    vit_width: int = 64
-    """with vit: numbers that describe a patch, a multiple of 4; the number of weights grows with its square"""
-    vit_depth: int = 4
-    """with vit: number of transformer blocks"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "global_batch_size", "base_batch_size", "accumulate", "max_grad_norm", "timeout_minutes")
-        require_positive(self, "crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
-        require_positive(self, "vit_patch", "vit_width", "vit_depth", "sequence_length")
-        check_text(self)
+        require_positive(self, "width", "depth", "sequence_length", "global_batch_size", "replicas", "accumulate")
+        require_positive(self, "max_grad_norm", "timeout_minutes")
+        if self.sample < 0:
+            raise UserError(f"--sample must be 0 (none) or more, got {self.sample}")
         if not 0 <= self.warmup < 1:
             raise UserError(f"--warmup is a share of all steps, from 0 to below 1, got {self.warmup}")
         if self.fused and self.optimizer == "sgd":
             raise UserError("--fused true: PyTorch's fused SGD takes no sharded weights; use --optimizer adam or adamw")
-        check_volumes(self)
+        gpt_size(self.model, self.width, self.depth)  # raises UserError if heads do not divide the width
 
 
 def ranks_from_env() -> tuple[int, int, int]:
@@ -211,21 +198,11 @@ def batch_size_per_rank(config: Config, world_size: int) -> int:
     return share
 
 
-def make_loader(config: Config, split: str, device: torch.device, rank: int, world_size: int) -> Loader:
-    """Return what gives this rank its batches (inputs, targets) of a split, "train" or "val"."""
-    if config.loader != "map" and config.dataset not in ("nbody", "text"):
-        return build_loader(config, split, device, rank, world_size)  # shards, memory, device or dali, as in lesson 01
+def make_loader(config: Config, split: str, rank: int, world_size: int) -> Loader:
+    """Return what gives this rank its batches (inputs, targets) of a split, "train" or "val"; each (N, T) int64."""
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
-    if config.dataset == "nbody":
-        crops = config.train_crops if training else config.val_crops
-        dataset = VolumeDataset(config.data_dir, split, config.crop_size, crops, limit, seed=config.seed)
-        if config.loader == "map" and rank == 0:  # the other loaders check the values when they read the whole file
-            dataset.check_values()  # ends the run with one line if some are not finite numbers
-    elif config.dataset == "text":
-        dataset = TextDataset(config.data_dir, split, config.sequence_length, limit, seed=config.seed)
-    else:
-        dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
+    dataset = TextDataset(config.data_dir, split, config.sequence_length, limit, seed=config.seed)
     # Every rank shuffles in the same way and takes every world_size-th sample of each global batch. In training, the
     # last global batch is left out if it has fewer samples than there are ranks. For its training data, a script of
     # your own can use DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, world_size, rank)), with the
@@ -234,15 +211,13 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
     sampler = DistributedBatchSampler(
         len(dataset), config.batch_size, rank=rank, num_replicas=world_size, shuffle=training, seed=config.seed
     )
-    if config.loader != "map":
-        return build_volume_loader(config.loader, dataset, sampler, device, config.num_workers, config.pin_memory)
     return DataLoader(
         dataset,
         batch_sampler=sampler,
         # Processes that prepare batches while the model trains; with 0, the training process does both in turn.
         num_workers=config.num_workers,
         # Put batches into page-locked memory: only from there can a GPU copy while the CPU goes on.
-        pin_memory=config.pin_memory and device.type == "cuda",
+        pin_memory=config.pin_memory and torch.cuda.is_available(),
         # Keep the workers from one epoch to the next: starting them takes seconds.
         persistent_workers=config.persistent_workers and config.num_workers > 0,
         # Batches that each worker prepares ahead: they bridge the time of a slow one.
@@ -252,15 +227,9 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
     )
 
 
-def make_model(config: Config) -> nn.Module:
+def make_model(config: Config) -> GPT:
     """Return the model with fresh weights."""
-    if config.model == "unet3d":
-        return UNet3D(config.unet_width, config.unet_depth)
-    if config.model in SIZES:
-        return GPT(SIZES[config.model])
-    if config.model == "vit":
-        return build_vit(config.dataset, config.crop_size, config.vit_patch, config.vit_width, config.vit_depth)
-    return build_model(config.model, config.dataset, dropout=config.dropout)
+    return GPT(gpt_size(config.model, config.width, config.depth))
 
 
 def make_optimizer(config: Config, model: nn.Module) -> Optimizer:
@@ -270,14 +239,7 @@ def make_optimizer(config: Config, model: nn.Module) -> Optimizer:
         return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, fused=fused)
     if config.optimizer == "adamw":
         return torch.optim.AdamW(model.parameters(), lr=config.lr, fused=fused)
-    if config.optimizer == "adadelta":
-        return torch.optim.Adadelta(model.parameters(), lr=config.lr)
     return torch.optim.Adam(model.parameters(), lr=config.lr, fused=fused)
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of the model that are gathered, and perhaps computed again, one by one."""
-    return [block for layers in model.children() if isinstance(layers, nn.ModuleList) for block in layers]
 
 
 def recomputed(forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -289,22 +251,34 @@ def recomputed(forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[tor
     return forward_again
 
 
+def make_mesh(config: Config, device: torch.device, world_size: int) -> DeviceMesh:
+    """Return which ranks share each weight: all of them, or with --replicas those of a group.
+
+    Ranks of one group have numbers in a row. So with as many groups as nodes, all that is sent for each block stays
+    within a node, and only gradients, already sharded, are sent between nodes.
+    """
+    share, rest = divmod(world_size, config.replicas)
+    if rest:
+        raise UserError(f"--replicas {config.replicas} does not divide the {world_size} rank(s) of this job")
+    if config.replicas == 1:
+        return init_device_mesh(device.type, (world_size,))
+    return init_device_mesh(device.type, (config.replicas, share), mesh_dim_names=("replicate", "shard"))
+
+
 def shard_model(config: Config, rank: int, device: torch.device, world_size: int) -> FSDPModule:
     """Return the model, of which each rank stores one part of every weight; rank 0 draws the initial weights."""
     with torch.device("meta"):  # shapes without memory: no device has to hold the whole model, not even once
         model = make_model(config)
-    if not blocks_of(model) and (config.shard != "root" or config.activation_checkpointing):
-        raise UserError(f"--model {config.model} has no nn.ModuleList of blocks: use --model vit, or --shard root")
     if config.activation_checkpointing:
-        for block in blocks_of(model):  # the block's activations are computed again when backward needs them
+        for block in model.blocks:  # the block's activations are computed again when backward needs them
             block.forward = recomputed(block.forward)
-    mesh = init_device_mesh(device.type, (world_size,))  # the ranks in a row: all of them share each weight
+    mesh = make_mesh(config, device, world_size)
     # Compute in 16 bits, but store weights, gradients and optimizer state in 32: small updates would be lost in 16.
     # This takes the place of autocast: the weights are sent in this format too, which halves their bytes.
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     if config.shard != "root":
-        for block in blocks_of(model):  # the weights of a block are gathered before it computes, and freed after it
+        for block in model.blocks:  # the weights of a block are gathered before it computes, and freed after it
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=config.shard == "blocks")
     sharded = fully_shard(model, mesh=mesh, mp_policy=policy)  # last: it takes the weights that are in no block
     sharded.to_empty(device=device)  # memory for this rank's parts, with random content
@@ -314,30 +288,17 @@ def shard_model(config: Config, rank: int, device: torch.device, world_size: int
     return sharded
 
 
-def lr_factor(config: Config, global_batch_size: int, step: int, total_steps: int) -> float:
+def lr_factor(config: Config, step: int, total_steps: int) -> float:
     """Return the factor on --lr in ``step`` of ``total_steps``, counted from 0: it rises, then falls as a cosine."""
-    ratio = global_batch_size / config.base_batch_size
-    scale = {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[config.lr_scaling]
     warmup = int(config.warmup * total_steps)
     if step < warmup:
-        return scale * (step + 1) / warmup
-    return scale * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total_steps - warmup)))
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total_steps - warmup)))
 
 
-def loss_function(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean over the samples: the absolute error of volumes, the cross-entropy of classes and of bytes."""
-    if targets.is_floating_point():
-        return F.l1_loss(outputs, targets)
-    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
-
-
-def set_precision(precision: str, cudnn_benchmark: bool) -> None:
-    """Set what PyTorch has one switch of for the whole process: TF32, and cuDNN's search for the fastest algorithm."""
-    # By default, PyTorch rounds to TF32 on NVIDIA GPUs in convolutions, but not in matrix products. Its newer switches,
-    # named fp32_precision, are not used: after them, parts of PyTorch fail that still read these older ones.
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.benchmark = cudnn_benchmark
+def loss_function(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy () over all bytes of (N, T), from scores (N, T, vocabulary) in float32."""
+    return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
 @profile
@@ -357,8 +318,8 @@ def train_step(
         # Gradients of the earlier parts stay on this rank, unsharded; they are sent once, after the last part.
         model.set_requires_gradient_sync(number == config.accumulate)
         with record_function("forward"):  # each block gathers its weights, computes, and frees the parts of others
-            outputs = model(part)
-            loss = loss_function(outputs.float(), part_targets) * (len(part) / len(inputs))  # parts may differ in size
+            scores = model(part)
+            loss = loss_function(scores.float(), part_targets) * (len(part) / len(inputs))  # parts may differ in size
         with record_function("backward"):  # gathers the weights again; each rank gets its part of the mean gradients
             scaler.scale(loss).backward()
         loss_sum += loss.detach()
@@ -574,23 +535,18 @@ def same_steps(loader: Loader, device: torch.device) -> Iterator[tuple[torch.Ten
 
 
 @torch.no_grad()  # not inference_mode: gathered weights would be of a kind that backward cannot use afterwards
-def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> tuple[float, float | None]:
-    """Return the mean loss and the share of correct answers, which volumes do not have, over the validation samples."""
+def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> float:
+    """Return the mean loss over the validation samples of all ranks."""
     model.eval()
     loss_sum = torch.zeros((), device=device)
-    correct = torch.zeros((), device=device)
     for inputs, targets, counts in same_steps(loader, device):
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
-        outputs = model(inputs).float()
+        loss = loss_function(model(inputs).float(), targets)
         if counts:
-            loss_sum += loss_function(outputs, targets) * len(targets)
-        if counts and config.dataset not in ("nbody", "text"):
-            correct += (outputs.argmax(dim=1) == targets).sum()
-    for sum_of_rank in (loss_sum, correct):
-        dist.all_reduce(sum_of_rank)
-    accuracy = None if config.dataset in ("nbody", "text") else correct.item() / len(loader.dataset)
-    return loss_sum.item() / len(loader.dataset), accuracy
+            loss_sum += loss * len(targets)
+    dist.all_reduce(loss_sum)
+    return loss_sum.item() / len(loader.dataset)
 
 
 def log_text(model: nn.Module, dataset: TextDataset, config: Config, val_loss: float, log: RunLogger) -> None:
@@ -660,10 +616,11 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
     Returns: Whether all epochs are done; False if the job is to stop before.
     """
     check_compute_options(config, device)  # ends the run with one line if the device lacks an option
-    set_precision(config.precision, config.cudnn_benchmark)
+    # TF32: products of float32 matrices read only the first 10 bits of each number's fraction. Off unless asked for.
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
     torch.manual_seed(config.seed + rank)  # the weights are those of rank 0
-    train_loader = make_loader(config, "train", device, rank, world_size)
-    val_loader = make_loader(config, "val", device, rank, world_size)
+    train_loader = make_loader(config, "train", rank, world_size)
+    val_loader = make_loader(config, "val", rank, world_size)
     global_batch_size = config.batch_size * world_size
     check_parts(config, len(train_loader.dataset), len(val_loader.dataset), world_size)
     model = shard_model(config, rank, device, world_size)
@@ -672,15 +629,17 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
     optimizer = make_optimizer(config, model)  # after sharding: an earlier one would update weights that are gone
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
     total_steps = config.epochs * len(train_loader)
-    scheduler = LambdaLR(optimizer, lambda number: lr_factor(config, global_batch_size, number, total_steps))
+    scheduler = LambdaLR(optimizer, lambda number: lr_factor(config, number, total_steps))
     progress: dict[str, Any] = {"epoch": 1, "step": 0, "loss_sum": 0.0}
     save_group = dist.new_group(backend="gloo")  # of its own, because a thread may save while training goes on
     pending: list[Future] = []
 
-    with RunLogger(config, device, rank, world_size) as log:
+    with RunLogger(config, device, rank, world_size, tokens_per_sample=config.sequence_length) as log:
         save_now = partial(save, config, model, optimizer, scheduler, scaler, log, save_group, pending)
         if config.mfu:  # the operations of the model, and the fastest product of matrices on this device
-            log.log_utilization(utilization(config, partial(make_model, config), device))
+            size = gpt_size(config.model, config.width, config.depth)
+            flops = config.sequence_length * size.flops_per_token(config.sequence_length)
+            log.log_utilization(utilization(config, flops, device))
         if config.benchmark:  # loading alone (IO), training alone (SYNTHETIC), and both together (FULL)
 
             def train_on(batches: Loader) -> None:
@@ -716,10 +675,10 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
                 log.print(f"stopped and saved in epoch {epoch}; --resume true continues after step {progress['step']}")
                 return False
             seconds = time.perf_counter() - started
-            val_loss, val_accuracy = evaluate(config, model, val_loader, device)
+            val_loss = evaluate(config, model, val_loader, device)
             end_if_diverged(not math.isfinite(val_loss), progress)
             lr = scheduler.get_last_lr()[0]
-            log.log_epoch(epoch, seconds, samples, lr, train_loss, val_loss, val_accuracy)  # rank 0 alone prints
+            log.log_epoch(epoch, seconds, samples, lr, train_loss, val_loss, None)  # rank 0 alone prints
             progress.update(epoch=epoch + 1, step=0, loss_sum=0.0)
             save_now(progress, torch.zeros((), device=device))
             if epoch < config.epochs and any_rank([stop_requested], device)[0]:
@@ -727,7 +686,7 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
                 log.print(f"stopped after epoch {epoch}; --resume true continues from there")
                 return False
         finish_save(pending, log)
-        if isinstance(val_loader.dataset, TextDataset) and progress["epoch"] > first_epoch:
+        if progress["epoch"] > first_epoch:
             log_text(model, val_loader.dataset, config, val_loss, log)
         return True
 

@@ -1,4 +1,7 @@
-"""Digits that carry their own number: a model's inputs show which samples they are, whichever loader read them."""
+"""Digits that carry their own number: a model's inputs show which samples they are, whichever loader read them.
+
+Beside them there is a text of random bytes, which carry nothing, for the lesson that trains a language model.
+"""
 
 import sys
 from pathlib import Path
@@ -7,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from workshop.datasets import mnist
+from workshop.datasets import mnist, text
+from workshop.datasets.files import ORIGIN_FILE
+from workshop.paths import write_json
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "data"))
 from writing import write_mnist
@@ -15,6 +20,8 @@ from writing import write_mnist
 BITS = 2 ** torch.arange(14)  # in each of the first two rows, in pairs of pixels
 FIRST_VAL = 10_000
 """number of the first validation sample; those of training begin at 0"""
+SEQUENCE_LENGTH = 16
+"""of the text, which has as many such sequences as there are digits; a grader passes it with --sequence_length"""
 
 
 class SmallReader(nn.Module):
@@ -53,9 +60,22 @@ def numbers_of(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def write(data_dir: Path, train: int, val: int) -> None:
-    """Write ``train`` + ``val`` samples as the files of MNIST."""
+    """Write ``train`` + ``val`` samples, as the files of MNIST and as a text."""
     folder = mnist.folder(data_dir)
     folder.mkdir(parents=True)
     for split, first, count in (("train", 0, train), ("val", FIRST_VAL, val)):
         numbers = first + torch.arange(count)
         write_mnist(folder, split, images_of(numbers), label_of(numbers).to(torch.uint8))
+    generator = torch.Generator().manual_seed(2)
+    lengths = [count * SEQUENCE_LENGTH + 1 for count in (train, val)]  # each byte is predicted from those before it
+    write_text(data_dir, *(torch.randint(256, (length,), generator=generator) for length in lengths))
+
+
+def write_text(data_dir: Path, train: torch.Tensor, val: torch.Tensor) -> None:
+    """Write two texts, each the values (N,) of its bytes, as the files of the data set of text."""
+    text.folder(data_dir).mkdir(parents=True)
+    files = {text.file_of(data_dir, "train"): train, text.file_of(data_dir, "val"): val}
+    for file, values in files.items():
+        file.write_bytes(values.to(torch.uint8).numpy().tobytes())
+    lengths = {file.name: len(values) for file, values in files.items()}
+    write_json(text.folder(data_dir) / ORIGIN_FILE, {"lengths": lengths})

@@ -124,8 +124,8 @@ class Script:
             ranks: how many; a single one is started as a plain process, without a launcher.
             local_ranks: of each rank; by default they are all on one node.
             launcher: whose variables have the rank of a process, "torchrun" or "srun".
-            train: number of coded digits to train on.
-            val: number of coded digits to validate on.
+            train: number of samples to train on: coded digits, or sequences of a text.
+            val: number of samples to validate on.
             data_dir: other data to use.
             run_dir: where an earlier run was, to be resumed.
             notes: False: note nothing; for a script that compiles its model, which hooks would disturb.

@@ -28,10 +28,15 @@ STARTED = time.monotonic()
 PYTHON = os.path.abspath(sys.executable)
 TORCHRUN = "torchrun --standalone --nproc-per-node"
 WILL_IT_FIT = "python experiments/will_it_fit.py"
+SLOW_NETWORK = (
+    "--name slow_network --model gpt_7b --ranks 64,8x8 --ways blocks --checkpointing false --batch_size 8 "
+    "--accumulate 8 --adapters 1 --adapter_gb_per_second 25"
+)
 DEEPER = "--model gpt_70b --ranks 64 --ways blocks --checkpointing true"
 MNIST, CIFAR = ("mnist --synthetic --shards",), ("cifar10 --synthetic --shards",)
 BOXES = ("nbody --synthetic",)
 LARGE_BOXES = ("nbody --synthetic --cells 128",)
+TEXT = ("text",)
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ GPU = (
     Measurement("unet3d_throughput", "python experiments/unet3d_throughput.py", FOUR, LARGE_BOXES, 1, 2.2),
     Measurement("precision_ladder", "python experiments/ladder.py", FOUR, LARGE_BOXES, 1, 1),
     Measurement("loaders", "python experiments/throughput.py loaders", ONE, CIFAR, 1, 1),
-    Measurement("sharded_throughput", "python experiments/sharded_throughput.py", FIVE, LARGE_BOXES, 1, 1),
+    Measurement("sharded_throughput", "python experiments/sharded_throughput.py", FIVE, gpus=1, minutes=1),
     Measurement("mnist_loaders", "python experiments/throughput.py mnist_loaders", ONE, MNIST, 1, 1),
     Measurement("bandwidth", "python experiments/bandwidth.py --quick true", ONE, gpus=1, minutes=0.5),
     Measurement("precision_ladder_mnist", f"python experiments/ladder.py {MNIST_LADDER}", FOUR, MNIST, 1, 1),
@@ -96,16 +101,19 @@ CPU = (
     Measurement("format_errors", "python experiments/format_errors.py", FOUR, BOXES),
     Measurement("tensor_cores", "python experiments/tensor_cores.py", FOUR),
     Measurement("success_rate", "python experiments/success_rate.py", FOUR, MNIST),
-    Measurement("same_losses", "python experiments/same_losses.py", FIVE, MNIST),
-    Measurement("save_and_reshard", "python experiments/save_and_reshard.py", FIVE, MNIST),
-    Measurement("one_step", f"{TORCHRUN} 2 experiments/one_step.py", FIVE, MNIST),
-    Measurement("accumulation", f"{TORCHRUN} 2 experiments/accumulation.py", FIVE, MNIST),
-    Measurement("small_updates", f"{TORCHRUN} 2 experiments/small_updates.py", FIVE, MNIST),
+    Measurement("same_losses", "python experiments/same_losses.py", FIVE),
+    Measurement("save_and_reshard", "python experiments/save_and_reshard.py", FIVE, TEXT),
+    Measurement("one_step", f"{TORCHRUN} 2 experiments/one_step.py", FIVE),
+    Measurement("accumulation", f"{TORCHRUN} 2 experiments/accumulation.py", FIVE),
+    Measurement("small_updates", f"{TORCHRUN} 2 experiments/small_updates.py", FIVE),
     Measurement("recompute", "python experiments/recompute.py", FIVE),
     Measurement("what_fills_memory", "python experiments/what_fills_memory.py", FIVE),
-    Measurement("will_it_fit_check", "python experiments/will_it_fit.py --check true", FIVE),
+    Measurement("will_it_fit_check", f"{WILL_IT_FIT} --check true", FIVE),
+    Measurement("published_forecast", f"{WILL_IT_FIT} --published true", FIVE),
     Measurement("will_it_fit_gpt_7b", f"{WILL_IT_FIT} --model gpt_7b --ranks 8,64,1024,8x8 --ways ddp,blocks", FIVE),
+    Measurement("will_it_fit_slow_network", f"{WILL_IT_FIT} {SLOW_NETWORK}", FIVE),
     Measurement("will_it_fit_gpt_70b", f"{WILL_IT_FIT} {DEEPER}", FIVE),
+    Measurement("checkpoint_cost", "python experiments/checkpoint_cost.py", FIVE),
     Measurement("combinations", f"{TORCHRUN} 2 experiments/combinations.py", FIVE),
     Measurement("tensor_parallel_2_ranks", f"{TORCHRUN} 2 experiments/tensor_parallel.py", FIVE),
     Measurement("tensor_parallel_4_ranks", f"{TORCHRUN} 4 experiments/tensor_parallel.py", FIVE),

@@ -22,7 +22,7 @@ REPLACED = {
     re.escape(f"{REPOSITORY.parent}/") + r"\w+/": "",
 }
 """paths of this machine"""
-SPEEDS = (r"  [\d,]+ samples/s  load .* ms$", r"  [\d.]+ s  [\d,]+ samples/s$")
+SPEEDS = (r"  [\d,]+ \w+/s(?: \([\d,]+ per rank\))?  load .* ms$", r"  [\d.]+ s  [\d,]+ \w+/s(?: \(.*)?(?:  peak .*)?$")
 
 
 def printed_by(command: str, lesson: Path) -> str:

@@ -19,7 +19,7 @@ import torch.distributed as dist  # noqa: E402
 
 from slow_work import clock as clock  # noqa: E402
 from slurm_cluster import slurm as slurm  # noqa: E402
-from sources import generate  # noqa: E402
+from sources import collect, generate  # noqa: E402
 from workshop.datasets import IMAGES  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -36,11 +36,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with 2,000 + 500 generated images of each data set, and boxes of 32^3 cells."""
+    """A data folder with 2,000 + 500 generated images of each data set, boxes of 32^3 cells, and a text of 200 kB."""
     folder = tmp_path_factory.mktemp("data")
     for name in IMAGES:
         generate(name, folder, train_samples=2000, val_samples=500)
     generate("nbody", folder, cells=32)
+    sources = tmp_path_factory.mktemp("sources")
+    for number in range(10):
+        (sources / f"{number}.py").write_text("".join(f"x{i} = {i * i * (number + 3)}\n" for i in range(1300)))
+    collect(folder, sources)
     return folder
 
 

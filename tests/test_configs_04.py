@@ -88,14 +88,13 @@ def test_a_batch_size_changes_the_schedule_alone() -> None:
         assert yaml.safe_load(file.read_text()).keys() <= {"global_batch_size", "epochs", "warmup"}
 
 
-@pytest.mark.parametrize("files", [["unet3d"], ["unet3d", "unet3d_tiny"], ["vit"], ["vit3d"], ["vit3d", "vit3d_tiny"]])
+@pytest.mark.parametrize("files", [["unet3d"], ["unet3d", "unet3d_tiny"]])
 def test_a_configuration_builds_its_model(files: list[str]) -> None:
     words = [word for file in files for word in ("--config", str(CONFIGS / f"{file}.yaml"))]
     config = load_config(LESSON.Config, words)
-    shape = (4, *[config.crop_size] * 3) if config.dataset == "nbody" else (1, 28, 28)
     with torch.device("meta"):
-        outputs = LESSON.make_model(config)(torch.empty(2, *shape))
-    assert outputs.shape == ((2, 5, *[config.crop_size] * 3) if config.dataset == "nbody" else (2, 10))
+        outputs = LESSON.make_model(config)(torch.empty(2, 4, *[config.crop_size] * 3))
+    assert outputs.shape == (2, 5, *[config.crop_size] * 3)
 
 
 def test_the_fast_configuration_has_whole_batches_and_the_precision_of_the_device() -> None:

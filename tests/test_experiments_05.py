@@ -1,23 +1,27 @@
 """The experiments of lesson 05 with little work: what they count and compute is what the pages say."""
 
 import json
+import math
 import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 import torch
 
+import checkpoint_cost
 import memory_model
 import quick_python
 import step_time
 import what_fills_memory
 from conftest import REPOSITORY, Script
-from memory_model import Setup, predict
+from memory_model import Setup, predict, workload
 from ranks import start_ranks
 from workshop.errors import UserError
+from workshop.models.gpt import gpt_size
 
 LESSON = REPOSITORY / "05_fully_sharded"
 FOLDER = "05_fully_sharded/experiments"
@@ -42,13 +46,14 @@ def on_ranks(count: int, script: str, folder: Path, *flags: object) -> None:
 
 
 def test_one_step_counts_collectives_and_has_the_losses_of_ddp(tmp_path: Path) -> None:
-    on_ranks(2, "one_step.py", tmp_path, "--vit_width", 64)
+    on_ranks(2, "one_step.py", tmp_path, "--width", 64)
     ddp, blocks, keep, root = rows_of(tmp_path, "one_step").values()
     assert ddp[0] >= 1
-    assert [row[:3] for row in (blocks, keep, root)] == [[0, 9, 5], [0, 5, 5], [0, 1, 1]]  # four blocks, and the rest
+    # four blocks, and the rest; one all-reduce, of the norm of the gradients
+    assert [row[:3] for row in (blocks, keep, root)] == [[1, 9, 5], [1, 5, 5], [1, 1, 1]]
     for row in (blocks, keep, root):
         assert row[-1] == pytest.approx(ddp[-1], rel=1e-5)
-        assert row[3] == pytest.approx(ddp[3] / 2, rel=0.05)
+        assert row[3] == pytest.approx(ddp[3] * 3 / 4 / 2, rel=0.05)  # DDP has a fourth number per weight, its buckets
     assert blocks[4] < keep[4] < root[4]
     (file,) = tmp_path.glob("*/stored_weight.json")
     assert [row[1:] for row in json.loads(file.read_text())["rows"]] == [
@@ -60,7 +65,7 @@ def test_one_step_counts_collectives_and_has_the_losses_of_ddp(tmp_path: Path) -
 
 
 def test_collectives_of_accumulation_and_equal_gradients(tmp_path: Path) -> None:
-    on_ranks(2, "accumulation.py", tmp_path, "--vit_width", 64)
+    on_ranks(2, "accumulation.py", tmp_path, "--width", 64)
     rows = list(rows_of(tmp_path, "accumulation").values())
     assert [row[:2] for row in rows] == [[13, 7], [52, 28], [52, 7], [31, 7]]
     assert all(difference < 1e-5 for *_, difference in rows[1:])
@@ -69,11 +74,16 @@ def test_collectives_of_accumulation_and_equal_gradients(tmp_path: Path) -> None
 
 
 def test_a_step_changes_few_weights_in_bf16(tmp_path: Path) -> None:
-    on_ranks(2, "small_updates.py", tmp_path, "--vit_width", 32)
+    width = 64
+    on_ranks(2, "small_updates.py", tmp_path, "--width", width)
     rows = rows_of(tmp_path, "small_updates")
     assert all(in_float32 > 0.99 for in_float32, _ in rows.values())
-    assert 0.2 < rows["0.0001"][1] < 0.7
-    assert rows["1e-05"][1] < 0.15
+    size = gpt_size("gpt_tiny", width)
+    added = size.depth * (width + size.hidden) * width / size.parameters  # `out` and `down`, with smaller weights
+    normal = NormalDist()
+    for rate, limit in (("0.0001", 2**-5), ("1e-05", 2**-8)):  # larger weights are too far from the next number in bf16
+        below, below_added = (2 * normal.cdf(limit / std) - 1 for std in (0.02, 0.02 / math.sqrt(2 * size.depth)))
+        assert rows[rate][1] == pytest.approx((1 - added) * below + added * below_added, abs=0.02)
 
 
 def test_each_layout_of_four_ranks_trains_as_one_process_and_sends_what_the_page_says(tmp_path: Path) -> None:
@@ -84,12 +94,12 @@ def test_each_layout_of_four_ranks_trains_as_one_process_and_sends_what_the_page
     assert {name: row[:3] for name, row in rows.items()} == {
         "FSDP2 on 4": [*sharded, 0],
         "TP on 4": [0, 0, 4 * blocks],  # two in forward and two in backward
-        "TP on 4, without PrepareModuleInput": [0, 0, 6 * blocks],  # q, k, v each reduce the gradient of their input
+        "TP on 4, without PrepareModuleInput": [0, 0, 7 * blocks],  # q, k, v, gate, up: each the gradient of its input
         "FSDP2 on 2 x TP on 2": [*sharded, 4 * blocks],
         "HSDP: 2 copies, each on 2": [*sharded, blocks + 1],
     }
     assert all(difference < 1e-5 for *_, difference in rows.values())
-    activations = 16 * 16 * 64 * 4  # samples, patches, numbers that describe a patch, bytes
+    activations = 16 * 16 * 64 * 4  # samples, tokens, numbers that describe a token, bytes
     assert rows["TP on 4"][3] == pytest.approx(4 * blocks * activations / 1e6)
     placements = rows_of(tmp_path, "tensor_parallel_placements")
     assert placements["HSDP: 2 copies, each on 2"] == ["`Replicate(), Shard(dim=0)`", "128 x 64"]
@@ -97,6 +107,7 @@ def test_each_layout_of_four_ranks_trains_as_one_process_and_sends_what_the_page
 
 UNUSUAL = {
     "the model, then each block": "fails",
+    "each block, the embedding by itself, then the model": "fails",
     "validate under `torch.inference_mode()` first": "fails",
     "a validation under `torch.no_grad()`, then the optimizer, then training": "differs",
     "`copy.deepcopy` of the sharded model, as for an average of the weights": "fails",
@@ -107,7 +118,6 @@ UNUSUAL = {
     "the optimizer, then `fully_shard`": "differs",
     "tensor parallel: `clip_grad_norm_`, some weights are plain tensors": "fails",
     "tensor parallel and FSDP2: `clip_grad_norm_`, two meshes": "fails",
-    "tensor parallel: AdamW with `foreach=True`, some weights are plain tensors": "fails",
     "with `torch.compile(model)`, `model.state_dict()`": "fails",
 }
 """what comes of combinations that are neither equal nor close"""
@@ -141,47 +151,63 @@ def quickly(run_script: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
     return run_script
 
 
-def test_checkpoints_around_blocks_save_memory_and_around_layers_nothing(run_script: Script, tmp_path: Path) -> None:
-    flags = ("--vit_width", 32, "--vit_depth", 4)
+def test_checkpoints_around_blocks_save_memory_and_around_layers_little(run_script: Script, tmp_path: Path) -> None:
+    flags = ("--width", 64, "--depth", 4, "--sequence_length", 64)
     assert run_script(f"{FOLDER}/recompute.py", *flags, WORKSHOP_RESULTS=str(tmp_path)).status == 0
     none, block, second, layer = rows_of(tmp_path, "recompute").values()
     assert block[0] < 0.2 * none[0] < second[0] < none[0]
-    assert layer[0] == pytest.approx(none[0], rel=0.02)
-    assert block[1] < second[1] < none[1] < layer[1] / 0.98
+    assert 0.9 * none[0] < layer[0] < none[0], "of the layers, only a norm keeps more than its input"
+    assert block[1] < second[1] < 0.9 * none[1] < layer[1]
     assert none[2] == layer[2]
     assert 0.1 < block[3] < 0.34
 
 
+@pytest.mark.thorough
 def test_losses_are_those_of_ddp(quickly: Script, tmp_path: Path) -> None:
-    flags = ("--ranks", "2", "--limit_train", 640)
-    result = quickly(f"{FOLDER}/same_losses.py", *flags, WORKSHOP_RESULTS=str(tmp_path))
+    """One number of ranks as the table has it; what the ranks find is tested in test_train_05.py."""
+    result = quickly(f"{FOLDER}/same_losses.py", "--ranks", "1", WORKSHOP_RESULTS=str(tmp_path))
     assert result.status == 0, result.stderr
-    ddp, sharded = rows_of(tmp_path, "same_losses").values()
-    assert sharded == pytest.approx(ddp, rel=1e-5)
+    rows = rows_of(tmp_path, "same_losses")
+    assert rows["DDP"][0] == 1 and rows["DDP"][3] == 0
+    assert all(cells[3] < 1e-6 for name, cells in rows.items() if "16" not in name)
 
 
-def test_what_two_ranks_save_one_and_four_ranks_continue(quickly: Script, tmp_path: Path) -> None:
-    flags = ("--vit_width", 16, "--trials", 2)
+def test_what_some_ranks_save_fewer_and_more_ranks_continue(quickly: Script, tmp_path: Path) -> None:
+    flags = ("--width", 64, "--depth", 2, "--trials", 2)
     result = quickly(f"{FOLDER}/save_and_reshard.py", *flags, WORKSHOP_RESULTS=str(tmp_path))
     assert result.status == 0, result.stderr
-    expected, *resumed = rows_of(tmp_path, "save_and_reshard").values()
-    assert resumed[1][:2] == expected[:2], "on as many ranks bit by bit"
-    assert all(row[:2] == pytest.approx(expected[:2], rel=1e-5) for row in resumed)
+    rows = rows_of(tmp_path, "save_and_reshard")
+    four, one = rows["not stopped, 4 ranks"], rows["not stopped, 1 rank"]
+    assert list(rows)[1:5] == [f"saved by 4, resumed by {ranks}" for ranks in (4, 2, 3, 1)]
+    assert rows["saved by 4, resumed by 4"][:2] == four[:2], "on as many ranks bit by bit"
+    assert all(row[:2] == pytest.approx(four[:2], rel=1e-5) for row in rows.values())
+    assert rows["saved by 1, resumed by 4"][:2] == pytest.approx(one[:2], rel=1e-5)
     for waits, complete in rows_of(tmp_path, "saving_seconds").values():
         assert 0 < waits[0] <= complete[0]
 
 
+def test_throughput_of_ddp_and_of_each_form_of_sharding(quickly: Script, tmp_path: Path) -> None:
+    flags = ("--tiny", "true", "--seconds", 0.01)
+    result = quickly(f"{FOLDER}/sharded_throughput.py", *flags, WORKSHOP_RESULTS=str(tmp_path))
+    assert result.status == 0, result.stderr
+    rows = rows_of(tmp_path, "sharded_throughput")
+    assert [name.split(",")[0] for name in rows] == ["DDP", "FSDP2", "FSDP2", "FSDP2", "DDP", "FSDP2"]
+    assert all(speed[0] > 0 and mfu > 0 and memory > 0 for speed, mfu, memory in rows.values())
+    too_many = ("--batch_size", 10**12)
+    assert quickly(f"{FOLDER}/sharded_throughput.py", *flags, *too_many, WORKSHOP_RESULTS=str(tmp_path)).status == 0
+    assert [row[0] for row in rows_of(tmp_path, "sharded_throughput").values()] == 6 * ["out of memory"]
+
+
 def test_what_fills_the_memory_adds_up_and_names_the_cure(run_script: Script, tmp_path: Path) -> None:
-    script, flags = f"{FOLDER}/what_fills_memory.py", ("--model", "unet3d", "--batch_size", "1,64")
+    script, flags = f"{FOLDER}/what_fills_memory.py", ("--model", "gpt2_124m", "--batch_size", "1,16")
     assert run_script(script, *flags, WORKSHOP_RESULTS=str(tmp_path)).status == 0
     one, many = rows_of(tmp_path, "what_fills_memory").values()
     for *parts, peak in (one, many):
         assert sum(parts) == pytest.approx(peak)
         assert parts[2] == 2 * parts[0], "two means for each weight"
     few, large = rows_of(tmp_path, "what_helps").values()
-    assert (few[1], few[-1]) == ("optimizer", "shard")
-    assert (large[1], large[-1]) == ("backward", "split the batch")
-    assert few[5] == "-" and large[4] == large[0], "a block of the U-Net is a single convolution"
+    assert few[-1] == "shard" and few[5] == "-"
+    assert (large[1], large[-1]) == ("backward", "split the batch, recompute")
 
 
 def test_a_cure_that_does_not_help_is_not_recommended() -> None:
@@ -192,7 +218,7 @@ def test_a_cure_that_does_not_help_is_not_recommended() -> None:
 
 
 def small(**values: object) -> Setup:
-    return Setup(**({"model": "gpt_small", "batch_size": 4, "ranks": 8, "way": "blocks", "depth": 4} | values))
+    return Setup(**({"model": "gpt_tiny", "batch_size": 1, "ranks": 8, "way": "blocks", "depth": 4} | values))
 
 
 def test_the_ways_of_sharing_differ_as_the_page_says() -> None:
@@ -208,54 +234,98 @@ def test_the_ways_of_sharing_differ_as_the_page_says() -> None:
     assert sum(many.parts.values()) == many.peak
 
 
-def test_will_it_fit_stores_memory_and_time(run_script: Script, tmp_path: Path) -> None:
-    flags = ("--num_blocks", 1, "--ranks", "2,2x2", "--ways", "ddp,blocks", "--checkpointing", "false")
+def test_will_it_fit_stores_memory_time_and_cost(run_script: Script, tmp_path: Path) -> None:
+    flags = (
+        "--num_blocks",
+        1,
+        "--ranks",
+        "2,2x2",
+        "--ways",
+        "ddp,blocks",
+        "--checkpointing",
+        "false",
+        "--tokens",
+        3.6e9,
+    )
     assert run_script(f"{FOLDER}/will_it_fit.py", *flags, WORKSHOP_RESULTS=str(tmp_path)).status == 0
-    memory = rows_of(tmp_path, "will_it_fit_vit")
+    memory = rows_of(tmp_path, "will_it_fit_gpt_tiny")
     assert list(memory) == ["DDP on 2", "`blocks` on 2", "`blocks` on 4 in 2 groups (HSDP)"]
     for *parts, peak, moment in memory.values():
         assert sum(parts) == pytest.approx(peak)
         assert moment in ("forward", "backward", "optimizer")
-    for computing, sending, full, none in rows_of(tmp_path, "will_it_fit_vit_seconds").values():
-        assert (full, none) == (max(computing, sending), computing + sending)
+    for computing, sending, slow, fast, least, most, days in rows_of(tmp_path, "how_long_gpt_tiny").values():
+        assert (slow, fast) == pytest.approx((128 / (computing + sending), 128 / max(computing, sending)))
+        assert (least, most) == pytest.approx((1e6 / fast, 1e6 / slow))
+        assert days < least / 24
 
 
 def test_two_real_ranks_allocate_what_was_predicted(quickly: Script, tmp_path: Path) -> None:
     result = quickly(f"{FOLDER}/will_it_fit.py", "--check", "true", WORKSHOP_RESULTS=str(tmp_path))
     assert result.status == 0, result.stderr
-    (file,) = tmp_path.glob("*/will_it_fit_check.json")
+    (file,) = tmp_path.glob("*/will_it_fit_check_gpt_tiny.json")
     rows = json.loads(file.read_text())["rows"]
     assert [row[:2] for row in rows] == [
         ["DDP", "no"], ["`blocks`", "no"], ["`keep`", "no"], ["`root`", "no"], ["`blocks`", "yes"]
     ]  # fmt: skip
-    for name, *_, difference in rows:
-        assert -0.01 < difference < (0.08 if "blocks" in name else 0.01), "gloo copies what it gathers"
+    for *_, difference in rows:
+        assert abs(difference) < 0.02
+
+
+def test_the_forecast_is_near_what_others_have_measured(run_script: Script, tmp_path: Path) -> None:
+    """torchtitan recomputes a part of the activations: both of its figures lie between nothing and all recomputed."""
+    result = run_script(f"{FOLDER}/will_it_fit.py", "--published", "true", WORKSHOP_RESULTS=str(tmp_path))
+    assert result.status == 0, result.stderr
+    rows = list(rows_of(tmp_path, "published_forecast").values())
+    for nothing, everything, published in (rows[:3], rows[3:]):
+        assert everything[0] < published[0] < nothing[0]
+        assert everything[1] < published[1] < nothing[2]
+
+
+def test_saving_every_so_often_costs_least(run_script: Script, tmp_path: Path) -> None:
+    save, between = 84.0, 3600.0 * 800
+    best = checkpoint_cost.best_interval(save, between)
+    lost = [checkpoint_cost.lost_share(factor * best, save, between) for factor in (0.9, 1, 1.1)]
+    assert min(lost) == lost[1] and lost[1] == pytest.approx((2 * save / between) ** 0.5)
+    assert run_script(f"{FOLDER}/checkpoint_cost.py", WORKSHOP_RESULTS=str(tmp_path)).status == 0
+    slow = rows_of(tmp_path, "checkpoint_cost")["7 billion on 64 GPUs, 1 GB/s"]
+    assert slow[:3] == [84, 84, "no"]
 
 
 def test_bytes_and_operations_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    inside, outside = step_time.parameter_counts("gpt_small", 0)
-    setup = small(ranks=4, depth=0)
-    nvlink = 1e9 * step_time.NODE_GB_PER_SECOND
-    monkeypatch.setattr(step_time, "ALPHA_SECONDS", 0.0)
+    network = step_time.Network()
+    node = 1e9 * network.adapters * network.gb_per_second
+    nvlink = 1e9 * step_time.NVLINK_GB_PER_SECOND
+    monkeypatch.setattr(step_time, "HOP_WITHIN", 0.0)
+    monkeypatch.setattr(step_time, "HOP_BETWEEN", 0.0)
+    inside, outside = step_time.parameter_counts("gpt_tiny", 0)
+    weights = inside + outside
+
+    def seconds(network: step_time.Network = network, **values: object) -> float:
+        return step_time.communication_seconds(small(**{"depth": 0} | values), network)
+
     gathered = 3 / 4 * 4 * (2 * inside + outside)  # a rank gets this part from others
-    reduced = 3 / 4 * 4 * (inside + outside)
-    assert step_time.communication_seconds(setup) == pytest.approx((gathered + reduced) / nvlink)
-    ddp = step_time.communication_seconds(small(ranks=4, depth=0, way="ddp"))
-    assert ddp == pytest.approx(2 * reduced / nvlink)
-    network = step_time.GPUS_PER_NODE * 1e9 * step_time.ADAPTER_GB_PER_SECOND
-    nodes = step_time.communication_seconds(small(ranks=64, depth=0, way="ddp"))
-    assert nodes == pytest.approx(2 * 63 / 64 * 4 * (inside + outside) / network), "one ring for each adapter"
-    hsdp, blocks = (step_time.communication_seconds(small(ranks=64, depth=0, replicas=groups)) for groups in (8, 1))
-    between = 2 * 7 / 8 * 4 * (inside + outside) / 8 / (1e9 * step_time.ADAPTER_GB_PER_SECOND)
-    within = step_time.communication_seconds(small(ranks=8, depth=0))
-    assert hsdp == pytest.approx(within + between)
-    assert hsdp != blocks
-    monkeypatch.setattr(step_time, "ALPHA_SECONDS", 1.0)
-    assert step_time.communication_seconds(small(ranks=4, depth=0, way="root")) == pytest.approx(2 * 3, rel=0.01)
-    assert step_time.communication_seconds(setup) == pytest.approx(3 * (9 + 9 + 8), rel=0.01)
-    flops, tokens = step_time.flops_of_step(setup), 4 * 64
-    assert 6 * inside * tokens * 0.98 < flops < 1.5 * 6 * (inside + outside) * tokens
-    assert flops < step_time.flops_of_step(small(depth=0, checkpointing=True)) < 4 / 3 * flops
+    reduced = 3 / 4 * 4 * weights
+    assert seconds(ranks=4) == pytest.approx((gathered + reduced) / nvlink)
+    assert seconds(ranks=4, batch_size=8, parts=8) == pytest.approx((8 * gathered + reduced) / nvlink)
+    assert seconds(ranks=4, way="ddp") == pytest.approx(2 * reduced / nvlink)
+    assert seconds(ranks=64, way="ddp") == pytest.approx(2 * 63 / 64 * 4 * weights / node), "a ring for each adapter"
+    between = 2 * 7 / 8 * 4 * weights / 8 / (1e9 * network.gb_per_second)
+    assert seconds(ranks=64, replicas=8) == pytest.approx(seconds(ranks=8) + between)
+    # What HSDP is for: a slow network between the nodes, and weights that are gathered for each part of a batch.
+    slow = step_time.Network(adapters=1, gb_per_second=25)
+    parts = {"ranks": 64, "batch_size": 8, "parts": 8}
+    assert seconds(slow, **parts, replicas=8) < seconds(slow, **parts) / 4
+
+    monkeypatch.setattr(step_time, "HOP_WITHIN", 1.0)
+    monkeypatch.setattr(step_time, "HOP_BETWEEN", 10.0)
+    assert seconds(ranks=4, way="root") == pytest.approx(2 * 3, rel=0.01)
+    blocks = len(workload("gpt_tiny").build(0).blocks)
+    assert seconds(ranks=4) == pytest.approx(3 * (3 * blocks + 2), rel=0.01)
+    assert seconds(ranks=16, way="root") == pytest.approx(2 * (14 + 10), rel=0.01), "one message between two nodes"
+
+    flops, tokens = step_time.flops_of_step(small(depth=0, batch_size=4)), 4 * 128
+    assert flops == pytest.approx(tokens * workload("gpt_tiny").size.flops_per_token(128), rel=1e-6)
+    assert flops < step_time.flops_of_step(small(depth=0, batch_size=4, checkpointing=True)) < 4 / 3 * flops
 
 
 @pytest.fixture
@@ -275,16 +345,20 @@ def test_a_torch_without_the_private_parts_is_named() -> None:
 @pytest.mark.parametrize(
     ("script", "flags", "message"),
     [
-        ("recompute.py", ("--vit_width", 30), "--vit_width 30 is not a multiple of 4"),
+        ("recompute.py", ("--width", 30), "--width 30 is no multiple of 64"),
         ("accumulation.py", ("--batch_size", 2), "--batch_size 2 has no 4 parts"),
-        ("same_losses.py", ("--ranks", "1,,2"), "takes numbers from 1 to 64 with commas between them, got 1,,2"),
+        ("same_losses.py", ("--ranks", "1,5"), "takes divisors of 24 with commas between them, got 1,5"),
         ("tensor_parallel.py", (), "the four attention heads are divided over 2 or 4 ranks"),
         ("combinations.py", ("--only", "nothing"), "no combination has this in its group or name"),
-        ("what_fills_memory.py", ("--model", "unet"), "does not know 'unet'; did you mean unet3d?"),
+        ("what_fills_memory.py", ("--model", "gpt_2b"), "does not know 'gpt_2b'; did you mean gpt_"),
         ("what_fills_memory.py", ("--batch_size", "1,x"), "takes positive numbers, separated by commas, got '1,x'"),
         ("will_it_fit.py", ("--ranks", "0"), "takes numbers of ranks such as 8,64,8x8, got '0'"),
-        ("will_it_fit.py", ("--model", "vot"), "no model 'vot'; did you mean vit?"),
-        ("will_it_fit.py", ("--model", "unet3d", "--num_blocks", "3"), "the number of blocks of --model unet3d cannot"),
+        ("will_it_fit.py", ("--model", "gpt_8b"), "does not know 'gpt_8b'; did you mean gpt_"),
+        (
+            "will_it_fit.py",
+            ("--batch_size", 3, "--accumulate", 2),
+            "--batch_size 3 cannot be divided into 2 equal parts",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(run_script: Script, script: str, flags: tuple, message: str, tmp_path: Path) -> None:

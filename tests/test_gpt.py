@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ SMALL = GPTSize(width=64, depth=2, head_dimension=16)
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("gpt_tiny", 3.5e6), ("gpt2_124m", 124e6), ("gpt_1b", 1.09e9), ("gpt_7b", 6.6e9)]
+    ("name", "parameters"), [("gpt_tiny", 1.08e6), ("gpt2_124m", 124e6), ("gpt_1b", 1.09e9), ("gpt_7b", 6.6e9)]
 )
 def test_the_models_have_the_sizes_that_they_state(name: str, parameters: float) -> None:
     with torch.device("meta"):
@@ -103,7 +104,7 @@ def test_samples_are_where_seed_epoch_and_number_say(data_dir: Path) -> None:
 
 
 def test_a_run_says_bits_per_byte_and_writes_a_text(run_script: Script, data_dir: Path, tmp_path: Path) -> None:
-    flags = ["--dataset", "text", "--model", "gpt_tiny", "--data_dir", data_dir, "--run_dir", tmp_path / "run"]
+    flags = ["--width", 64, "--depth", 2, "--data_dir", data_dir, "--run_dir", tmp_path / "run"]
     flags += ["--sequence_length", 16, "--batch_size", 2, "--limit_train", 8, "--sample", 5, "--num_workers", 0]
     result = run_script("05_fully_sharded/train.py", *flags)
     assert result.status == 0, result.stderr
@@ -111,6 +112,9 @@ def test_a_run_says_bits_per_byte_and_writes_a_text(run_script: Script, data_dir
     assert summary["bits_per_byte"] == pytest.approx(summary["epochs"][-1]["val_loss"] / math.log(2))
     assert 0 < summary["xz_bits_per_byte"] < 8
     assert "the model writes:\n" in result.stdout
+    (epoch,) = summary["epochs"]
+    assert epoch["tokens_per_second"] == pytest.approx(16 * epoch["samples_per_second"])
+    assert re.search(r"tokens/s .*peak memory \d", result.stdout)
 
 
 def test_a_users_mistake_is_one_line(data_dir: Path, tmp_path: Path) -> None:

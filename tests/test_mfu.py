@@ -1,7 +1,6 @@
 """Model FLOPs utilization: operations are counted exactly, recomputed ones not, and measuring changes nothing."""
 
 import json
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,12 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import Script
 from workshop.models import build_model
+from workshop.models.gpt import gpt_size
 from workshop.models.unet3d import UNet3D
-from workshop.models.vit import build_vit
 from workshop.profiling import mfu
-from workshop.profiling.mfu import Utilization, model_flops, peak_flops_per_second, utilization
+from workshop.profiling.mfu import Utilization, model_flops, peak_flops_per_second, sample_shape, utilization
 
 CPU = torch.device("cpu")
+SMALL_GPT = ["--width", 64, "--depth", 2, "--sequence_length", 16]
 
 
 def test_a_linear_layer_needs_six_operations_per_weight_and_sample() -> None:
@@ -25,14 +25,6 @@ def test_a_linear_layer_needs_six_operations_per_weight_and_sample() -> None:
     assert model_flops(lambda: nn.Linear(30, 20), (30,)) == 4 * 30 * 20
     two = model_flops(lambda: nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10)), (30,))
     assert two == 4 * 30 * 20 + 6 * 20 * 10
-
-
-def test_every_operation_of_a_transformer_is_counted_once() -> None:
-    depth, width, patches, pixels = 4, 64, 16, 49
-    blocks = 6 * depth * 12 * width**2 * patches
-    attention = 6 * depth * 2 * patches**2 * width
-    ends = 4 * pixels * width * patches + 6 * width * 10 * patches
-    assert model_flops(partial(build_vit, "mnist", 0, 7, width, depth), (1, 28, 28)) == blocks + attention + ends
 
 
 @pytest.mark.parametrize(
@@ -82,14 +74,14 @@ def test_the_utilization_is_what_is_computed_of_what_could_be(monkeypatch: pytes
     assert (found.model_flops_per_step, found.mfu(samples_per_second=25)) == (40, 0.25)
     monkeypatch.setattr(mfu, "peak_flops_per_second", lambda *_: 1e9)
     config = SimpleNamespace(dataset="nbody", crop_size=8, precision="fp32", batch_size=4)
-    make_model = partial(UNet3D, 4, 2)
-    assert utilization(config, make_model, CPU).flops_per_sample == model_flops(make_model, (4, 8, 8, 8))
+    assert utilization(config, 7, CPU) == Utilization(7, 4, 1e9)
+    assert sample_shape(config) == (4, 8, 8, 8)
 
 
 @pytest.mark.parametrize("lesson", ["04_mixed_precision", "05_fully_sharded"])
 def test_a_run_that_asks_for_it_shows_it_and_learns_the_same(run_script: Script, lesson: str, tmp_path: Path) -> None:
-    flags = ["--limit_train", 96, "--limit_val", 32, "--batch_size", 32, "--loader", "memory", "--log_interval", 2]
-    flags += ["--model", "vit", *(["--activation_checkpointing", "true"] if lesson.startswith("05") else [])]
+    flags = ["--limit_train", 96, "--limit_val", 32, "--batch_size", 32, "--log_interval", 2]
+    flags += ["--loader", "memory"] if lesson.startswith("04") else [*SMALL_GPT, "--activation_checkpointing", "true"]
     summaries = {}
     for asked in ("true", "false"):
         result = run_script(f"{lesson}/train.py", *flags, "--mfu", asked, "--run_dir", tmp_path / asked)
@@ -98,7 +90,10 @@ def test_a_run_that_asks_for_it_shows_it_and_learns_the_same(run_script: Script,
         summaries[asked] = json.loads((tmp_path / asked / "summary.json").read_text())
     with_it, without = summaries["true"], summaries["false"]
     assert with_it["epochs"][0]["train_loss"] == without["epochs"][0]["train_loss"]
-    per_sample = model_flops(partial(build_vit, "mnist", 0, 7, 64, 4), (1, 28, 28))  # also with recomputation
+    if lesson.startswith("04"):
+        per_sample = model_flops(lambda: build_model("mnist_cnn", "mnist"), (1, 28, 28))
+    else:  # also with recomputation
+        per_sample = 16 * gpt_size("gpt_tiny", 64, 2).flops_per_token(16)
     assert with_it["model_flops_per_step"] == 32 * per_sample
     speed = with_it["epochs"][0]["samples_per_second"]
     assert with_it["mfu"] == pytest.approx(per_sample * speed / with_it["peak_flops_per_second"])

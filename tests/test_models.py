@@ -7,7 +7,6 @@ from workshop.datasets import image_dataset
 from workshop.errors import UserError
 from workshop.models import build_model
 from workshop.models.unet3d import UNet3D
-from workshop.models.vit import build_vit
 
 
 def assert_maps_each_sample_by_itself(model: torch.nn.Module, inputs: tuple, outputs: tuple) -> None:
@@ -112,63 +111,3 @@ def test_skips_of_the_unet_reach_every_level() -> None:
         for layer in (*model.down, *model.up):
             layer.weight.zero_()
     assert change().nonzero().tolist() == [[4, 4, 4]]
-
-
-# The vision transformer
-
-
-@pytest.mark.parametrize(
-    ("dataset", "patch", "inputs", "outputs"),
-    [
-        ("mnist", 7, (1, 28, 28), (10,)),
-        ("cifar10", 8, (3, 32, 32), (10,)),
-        ("nbody", 4, (4, 16, 16, 16), (5, 16, 16, 16)),
-    ],
-)
-def test_the_transformer_maps_each_sample_by_itself(dataset: str, patch: int, inputs: tuple, outputs: tuple) -> None:
-    assert_maps_each_sample_by_itself(build_vit(dataset, 16, patch, width=32, depth=2), inputs, outputs)
-
-
-def test_every_patch_of_a_volume_depends_on_all_others_and_lies_where_it_was() -> None:
-    """A change of one cell moves all others a little, by attention, and its own patch most, by the skip connection."""
-    torch.manual_seed(0)
-    model = build_vit("nbody", crop_size=8, patch=4, width=32, depth=2)
-    volume = torch.randn(1, 4, 8, 8, 8)
-    other = volume.clone()
-    other[0, :, 1, 6, 2] += 1  # in the patch (0, 1, 0)
-    with torch.no_grad():
-        change = (model(other) - model(volume)).abs().sum(dim=1)[0]
-    assert (change > 0).all()
-    assert change[1, 6, 2] == change.max()
-
-
-def test_the_weights_of_a_block_grow_with_the_square_of_the_width() -> None:
-    with torch.device("meta"):
-        weights = {
-            (width, depth): count(build_vit("mnist", 0, 7, width, depth)) for width in (64, 2048) for depth in (1, 2, 5)
-        }
-    for width in (64, 2048):
-        block = 12 * width**2 + 13 * width  # 3 + 1 + 4 + 4 matrices, their biases, two norms
-        assert weights[width, 2] - weights[width, 1] == block
-        assert weights[width, 5] - weights[width, 1] == 4 * block
-
-
-@pytest.mark.parametrize(("width", "heads"), [(32, 4), (64, 4), (512, 4), (768, 6), (1024, 8), (2048, 16)])
-def test_heads_are_at_most_128_wide(width: int, heads: int) -> None:
-    with torch.device("meta"):
-        block = build_vit("mnist", 0, 7, width, depth=1).blocks[0]
-    assert block.heads == heads and width // heads <= 128
-
-
-@pytest.mark.parametrize(
-    ("dataset", "patch", "width", "message"),
-    [
-        ("mnist", 5, 64, "--vit_patch 5 does not divide 28, the edge of the samples; 4 does"),
-        ("nbody", 64, 64, "--vit_patch 64 does not divide 16, the edge of the samples; 16 does"),
-        ("mnist", 7, 30, "--vit_width 30 is not a multiple of 4, the number of attention heads"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(dataset: str, patch: int, width: int, message: str) -> None:
-    with pytest.raises(UserError) as error:
-        build_vit(dataset, 16, patch, width, 1)
-    assert str(error.value) == message

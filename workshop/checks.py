@@ -6,7 +6,6 @@ import torch
 
 from workshop.errors import UserError, first_on_node, warn
 from workshop.hardware import computes_in
-from workshop.models.gpt import SIZES
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 NEED_NBODY = ("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
@@ -24,23 +23,14 @@ def check_volumes(flags: Any) -> None:  # noqa: ANN401
                     "configs/unet3d.yaml before other files"
                 )
         return
-    if flags.model not in ("unet3d", "vit"):
-        raise UserError("--dataset nbody holds volumes, and only --model unet3d and --model vit map volumes to volumes")
-    if flags.model == "unet3d" and flags.crop_size % 2**flags.unet_depth:
+    if flags.model != "unet3d":
+        raise UserError("--dataset nbody holds volumes, and only --model unet3d maps volumes to volumes")
+    if flags.crop_size % 2**flags.unet_depth:
         near = max(round(flags.crop_size / 2**flags.unet_depth), 1) * 2**flags.unet_depth
         raise UserError(
             f"--crop_size {flags.crop_size} cannot be halved {flags.unet_depth} times; take --crop_size {near}, or a "
             "smaller --unet_depth"
         )
-
-
-def check_text(flags: Any) -> None:  # noqa: ANN401
-    """Raise `UserError` unless data set, model and loader belong together."""
-    if (flags.dataset == "text") != (flags.model in SIZES):
-        models = ", ".join(SIZES)
-        raise UserError(f"--dataset text needs one of the models {models}, and these need --dataset text")
-    if flags.dataset == "text" and flags.loader != "map":
-        raise UserError(f"--loader {flags.loader} does not read text; --loader map does")
 
 
 def choose_precision(precision: Precision, device: torch.device) -> Precision:
@@ -70,7 +60,7 @@ def check_compute_options(flags: Any, device: torch.device) -> None:  # noqa: AN
     """Raise `UserError` unless ``device`` has the options that were chosen, and they can be combined."""
     if flags.fused and flags.optimizer == "adadelta":
         raise UserError("--fused true: PyTorch has no fused adadelta; choose another --optimizer, or --fused false")
-    if flags.cudnn_benchmark and device.type != "cuda":
+    if getattr(flags, "cudnn_benchmark", False) and device.type != "cuda":
         raise UserError(f"--cudnn_benchmark true needs an NVIDIA GPU; {this_is(device)}")
     if flags.compile != "off":
         _check_compiler(device)
@@ -114,8 +104,6 @@ def check_parts(flags: Any, num_train: int, num_val: int, world_size: int) -> No
         world_size: number of ranks.
     """
     parts, rest = flags.accumulate, num_train % (flags.batch_size * world_size)
-    if parts > 1 and flags.loader == "shards":
-        raise UserError(f"--accumulate {parts}: with --loader shards a last batch may be too small; use memory or map")
     if flags.batch_size < parts:
         raise UserError(f"--accumulate {parts}: a batch of {flags.batch_size} per rank has fewer samples than parts")
     if world_size <= rest < parts * world_size:  # fewer than a sample per rank are left out

@@ -48,14 +48,23 @@ class RunLogger:
         device: that trains.
         rank: of this process; by default it is the only one.
         world_size: number of ranks that train together.
+        tokens_per_sample: of a language model: speeds are then logged in tokens.
 
     Raises:
         UserError: another run writes into the folder.
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: torch.device,
+        rank: int = 0,
+        world_size: int = 1,
+        tokens_per_sample: int | None = None,
+    ) -> None:
         self.config, self.device, self.rank, self.world_size = config, device, rank, world_size
+        self.tokens_per_sample = tokens_per_sample
         self.run_dir = run_directory(config)
         self.epochs: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
@@ -139,7 +148,7 @@ class RunLogger:
         steps, mfu = len(self._loader), self.mfu(samples_per_second)
         self.print(
             f"epoch {epoch}  step {step:{len(str(steps))}}/{steps}  loss {loss:.4f}  "
-            f"{samples_per_second:,.0f} samples/s  load {1000 * load:.2f} ms  compute {1000 * compute:.2f} ms"
+            f"{self._speed(samples_per_second)}  load {1000 * load:.2f} ms  compute {1000 * compute:.2f} ms"
             f"{'' if mfu is None else f'  mfu {mfu:.1%}'}"
         )
         values = {"loss": loss, "samples_per_second": samples_per_second, "load_seconds": load, "mfu": mfu}
@@ -173,10 +182,14 @@ class RunLogger:
         finished = {"epoch": epoch, **losses, "seconds": seconds, "samples_per_second": speed}
         if (mfu := self.mfu(speed)) is not None:
             finished["mfu"] = self.facts["mfu"] = mfu
+        memory = ""
+        if self.tokens_per_sample:
+            finished["tokens_per_second"] = speed * self.tokens_per_sample
+            memory = f"  peak memory {peak_memory_bytes(self.device) / 1e9:.2f} GB"
         self.print(
             f"epoch {epoch}  train loss {train_loss:.4f}  val loss {val_loss:.4f}"
             f"{'' if val_accuracy is None else f'  accuracy {val_accuracy:.2%}'}"
-            f"  {seconds:.1f} s  {speed:,.0f} samples/s{'' if mfu is None else f'  mfu {mfu:.1%}'}"
+            f"  {seconds:.1f} s  {self._speed(speed)}{'' if mfu is None else f'  mfu {mfu:.1%}'}{memory}"
         )
         self._add("epoch", losses | {"lr": lr}, epoch)
         self.epochs = [earlier for earlier in self.epochs if earlier["epoch"] < epoch] + [finished]
@@ -204,6 +217,14 @@ class RunLogger:
     def mfu(self, samples_per_second: float) -> float | None:
         """Return the utilization at a throughput of all ranks together; None if it is not measured."""
         return None if self.utilization is None else self.utilization.mfu(samples_per_second / self.world_size)
+
+    def _speed(self, samples_per_second: float) -> str:
+        """Return the speed of all ranks, in samples or tokens; of tokens also that of one rank."""
+        if not self.tokens_per_sample:
+            return f"{samples_per_second:,.0f} samples/s"
+        tokens = samples_per_second * self.tokens_per_sample
+        of_a_rank = f" ({tokens / self.world_size:,.0f} per rank)" if self.world_size > 1 else ""
+        return f"{tokens:,.0f} tokens/s{of_a_rank}"
 
     def _add(self, group: str, values: dict[str, float | None], step: int) -> None:
         """Add a point to each of a group of TensorBoard curves; None is no point."""

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from lab import results
 from lab.flags import Parser
 from lab.process_group import process_group
-from sharded_models import LESSON_05, Batch, batches_of, count_collectives, sharded, whole
+from sharded_models import LESSON, Batch, batches_of, count_collectives, sharded, whole
 from tensor_bytes import sharded_peak_bytes
 from workshop.config import require_positive
 from workshop.errors import UserError, run_reporting_user_errors
@@ -47,7 +47,7 @@ def backward_in_parts(
         last = number == parts
         model.set_requires_gradient_sync(reduce_each or last)
         model.set_reshard_after_backward(last or not keep_weights)
-        loss = LESSON_05.loss_function(model(part), part_targets) * (len(part) / len(inputs))
+        loss = LESSON.loss_function(model(part).float(), part_targets) * (len(part) / len(inputs))
         loss.backward()
         if not last:
             between()
@@ -56,11 +56,12 @@ def backward_in_parts(
 def main() -> None:
     """Measure on all ranks; rank 0 stores the table."""
     parser = Parser(__doc__)
-    parser.add_argument("--vit_width", type=int, default=128, help="as in train.py (default: %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=16, help="images per rank (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=128, help="as in train.py (default: %(default)s)")
+    parser.add_argument("--sequence_length", type=int, default=64, help="as in train.py (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=16, help="samples per rank (default: %(default)s)")
     parser.add_argument("--accumulate", type=int, default=4, help="parts of the batch (default: %(default)s)")
     arguments = parser.parse_args()
-    require_positive(arguments, "vit_width", "batch_size", "accumulate")
+    require_positive(arguments, "width", "sequence_length", "batch_size", "accumulate")
     parts = arguments.accumulate
     if parts > arguments.batch_size:
         raise UserError(f"--batch_size {arguments.batch_size} has no {parts} parts")
@@ -72,10 +73,8 @@ def main() -> None:
     }
     torch.set_num_threads(1)
     with process_group(on_cpu=True) as (rank, world_size, _):
-        (batch,) = batches_of(rank, arguments.batch_size, count=1)
-        model, optimizer, step = sharded(
-            rank, world_size, vit_width=arguments.vit_width, vit_depth=6, vit_patch=4, lr=1e-30
-        )
+        (batch,) = batches_of(rank, arguments.batch_size, arguments.sequence_length)
+        model, optimizer, step = sharded(rank, world_size, width=arguments.width, depth=6, lr=1e-30)
         step(*batch)  # makes the optimizer's state; the learning rate is too small to change a weight
         rows: list[list[results.Cell]] = []
         first: torch.Tensor | None = None

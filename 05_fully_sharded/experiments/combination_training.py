@@ -28,7 +28,7 @@ from small_training import (
     whole_weights,
 )
 from tensor_parallel import Collectives, fused_names
-from workshop.models.vit import VisionTransformer
+from workshop.models.gpt import GPT
 
 DEPTH = 2
 MAX_NORM = 0.5
@@ -85,8 +85,8 @@ def combination(group: str, name: str, *, sixteen_bits: bool = False, clipped: b
     return add
 
 
-def model_for() -> VisionTransformer:
-    """Return the lesson's vision transformer with two blocks."""
+def model_for() -> GPT:
+    """Return the model of small_training.py with two blocks."""
     return make_model(DEPTH)
 
 
@@ -127,17 +127,17 @@ def train(
     losses: list[float] = []
     facts: dict[str, Any] = {}
     for batch in batches():
-        images, classes = part_of(batch, 0, 1) if same_batch else part_of(batch, process.rank, process.world_size)
+        inputs, targets = part_of(batch, 0, 1) if same_batch else part_of(batch, process.rank, process.world_size)
         total = torch.zeros(())
         counted = Collectives()
         with counted if count else contextlib.nullcontext():
-            parts = list(zip(images.chunk(accumulate), classes.chunk(accumulate), strict=True))
-            for number, (part, part_classes) in enumerate(parts, start=1):
+            parts = list(zip(inputs.chunk(accumulate), targets.chunk(accumulate), strict=True))
+            for number, (part, part_targets) in enumerate(parts, start=1):
                 if accumulate > 1:
                     model.set_requires_gradient_sync(number == accumulate)
                 with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                    outputs = model(part)
-                loss = LESSON.loss_function(outputs.float(), part_classes) / accumulate
+                    scores = model(part)
+                loss = LESSON.loss_function(scores.float(), part_targets) / accumulate
                 scaler.scale(loss).backward()
                 total += loss.detach()
         facts |= {f"{kind.replace('_', '-')}s": number for kind, number in counted.counts.items()}  # of the last step
@@ -148,8 +148,7 @@ def train(
         scaler.update()
         optimizer.zero_grad()
         losses.append(mean_over_ranks(total))
-    weights = whole_weights(model)
-    return Outcome(losses, fused_names(weights) if any(".attention.q." in name for name in weights) else weights, facts)
+    return Outcome(losses, fused_names(whole_weights(model)), facts)
 
 
 def with_moved(outcome: Outcome) -> Outcome:
@@ -170,9 +169,9 @@ def kept_megabytes(model: nn.Module, process: Process) -> float:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    images, classes = part_of(next(batches()), process.rank, process.world_size)
+    inputs, targets = part_of(next(batches()), process.rank, process.world_size)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = LESSON.loss_function(model(images), classes)
+        loss = LESSON.loss_function(model(inputs), targets)
     loss.backward()
     model.zero_grad()
     return round(sum(kept.values()) / 1e6, 2)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
@@ -26,11 +27,12 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 from combination_training import (
     COMBINATIONS,
+    DEPTH,
     MAX_NORM,
     Outcome,
     Process,
@@ -46,9 +48,9 @@ from combination_training import (
 from lab.flags import Parser
 from lab.process_group import process_group
 from small_training import LESSON, batches, make_optimizer, part_of
-from tensor_parallel import SplitBlock, split_over_ranks
+from tensor_parallel import make_split_model, split_over_ranks
 from workshop.errors import UserError, run_reporting_user_errors
-from workshop.models.vit import Block, VisionTransformer
+from workshop.models.gpt import GPT, Block, rotated
 
 # --- FSDP2 alone ------------------------------------------------------------------------------------------------------
 
@@ -66,6 +68,20 @@ def root_first(process: Process) -> Outcome:
     for block in model.blocks:
         fully_shard(block)
     return train(model, process)
+
+
+@combination(ALONE, "each block, the embedding by itself, then the model")
+def embedding_by_itself(process: Process) -> Outcome:
+    model = model_for()
+    fully_shard(model.embed)
+    return train(shard(model), process)
+
+
+@combination(ALONE, "the same, with `reshard_after_forward=False` for the embedding")
+def embedding_kept(process: Process) -> Outcome:
+    model = model_for()
+    fully_shard(model.embed, reshard_after_forward=False)
+    return train(shard(model), process)
 
 
 @combination(ALONE, "validate under `torch.inference_mode()` first")
@@ -125,7 +141,7 @@ def with_kept_megabytes(model: nn.Module, process: Process) -> Outcome:
 def wrap_blocks(model: nn.Module) -> None:
     """Have every block computed again in backward, by a module around it."""
     apply_activation_checkpointing(
-        model, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=lambda module: isinstance(module, Block | SplitBlock)
+        model, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=lambda module: isinstance(module, Block)
     )
 
 
@@ -227,9 +243,9 @@ def bf16_weights(process: Process) -> Outcome:
 @combination(FORMATS, "`GradScaler`, a gradient of rank 1 overflows: both ranks must skip the step")
 def overflow_on_one(process: Process) -> Outcome:
     model = shard(model_for())
-    optimizer, scaler = make_optimizer(model, foreach=False), torch.amp.GradScaler("cpu", init_scale=2.0)
-    images, classes = part_of(next(batches()), process.rank, process.world_size)
-    scaler.scale(LESSON.loss_function(model(images), classes)).backward()
+    optimizer, scaler = make_optimizer(model), torch.amp.GradScaler("cpu", init_scale=2.0)
+    inputs, targets = part_of(next(batches()), process.rank, process.world_size)
+    scaler.scale(LESSON.loss_function(model(inputs), targets)).backward()
     weight = model.blocks[0].up.weight  # each rank has a part of it; of a very small weight, some ranks have none
     if process.rank == 1:
         weight.grad.to_local().fill_(torch.inf)
@@ -265,20 +281,18 @@ def all_at_once(process: Process) -> Outcome:
 TENSOR_PARALLEL = "tensor parallel"
 
 
-def split_model(process: Process) -> tuple[VisionTransformer, DeviceMesh]:
+def split_model(process: Process) -> tuple[GPT, DeviceMesh]:
     """Return the model with blocks whose layers can be divided, and a mesh of 1 x all ranks: dp and tp."""
-    model = model_for()
-    model.blocks = nn.ModuleList(SplitBlock(block) for block in model.blocks)
-    return model, init_device_mesh("cpu", (1, process.world_size), mesh_dim_names=("dp", "tp"))
+    return make_split_model(DEPTH), init_device_mesh("cpu", (1, process.world_size), mesh_dim_names=("dp", "tp"))
 
 
-def train_split(process: Process, *, sharded: bool, max_norm: float | None = None, **options: bool) -> Outcome:
-    """Train with tensor parallel, perhaps with FSDP2, and with these options of AdamW."""
+def train_split(process: Process, *, sharded: bool, max_norm: float | None = None) -> Outcome:
+    """Train with tensor parallel, perhaps together with FSDP2."""
     model, mesh = split_model(process)
     split_over_ranks(model, mesh["tp"])
     if sharded:
         shard(model, mesh=mesh["dp"])
-    return train(model, process, make_optimizer(model, **options), same_batch=True, max_norm=max_norm)
+    return train(model, process, same_batch=True, max_norm=max_norm)
 
 
 @combination(TENSOR_PARALLEL, "`parallelize_module`, then `fully_shard`")
@@ -294,15 +308,14 @@ def shard_then_split(process: Process) -> Outcome:
     return train(model, process, same_batch=True)
 
 
-FUSED_PLAN = {"qkv": ColwiseParallel, "out": RowwiseParallel, "up": ColwiseParallel, "down": RowwiseParallel}
-
-
 def train_fused_qkv(model: nn.Module, process: Process) -> Outcome:
     """Divide the rows of the layer that computes q, k and v, as if they were all of one kind; train."""
     mesh = init_device_mesh("cpu", (process.world_size,))
+    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in ("qkv", "gate", "up")}
+    plan |= {name: RowwiseParallel() for name in ("out", "down")}
     for block in model.blocks:
-        parallelize_module(block, mesh, {name: style() for name, style in FUSED_PLAN.items()})
-    return train(model, process, make_optimizer(model, foreach=False), same_batch=True)
+        parallelize_module(block, mesh, plan)
+    return train(model, process, same_batch=True)
 
 
 @combination(TENSOR_PARALLEL, "the lesson's block as it is: one layer for q, k and v")
@@ -314,13 +327,14 @@ class LocalHeads(Block):
     """The lesson's block, but it counts the heads that its rank has: no error, and still wrong."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, patches, width) to the same shape."""
-        n, patches, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(n, patches, 3, -1, width // self.heads)
+        """Map (N, T, width) to the same shape."""
+        n, tokens, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(n, tokens, 3, -1, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        attended = nn.functional.scaled_dot_product_attention(query, key, value)
-        x = x + self.out(attended.transpose(1, 2).reshape(n, patches, -1))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+        attended = F.scaled_dot_product_attention(rotated(query), rotated(key), value, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(n, tokens, -1))
+        inside = self.network_norm(x)
+        return x + self.down(F.silu(self.gate(inside)) * self.up(inside))
 
 
 @combination(TENSOR_PARALLEL, "one layer for q, k and v, heads counted on each rank")
@@ -355,7 +369,7 @@ def clip(process: Process) -> Outcome:
 
 @combination(OPTIMIZER, "tensor parallel: `clip_grad_norm_`, some weights are plain tensors", clipped=True)
 def clip_tensor_parallel(process: Process) -> Outcome:
-    return train_split(process, sharded=False, max_norm=MAX_NORM, foreach=False)
+    return train_split(process, sharded=False, max_norm=MAX_NORM)
 
 
 @combination(OPTIMIZER, "tensor parallel and FSDP2: `clip_grad_norm_`, two meshes", clipped=True)
@@ -363,14 +377,9 @@ def clip_two_meshes(process: Process) -> Outcome:
     return train_split(process, sharded=True, max_norm=MAX_NORM)
 
 
-@combination(OPTIMIZER, "tensor parallel: AdamW with `foreach=True`, some weights are plain tensors")
-def foreach_tensor_parallel(process: Process) -> Outcome:
-    return train_split(process, sharded=False, foreach=True)
-
-
 # --- saving -----------------------------------------------------------------------------------------------------------
 
-SAVING = "saving"
+SAVING = "saving"  # the code that torch.compile generates does not matter here, so the backend is always "eager"
 
 
 def saved_and_loaded(outcome: Outcome, state: dict[str, Any]) -> Outcome:
@@ -393,13 +402,13 @@ def save(process: Process) -> Outcome:
 
 @combination(SAVING, "with `torch.compile(model)`, `model.state_dict()`")
 def save_optimized_module(process: Process) -> Outcome:
-    model = torch.compile(shard(model_for()), dynamic=False, backend=process.compiler)
+    model = torch.compile(shard(model_for()), dynamic=False, backend="eager")
     return saved_and_loaded(train(model, process, count=False), model.state_dict())
 
 
 @combination(SAVING, "with `torch.compile(model)`, `get_model_state_dict(model)`")
 def save_optimized_module_clean(process: Process) -> Outcome:
-    model = torch.compile(shard(model_for()), dynamic=False, backend=process.compiler)
+    model = torch.compile(shard(model_for()), dynamic=False, backend="eager")
     return saved_and_loaded(train(model, process, count=False), get_model_state_dict(model))
 
 

@@ -6,15 +6,16 @@ Both are private parts of PyTorch, so each is imported where it is used; the tes
 two real ranks allocate.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -22,15 +23,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from lab.launching import load_script
 from tensor_bytes import local
 from workshop.errors import UserError, nearest
-from workshop.models.unet3d import IN_CHANNELS, OUT_CHANNELS, UNet3D
-from workshop.models.vit import Block, build_vit
+from workshop.models.gpt import GPT, SIZES, Block, GPTSize, rotated
 from workshop.paths import REPOSITORY
 
 LESSON: Any = load_script(REPOSITORY / "05_fully_sharded")
-"""the lesson's script: which modules are its blocks, and its loss"""
+"""the lesson's script: its loss, and its activation checkpointing"""
 CPU = torch.device("cpu")
-CELLS = 64
-"""edge of the volumes of the U-Net and of the large vision transformer"""
 STATE_BYTES = 16
 """per parameter: weight, gradient and the two running means of AdamW, 4 bytes each"""
 NOT_COUNTED = (
@@ -40,34 +38,48 @@ NOT_COUNTED = (
 )
 
 
-class GPT(nn.Module):
-    """A network of the shape of a language model: token numbers (N, T) -> scores of the next token (N * T, vocabulary).
+LLAMA_SIZE = GPTSize(width=4096, depth=32, vocabulary=128_256, head_dimension=128)
+LLAMA_KEY_HEADS, LLAMA_HIDDEN = 8, 14_336
+"""of Llama 3.1 8B: Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783, table 3"""
 
-    Its blocks are those of the lesson's vision transformer, so its attention is not causal: that changes what the model
-    computes, but no shape and no byte.
 
-    Args:
-        vocabulary: number of tokens that there are.
-        length: T, tokens of a sample.
-        width: numbers that describe a token.
-        depth: number of blocks.
-        heads: attention heads in each block.
-    """
+class LlamaBlock(Block):
+    """A block of Llama 3.1 8B: four heads of queries share one of keys and values, and the gated network is wider."""
 
-    def __init__(self, vocabulary: int, length: int, width: int, depth: int, heads: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Parameter(0.02 * torch.randn(length, width))
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+    def __init__(self, size: GPTSize) -> None:
+        super().__init__(size)
+        self.head = size.head_dimension
+        self.qkv = nn.Linear(size.width, size.width + 2 * LLAMA_KEY_HEADS * self.head, bias=False)
+        self.gate = nn.Linear(size.width, LLAMA_HIDDEN, bias=False)
+        self.up = nn.Linear(size.width, LLAMA_HIDDEN, bias=False)
+        self.down = nn.Linear(LLAMA_HIDDEN, size.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, T, width) to the same shape."""
+        n, tokens, width = x.shape
+        heads = self.qkv(self.attention_norm(x)).view(n, tokens, -1, self.head).transpose(1, 2)
+        query, key, value = heads.split([self.heads, LLAMA_KEY_HEADS, LLAMA_KEY_HEADS], dim=1)
+        key, value = (each.repeat_interleave(self.heads // LLAMA_KEY_HEADS, dim=1) for each in (rotated(key), value))
+        attended = F.scaled_dot_product_attention(rotated(query), key, value, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(n, tokens, width))
+        inside = self.network_norm(x)
+        return x + self.down(F.silu(self.gate(inside)) * self.up(inside))
+
+
+class Llama(GPT):
+    """The shape of Llama 3.1 8B, to compare with what others have measured; its output has weights of its own."""
+
+    def __init__(self, size: GPTSize) -> None:
+        super().__init__(size)
+        self.blocks = nn.ModuleList(LlamaBlock(size) for _ in range(size.depth))
+        self.output = nn.Linear(size.width, size.vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        x = self.tokens(tokens) + self.positions
+        x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x).flatten(0, 1))
+        return self.output(self.norm(x))
 
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -75,60 +87,29 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and the batches that it is trained on."""
+    """A model and the length of the sequences that it is trained on."""
 
-    what: str
-    """in words: shape of the model and of a sample"""
-    build: Callable[[int], nn.Module]
-    """makes the model with so many blocks"""
-    batch: Callable[[int], Batch]
-    """makes inputs and targets of so many samples; all numbers are zero, because only the shapes matter"""
-    depth: int
-    """blocks of the model; 0 if that cannot be changed"""
+    size: GPTSize
+    sequence_length: int
+    kind: type[GPT] = GPT
 
+    def build(self, depth: int) -> GPT:
+        """Return the model with so many blocks; 0: its own number."""
+        return self.kind(replace(self.size, depth=depth or self.size.depth))
 
-def gpt(what: str, vocabulary: int, length: int, width: int, depth: int, heads: int) -> Workload:
-    """Return a language-model shape as a workload; arguments as for `GPT`, ``what`` names it."""
-
-    def batch(samples: int) -> Batch:
-        return torch.zeros(samples, length, dtype=torch.long), torch.zeros(samples * length, dtype=torch.long)
-
-    shape = f"{depth} blocks of width {width:,}, vocabulary of {vocabulary:,}, {length:,} tokens per sample"
-    return Workload(f"{what}: {shape}", lambda blocks: GPT(vocabulary, length, width, blocks, heads), batch, depth)
-
-
-def images(samples: int, channels: int, edge: int) -> Batch:
-    """Return images (samples, channels, edge, edge) and their classes (samples,)."""
-    return torch.zeros(samples, channels, edge, edge), torch.zeros(samples, dtype=torch.long)
-
-
-def volumes(samples: int) -> Batch:
-    """Return volumes of dark matter (samples, 4, 64, 64, 64) and of gas (samples, 5, 64, 64, 64)."""
-    return tuple(torch.zeros(samples, channels, *3 * [CELLS]) for channels in (IN_CHANNELS, OUT_CHANNELS))
+    def batch(self, samples: int) -> Batch:
+        """Return inputs and targets, each (samples, T) int64; all are zero, because only the shapes matter."""
+        zeros = torch.zeros(samples, self.sequence_length, dtype=torch.long)
+        return zeros, zeros.clone()
 
 
 WORKLOADS = {
-    "vit": Workload(
-        "the lesson's vision transformer: 4 blocks of width 64, MNIST images, patches of 7 x 7",
-        lambda blocks: build_vit("mnist", 0, 7, 64, blocks),
-        lambda samples: images(samples, 1, 28),
-        4,
-    ),
-    "unet3d": Workload(
-        f"lesson 04's U-Net: width 64, halved 6 times, volumes of {CELLS}^3 cells",
-        lambda _: UNet3D(),
-        volumes,
-        0,
-    ),
-    "vit3d": Workload(
-        f"a large vision transformer: 32 blocks of width 2,048, volumes of {CELLS}^3 cells, patches of 8^3",
-        lambda blocks: build_vit("nbody", CELLS, 8, 2048, blocks),
-        volumes,
-        32,
-    ),
-    "gpt_small": gpt("a language model for two CPU ranks", 256, 64, 256, 8, 4),
-    "gpt_7b": gpt("the shape of a language model of 7 billion weights", 32_000, 2048, 4096, 32, 32),
-    "gpt_70b": gpt("the shape of a language model of 70 billion weights", 128_256, 4096, 8192, 80, 64),
+    "gpt_tiny": Workload(SIZES["gpt_tiny"], 128),
+    "gpt2_124m": Workload(SIZES["gpt2_124m"], 1024),
+    "gpt_1b": Workload(SIZES["gpt_1b"], 2048),
+    "gpt_7b": Workload(SIZES["gpt_7b"], 2048),
+    "gpt_70b": Workload(GPTSize(width=8192, depth=80, vocabulary=128_256, head_dimension=128), 4096),
+    "llama3_8b": Workload(LLAMA_SIZE, 8192, Llama),
 }
 """the models that can be asked for, by the name that ``--model`` takes"""
 
@@ -154,7 +135,7 @@ class Setup:
     model: str
     """name of a workload"""
     depth: int = 0
-    """number of blocks; 0: that of the workload"""
+    """number of blocks; 0: that of the model"""
     batch_size: int = 1
     """samples per rank"""
     ranks: int = 1
@@ -172,9 +153,7 @@ class Setup:
     """of a batch, computed one after the other, whose gradients are added up (the lesson's --accumulate)"""
 
     def __post_init__(self) -> None:
-        most = workload(self.model).depth
-        if self.depth and not most:
-            raise UserError(f"the number of blocks of --model {self.model} cannot be changed")
+        workload(self.model)  # raises UserError if there is no such model
         if self.ranks % self.replicas:
             raise UserError(f"{self.ranks} ranks cannot form {self.replicas} groups of equal size")
 
@@ -249,12 +228,11 @@ def fake_ranks(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def build(setup: Setup) -> nn.Module:
+def build(setup: Setup) -> GPT:
     """Return the model of a setup, without any sharding."""
-    made = workload(setup.model)
-    model = made.build(setup.depth or made.depth)
+    model = workload(setup.model).build(setup.depth)
     if setup.checkpointing:
-        for block in LESSON.blocks_of(model):
+        for block in model.blocks:
             block.forward = LESSON.recomputed(block.forward)
     return model
 
@@ -267,12 +245,12 @@ def mesh_of(setup: Setup, device: str = "cpu") -> DeviceMesh:
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 
 
-def shard(setup: Setup, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def shard(setup: Setup, model: GPT, mesh: DeviceMesh) -> nn.Module:
     """Shard the model over a mesh as the lesson does; return it."""
     dtype = torch.bfloat16 if setup.precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     if setup.way != "root":
-        for block in LESSON.blocks_of(model):
+        for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=setup.way == "blocks")
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 

@@ -1,6 +1,6 @@
 """How many bytes of tensors two ranks really allocate at most in a training step, each way of sharing the model.
 
-    torchrun --standalone --nproc-per-node 2 experiments/memory_on_ranks.py FILE
+    torchrun --standalone --nproc-per-node 2 experiments/memory_on_ranks.py MODEL FILE
 
 `will_it_fit.py --check true` starts this script, which writes five peaks to FILE, and compares them with its forecast.
 """
@@ -24,7 +24,7 @@ from memory_model import LESSON, UPDATES, Batch, Setup, build, mesh_of, shard, w
 from tensor_bytes import local
 from workshop.errors import run_reporting_user_errors
 
-MODEL, BATCH_SIZE, RANKS = "gpt_small", 4, 2
+BATCH_SIZE, RANKS = 2, 2
 CONFIGURATIONS = (("ddp", False), ("blocks", False), ("keep", False), ("root", False), ("blocks", True))
 """way and activation checkpointing of each measurement"""
 COLLECTIVES = (
@@ -39,9 +39,9 @@ COLLECTIVE = "collective"
 """name of each call of these in the profiler's trace"""
 
 
-def setups(update: str) -> list[Setup]:
+def setups(model: str, update: str) -> list[Setup]:
     """Return what is measured, in this order."""
-    same = {"model": MODEL, "batch_size": BATCH_SIZE, "ranks": RANKS, "update": update}
+    same = {"model": model, "batch_size": BATCH_SIZE, "ranks": RANKS, "update": update}
     return [Setup(**same, way=way, checkpointing=checkpointing) for way, checkpointing in CONFIGURATIONS]
 
 
@@ -142,19 +142,20 @@ def main() -> None:
     """Measure; rank 0 writes the largest peak over the ranks of each setup."""
     with process_group() as (rank, world_size, device):
         assert world_size == RANKS
+        model, file = sys.argv[1:]
         update = "loop" if device.type == "cpu" else "foreach"  # PyTorch's default there
         if device.type == "cpu":
             for name in filter(partial(hasattr, dist), COLLECTIVES):
                 name_calls(name)
         else:  # so that the memory that libraries allocate once, and keep, is not counted below
-            measure(setups(update)[0], device)
+            measure(setups(model, update)[0], device)
         peaks = []
-        for setup in setups(update):
+        for setup in setups(model, update):
             peak = torch.tensor(measure(setup, device), device=device)
             dist.all_reduce(peak, op=dist.ReduceOp.MAX)
             peaks.append(int(peak))
         if rank == 0:
-            Path(sys.argv[1]).write_text(json.dumps({"update": update, "bytes": peaks}))
+            Path(file).write_text(json.dumps({"update": update, "bytes": peaks}))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 experiments/one_step.py
 
-The models are built, sharded and trained by the functions of train.py: of lesson 04 for DDP, of this lesson for the
-rest, on CPUs. You should see that each rank stores half of every weight, how many collectives one step needs with
---shard blocks, keep and root, and that the loss is the same in all cases.
+The model is built, sharded and trained by the functions of train.py, on CPUs and on random bytes; for DDP, the same
+model is wrapped in DistributedDataParallel. You should see that each rank stores half of every weight, how many
+collectives one step needs with --shard blocks, keep and root, and that the loss is the same in all cases.
 """
 
 from functools import partial
@@ -19,17 +19,18 @@ from torch.distributed.tensor import DTensor
 from lab import results
 from lab.flags import Parser
 from lab.process_group import mean_over_ranks, process_group
-from sharded_models import LESSON_05, Batch, Step, batches_of, count_collectives, replicated, sharded
+from sharded_models import Batch, Step, batches_of, count_collectives, replicated, sharded
 from tensor_bytes import local, peak_bytes, sharded_peak_bytes, stored_tensors
 from workshop.config import require_positive
 from workshop.errors import run_reporting_user_errors
+from workshop.profiling.all_reduce_counter import AllReduceCounter
 
 COLLECTIVES = ("all-reduces", "all-gathers", "reduce-scatters")
 
 
 def describe_weight(model: nn.Module, name: str, rank: int) -> list[results.Cell]:
     """Return what this rank stores of one weight of the first block, as a row of the table."""
-    weight = LESSON_05.blocks_of(model)[0].up.weight
+    weight = model.blocks[0].up.weight
     placements = f"`{weight.placements}`" if isinstance(weight, DTensor) else None
     shapes = [f"`{tuple(shape)}`" for shape in (weight.shape, local(weight).shape)]
     return [name, rank, f"`{type(weight.data).__name__}`", shapes[0], placements, shapes[1]]
@@ -52,22 +53,26 @@ def measure(model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, batc
 def main() -> None:
     """Measure on all ranks; rank 0 stores the tables."""
     parser = Parser(__doc__)
-    parser.add_argument("--vit_width", type=int, default=256, help="as in train.py (default: %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=8, help="images per rank (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=256, help="as in train.py (default: %(default)s)")
+    parser.add_argument("--sequence_length", type=int, default=32, help="as in train.py (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=4, help="samples per rank (default: %(default)s)")
     arguments = parser.parse_args()
-    require_positive(arguments, "vit_width", "batch_size")
+    require_positive(arguments, "width", "sequence_length", "batch_size")
     torch.set_num_threads(1)
     with process_group(on_cpu=True) as (rank, world_size, _):
-        batches = batches_of(rank, arguments.batch_size, count=2)
-        *ddp, counter = replicated(vit_width=arguments.vit_width)
-        built: dict[str, Any] = {"DDP": ddp}
+        batches = batches_of(rank, arguments.batch_size, arguments.sequence_length, count=2)
+        ddp_model, *rest = replicated(width=arguments.width)
+        counter = AllReduceCounter(ddp_model)
+        built: dict[str, Any] = {"DDP": (ddp_model.module, *rest)}
         for way in ("blocks", "keep", "root"):
-            built[f"--shard {way}"] = sharded(rank, world_size, vit_width=arguments.vit_width, shard=way)
+            built[f"--shard {way}"] = sharded(rank, world_size, width=arguments.width, shard=way)
         shown = [describe_weight(built[name][0], name, rank) for name in ("DDP", "--shard blocks")]
         of_ranks: list[Any] = [None] * world_size
         dist.all_gather_object(of_ranks, shown)
         measured = {name: measure(*parts, batches) for name, parts in built.items()}
         measured["DDP"]["collectives"]["all-reduces"] = counter.calls
+        for moment in ("stored", "peak"):  # DDP keeps the buckets, from which it sends gradients, from step to step
+            measured["DDP"][moment] += counter.bytes
         if rank == 0:
             results.store(
                 "stored_weight",

@@ -2,14 +2,13 @@
 
     python experiments/recompute.py
 
-One process trains a vision transformer on the CPU, first as usual, then with torch.utils.checkpoint around each block,
+One process trains a language model on the CPU, first as usual, then with torch.utils.checkpoint around each block,
 around every second block, and around each layer of each block. You should see that checkpointing each block keeps a
-small part of the bytes, for about a quarter more operations. Around each layer it saves nothing: backward needs the
-input of each layer anyway, and the inputs of the layers are what a checkpoint keeps.
+small part of the bytes, for about a quarter more operations. Around each layer it saves little: backward needs the
+input of each layer anyway, and the inputs of the layers are what a checkpoint keeps. Only a norm keeps more than that.
 """
 
 import torch
-import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lab import results
@@ -18,26 +17,25 @@ from lab.launching import load_script
 from tensor_bytes import bytes_kept_for_backward, peak_bytes, stored_tensors
 from workshop.config import require_positive
 from workshop.errors import run_reporting_user_errors
-from workshop.models.vit import build_vit
 from workshop.paths import REPOSITORY
 
 LESSON = load_script(REPOSITORY / "05_fully_sharded")
 WAYS = ("no checkpointing", "each block", "every second block", "each layer of each block")
 
 
-def measure(way: str, width: int, depth: int) -> tuple[float, float, float]:
+def measure(way: str, width: int, depth: int, sequence_length: int) -> tuple[float, float, float]:
     """Return what a training step keeps for backward and needs at most, in MB, and the GFLOP that it computes."""
     torch.manual_seed(0)
-    model = build_vit("mnist", 64, 2, width, depth)
-    blocks = LESSON.blocks_of(model)
-    layers = [layer for block in blocks for layer in block.children()]
-    for module in dict(zip(WAYS, ([], blocks, blocks[::2], layers), strict=True))[way]:
+    model = LESSON.make_model(LESSON.Config(width=width, depth=depth))
+    layers = [layer for block in model.blocks for layer in block.children()]
+    for module in dict(zip(WAYS, ([], model.blocks, model.blocks[::2], layers), strict=True))[way]:
         module.forward = LESSON.recomputed(module.forward)  # the call that train.py makes for each block
     optimizer = torch.optim.AdamW(model.parameters())
-    images, labels = torch.randn(8, 1, 28, 28), torch.arange(8)
+    sequences = torch.randint(256, (8, sequence_length + 1))
+    inputs, targets = sequences[:, :-1], sequences[:, 1:]
 
     def forward() -> torch.Tensor:
-        return F.cross_entropy(model(images), labels)
+        return LESSON.loss_function(model(inputs), targets)
 
     def step() -> None:
         forward().backward()
@@ -54,12 +52,14 @@ def measure(way: str, width: int, depth: int) -> tuple[float, float, float]:
 def main() -> None:
     """Measure each way and store the table."""
     parser = Parser(__doc__)
-    parser.add_argument("--vit_width", type=int, default=128, help="as in train.py (default: %(default)s)")
-    parser.add_argument("--vit_depth", type=int, default=8, help="as in train.py (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=128, help="as in train.py (default: %(default)s)")
+    parser.add_argument("--depth", type=int, default=8, help="as in train.py (default: %(default)s)")
+    parser.add_argument("--sequence_length", type=int, default=256, help="as in train.py (default: %(default)s)")
     arguments = parser.parse_args()
-    require_positive(arguments, "vit_width", "vit_depth")
+    require_positive(arguments, "width", "depth", "sequence_length")
     torch.set_num_threads(1)
-    measured = {way: measure(way, arguments.vit_width, arguments.vit_depth) for way in WAYS}
+    sizes = (arguments.width, arguments.depth, arguments.sequence_length)
+    measured = {way: measure(way, *sizes) for way in WAYS}
     plain = measured[WAYS[0]]
     results.store(
         "recompute",

@@ -1,8 +1,8 @@
-"""Saved by two ranks, resumed by one, two or four; and how long training waits for a save.
+"""Saved by four ranks, resumed by four, two, three or one; saved by one, resumed by four; and how long a save takes.
 
-    python experiments/save_and_reshard.py            # about two minutes, on CPUs
+    python experiments/save_and_reshard.py            # about three minutes, on CPUs
 
-You should see the losses of the run that was not stopped in each row of the first table, up to rounding. The second
+Each row of the first table should have the losses of the run above it that was not stopped, up to rounding. The second
 table compares dcp.save with --async_save true, which copies the parts of the checkpoint, and lets a thread write them.
 """
 
@@ -26,9 +26,12 @@ from workshop.config import require_positive
 from workshop.errors import run_reporting_user_errors
 
 LESSON = Path(__file__).resolve().parents[1]
-SAVED_BY, RESUMED_BY = 2, (1, 2, 4)
-RUN = ("--limit_train", 256, "--limit_val", 64, "--global_batch_size", 32, "--epochs", 2)
-RUN += ("--num_workers", 0, "--loader", "memory", "--resume", "true")
+RESUMED_BY = {4: (4, 2, 3, 1), 1: (4,)}
+"""ranks that save a checkpoint: ranks that resume from it; a global batch can be shared evenly by all of them"""
+RUN = ("--width", 128, "--sequence_length", 64, "--limit_train", 192, "--limit_val", 48, "--global_batch_size", 24)
+RUN += ("--epochs", 2, "--num_workers", 0, "--resume", "true")
+SAVING = 2
+"""ranks whose saves are timed"""
 
 
 def losses(ranks: int, run_dir: Path) -> list[float]:
@@ -39,21 +42,22 @@ def losses(ranks: int, run_dir: Path) -> list[float]:
 
 
 def resume_elsewhere(folder: Path) -> None:
-    """Train two epochs with two ranks; train the second one again with others; store the losses."""
-    saved = folder / "saved"
-    expected = losses(SAVED_BY, saved)
-    rows: list[list[results.Cell]] = [["not stopped", *expected, None]]
-    shutil.rmtree(max((saved / "checkpoints").iterdir()))  # continue from the one before, after the first epoch
-    (saved / "summary.json").unlink()
-    for ranks in RESUMED_BY:
-        copy = shutil.copytree(saved, folder / str(ranks))
-        found = losses(ranks, copy)
-        difference = max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
-        rows.append([f"resumed by {ranks}", *found, difference])
+    """Train two epochs with some ranks; train the second one again with as many and with others; store the losses."""
+    rows: list[list[results.Cell]] = []
+    for saved_by, resumed_by in RESUMED_BY.items():
+        saved = folder / str(saved_by)
+        expected = losses(saved_by, saved)
+        rows.append([f"not stopped, {saved_by} rank{'s' if saved_by > 1 else ''}", *expected, None])
+        shutil.rmtree(max((saved / "checkpoints").iterdir()))  # continue from the one before, after the first epoch
+        (saved / "summary.json").unlink()
+        for ranks in resumed_by:
+            found = losses(ranks, shutil.copytree(saved, folder / f"{saved_by}_{ranks}"))
+            difference = max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
+            rows.append([f"saved by {saved_by}, resumed by {ranks}", *found, difference])
     columns = ["", "train loss", "validation loss", "differs by"]
     results.store(
         "save_and_reshard",
-        title="Losses of the second epoch, after a checkpoint that 2 ranks have saved",
+        title="Losses of the second epoch, not stopped and resumed after the first one",
         columns=columns,
         rows=rows,
         formats={"train loss": ",.6f", "validation loss": ",.6f", "differs by": ".0e"},
@@ -61,22 +65,22 @@ def resume_elsewhere(folder: Path) -> None:
     )
 
 
-def measure_saves(file: Path, width: int, trials: int) -> None:
+def measure_saves(file: Path, width: int, depth: int, trials: int) -> None:
     """As one of two ranks: save a model in both ways in turn; write how long training waits, and until all is saved."""
     lesson = load_script(LESSON)
     with process_group(on_cpu=True) as (rank, world_size, device):
-        config = lesson.Config(vit_width=width, vit_depth=6)
+        config = lesson.Config(width=width, depth=depth)
         model = lesson.shard_model(config, rank, device, world_size)
         optimizer = lesson.make_optimizer(config, model)
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-        lesson.train_step(config, model, optimizer, scaler, torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.long))
+        lesson.train_step(config, model, optimizer, scaler, *torch.zeros(2, 2, 16, dtype=torch.long))
         group = dist.new_group(backend="gloo")
         log = SimpleNamespace(run_dir=file.parent, rank=rank, world_size=world_size)
         seconds: dict[str, list[list[float]]] = {"false": [], "true": []}
         for trial in range(trials + 1):  # the first one warms up
             for number, way in enumerate(seconds):
-                config = lesson.Config(vit_width=width, vit_depth=6, async_save=way == "true")
+                config = lesson.Config(width=width, depth=depth, async_save=way == "true")
                 pending: list = []
                 progress = {"epoch": 1, "step": 2 * trial + number, "loss_sum": 0.0}
                 dist.barrier()
@@ -96,22 +100,23 @@ def measure_saves(file: Path, width: int, trials: int) -> None:
 def main() -> None:
     """Measure both and store the tables."""
     parser = Parser(__doc__)
-    parser.add_argument("--vit_width", type=int, default=512, help="of the model that is saved (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=512, help="of the model whose saves are timed (default: 512)")
+    parser.add_argument("--depth", type=int, default=6, help="of this model (default: %(default)s)")
     parser.add_argument("--trials", type=int, default=5, help="saves in each way (default: %(default)s)")
     parser.add_argument("--write", type=Path, help="file that a rank which this script starts writes its seconds to")
     arguments = parser.parse_args()
-    require_positive(arguments, "vit_width", "trials")
-    width, trials = arguments.vit_width, arguments.trials
+    require_positive(arguments, "width", "depth", "trials")
+    width, depth, trials = arguments.width, arguments.depth, arguments.trials
     torch.set_num_threads(1)
     if arguments.write is not None:
-        measure_saves(arguments.write, width, trials)
+        measure_saves(arguments.write, width, depth, trials)
         return
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tables are about CPUs
     with tempfile.TemporaryDirectory() as folder:
         resume_elsewhere(Path(folder))
         file = Path(folder, "seconds.json")
-        flags = ("--vit_width", width, "--trials", trials, "--write", file)
-        run([*torchrun(SAVED_BY), Path(__file__).resolve(), *flags], LESSON, on_cpu=True, threads=1, quiet=True)
+        flags = ("--width", width, "--depth", depth, "--trials", trials, "--write", file)
+        run([*torchrun(SAVING), Path(__file__).resolve(), *flags], LESSON, on_cpu=True, threads=1, quiet=True)
         found = json.loads(file.read_text())
     rows: list[list[results.Cell]] = []
     for way, of_trials in found["seconds"].items():

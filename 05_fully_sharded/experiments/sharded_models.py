@@ -1,7 +1,8 @@
-"""What the experiments on ranks share: models that the lessons' own scripts build, and counted collectives."""
+"""What the experiments on ranks share: the lesson's model, sharded or under DDP, and counted collectives."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,10 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lab.launching import load_script
 from workshop.paths import REPOSITORY
-from workshop.profiling.all_reduce_counter import AllReduceCounter
 
-LESSON_04 = load_script(REPOSITORY / "04_mixed_precision")
-LESSON_05 = load_script(REPOSITORY / "05_fully_sharded")
+LESSON = load_script(REPOSITORY / "05_fully_sharded")
 CPU = torch.device("cpu")
 KINDS = {"allgather": "all-gathers", "reducescatter": "reduce-scatters", "allreduce": "all-reduces"}
 """what torch calls the collectives, without its underscores, and what the tables call them"""
@@ -23,34 +22,53 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def sharded(rank: int, world_size: int, **flags: object) -> tuple[FSDPModule, torch.optim.Optimizer, Step]:
-    """Return lesson 05's model, its optimizer and its training step; ``flags`` as those of its train.py."""
-    config = LESSON_05.Config(model="vit", optimizer="adamw", **flags)
+def sharded(
+    rank: int, world_size: int, device: torch.device = CPU, **flags: object
+) -> tuple[FSDPModule, torch.optim.Optimizer, Step]:
+    """Return the lesson's model, its optimizer and its training step; ``flags`` as those of its train.py."""
+    config = LESSON.Config(**flags)
     torch.manual_seed(0)  # for the weights that rank 0 draws
-    model = LESSON_05.shard_model(config, rank, CPU, world_size)
-    optimizer = LESSON_05.make_optimizer(config, model)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    return model, optimizer, partial(LESSON_05.train_step, config, model, optimizer, scaler)
+    model = LESSON.shard_model(config, rank, device, world_size)
+    optimizer = LESSON.make_optimizer(config, model)
+    scaler = torch.amp.GradScaler(device.type, enabled=False)
+    return model, optimizer, partial(LESSON.train_step, config, model, optimizer, scaler)
 
 
-def replicated(**flags: object) -> tuple[nn.Module, torch.optim.Optimizer, Step, AllReduceCounter]:
-    """Return lesson 04's model, its optimizer, its training step, and what counts the all-reduces of the latter."""
-    config = LESSON_04.Config(model="vit", optimizer="adamw", precision="fp32", **flags)
+def replicated(
+    device: torch.device = CPU, **flags: object
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer, Step]:
+    """Return the lesson's model under DDP, its optimizer and its training step; ``flags`` as those of train.py."""
+    config = LESSON.Config(**flags)
     torch.manual_seed(0)
-    model = LESSON_04.make_model(config)
-    ddp_model = DistributedDataParallel(model)
-    optimizer = LESSON_04.make_optimizer(config, model)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    step = partial(LESSON_04.train_step, config, ddp_model, optimizer, scaler)
-    return model, optimizer, step, AllReduceCounter(ddp_model)
+    model = DistributedDataParallel(LESSON.make_model(config).to(device))
+    optimizer = LESSON.make_optimizer(config, model)
+    return model, optimizer, partial(replicated_step, config, model, optimizer)
 
 
-def batches_of(rank: int, batch_size: int, count: int) -> list[Batch]:
-    """Return batches of random images (N, 1, 28, 28) and labels (N,), which differ from those of the other ranks."""
+def replicated_step(
+    config: Any,  # noqa: ANN401
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> torch.Tensor:
+    """Train on one batch as lessons 03 and 04 do, and return its loss (); each rank updates all weights."""
+    optimizer.zero_grad()
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        scores = model(inputs)
+    loss = LESSON.loss_function(scores.float(), targets)
+    loss.backward()
+    if config.max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    optimizer.step()
+    return loss.detach()
+
+
+def batches_of(rank: int, batch_size: int, sequence_length: int, count: int = 1) -> list[Batch]:
+    """Return batches of random bytes and the bytes after them, (N, T) each, which differ from those of other ranks."""
     generator = torch.Generator().manual_seed(rank)
-    images = torch.randn(count, batch_size, 1, 28, 28, generator=generator)
-    labels = torch.randint(10, (count, batch_size), generator=generator)
-    return list(zip(images, labels, strict=True))
+    sequences = torch.randint(256, (count, batch_size, sequence_length + 1), generator=generator)
+    return [(sequence[:, :-1], sequence[:, 1:]) for sequence in sequences]
 
 
 def count_collectives(step: Callable[[], object]) -> dict[str, int]:

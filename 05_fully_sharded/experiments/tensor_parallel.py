@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 experiments/tensor_parallel.py    # FSDP2, and tensor parallel
     torchrun --standalone --nproc-per-node 4 experiments/tensor_parallel.py    # both together on 2 x 2 ranks, and HSDP
 
-Every layout trains the small vision transformer of small_training.py for four steps. You should see the losses and the
+Every layout trains the small language model of small_training.py for four steps. You should see the losses and the
 weights of one process in each row. The rows differ in the collectives of a step, in their bytes, and in the weights
 that a rank stores.
 """
@@ -34,7 +34,6 @@ from lab.flags import Parser
 from lab.process_group import mean_over_ranks, process_group
 from small_training import (
     LESSON,
-    STEPS,
     batches,
     largest_difference,
     make_model,
@@ -44,7 +43,7 @@ from small_training import (
     whole_weights,
 )
 from workshop.errors import UserError, run_reporting_user_errors
-from workshop.models.vit import Block, VisionTransformer
+from workshop.models.gpt import GPT, Block, rotated
 
 
 class Attention(nn.Module):
@@ -57,82 +56,94 @@ class Attention(nn.Module):
     def __init__(self, block: Block) -> None:
         super().__init__()
         width = block.out.in_features
-        self.head_width = width // block.heads
-        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
-        for layer, weight, bias in zip(
-            (self.q, self.k, self.v), block.qkv.weight.chunk(3), block.qkv.bias.chunk(3), strict=True
-        ):
-            layer.load_state_dict({"weight": weight, "bias": bias})
+        self.head_dimension = width // block.heads
+        self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
+        for layer, weight in zip((self.q, self.k, self.v), block.qkv.weight.chunk(3), strict=True):
+            layer.load_state_dict({"weight": weight})
         self.out = block.out
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, patches, width) to the same shape."""
-        n, patches, _ = x.shape
+        """Map (N, T, width) to the same shape."""
+        n, tokens, _ = x.shape
         # -1, not the number of heads: a rank has only some of them.
         query, key, value = (
-            layer(x).view(n, patches, -1, self.head_width).transpose(1, 2) for layer in (self.q, self.k, self.v)
+            layer(x).view(n, tokens, -1, self.head_dimension).transpose(1, 2) for layer in (self.q, self.k, self.v)
         )
-        attended = F.scaled_dot_product_attention(query, key, value)
-        return self.out(attended.transpose(1, 2).reshape(n, patches, -1))
+        attended = F.scaled_dot_product_attention(rotated(query), rotated(key), value, is_causal=True)
+        return self.out(attended.transpose(1, 2).reshape(n, tokens, -1))
 
 
-class SplitBlock(nn.Module):
-    """A block of the lesson's vision transformer, with its weights, whose layers can be divided over ranks."""
+class Network(nn.Module):
+    """The gated network of the lesson's block as a module, so that its input can be declared once for two layers."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
-        self.norm1, self.attention, self.norm2 = block.norm1, Attention(block), block.norm2
-        self.up, self.down = block.up, block.down
+        self.gate, self.up, self.down = block.gate, block.up, block.down
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, patches, width) to the same shape."""
-        x = x + self.attention(self.norm1(x))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        """Map (N, T, width) to the same shape."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-def make_split_model() -> VisionTransformer:
+class SplitBlock(nn.Module):
+    """A block of the lesson's language model, with its weights, whose layers can be divided over ranks."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.attention_norm, self.network_norm = block.attention_norm, block.network_norm
+        self.attention, self.network = Attention(block), Network(block)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, T, width) to the same shape."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.network(self.network_norm(x))
+
+
+def make_split_model(depth: int = 4) -> GPT:
     """Return the model of small_training.py, the same function of the same weights, with blocks that can be divided."""
-    model = make_model()
+    model = make_model(depth)
     model.blocks = nn.ModuleList(SplitBlock(block) for block in model.blocks)
     return model
 
 
 def fused_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights under the names of the lesson's model, with q, k and v joined again."""
+    """Return the weights of a model with split blocks by the names of the lesson's model, with q, k and v joined."""
     found = {}
     for name, tensor in weights.items():
         if ".attention.q." in name:
             parts = [weights[name.replace(".q.", f".{letter}.")] for letter in "qkv"]
-            found[name.replace("attention.q", "qkv")] = torch.cat(parts)
+            found[name.replace(".attention.q.", ".qkv.")] = torch.cat(parts)
         elif ".attention.k." not in name and ".attention.v." not in name:
-            found[name.replace("attention.out", "out")] = tensor
+            found[name.replace(".attention.", ".").replace(".network.", ".")] = tensor
     return found
 
 
-def split_over_ranks(model: VisionTransformer, mesh: DeviceMesh, *, reduce_once: bool = True) -> None:
+def split_over_ranks(model: GPT, mesh: DeviceMesh, *, reduce_once: bool = True) -> None:
     """Divide the matrix products of every block over the ranks of a mesh with one dimension.
 
     Args:
         model: what `make_split_model` returned.
         mesh: the ranks.
-        reduce_once: q, k and v have one input, so sum its gradient over the ranks once and not three times.
+        reduce_once: layers that have one input (q, k and v; gate and up) sum its gradient over the ranks only once.
     """
     plan: dict[str, ParallelStyle] = {
         "attention.q": ColwiseParallel(),  # a rank computes some of the outputs, from all inputs
         "attention.k": ColwiseParallel(),
         "attention.v": ColwiseParallel(),
         "attention.out": RowwiseParallel(),  # from some of the inputs, all outputs: their sum over the ranks is right
-        "up": ColwiseParallel(),
-        "down": RowwiseParallel(),
+        "network.gate": ColwiseParallel(),
+        "network.up": ColwiseParallel(),
+        "network.down": RowwiseParallel(),
     }
     if reduce_once:
         everywhere = (Replicate(),)
-        plan["attention"] = PrepareModuleInput(input_layouts=everywhere, desired_input_layouts=everywhere)
+        for module in ("attention", "network"):
+            plan[module] = PrepareModuleInput(input_layouts=everywhere, desired_input_layouts=everywhere)
     for block in model.blocks:
         parallelize_module(block, mesh, plan)
 
 
-def shard(model: VisionTransformer, mesh: DeviceMesh) -> None:
+def shard(model: GPT, mesh: DeviceMesh) -> None:
     """Shard each block and then the rest as the lesson does. A mesh with two dimensions: replicate, then shard."""
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -146,7 +157,7 @@ class Layout:
     name: str
     mesh: dict[str, int]
     """ranks along each dimension"""
-    divide: Callable[[VisionTransformer, DeviceMesh], None]
+    divide: Callable[[GPT, DeviceMesh], None]
     batch_parts: int
     """parts that the batch is divided into; ranks of one tensor-parallel group have the same part"""
 
@@ -154,13 +165,13 @@ class Layout:
 def layouts(world_size: int) -> list[Layout]:
     """Return the layouts for this number of ranks."""
 
-    def tensor_parallel(model: VisionTransformer, mesh: DeviceMesh) -> None:
+    def tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
         split_over_ranks(model, mesh["tp"])
 
-    def more_reductions(model: VisionTransformer, mesh: DeviceMesh) -> None:
+    def more_reductions(model: GPT, mesh: DeviceMesh) -> None:
         split_over_ranks(model, mesh["tp"], reduce_once=False)
 
-    def both(model: VisionTransformer, mesh: DeviceMesh) -> None:
+    def both(model: GPT, mesh: DeviceMesh) -> None:
         split_over_ranks(model, mesh["tp"])  # first: FSDP2 then shards what each rank has left
         shard(model, mesh["dp"])
 
@@ -224,23 +235,21 @@ def train(layout: Layout, batch_size: int, rank: int, expected: dict[str, Any]) 
     mesh = init_device_mesh("cpu", tuple(layout.mesh.values()), mesh_dim_names=tuple(layout.mesh))
     model = make_split_model()
     layout.divide(model, mesh)
-    # foreach=False: with tensor parallel alone, the weights outside of the divided layers are plain tensors. One call
-    # for all weights cannot mix these with DTensors.
-    optimizer = make_optimizer(model, foreach=False)
+    optimizer = make_optimizer(model)
     # Ranks of one tensor-parallel group must have the same samples, all others different ones.
     part = rank * layout.batch_parts // mesh.size()
     losses = []
-    for batch in batches(STEPS, batch_size):
-        images, classes = part_of(batch, part, layout.batch_parts)
+    for batch in batches(batch_size):
+        inputs, targets = part_of(batch, part, layout.batch_parts)
         with Collectives() as sent:  # of the last step, when the loop has ended
-            loss = LESSON.loss_function(model(images), classes)
+            loss = LESSON.loss_function(model(inputs), targets)
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(mean_over_ranks(loss))
     of_losses = max(abs(a - b) for a, b in zip(losses, expected["losses"], strict=True))
     of_weights = largest_difference(fused_names(whole_weights(model)), expected["weights"])
-    weight = model.blocks[0].up.weight
+    weight = model.blocks[0].network.up.weight
     assert isinstance(weight, DTensor)
     placements = ", ".join(map(repr, weight.placements))
     stored = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in model.parameters())

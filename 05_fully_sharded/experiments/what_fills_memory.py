@@ -1,7 +1,7 @@
 """What fills my memory? Weights, gradients, optimizer state, activations: a table, without a GPU, in seconds.
 
     python experiments/what_fills_memory.py                                        # the lesson's models
-    python experiments/what_fills_memory.py --model unet3d --batch_size 1,16,64    # one model, with these batches
+    python experiments/what_fills_memory.py --model gpt_1b --batch_size 1,4,16     # one model, with these batches
 
 You should see that the *state* (weights, gradients and AdamW's two running means: 16 bytes per parameter) is the same
 with every batch, and that the rest grows with the batch. Each row is then computed again with each of three cures: the
@@ -24,12 +24,12 @@ from will_it_fit import words
 from workshop.errors import run_reporting_user_errors
 
 ROWS = (
-    ("vit", 64, "fp32"),
-    ("unet3d", 1, "fp32"),
-    ("unet3d", 16, "fp32"),
-    ("unet3d", 64, "fp32"),
-    ("unet3d", 64, "bf16"),
-    ("vit3d", 4, "bf16"),
+    ("gpt_tiny", 32, "fp32"),
+    ("gpt2_124m", 1, "fp32"),
+    ("gpt2_124m", 16, "fp32"),
+    ("gpt2_124m", 16, "bf16"),
+    ("gpt_1b", 4, "bf16"),
+    ("gpt_7b", 1, "bf16"),
 )
 """model, batch and precision of each row without flags"""
 SHOWN = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "batch")

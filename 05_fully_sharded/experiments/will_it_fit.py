@@ -1,13 +1,14 @@
-"""Will it fit? How many bytes of tensors each rank needs, for any number of ranks, without a GPU.
+"""Will it fit, how long will it take, what will it cost? Memory, seconds and GPU-hours, without a GPU.
 
-    python experiments/will_it_fit.py --model vit --ranks 2,8                   # every way of sharing the model
-    python experiments/will_it_fit.py --model gpt_7b --ranks 8,64,8x8 --ways ddp,blocks    # 6.7 billion weights
+    python experiments/will_it_fit.py --model gpt2_124m --ranks 2,8             # every way of sharing the model
+    python experiments/will_it_fit.py --model gpt_7b --ranks 8,64,8x8 --ways ddp,blocks    # 6.6 billion weights
     python experiments/will_it_fit.py --check true                              # is that what two ranks allocate?
+    python experiments/will_it_fit.py --published true                          # and what others have measured?
 
 "8x8" are 8 groups of 8 ranks, each of which has the whole model (HSDP). You should see that DDP needs as much on any
 number of ranks, that sharding per block needs least, and that from some number of ranks on more ranks save nothing:
-activations are not sharded. The seconds of a step are bounds: nothing but communication and matrix products, at the
-speeds of a data sheet.
+activations are not sharded. The seconds are an estimate: the operations at 40 % of the peak of an H100, and the bytes
+at the speeds of data sheets. Nothing else is counted: no loading, no waiting for slow ranks, no time to start kernels.
 """
 
 import argparse
@@ -22,11 +23,14 @@ from lab.flags import Parser
 from lab.launching import run, torchrun
 from memory_model import NOT_COUNTED, UPDATES, WAYS, WORKLOADS, Setup, predict, workload
 from memory_on_ranks import setups as checked_setups
-from step_time import step_bounds
+from published import compare
+from step_time import SHARE_OF_PEAK, Network, communication_seconds, compute_seconds
 from workshop.config import require_positive
-from workshop.errors import nearest, run_reporting_user_errors
+from workshop.errors import UserError, nearest, run_reporting_user_errors
 
 GB = 1e9
+TOKENS_PER_PARAMETER = 20
+"""about what uses a number of operations best: Hoffmann et al. 2022, https://arxiv.org/abs/2203.15556, table A3"""
 LESSON_FOLDER = Path(__file__).resolve().parents[1]
 TOGETHER = {
     "weights, optimizer": ("parameters", "optimizer state"),
@@ -48,6 +52,11 @@ def words(known: Iterable[str]) -> Callable[[str], list[str]]:
         return text.split(",")
 
     return read
+
+
+def one_of(known: Iterable[str]) -> Callable[[str], str]:
+    """Return what reads one of these words."""
+    return lambda text: words(known)(text)[0]
 
 
 def layouts(text: str) -> list[tuple[int, int]]:
@@ -85,6 +94,7 @@ def setups_of(arguments: argparse.Namespace) -> list[Setup]:
             replicas=groups,
             precision=arguments.precision,
             update=arguments.update,
+            parts=arguments.accumulate,
         )
         for way in arguments.ways
         for groups, ranks in arguments.ranks
@@ -93,56 +103,69 @@ def setups_of(arguments: argparse.Namespace) -> list[Setup]:
     ]
 
 
+def gb(nbytes: float) -> float:
+    """Return bytes in GB."""
+    return nbytes / GB
+
+
 def forecast(arguments: argparse.Namespace) -> None:
-    """Store the most bytes per rank and the bounds of a step's time, for each way, choice and number of ranks."""
-    print(workload(arguments.model).what, flush=True)
+    """Store the most bytes per rank, and the time and cost of a training, for each way and number of ranks."""
+    model = workload(arguments.model)
+    network = Network(arguments.adapters, arguments.adapter_gb_per_second)
+    tokens = arguments.tokens or TOKENS_PER_PARAMETER * model.size.parameters
     memory: list[list[results.Cell]] = []
     times: list[list[results.Cell]] = []
     for setup in setups_of(arguments):
         # DDP needs as much on any number of ranks, so that is computed once.
         found = predict(replace(setup, ranks=1) if setup.way == "ddp" else setup)
-        sums = [sum(found.parts[part] for part in parts) / GB for parts in TOGETHER.values()]
-        memory.append([name_of(setup), *sums, found.peak / GB, found.moment])
-        computing, sending = step_bounds(setup)
-        times.append([name_of(setup), computing, sending, max(computing, sending), computing + sending])
-    asked = f"batch {arguments.batch_size} per rank, {arguments.precision}, AdamW"
+        sums = [gb(sum(found.parts[part] for part in parts)) for parts in TOGETHER.values()]
+        memory.append([name_of(setup), *sums, gb(found.peak), found.moment])
+        computing, sending = compute_seconds(setup), communication_seconds(setup, network)
+        of_step = setup.batch_size * model.sequence_length
+        speeds = [of_step / seconds for seconds in (computing + sending, max(computing, sending))]
+        gpu_hours = [tokens / speed / 3600 for speed in reversed(speeds)]
+        times.append([name_of(setup), computing, sending, *speeds, *gpu_hours, gpu_hours[0] / setup.ranks / 24])
+    parts = f", in {arguments.accumulate} parts" if arguments.accumulate > 1 else ""
+    asked = f"{arguments.batch_size} x {model.sequence_length:,} tokens per rank{parts}, {arguments.precision}, AdamW"
     results.store(
-        f"will_it_fit_{arguments.model}",
+        f"will_it_fit_{arguments.name or arguments.model}",
         title="What a rank holds at the moment of the step when it holds most",
         columns=["GB", *TOGETHER, "peak", "it is in"],
         rows=memory,
-        formats=dict.fromkeys((*TOGETHER, "peak"), ",.2f" if arguments.model.startswith("gpt_") else ",.4f"),
+        formats=dict.fromkeys((*TOGETHER, "peak"), ",.3f" if model.size.parameters < 1e9 else ",.2f"),
         unit="GB per rank, computed",
         spread=asked,
     )
-    columns = ["computing", "communication", "a step, full overlap", "no overlap"]
+    seconds = ["computing, s", "communication, s"]
+    speed = ["tokens/s per GPU, no overlap", "full overlap"]
+    cost = ["GPU-hours, full overlap", "no overlap", "days, full overlap"]
     results.store(
-        f"will_it_fit_{arguments.model}_seconds",
-        title="Bounds of the time of a step",
-        columns=["seconds", *columns],
+        f"how_long_{arguments.name or arguments.model}",
+        title=f"A step, and a training on {tokens / 1e9:,.1f} billion tokens",
+        columns=["", *seconds, *speed, *cost],
         rows=times,
-        formats=dict.fromkeys(columns, ",.3g"),
-        unit="seconds, computed from data sheets",
-        spread=asked,
+        formats=dict.fromkeys(seconds, ",.3g") | dict.fromkeys((*speed, *cost[:2]), ",.0f") | {cost[2]: ",.3g"},
+        spread=f"computed; {asked}, {network.adapters} x {network.gb_per_second:g} GB/s per node of 8 H100, "
+        f"{SHARE_OF_PEAK:.0%} of the peak",
     )
     print(f"\n{NOT_COUNTED}")
 
 
-def check() -> None:
+def check(model: str) -> None:
     """Start two ranks that measure what they allocate; store it with what was predicted for them."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "bytes.json")
         script = Path(__file__).resolve().with_name("memory_on_ranks.py")
-        run([*torchrun(2), script, file], LESSON_FOLDER, threads=1, quiet=True)
+        run([*torchrun(2), script, model, file], LESSON_FOLDER, threads=1, quiet=True)
         found = json.loads(file.read_text())
     rows: list[list[results.Cell]] = []
-    for setup, measured in zip(checked_setups(found["update"]), found["bytes"], strict=True):
+    for setup, measured in zip(checked_setups(model, found["update"]), found["bytes"], strict=True):
         predicted = predict(replace(setup, ranks=1) if setup.way == "ddp" else setup).peak
         name = "DDP" if setup.way == "ddp" else f"`{setup.way}`"
         recomputed = "yes" if setup.checkpointing else "no"
         rows.append([name, recomputed, predicted / 1e6, measured / 1e6, measured / predicted - 1])
     results.store(
-        "will_it_fit_check",
+        f"will_it_fit_check_{model}",
         title="Predicted and measured",
         columns=["", "checkpointing", "predicted, MB per rank", "measured", "difference"],
         rows=rows,
@@ -153,23 +176,40 @@ def check() -> None:
 def main() -> None:
     """Forecast, or check the forecast."""
     parser = Parser(__doc__)
-    parser.add_argument("--model", default="vit", help=f"one of {', '.join(WORKLOADS)} (default: %(default)s)")
+    models = ", ".join(WORKLOADS)
+    parser.add_argument("--model", default="gpt_tiny", type=one_of(WORKLOADS), help=f"one of {models}")
     parser.add_argument("--num_blocks", type=int, default=0, help="number of blocks, if not that of the model")
     parser.add_argument("--ranks", type=layouts, default=[(1, 8)], metavar="N,...", help="default: 8")
     parser.add_argument("--batch_size", type=int, default=1, help="samples per rank (default: %(default)s)")
+    parser.add_argument("--accumulate", type=int, default=1, help="parts that a batch is computed in (default: 1)")
     parser.add_argument("--ways", type=words(WAYS), default=list(WAYS), help=f"some of {','.join(WAYS)} (default: all)")
     parser.add_argument(
         "--checkpointing", choices=("both", "true", "false"), default="both", help="activation checkpointing"
     )
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="default: %(default)s")
     parser.add_argument("--update", choices=UPDATES, default="foreach", help="the optimizer's (default: %(default)s)")
+    parser.add_argument("--adapters", type=int, default=8, help="network adapters of a node (default: 8)")
+    parser.add_argument(
+        "--adapter_gb_per_second", type=float, default=50.0, help="that each of them sends (default: 50)"
+    )
+    parser.add_argument("--tokens", type=float, help="to train on (default: 20 for each weight)")
+    parser.add_argument("--name", help="of the stored tables (default: that of the model)")
     parser.add_argument(
         "--check", choices=("true", "false"), default="false", help="compare with two real ranks on this machine"
     )
+    parser.add_argument(
+        "--published", choices=("true", "false"), default="false", help="compare with what others have measured"
+    )
     arguments = parser.parse_args()
-    require_positive(arguments, "batch_size")
+    require_positive(arguments, "batch_size", "accumulate", "adapters", "adapter_gb_per_second", "tokens")
+    if arguments.batch_size % arguments.accumulate:
+        raise UserError(
+            f"--batch_size {arguments.batch_size} cannot be divided into {arguments.accumulate} equal parts"
+        )
     if arguments.check == "true":
-        check()
+        check(arguments.model)
+    elif arguments.published == "true":
+        compare()
     else:
         forecast(arguments)
 

@@ -34,7 +34,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / folder) for folder in (".", "tests", "data")]
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
-from sources import generate  # noqa: E402
+from sources import collect, generate  # noqa: E402
 from test_survive import LESSONS, STEPS, Lesson, assert_equal, final_state  # noqa: E402
 
 FAULTS = 5
@@ -100,6 +100,7 @@ def main() -> None:
     chance = random.Random(flags.seed)
     root = Path(tempfile.mkdtemp(prefix="killed-often-"))
     generate("mnist", root / "data", train_samples=100, val_samples=20)
+    collect(root / "data", REPOSITORY / "workshop")
     environment = os.environ | {"WORKSHOP_DATA": str(root / "data"), "WORKSHOP_RUNS": str(root / "runs")}
     table = {
         name: dict.fromkeys(("runs", "faults", "differed", "lost", "failed"), 0)

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sources import generate, pack
+from sources import collect, generate, pack
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -52,6 +52,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         generate(name, folder, train_samples=1280, val_samples=256)
         pack(name, folder)
     generate("nbody", folder, cells=32)
+    collect(folder, REPOSITORY / "workshop")
     return folder
 
 

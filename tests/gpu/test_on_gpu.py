@@ -17,12 +17,14 @@ from workshop.config import load_config
 CONFIGS = REPOSITORY / "configs"
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
 DIGITS = ["--limit_train", 640, "--limit_val", 128, "--num_workers", 1]
+STEPS_OF_DIGITS = [*DIGITS, "--limit_train", 256, "--batch_size", 32, "--loader", "device", "--epochs", 2]
+STEPS_OF_DIGITS += ["--log_interval", 1]
 TINY = ["--config", CONFIGS / "unet3d.yaml", "--config", CONFIGS / "unet3d_tiny.yaml"]
 UNET = [*TINY, "--unet_width", 16, "--train_crops", 256, "--val_crops", 32, "--loader", "device", "--epochs", 2]
 """16 steps an epoch: a graph is recorded in the 12th"""
 GRAPH = [*UNET, "--precision", "bf16", "--fused", "true", "--channels_last", "true", "--cuda_graph", "true"]
-VIT = ["--config", CONFIGS / "vit3d.yaml", "--config", CONFIGS / "vit3d_tiny.yaml", "--train_crops", 128]
-SHARDED = [*VIT, "--val_crops", 32, "--loader", "device", "--epochs", 2, "--log_interval", 1]
+GPT = ["--width", 64, "--depth", 4, "--sequence_length", 64, "--limit_train", 128, "--limit_val", 32]
+SHARDED = [*GPT, "--batch_size", 16, "--num_workers", 0, "--epochs", 2, "--log_interval", 1]
 LOADERS = {
     "mnist": ["map", "shards", "memory", "device", "dali"],
     "cifar10": ["map", "shards", "memory", "device", "dali"],
@@ -166,7 +168,7 @@ def test_a_sharded_model_learns_what_a_cpu_learns(
         pytest.skip("a CPU has no TF32")
     fused = str(device.type == "cuda").lower()
     done = train("05_fully_sharded", *SHARDED, "--shard", shard, "--precision", precision, "--fused", fused)
-    expected = on_cpu("04_mixed_precision", *SHARDED, "--precision", "fp32", "--fused", "false")
+    expected = on_cpu("05_fully_sharded", *SHARDED, "--precision", "fp32", "--fused", "false")
     assert done.losses == pytest.approx(expected.losses, rel=PRECISIONS[precision])
 
 
@@ -178,8 +180,8 @@ def test_a_run_goes_on_after_a_stop_with_the_same_optimizer(
 ) -> None:
     if lesson.startswith("04") and async_save == "true":
         pytest.skip("lesson 04 saves at once")
-    flags = [*SHARDED, "--precision", "fp32", "--fused", fused, "--save_interval", 3]
-    flags += ["--async_save", async_save] if lesson.startswith("05") else []
+    flags = ["--precision", "fp32", "--fused", fused, "--save_interval", 3]
+    flags += [*SHARDED, "--async_save", async_save] if lesson.startswith("05") else STEPS_OF_DIGITS
     whole = train(lesson, *flags, run="whole")
     stopped = train(lesson, *flags, stop=7)
     assert stopped.status == 0, stopped.stderr
@@ -196,7 +198,7 @@ def test_recomputing_needs_less_memory(train: Train, device: torch.device) -> No
     """The activations of a block are stored only without it; 16 bytes for each weight in any case."""
     if device.type == "cpu":
         pytest.skip("the memory of a CPU is not counted tensor by tensor")
-    wide = [*VIT, "--val_crops", 16, "--vit_width", 256, "--vit_depth", 8, "--epochs", 1, "--loader", "device"]
+    wide = [*SHARDED, "--width", 256, "--depth", 8, "--epochs", 1]
     peaks = []
     for flag in ("false", "true"):
         torch.cuda.empty_cache()
@@ -213,7 +215,8 @@ def test_recomputing_needs_less_memory(train: Train, device: torch.device) -> No
 def test_mfu_is_a_share_of_what_the_device_can_do(train: Train, device: torch.device) -> None:
     precision = "bf16" if device.type == "cuda" else "fp32"  # many CPUs emulate bf16
     for lesson in ("04_mixed_precision", "05_fully_sharded"):
-        done = train(lesson, *SHARDED, "--epochs", 1, "--mfu", "true", "--precision", precision, run=lesson)
+        flags = SHARDED if lesson.startswith("05") else STEPS_OF_DIGITS
+        done = train(lesson, *flags, "--epochs", 1, "--mfu", "true", "--precision", precision, run=lesson)
         assert done.status == 0, done.stderr
         assert 0 < done.summary["mfu"] < 1
         assert done.summary["peak_flops_per_second"] > 0

@@ -7,11 +7,13 @@ is added to its input, so that the sum of all parts starts no larger in a deep m
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from workshop.errors import UserError
 
 HEAD_DIMENSION = 64
 """numbers that a head attends with; a multiple of 8 up to 256 is what the kernels of FlashAttention take"""
@@ -58,12 +60,26 @@ class GPTSize:
 
 
 SIZES = {
-    "gpt_tiny": GPTSize(width=256, depth=4),
+    "gpt_tiny": GPTSize(width=128, depth=4),
     "gpt2_124m": GPTSize(width=768, depth=12, vocabulary=50_304),  # GPT-2's 50,257, rounded up to a multiple of 128
     "gpt_1b": GPTSize(width=2048, depth=20, vocabulary=32_000),
     "gpt_7b": GPTSize(width=4096, depth=32, vocabulary=32_000, head_dimension=128),
 }
 """the models of the family, by the value of ``--model``"""
+
+
+def gpt_size(name: str, width: int | None = None, depth: int | None = None) -> GPTSize:
+    """Return the size of a model of the family, with another width or depth if one is given.
+
+    Raises:
+        UserError: the head dimension does not divide the width.
+    """
+    size = SIZES[name]
+    size = replace(size, width=width or size.width, depth=depth or size.depth)
+    if size.width % size.head_dimension:
+        near = max(round(size.width / size.head_dimension), 1) * size.head_dimension
+        raise UserError(f"--width {size.width} is no multiple of {size.head_dimension}, the size of a head; {near} is")
+    return size
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from workshop.datasets import image_dataset, nbody
-from workshop.models.gpt import SIZES as LANGUAGE_MODELS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """of the matrices, by precision; with fp32 and tf32 they are float32, and PyTorch's switch decides about TF32"""
@@ -56,23 +55,22 @@ class Utilization:
         return self.flops_per_sample * samples_per_second / self.peak_flops_per_second
 
 
-def utilization(config: Any, make_model: Callable[[], nn.Module], device: torch.device) -> Utilization:  # noqa: ANN401
-    """Count the operations of a step, and measure the peak of ``device``.
+def utilization(config: Any, flops_per_sample: int, device: torch.device) -> Utilization:  # noqa: ANN401
+    """Measure the peak of ``device``, for a run whose model computes so many operations for a sample.
 
     Args:
-        config: the flags of the run: ``dataset``, ``precision``, ``batch_size``, and those of the samples' sizes.
-        make_model: returns the model, without activation checkpointing and not sharded.
+        config: the flags of the run: ``precision`` and ``batch_size``.
+        flops_per_sample: of a forward and a backward pass, as from `model_flops`.
         device: that trains. The switch for TF32 must be that of the run already.
     """
-    peak = peak_flops_per_second(config.precision, device)
-    if config.dataset == "text":  # the count with which others state the utilization of language models
-        flops = config.sequence_length * LANGUAGE_MODELS[config.model].flops_per_token(config.sequence_length)
-        return Utilization(flops, config.batch_size, peak)
+    return Utilization(flops_per_sample, config.batch_size, peak_flops_per_second(config.precision, device))
+
+
+def sample_shape(config: Any) -> tuple[int, ...]:  # noqa: ANN401
+    """Return the shape of an input, from the flags ``dataset`` and, for volumes, ``crop_size``."""
     if config.dataset == "nbody":
-        shape = (nbody.INPUT_CHANNELS, *3 * [config.crop_size])
-    else:
-        shape = image_dataset(config.dataset).SAMPLE_SHAPE
-    return Utilization(model_flops(make_model, shape), config.batch_size, peak)
+        return (nbody.INPUT_CHANNELS, *3 * [config.crop_size])
+    return image_dataset(config.dataset).SAMPLE_SHAPE
 
 
 def model_flops(make_model: Callable[[], nn.Module], sample_shape: tuple[int, ...]) -> int:

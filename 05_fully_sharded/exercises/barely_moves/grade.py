@@ -4,11 +4,15 @@ from collections.abc import Iterator
 
 import torch
 
+from clinic.coded import SEQUENCE_LENGTH
 from clinic.observe import Rank
 from clinic.runs import Fault, Script
 
 LR = 1e-5
-FLAGS = ("--optimizer", "adam", "--lr", LR, "--warmup", 0, "--batch_size", 16, "--vit_width", 32, "--vit_depth", 2)
+FLAGS = (
+    *("--optimizer", "adam", "--lr", LR, "--warmup", 0, "--batch_size", 16),
+    *("--width", 64, "--depth", 1, "--sequence_length", SEQUENCE_LENGTH),
+)
 NOT_ZERO = 1e-6
 """gradients below are left out: Adam divides by their size, to which it adds 1e-8"""
 

@@ -8,11 +8,15 @@ from textwrap import shorten
 import torch
 from torch.distributed.tensor import DTensor
 
+from clinic.coded import SEQUENCE_LENGTH
 from clinic.runs import Observed, Script
 
 STEPS = 2
 """of an epoch"""
-FLAGS = ("--optimizer", "sgd", "--lr", 0.1, "--batch_size", 8, "--vit_width", 32, "--vit_depth", 2, "--epochs", 2)
+FLAGS = (
+    *("--optimizer", "sgd", "--lr", 0.1, "--batch_size", 8, "--epochs", 2),
+    *("--width", 64, "--depth", 1, "--sequence_length", SEQUENCE_LENGTH),
+)
 
 
 def grade(script: Script) -> Iterator[str]:

@@ -4,12 +4,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from clinic.coded import SEQUENCE_LENGTH
 from clinic.runs import Observed, Script, difference, percent
 
 PARTS = 4
 TRAIN = 44
 """samples: steps of 9, 9 and 4 on each of two ranks"""
-FLAGS = ("--optimizer", "sgd", "--lr", 1e-9, "--batch_size", 9, "--vit_width", 32, "--vit_depth", 2)
+FLAGS = (
+    *("--optimizer", "sgd", "--lr", 1e-9, "--max_grad_norm", "null", "--batch_size", 9),
+    *("--width", 64, "--depth", 1, "--sequence_length", SEQUENCE_LENGTH),
+)
 
 
 def grade(script: Script) -> Iterator[str]:
