@@ -267,7 +267,7 @@ def make_mesh(config: Config, device: torch.device, world_size: int) -> DeviceMe
 
 def shard_model(config: Config, rank: int, device: torch.device, world_size: int) -> FSDPModule:
     """Return the model, of which each rank stores one part of every weight; rank 0 draws the initial weights."""
-    with torch.device("meta"):  # shapes without memory: no device has to hold the whole model, not even once
+    with torch.device("meta"):  # shapes without memory: no GPU has to hold the whole model, not even once
         model = make_model(config)
     if config.activation_checkpointing:
         for block in model.blocks:  # the block's activations are computed again when backward needs them

@@ -19,7 +19,7 @@ from markdown_it.token import Token
 
 import quick_python
 from conftest import REPOSITORY
-from sources import generate
+from sources import collect, generate
 
 PAGES = sorted(
     REPOSITORY / name
@@ -114,6 +114,7 @@ def few_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("mnist", "cifar10"):
         generate(name, folder, train_samples=1300, val_samples=120)
     generate("nbody", folder, cells=32)
+    collect(folder, None)
     return folder
 
 

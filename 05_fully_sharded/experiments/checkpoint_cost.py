@@ -7,8 +7,8 @@ You should see that the time between two checkpoints that costs least grows with
 takes, and that 60 seconds before the time limit are enough on a fast file system and not on a slow one.
 
 A run that saves every t seconds loses a share s / t of its time by saving, where s is the time of a save, and after
-each failure t / 2 on average. The sum is smallest at t = sqrt(2 s M), where M is the mean time between two failures of the
-job (Young 1974, https://doi.org/10.1145/361147.361115; Daly 2006, https://doi.org/10.1016/j.future.2004.11.016).
+each failure t / 2 on average. The sum is smallest at t = sqrt(2 s M), where M is the mean time between two failures of
+the job (Young 1974, https://doi.org/10.1145/361147.361115; Daly 2006, https://doi.org/10.1016/j.future.2004.11.016).
 """
 
 import argparse

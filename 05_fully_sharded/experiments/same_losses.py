@@ -169,12 +169,13 @@ def main() -> None:
             file = Path(folder, "rows.json")
             words = [*torchrun(count), Path(__file__).resolve(), "--write", file]
             run(words, Path.cwd(), on_cpu=True, threads=1, quiet=True)
-            rows += [[name, count, *cells] for name, cells in json.loads(file.read_text()).items()]
+            ranks = "1 rank" if count == 1 else f"{count} ranks"
+            rows += [[f"{ranks}, {name}", *cells] for name, cells in json.loads(file.read_text()).items()]
     losses, differences = ["fourth step's loss", "validation loss"], ["losses differ by", "weights differ by"]
     results.store(
         "same_losses",
         title="The same model, and the same samples in each step",
-        columns=["", "ranks", *losses, *differences, "stored on rank 0"],
+        columns=["", *losses, *differences, "stored on rank 0"],
         rows=rows,
         formats=dict.fromkeys(losses, ",.7f") | dict.fromkeys(differences, ".1e") | {"stored on rank 0": ".0%"},
         spread="largest relative difference of the five losses to those of one plain process in float32, and of all "

@@ -104,8 +104,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "workshop"
         shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "tests"))
-        for name in ("mnist", "cifar10"):
-            command = [sys.executable, copy / "data/prepare.py", name, "--synthetic", "--data_dir", copy / "data"]
+        for words in (["mnist", "--synthetic"], ["cifar10", "--synthetic"], ["text"]):
+            command = [sys.executable, copy / "data/prepare.py", *words, "--data_dir", copy / "data"]
             subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(copy)})
         if sys.argv[1:]:
             for exercise in wanted:
