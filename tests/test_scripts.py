@@ -18,7 +18,7 @@ from conftest import REPOSITORY
 
 TRAINING = """
 DataLoader(batch_sampler, num_workers, pin_memory, persistent_workers, prefetch_factor)
-torch.optim.SGD() torch.optim.Adam() torch.optim.AdamW() torch.optim.Adadelta() .to(non_blocking)
+torch.optim.SGD() torch.optim.Adam() torch.optim.AdamW() .to(non_blocking)
 F.cross_entropy() .backward() .zero_grad() .train() .eval() torch.manual_seed() record_function() .step()
 """
 CHECKPOINT = """
@@ -32,11 +32,12 @@ signal.signal() "scontrol" "requeue" LambdaLR()
 """
 DDP = "DistributedDataParallel() .no_sync() torch.inference_mode()"
 PRECISION = "torch.amp.GradScaler() torch.set_float32_matmul_precision() scaler.scale() scaler.step() scaler.update()"
+ADADELTA = "torch.optim.Adadelta()"
 STANDS_IN = {
-    "01_single_gpu": f"{TRAINING} {CHECKPOINT} torch.inference_mode() StepLR()",
-    "02_dataparallel": f"{TRAINING} {CHECKPOINT} torch.inference_mode() StepLR() nn.DataParallel()",
-    "03_ddp": f"{TRAINING} {CHECKPOINT} {RANKS} {DDP}",
-    "04_mixed_precision": f"""{TRAINING} {CHECKPOINT} {RANKS} {DDP} {PRECISION}
+    "01_single_gpu": f"{TRAINING} {ADADELTA} {CHECKPOINT} torch.inference_mode() StepLR()",
+    "02_dataparallel": f"{TRAINING} {ADADELTA} {CHECKPOINT} torch.inference_mode() StepLR() nn.DataParallel()",
+    "03_ddp": f"{TRAINING} {ADADELTA} {CHECKPOINT} {RANKS} {DDP}",
+    "04_mixed_precision": f"""{TRAINING} {ADADELTA} {CHECKPOINT} {RANKS} {DDP} {PRECISION}
         torch.autocast() torch.compile() torch.optim.Adam(fused) torch.cuda.CUDAGraph() torch.cuda.graph() .replay()""",
     "05_fully_sharded": f"""{TRAINING} {RANKS} {PRECISION}
         torch.device() "meta" fully_shard(mesh, mp_policy, reshard_after_forward) .to_empty(device) .compile()
@@ -91,12 +92,14 @@ def test_a_copied_script_runs_in_an_empty_folder(lesson: str, user_environment: 
     folder = tmp_path / "mine"
     folder.mkdir()
     shutil.copy(REPOSITORY / lesson / "train.py", folder)
-    flags = ["--limit_train", 64, "--limit_val", 16, "--loader", "memory"]
+    text = lesson.startswith("05")
+    flags = ["--limit_train", 64, "--limit_val", 16]
+    flags += ["--width", 64, "--depth", 2, "--sequence_length", 16] if text else ["--loader", "memory"]
     words = [quick_python.commands() / "python", "train.py", *flags]
     environment = user_environment | {"PYTHONPATH": str(REPOSITORY)}
     result = subprocess.run([*map(str, words)], cwd=folder, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "runs/mine/mnist/summary.json").exists()
+    assert (tmp_path / "runs/mine" / ("text" if text else "mnist") / "summary.json").exists()
     assert [file.name for file in folder.iterdir()] == ["train.py"]
 
 

@@ -20,6 +20,7 @@ from workshop.errors import run_reporting_user_errors
 from workshop.paths import REPOSITORY
 
 LESSON = load_script(REPOSITORY / "05_fully_sharded")
+BATCH_SIZE = 8
 WAYS = ("no checkpointing", "each block", "every second block", "each layer of each block")
 
 
@@ -31,7 +32,7 @@ def measure(way: str, width: int, depth: int, sequence_length: int) -> tuple[flo
     for module in dict(zip(WAYS, ([], model.blocks, model.blocks[::2], layers), strict=True))[way]:
         module.forward = LESSON.recomputed(module.forward)  # the call that train.py makes for each block
     optimizer = torch.optim.AdamW(model.parameters())
-    sequences = torch.randint(256, (8, sequence_length + 1))
+    sequences = torch.randint(256, (BATCH_SIZE, sequence_length + 1))
     inputs, targets = sequences[:, :-1], sequences[:, 1:]
 
     def forward() -> torch.Tensor:
@@ -72,6 +73,7 @@ def main() -> None:
             "GFLOP in a step": ",.2f",
             "more": "+.1%",
         },
+        spread="{} blocks of width {}, {} samples of {} bytes".format(*sizes[1::-1], BATCH_SIZE, sizes[2]),
     )
 
 
