@@ -57,6 +57,7 @@ LESSONS = {
     "04": Lesson("04_mixed_precision", 1, ["--precision", "bf16", *MEMORY]),
     "05": Lesson("05_fully_sharded", 2, SMALL_GPT),
     "05 async": Lesson("05_fully_sharded", 2, [*SMALL_GPT, "--async_save", "true"]),
+    "05 HSDP": Lesson("05_fully_sharded", 4, [*SMALL_GPT, "--replicas", 2]),
 }
 
 
@@ -138,19 +139,22 @@ def test_a_run_that_is_killed_and_stopped_goes_on_as_if_it_were_not(
     assert_equal(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("name", ["03", pytest.param("05", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "name", ["03", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("05", "05 HSDP"))]
+)
 def test_on_another_number_of_ranks_every_sample_counts_once(
     name: str, user_environment: dict[str, str], tmp_path: Path
 ) -> None:
     """The same steps, added up in another order: the losses of both epochs agree but for rounding."""
     lesson = LESSONS[name]
     flags = [*MEMORY, "--dropout", "false"] if name == "03" else []  # whose random numbers follow from the rank
-    one = lesson.train(tmp_path / "one", user_environment, *flags, ranks=1)
+    alone = ["--replicas", 1] if "HSDP" in name else []
+    one = lesson.train(tmp_path / "one", user_environment, *flags, *alone, ranks=1)
     assert one.status == 0, one.stderr
     stop = (1, "torch.manual_seed", 8, "SIGUSR1")
     stopped = lesson.train(tmp_path / "two", user_environment, *flags, fault=stop)
     assert "stopped and saved in epoch 1" in stopped.stdout, stopped.stderr
-    more = lesson.train(tmp_path / "two", user_environment, *flags, ranks=4 if name == "03" else 1)
+    more = lesson.train(tmp_path / "two", user_environment, *flags, *alone, ranks=4 if name == "03" else 1)
     assert more.status == 0, more.stderr
     assert "epoch 1, after step 7\n" in more.stdout
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)

@@ -140,7 +140,7 @@ def run_with_config(main: Callable[[C], None], config_class: type[C], descriptio
 MAY_CHANGE = {
     *("data_dir", "run_dir", "epochs", "log_interval", "save_interval", "resume", "benchmark", "benchmark_seconds"),
     *("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "limit_val"),
-    *("trace", "monitor", "mfu", "timeout_minutes", "batch_size", "async_save"),
+    *("trace", "monitor", "mfu", "timeout_minutes", "batch_size", "async_save", "replicas"),
 }
 """flags that a resumed run may have other values of, because the weights after the same steps do not depend on them;
 with other ``epochs``, the learning rate of lessons 03 to 05 goes on along the cosine of the new number"""
