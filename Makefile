@@ -8,10 +8,17 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 setup: $(INSTALLED)
 
+# which PyTorch: cpu, without CUDA's libraries (0.2 GB in place of 3 GB to download), where there is no NVIDIA driver; pypi,
+# that of the package index, for the newest CUDA. `make setup TORCH=pypi` chooses the latter.
+TORCH ?= $(if $(shell command -v nvidia-smi),pypi,cpu)
+INDEX_cpu = -q --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
+WITH_CUDA = PyTorch has its CUDA libraries (6 GB, they do no harm): the index that has it without them was not reached.
+
 $(INSTALLED): pyproject.toml constraints.txt
-	@echo "Installing into .venv: some gigabytes, a few minutes."
+	@echo "Installing into .venv: some minutes."
 	"$(PYTHON)" -m venv .venv
-	.venv/bin/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	.venv/bin/python -m pip install --quiet $(INDEX_$(TORCH)) --editable '.[dev]' --constraint constraints.txt
+	@.venv/bin/python -c "import torch; torch.version.cuda and '$(TORCH)' == 'cpu' and print('$(WITH_CUDA)')"
 	touch $@
 
 demo: setup
