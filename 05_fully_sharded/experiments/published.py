@@ -27,8 +27,8 @@ TORCHTITAN = (
     Measured("Llama 3.1 8B on 128 H100", "llama3_8b", 2, 128, 5605, 67.0),
 )
 """torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3, rows without torch.compile. Sequences of
-8,192 tokens, bf16, selective activation checkpointing; H100 of 96 GB with a power limit of 500 W; memory as reserved by the
-allocator. https://github.com/pytorch/torchtitan"""
+8,192 tokens, bf16, selective activation checkpointing; H100 of 96 GB with a power limit of 500 W; memory as reserved by
+the allocator. https://github.com/pytorch/torchtitan"""
 
 
 def compare() -> None:

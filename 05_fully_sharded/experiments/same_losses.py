@@ -3,10 +3,11 @@
     python experiments/same_losses.py                  # 1, 2, 3 and 4 ranks on this machine's CPUs: about a minute
     python experiments/same_losses.py --ranks 2        # one number of ranks
 
-Each row trains a small language model for four steps of 24 samples, however many ranks share them, and then computes the
-loss of 61 validation samples, which no number of ranks divides. They are compared with one plain process, whose loop has
-nothing of train.py but its model, its loss and its optimizer. "DDP" wraps this model as in lesson 03. The other rows
-call the functions of train.py. You should see differences that are rounding errors: sums are taken in another order.
+Each row trains a small language model for four steps of 24 samples, however many ranks share them, and then computes
+the loss of 61 validation samples, which no number of ranks divides. They are compared with one plain process, whose
+loop has nothing of train.py but its model, its loss and its optimizer. "DDP" wraps this model as in lesson 03. The
+other rows call the functions of train.py. You should see differences that are rounding errors: sums are taken in
+another order.
 """
 
 import argparse
