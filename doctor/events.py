@@ -17,8 +17,9 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     batch       a loader gave a batch: loader, wait (seconds)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
                 the states that they had before)
-    model       a model is called first: model (number), cls, made (line), parameters, sharded, fsdp1, mesh_dims,
-                tensor_parallel (sharded, but not by FSDP), local_norms
+    model       a model is called first: model (number), cls, made (line), parameters, sharded, fsdp1, groups (of
+                FSDP), blocks (modules of one kind in a row), mesh_dims, tensor_parallel (sharded, but not by FSDP),
+                local_norms
     empty       a model got memory that holds anything: to_empty()
     ddp         DistributedDataParallel was made: cls, frozen (number of parameters)
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
@@ -43,6 +44,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     program     the script starts a program: name
     save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), parts
                 (optimizer, scheduler, scaler)
+    sharded     at the end: parameters (sharded ones that got gradients), orphans (those of them that are in no optimizer)
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
     schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
     error       an exception ends the process: type, text, inner (innermost line)

@@ -47,6 +47,21 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
             )
 
 
+@check("Sharded weights are gathered block by block.", exercise="05_fully_sharded/exercises/one_big_group", ranks=True)
+def one_group(run: Run) -> Iterator[Finding]:
+    """One call of fully_shard for the whole model makes one group: all weights are whole at the same time."""
+    models = [e for e in run.first.all("model") if e["sharded"] and e["groups"]]
+    need_use(models, "a model that FSDP shards")
+    for e in models:
+        if e["groups"] == 1 and e["blocks"] > 1:
+            yield cost(
+                e["made"] if e["made"] != "?" else e["at"],
+                f"{e['cls'].removeprefix('FSDP')} has {e['blocks']} blocks of one kind and is sharded as one group: all of its weights are "
+                "gathered at once",
+                "fully_shard(block) for each block, then fully_shard(model); with FSDP1 an auto_wrap_policy",
+            )
+
+
 @check("Workers are kept between epochs.", exercise="01_single_gpu/exercises/reborn_workers")
 def workers_restarted(run: Run) -> Iterator[Finding]:
     """Starting workers takes seconds in each epoch; persistent_workers=True keeps them."""

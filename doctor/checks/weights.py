@@ -173,6 +173,21 @@ def orphans(run: Run) -> Iterator[Finding]:
             yield (fault if len(e["orphans"]) < e["parameters"] / 2 else hint)(at, text, fix)
 
 
+@check("An optimizer has all sharded weights.", exercise="05_fully_sharded/exercises/learns_little")
+def sharded_orphans(run: Run) -> Iterator[Finding]:
+    """An optimizer that was made before fully_shard, or while weights were gathered, updates tensors that nobody uses."""
+    need_updates(run, 1)
+    need_use(run.sharded, "sharded weights")
+    for e in run.first.all("sharded")[-1:]:
+        if e["orphans"]:
+            yield fault(
+                run.first.all("update")[0]["at"],
+                f"{len(e['orphans'])} of {e['parameters']} sharded weights that get gradients are in no optimizer "
+                f"({some(e['orphans'])})",
+                "make the optimizer after fully_shard, and before the model is called for the first time",
+            )
+
+
 @check("All weights get gradients.")
 def gradients_arrive(run: Run) -> Iterator[Finding]:
     """A loss that does not depend on the model's output trains nothing, without any error."""

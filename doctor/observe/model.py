@@ -48,6 +48,8 @@ class Models:
     """optimizers to whose old gradients a backward pass has added since their last update"""
     sizes: dict[int, float] = field(default_factory=dict)
     """of each optimizer: the size of its first gradients after the last backward pass"""
+    sharded: dict[int, torch.Tensor] = field(default_factory=dict)
+    """sharded parameters that got gradients in the first backward passes, by their ids"""
     factors: list[tuple[str, int, float]] = field(default_factory=list)
     """of each loss since the last update: its line, its samples, and how much a sample counts"""
     graphs: list[tuple["weakref.ref[Alive]", str]] = field(default_factory=list)
@@ -177,7 +179,7 @@ def is_synced_norm(module: nn.Module) -> bool:
 def _kind_of(core: nn.Module) -> dict[str, object]:
     modules = list(core.modules())
     norms = [m for m in modules if isinstance(m, _BatchNorm)]
-    wrappers = {base.__name__ for m in modules for base in type(m).__mro__}
+    wrappers = {name for m in modules for name in _bases(m)}
     fsdp = "FullyShardedDataParallel" in wrappers
     meshes = [p.device_mesh.ndim for p in core.parameters() if hasattr(p, "device_mesh")]
     return {
@@ -185,10 +187,23 @@ def _kind_of(core: nn.Module) -> dict[str, object]:
         "parameters": sum(1 for _ in core.parameters()),
         "fsdp1": fsdp,
         "sharded": fsdp or bool(meshes),
+        "groups": sum(type(m).__name__ == "FullyShardedDataParallel" or "FSDPModule" in _bases(m) for m in modules),
+        "blocks": max(map(_equal_children, modules)),
         "mesh_dims": max(meshes, default=0),
         "tensor_parallel": bool(meshes) and not fsdp and "FSDPModule" not in wrappers,
         "local_norms": sum(not is_synced_norm(m) for m in norms),
     }
+
+
+def _bases(module: nn.Module) -> set[str]:
+    return {base.__name__ for base in type(module).__mro__}
+
+
+def _equal_children(module: nn.Module) -> int:
+    """Return how many blocks of one kind, with weights, this module has in a row."""
+    children = list(module.children())
+    alike = len({type(child) for child in children}) == 1 and all(any(True for _ in c.parameters()) for c in children)
+    return len(children) if alike else 0
 
 
 def name_parameters() -> None:
@@ -346,6 +361,10 @@ def gradient_size(optimizer: Optimizer) -> float:
 def note_gradients(before: dict[int, float]) -> None:
     """Remember which gradients were zero before a backward pass, to which old ones it has added, and their sizes."""
     models.sizes = sizes_now()
+    if sum(optimizers.updates.values()) < 3:
+        for p in (p for model in models.known for p in model.parameters()):
+            if hasattr(p, "device_mesh") and p.requires_grad and p.grad is not None:
+                models.sharded[id(p)] = p
     for number, size in before.items():
         if size == 0:
             models.zeroed.add(number)
@@ -365,4 +384,6 @@ def finish() -> None:
             orphans=orphans[:300],
             orphans_with_gradient=sum(p.grad is not None for _, p in trainable if id(p) not in optimizers.held),
         )
+    orphans = [models.names.get(number, "?") for number in models.sharded if number not in optimizers.held]
+    note("sharded", parameters=len(models.sharded), orphans=orphans)
     trail.file.flush()

@@ -68,7 +68,7 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         at=user_line(),
         closure=closure,
         gradients={name: None if p.grad is None else sums(p.grad) for name, p in named if p.requires_grad},
-        weights={name: sums(p) for name, p in named},
+        weights={name: sums(p) for name, p in named if has_memory(p)},
         lr=[float(group["lr"]) for group in optimizer.param_groups],
         state=len(getattr(optimizer, "optim", optimizer).state),  # ZeroRedundancyOptimizer has another one inside
         scaler=None if optimizers.scaler is None else optimizers.scaler.state_dict(),
@@ -76,8 +76,14 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         factor=_ratio(gradient_size(optimizer), models.sizes.get(number)),
         others=_weights_of_others(),
     )
-    low = [p for p in parameters if p.dtype in LOW_PRECISION and p.grad is not None][:8]
+    low = [p for p in parameters if has_memory(p) and p.dtype in LOW_PRECISION and p.grad is not None][:8]
     optimizers.copies = [(p, local(p).flatten()[:4096].clone()) for p in low]
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether the numbers of this tensor can be read: FSDP frees the memory of weights that it has gathered."""
+    part = local(tensor)
+    return part.numel() == 0 or part.is_meta or part.untyped_storage().size() > 0
 
 
 def _ratio(now: float, before: float | None) -> float | None:

@@ -53,6 +53,8 @@ def _events(rank: int, world: int, samples: dict[str, list[int]]) -> list[Event]
         parameters=3,
         sharded=False,
         fsdp1=False,
+        groups=0,
+        blocks=4,
         mesh_dims=0,
         local_norms=0,
     )

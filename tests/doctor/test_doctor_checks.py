@@ -248,6 +248,17 @@ def local_norm(run: Run) -> None:
     add(run, "clip", 44, scaled=False, plain=True)
 
 
+@faulty("one_group", "COST", 29)
+def blocks_that_are_not_sharded_one_by_one(run: Run) -> None:
+    change(run, "model", sharded=True, groups=1)
+
+
+@faulty("sharded_orphans", "FAULT", 45)
+def sharded_weights_without_an_optimizer(run: Run) -> None:
+    change(run, "model", sharded=True, groups=5)
+    add(run, "sharded", 45, parameters=3, orphans=["layer.weight"])
+
+
 @faulty("clip_local", "FAULT", 45)
 def own_clipping_of_a_part(run: Run) -> None:
     change(run, "model", sharded=True)
