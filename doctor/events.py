@@ -44,7 +44,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     program     the script starts a program: name
     save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), parts
                 (optimizer, scheduler, scaler)
-    sharded     at the end: parameters (sharded ones that got gradients), orphans (those of them that are in no optimizer)
+    sharded     at the end: parameters (sharded ones that got gradients), orphans (those of them in no optimizer)
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
     schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
     error       an exception ends the process: type, text, inner (innermost line)

@@ -54,9 +54,10 @@ def one_group(run: Run) -> Iterator[Finding]:
     need_use(models, "a model that FSDP shards")
     for e in models:
         if e["groups"] == 1 and e["blocks"] > 1:
+            name = e["cls"].removeprefix("FSDP")
             yield cost(
                 e["made"] if e["made"] != "?" else e["at"],
-                f"{e['cls'].removeprefix('FSDP')} has {e['blocks']} blocks of one kind and is sharded as one group: all of its weights are "
+                f"{name} has {e['blocks']} blocks of one kind and is sharded as one group: all of its weights are "
                 "gathered at once",
                 "fully_shard(block) for each block, then fully_shard(model); with FSDP1 an auto_wrap_policy",
             )

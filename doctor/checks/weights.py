@@ -175,7 +175,7 @@ def orphans(run: Run) -> Iterator[Finding]:
 
 @check("An optimizer has all sharded weights.", exercise="05_fully_sharded/exercises/learns_little")
 def sharded_orphans(run: Run) -> Iterator[Finding]:
-    """An optimizer that was made before fully_shard, or while weights were gathered, updates tensors that nobody uses."""
+    """An optimizer that was made before fully_shard, or while weights were gathered, updates tensors nobody uses."""
     need_updates(run, 1)
     need_use(run.sharded, "sharded weights")
     for e in run.first.all("sharded")[-1:]:
