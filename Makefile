@@ -15,7 +15,7 @@ INDEX_cpu = -q --extra-index-url https://download.pytorch.org/whl/cpu --retries 
 WITH_CUDA = PyTorch has its CUDA libraries (6 GB, they do no harm): the index that has it without them was not reached.
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@echo "Installing into .venv: some minutes."
+	@echo "Installing into .venv: some gigabytes, a few minutes."
 	"$(PYTHON)" -m venv .venv
 	.venv/bin/python -m pip install --quiet $(INDEX_$(TORCH)) --editable '.[dev]' --constraint constraints.txt
 	@.venv/bin/python -c "import torch; torch.version.cuda and '$(TORCH)' == 'cpu' and print('$(WITH_CUDA)')"

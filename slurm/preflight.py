@@ -145,12 +145,12 @@ def check_dali() -> Result:
 
 def check_data() -> list[Result]:
     """See that each data set is there and whole; a lesson needs those that its page has you prepare."""
-    from workshop.datasets import IMAGES, image_dataset, nbody
+    from workshop.datasets import IMAGES, image_dataset, nbody, text
     from workshop.errors import UserError
     from workshop.paths import default_data_dir
 
     results = []
-    for name, module in {**{name: image_dataset(name) for name in IMAGES}, "nbody": nbody}.items():
+    for name, module in {**{name: image_dataset(name) for name in IMAGES}, "nbody": nbody, "text": text}.items():
         lessons = lessons_with("README.md", f"prepare.py {name}")
         try:
             module.check(default_data_dir())

@@ -87,13 +87,15 @@ def test_data_missing_or_cut_short(monkeypatch: Patch, data_dir: Path, tmp_path:
     assert {result.status for result in preflight.check_data()} == {"ok"}
     monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
     results = {result.check: result for result in preflight.check_data()}
-    for name in ("mnist", "cifar10", "nbody"):
+    for name in ("mnist", "cifar10", "nbody", "text"):
         says(results[f"data: {name}"], "fail", str(tmp_path), f"python data/prepare.py {name}")
-    assert results["data: mnist"].lessons == LESSONS
+    assert results["data: mnist"].lessons == LESSONS[:4]
+    assert results["data: text"].lessons == LESSONS[4:]
     assert results["data: nbody"].lessons == ["04_mixed_precision"]
     shutil.copytree(data_dir, tmp_path, dirs_exist_ok=True)
     os.truncate(tmp_path / "nbody" / "val.h5", 500)
-    says(preflight.check_data()[-1], "fail", "val.h5", "python data/prepare.py nbody")
+    results = {result.check: result for result in preflight.check_data()}
+    says(results["data: nbody"], "fail", "val.h5", "python data/prepare.py nbody")
 
 
 def test_folders_that_cannot_be_written(monkeypatch: Patch, tmp_path: Path) -> None:
