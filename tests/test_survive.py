@@ -255,11 +255,11 @@ live("--epochs", "3")
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("name", "size"), [("01", "38m"), ("05", "850k")])
+@pytest.mark.parametrize(("name", "size"), [("01", "38m"), ("05", "4700k")])
 def test_a_full_and_a_read_only_disk_leave_the_earlier_checkpoints(
     name: str, size: str, user_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """A checkpoint of lesson 01 has 14 MB, one of the small model of lesson 05 a third of a MB."""
+    """A checkpoint of lesson 01 has 14 MB, one of the small model of lesson 05 less than 2 MB."""
     lesson = LESSONS[name]
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -278,7 +278,8 @@ def test_a_full_and_a_read_only_disk_leave_the_earlier_checkpoints(
     assert re.findall(r"status (\d+)", done.stdout) == ["2", "0", "2"], done.stdout + done.stderr
     assert re.search(r"resumed from \S+: epoch 1, after step \d\n", done.stdout)
     full, read_only = done.stderr.splitlines()
-    assert full.startswith("error: ") and "No space left on device" in full
+    assert full.startswith("error: ")
+    assert "No space left on device" in full or "free some space" in full  # the latter, where torch reports no errno
     assert read_only.startswith("error: ") and "Read-only file system" in read_only
 
 

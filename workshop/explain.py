@@ -32,6 +32,7 @@ ADVICE = {
     "DataLoader worker (pid": "a worker has died, often because memory or /dev/shm is full: take fewer --num_workers",
     "unable to mmap": "the memory or /dev/shm is full: take fewer --num_workers, or give the job more memory",
     "</torch_": "/dev/shm is full: take fewer --num_workers, or give the job more of it",
+    "unexpected pos": "a checkpoint could not be written to its end, as on a full disk: free some space there",
     "Too many open files": "take fewer --num_workers, or a higher `ulimit -n`",
     "environment variable MASTER_": "start the ranks with torchrun, or export MASTER_ADDR and MASTER_PORT",
     "EADDRINUSE": "another program uses this port: export another MASTER_PORT",

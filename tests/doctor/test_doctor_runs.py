@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import REPOSITORY
-from sources import generate
+from sources import collect, generate
 
 LESSONS = sorted(folder.name for folder in REPOSITORY.glob("0*"))
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -272,6 +272,7 @@ def few_digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("few")
     generate("mnist", folder, train_samples=320, val_samples=61)
     generate("nbody", folder, cells=32)
+    collect(folder, REPOSITORY / "workshop")
     return os.environ | {"WORKSHOP_DATA": str(folder), "PYTHONPATH": str(REPOSITORY)}
 
 
