@@ -72,9 +72,13 @@ def commands_of(page: Path) -> list[str]:
 def shown_log(page: Path) -> list[str]:
     """Patterns of the lines of a run that a page shows: numbers may differ, and "..." is any text.
 
-    Left out are the lines of single steps, which a run with few data does not print, and the diagnosis of a benchmark.
+    Left out are the lines of single steps, which a run with few data does not print, the diagnosis of a benchmark, and
+    outputs that are shown with their speeds: their commands take minutes and are not run here.
     """
-    lines = [line for block in blocks(page, "text") if block.startswith("writing to ") for line in block.splitlines()]
+    files = (REPOSITORY / "results/example_output").glob("*_speeds.txt")
+    with_speeds = {file.read_text().partition("\n")[2].strip() for file in files}
+    shown = [block for block in blocks(page, "text") if block.startswith("writing to ")]
+    lines = [line for block in shown if block.strip() not in with_speeds for line in block.splitlines()]
     kept = [line for line in lines if not re.search("  step |^Too noisy", line)]
     numbers = [re.sub(r"\.\.\.|\d[\d.,]*", "0", re.sub(r"(?<=^writing to )\S+(?=,)", "0", line)) for line in kept]
     return [re.sub("0", r".*", re.sub(r"(\\ )+", " +", re.escape(line))) for line in numbers]
