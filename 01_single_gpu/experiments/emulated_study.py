@@ -138,7 +138,7 @@ def draw(axes: Axes, timeline: Mapping[str, Spans]) -> None:
 def timelines(
     title: str, configurations: Mapping[str, Sequence[object]], common: Sequence[str]
 ) -> tuple[Figure, list[list]]:
-    """Trace six steps of each configuration; return their plot, and what a step took on the GPU in milliseconds."""
+    """Trace six steps of each configuration; return their plot, and the milliseconds that a step took on average."""
     figure = Figure(figsize=(10, 0.9 + 1.4 * len(configurations)), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
     rows = []
@@ -150,8 +150,10 @@ def timelines(
             timeline = read_timeline(next(Path(folder).iterdir()))
         draw(axes, timeline)
         axes.set_title(name, loc="left", fontsize=11)
-        starts = [start for start, _ in timeline["forward"]]
-        rows.append([name, (starts[-1] - starts[0]) / (len(starts) - 1)])
+        # The loss is read before the first and after the last of these steps, so no other work is in the queue. They
+        # last from the start of the first data, which is at 0, to the end of the last work on the GPU.
+        end = max(start + length for work in ("forward", "backward") for start, length in timeline[work])
+        rows.append([name, end / len(timeline["forward"])])
     panels[-1].set(xlim=(0, None), xlabel="milliseconds")
     handles = [Patch(color=color, label=name) for name, color in COLORS.items()]
     figure.legend(handles=handles, ncols=5, loc="outside lower center", fontsize=9)
