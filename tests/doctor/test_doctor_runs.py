@@ -94,6 +94,18 @@ def test_faults_are_found_with_their_lines(doctor: Doctor) -> None:
     assert report["status"] == 1
 
 
+def test_it_is_installed_without_the_workshop(doctor: Doctor, tmp_path: Path) -> None:
+    source, site = tmp_path / "source", tmp_path / "site"
+    shutil.copytree(DOCTOR.parent, source, ignore=shutil.ignore_patterns("__pycache__"))
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *offline, "--target", site, source], check=True)
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONPATH": str(site)}
+    command = [site / "bin" / "doctor", "--json", "ddp.py", "all_save"]
+    done = subprocess.run(command, cwd=tmp_path, env=alone, text=True, capture_output=True)
+    assert done.returncode == 1, done.stderr
+    assert [finding["check"] for finding in json.loads(done.stdout)["findings"]] == ["one_writer"]
+
+
 def test_script_for_one_process(doctor: Doctor) -> None:
     status, out, _ = doctor.run("--report", "report.html", "one_process.py")
     assert status == 0
