@@ -3,8 +3,8 @@
     python train.py              # trains
     kernprof -lv train.py        # trains, then shows the time spent on each line of train_one_epoch
 
-You should see a line that says how many GPUs are used. With one GPU or none, it says that DataParallel does nothing there,
-and the losses are those of lesson 01.
+You should see a line that says how many GPUs are used. With one GPU or none, it says that DataParallel does nothing
+there, and the losses are those of lesson 01.
 """
 
 import math

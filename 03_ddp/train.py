@@ -4,9 +4,9 @@
     python train.py                                       # one rank
     CUDA_VISIBLE_DEVICES= torchrun --standalone --nproc-per-node 2 train.py      # two ranks on CPUs, with fewer GPUs
 
-You should see what lesson 01 shows, printed once for all ranks: more samples per second if each rank has a device of its
-own, and how many bytes of gradients the ranks exchange in a step. With the same --global_batch_size, and --dropout false,
-the losses are those of one rank.
+You should see what lesson 01 shows, printed once for all ranks: more samples per second if each rank has a device of
+its own, and how many bytes of gradients the ranks exchange in a step. With the same --global_batch_size, and --dropout
+false, the losses are those of one rank.
 """
 
 import math
