@@ -2,24 +2,21 @@
 # hold one with spaces.
 PYTHON ?= python3
 INSTALLED := .venv/installed
+TESTED := .venv/tested
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: setup demo test test-all test-gpu test-faults preflight lint docs site slides clean
 
 setup: $(INSTALLED)
 
-# which PyTorch: cpu, without CUDA's libraries (0.2 GB in place of 3 GB to download), where there is no NVIDIA driver; pypi,
-# that of the package index, for the newest CUDA. `make setup TORCH=pypi` chooses the latter.
-TORCH ?= $(if $(shell command -v nvidia-smi),pypi,cpu)
-INDEX_cpu = -q --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
-WITH_CUDA = PyTorch has its CUDA libraries (6 GB, they do no harm): the index that has it without them was not reached.
-
-$(INSTALLED): pyproject.toml constraints.txt
-	@echo "Installing into .venv: some gigabytes, a few minutes."
-	"$(PYTHON)" -m venv .venv
-	.venv/bin/python -m pip install --quiet $(INDEX_$(TORCH)) --editable '.[dev]' --constraint constraints.txt
-	@.venv/bin/python -c "import torch; torch.version.cuda and '$(TORCH)' == 'cpu' and print('$(WITH_CUDA)')"
+# TORCH=cpu, cuda or pypi chooses the PyTorch: see install.py
+$(INSTALLED): install.py pyproject.toml constraints.txt
+	"$(PYTHON)" install.py
 	touch $@
+
+$(TESTED): install.py pyproject.toml constraints.txt
+	"$(PYTHON)" install.py --extras dev
+	touch $@ $(INSTALLED)
 
 demo: setup
 	python data/prepare.py mnist --synthetic
@@ -30,27 +27,27 @@ demo: setup
 
 # the lessons, the commands of the first pages, one exercise of each lesson, and jobs on a Slurm of its own: five minutes
 # on two idle cores
-test: setup
+test: $(TESTED)
 	@python tests/installation.py
 	python -m pytest -n 3 --dist worksteal -m 'not thorough'
 
 # all of that, the commands of all pages, the experiments, all exercises, and all right and wrong fixes of the exercises: half an hour
-test-all: setup
+test-all: $(TESTED)
 	@python tests/installation.py
 	python -m pytest -n 3 --dist worksteal
 
 # runs that are killed at random moments, with kill -9 and signals, also while they save: each must resume
 SEED ?= 1
 RUNS ?= 20
-test-faults: setup
+test-faults: $(TESTED)
 	python tests/faults/killed_often.py --seed $(SEED) --runs $(RUNS)
 
 # on a GPU: with .venv if it is there, else with any python that has torch and pytest, because a node with a GPU often
 # has an environment with torch, but no network to install one
-GPU_PYTHON = $(if $(wildcard $(INSTALLED)),.venv/bin/python,$(PYTHON))
+GPU_PYTHON = $(if $(wildcard $(TESTED)),.venv/bin/python,$(PYTHON))
 test-gpu:
 	@"$(GPU_PYTHON)" -c "import pytest, torch" || { echo "error: make test-gpu needs a python with torch and pytest: \
-	run make setup first, or name one with make test-gpu PYTHON=..." >&2; exit 2; }
+	run make test first, or name one with make test-gpu PYTHON=..." >&2; exit 2; }
 	PYTHONPATH="$(CURDIR):$$PYTHONPATH" "$(GPU_PYTHON)" -m pytest tests/gpu
 
 preflight: setup
@@ -65,7 +62,7 @@ lint: .lint/installed
 	.lint/bin/python -m pip install --quiet pre-commit
 	touch $@
 
-docs: setup
+docs: $(TESTED)
 	python -m lab.pages
 
 # the pages as a searchable web site: open build/site/html/index.html; neither PyTorch nor .venv is needed

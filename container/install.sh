@@ -24,12 +24,14 @@ python)
         mapfile -t versions < <(grep -E '^(torch|torchvision)==' "$folder/constraints.txt")
         /opt/venv/bin/pip install "${versions[@]}" --index-url https://download.pytorch.org/whl/cpu
     fi
-    python3 - "$folder/pyproject.toml" >/opt/requirements.txt <<'EOF_PYTHON'
+    python3 - "$folder/pyproject.toml" "$torch" >/opt/requirements.txt <<'EOF_PYTHON'
 import sys
 import tomllib
 from pathlib import Path
 
-print(*tomllib.loads(Path(sys.argv[1]).read_text())["project"]["dependencies"], sep="\n")
+project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
+dali = project["optional-dependencies"]["dali"] if sys.argv[2] == "cuda" else []
+print(*project["dependencies"], *dali, sep="\n")
 EOF_PYTHON
     /opt/venv/bin/pip install --requirement /opt/requirements.txt --constraint "$folder/constraints.txt"
     ;;

@@ -1,14 +1,19 @@
 """The ways to install the workshop agree with each other."""
 
 import re
+import subprocess
+import sys
 import tomllib
 
+import pytest
 import yaml
 
+import install
 from conftest import REPOSITORY
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 CONTAINER = REPOSITORY / "container"
+TORCH = re.search(r"^torch==(.+)$", (REPOSITORY / "constraints.txt").read_text(), re.M)[1]
 
 
 def name_of(requirement: str) -> str:
@@ -21,13 +26,43 @@ def test_every_dependency_has_a_tested_version() -> None:
     assert {name_of(requirement) for requirement in requirements} <= pinned
 
 
-def test_conda_installs_the_packages_that_pyproject_names() -> None:
-    environment = yaml.safe_load((REPOSITORY / "environment.yml").read_text())
+@pytest.mark.parametrize("name", ["environment.yml", "environment-cpu.yml"])
+def test_conda_installs_the_packages_that_pyproject_names(name: str) -> None:
+    environment = yaml.safe_load((REPOSITORY / name).read_text())
     python, pip, by_pip = environment["dependencies"]
     oldest = [int(part) for part in PROJECT["requires-python"].removeprefix(">=").split(".")]
     assert [int(part) for part in python.removeprefix("python=").split(".")] >= oldest
     assert pip == "pip"
-    assert by_pip["pip"] == ["-c constraints.txt", *PROJECT["dependencies"], "-e ."]
+    index, dali = [], PROJECT["optional-dependencies"]["dali"]
+    if "cpu" in name:
+        index, dali = [f"--extra-index-url {install.INDEX}/cpu"], []
+    assert by_pip["pip"] == [*index, "-c constraints.txt", *PROJECT["dependencies"], *dali, "-e ."]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "index"),
+    [
+        ([], ("cpu", "")),
+        ([(580, 9.0), (580, 9.0)], ("", "")),
+        ([(590, 7.0)], ("cu126", "2.14.*")),  # V100
+        ([(550, 8.0)], ("cu126", "2.14.*")),
+        ([(570, 10.0)], ("cu128", "2.11.*")),  # B200
+    ],
+)
+def test_the_pytorch_follows_from_gpu_and_driver(gpus: list[tuple[int, float]], index: tuple[str, str]) -> None:
+    assert install.index_for("auto", gpus) == index
+    assert install.index_for("pypi", gpus) == ("", "")
+    kept = install.constraints(index[1]).read_text().splitlines()
+    assert any(line.startswith("jsonargparse==") for line in kept)
+    assert [line for line in kept if line.startswith("torch==")] == [f"torch=={index[1] or TORCH}"]
+
+
+def test_a_gpu_that_is_not_there_is_one_line() -> None:
+    alone = {"PATH": "/nonexistent"}
+    command = [sys.executable, "install.py", "--torch", "cuda"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=alone, text=True, capture_output=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: nvidia-smi shows no GPU") and len(done.stderr.splitlines()) == 1
 
 
 def test_both_recipes_for_containers_run_the_same_steps_on_the_same_system() -> None:

@@ -53,7 +53,7 @@ def test_programs_print_what_the_mail_says_and_what_is_typed_exists() -> None:
     assert re.findall(r"^ +lesson (\w+): can run$", MAIL, re.M) == [lesson.parent.name for lesson in LESSONS]
     for quoted in ("can run", "with warnings: ", "cannot run: ", "no GPU"):
         assert quoted in preflight and quoted.rstrip(": ") in MAIL
-    makefile = (REPOSITORY / "Makefile").read_text()
+    makefile = (REPOSITORY / "Makefile").read_text() + (REPOSITORY / "install.py").read_text()
     for quoted in [*re.findall(r'It prints "(.+?)"', MAIL), "Accuracy on the validation digits: "]:
         assert quoted in makefile and quoted in MAIL
     for quoted in ("computing on c", "epoch 1  train loss"):

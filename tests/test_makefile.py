@@ -7,9 +7,9 @@ from pathlib import Path
 from conftest import REPOSITORY
 
 FAKE_PYTHON = """#!/bin/sh
-if [ "$2" = venv ]; then
-    mkdir -p "$3/bin"
-    cp "$0" "$3/bin/python"
+if [ "$1" = install.py ]; then
+    mkdir -p .venv/bin
+    cp "$0" .venv/bin/python
 fi
 echo "$PWD: $*" >>"$CALLS"
 """
@@ -25,7 +25,7 @@ def test_make_in_a_path_with_spaces_and_quotes(tmp_path: Path) -> None:
     folder, python, calls = tmp_path / 'it\'s "my" folder', fake_python(tmp_path / "fake python"), tmp_path / "calls"
     (folder / "01_single_gpu").mkdir(parents=True)
     shutil.copy(REPOSITORY / "Makefile", folder)
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("install.py", "pyproject.toml", "constraints.txt"):
         (folder / name).touch()
 
     def make(target: str) -> None:
@@ -53,7 +53,7 @@ def test_the_gpu_tests_run_without_installing_anything(tmp_path: Path) -> None:
     folder, calls = tmp_path / "a folder", tmp_path / "calls"
     (folder / "bin").mkdir(parents=True)
     shutil.copy(REPOSITORY / "Makefile", folder)
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("install.py", "pyproject.toml", "constraints.txt"):
         (folder / name).touch()
 
     def test_gpu(python: Path | str) -> subprocess.CompletedProcess:
@@ -70,6 +70,6 @@ def test_the_gpu_tests_run_without_installing_anything(tmp_path: Path) -> None:
     assert "needs a python with torch and pytest" in without_torch.stderr
 
     (folder / ".venv" / "bin").mkdir(parents=True)
-    (folder / ".venv" / "installed").touch()
+    (folder / ".venv" / "tested").touch()
     fake_python(folder / ".venv" / "bin" / "python")
     assert test_gpu("false").returncode == 0

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lab import slides
+from lab import notebooks, slides
 from lab.site import REPOSITORY, SETTINGS, navigation, pages, write_page
 
+KINDS = ("code", "markdown")
 TEXT = """\
 # A page
 
@@ -105,3 +106,20 @@ def test_each_lesson_has_slides(page: Path) -> None:
     deck = slides.deck(page)
     assert deck.count("\n---\n") > 3
     assert "<!--" not in deck and "<details" not in deck
+
+
+@pytest.mark.parametrize("page", sorted(REPOSITORY.glob("0*/README.md")), ids=lambda page: page.parent.name)
+def test_a_notebook_has_the_text_and_the_commands_of_its_page(page: Path) -> None:
+    made = notebooks.notebook(page, "https://github.com/OWNER/NAME")
+    sources = {kind: ["".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == kind] for kind in KINDS}
+    commands = re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S)
+    cells = [source.removeprefix("%%bash\n") + "\n" for source in sources["code"][1:]]
+    assert len(cells) >= 1 and set(cells) <= set(commands)
+    left_out = [command for command in commands if command not in cells]
+    assert all(command in "\n".join(sources["markdown"]) for command in left_out)
+    assert not [command for command in left_out if "train.py" in command and "sbatch" not in command]
+    shown = "\n".join(sources["markdown"])
+    assert "## Key points" in shown and "<!--" not in shown
+    for target in re.findall(r"\]\(https://github.com/OWNER/NAME/(?:raw|blob)/main/([^)#]+)", shown):
+        assert (REPOSITORY / target).exists(), target
+    assert not re.findall(r"\]\(\.\.?/", shown)

@@ -1,0 +1,123 @@
+"""Install the workshop into the folder .venv: needs Python 3.11 or newer, and a network.
+
+    python3 install.py                 # PyTorch for the GPU of this machine, or a small one where there is no GPU
+    python3 install.py --torch cpu     # or cuda, or pypi: the newest one from the package index
+    python3 install.py --extras dev    # and what the tests need; `make test` calls this
+
+With uv (https://docs.astral.sh/uv/) on the PATH it takes a fraction of the time; without it, pip installs.
+"""
+
+from __future__ import annotations  # so that an older Python gets as far as the message about its version
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import NoReturn
+
+FOLDER = Path(__file__).resolve().parent
+INDEX = "https://download.pytorch.org/whl"
+
+
+def gpus() -> list[tuple[int, float]]:
+    """Return the driver's number and the compute capability of each NVIDIA GPU; [] if there is none."""
+    query = ["nvidia-smi", "--query-gpu=driver_version,compute_cap", "--format=csv,noheader"]
+    try:
+        printed = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
+        rows = [line.split(",") for line in printed.splitlines()]
+        return [(int(driver.split(".")[0]), float(capability)) for driver, capability in rows]
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return []
+
+
+def index_for(kind: str, found: list[tuple[int, float]]) -> tuple[str, str]:
+    """Return the name of PyTorch's index, and the PyTorch that it has last; "" for the usual index, and the tested one.
+
+    PyTorch on the usual index is built for CUDA 13: driver R580 and compute capability 7.5 (Turing, 2018), or newer.
+    For CUDA 12.6 the last one is 2.14 (https://github.com/pytorch/pytorch/issues/190355), for CUDA 12.8, which
+    Blackwell needs with an older driver, 2.11 (https://github.com/pytorch/FBGEMM/pull/5976).
+    """
+    if kind == "pypi":
+        return "", ""
+    if kind == "cpu" or not found:
+        return "cpu", ""
+    driver, capability = min(driver for driver, _ in found), min(capability for _, capability in found)
+    if driver >= 580 and capability >= 7.5:
+        return "", ""
+    return ("cu128", "2.11.*") if capability >= 10 else ("cu126", "2.14.*")
+
+
+def reachable(index: str) -> bool:
+    """Return whether PyTorch's own index answers from here."""
+    try:
+        with urllib.request.urlopen(f"{INDEX}/{index}/torch/", timeout=20):
+            return True
+    except OSError:
+        return False
+
+
+def constraints(torch: str) -> Path:
+    """Return the file of tested versions; with another PyTorch, one without those that come with PyTorch."""
+    tested = FOLDER / "constraints.txt"
+    if not torch:
+        return tested
+    with_torch = ("torch", "triton", "nvidia-", "cuda-")
+    kept = [line for line in tested.read_text().splitlines() if not line.startswith(with_torch)]
+    file = Path(tempfile.mkdtemp()) / "constraints.txt"
+    file.write_text("\n".join([*kept, f"torch=={torch}", ""]))
+    return file
+
+
+def main() -> None:
+    """Make .venv, and install into it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", default=os.environ.get("TORCH", "auto"), help="auto, cpu, cuda or pypi")
+    parser.add_argument("--extras", default="", help="dev, dali, jax, cupy: see pyproject.toml")
+    arguments = parser.parse_args()
+    found = gpus()
+    if arguments.torch not in ("auto", "cpu", "cuda", "pypi"):
+        end(f"no PyTorch '{arguments.torch}': TORCH is cpu, cuda or pypi")
+    if arguments.torch == "cuda" and not found:
+        end("nvidia-smi shows no GPU: leave out --torch cuda, or choose --torch pypi")
+    kind = arguments.torch
+    if kind == "auto" and not found and shutil.which("sbatch"):
+        print("Slurm is here, so this may be a cluster's login node: PyTorch for GPUs; --torch cpu takes a small one")
+        kind = "pypi"
+    index, torch = index_for(kind, found)
+    if index == "cpu" and not reachable(index):
+        print(f"{INDEX} was not reached: PyTorch comes with CUDA's libraries, which are large and do no harm")
+        index = ""
+    elif index and not reachable(index):
+        end(f"{INDEX}/{index} was not reached, which has the PyTorch for the driver of this machine")
+
+    extras = ",".join(filter(None, [arguments.extras, "dali" if found and sys.platform == "linux" else ""]))
+    what = ["--editable", f".[{extras}]" if extras else ".", "--constraint", str(constraints(torch))]
+    python = str(Path(".venv/bin/python"))
+    uv = shutil.which("uv")
+    if uv:
+        make = [uv, "venv", "--quiet", "--allow-existing", "--seed", "--python", sys.executable, ".venv"]
+        install = [uv, "pip", "install", "--quiet", "--python", python, *(["--torch-backend", index] if index else [])]
+    else:
+        make = [sys.executable, "-m", "venv", ".venv"]
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        install += ["--extra-index-url", f"{INDEX}/{index}"] if index else []
+    print("Installing into .venv: some gigabytes, a few minutes.", flush=True)
+    for command in (make, [*install, *what]):
+        if status := subprocess.run(command, cwd=FOLDER).returncode:
+            end(f"this failed with status {status}, and said why above: {' '.join(command)}")
+
+
+def end(message: str) -> NoReturn:
+    """Say what is wrong, and end with the status of a user's mistake."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    if sys.version_info < (3, 11):  # noqa: UP036 it may be run with any Python
+        end("Python 3.11 or newer is needed: python3.11 install.py, or conda env create -f environment.yml")
+    main()
