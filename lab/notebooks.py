@@ -43,7 +43,7 @@ OPENERS = {
 
 def cell(kind: str, text: str) -> dict[str, Any]:
     """Return a cell of a notebook (https://nbformat.readthedocs.io), version 4.4."""
-    rest = {"execution_count": None, "outputs": []} if kind == "code" else {}
+    rest: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
     return {"cell_type": kind, "metadata": {}, "source": text.strip("\n").splitlines(keepends=True)} | rest
 
 
@@ -51,8 +51,8 @@ def notebook(page: Path, address: str) -> dict[str, Any]:
     """Return the notebook of a lesson's page."""
     lesson = page.parent.name
     text = without_comments(page.read_text())
-    for pattern, base in ((IMAGE, f"{address}/raw/main"), (LINK, f"{address}/blob/main")):
-        text = re.sub(pattern, lambda link, base=base: f"{base}/{place(page, link['target'])}", text)
+    text = re.sub(IMAGE, lambda link: f"{address}/raw/main/{place(page, link['target'])}", text)
+    text = re.sub(LINK, lambda link: f"{address}/blob/main/{place(page, link['target'])}", text)
     cells, end = [], 0
     for found in COMMANDS.finditer(text):
         if found[1] is None or re.search(SLURM, found[1]):
