@@ -21,8 +21,9 @@ SLURM = r"\b(sbatch|srun|scancel|squeue|sacct|local_cluster\.sh)\b"
 COMMANDS = re.compile(r"^```bash\n(.*?)^```$|(^<details>.*?^</details>$)", re.MULTILINE | re.DOTALL)
 IMAGE = r"(?<=\]\()(?P<target>[^)\s#:]+\.(?:png|svg))(?=\))"
 START = """\
-# Fetches and installs the workshop, which takes some minutes; does nothing where it is installed.
+# Fetches and installs the workshop where it is not installed, which takes some minutes.
 import importlib.util, os
+os.environ["MPLBACKEND"] = "agg"  # the commands below draw into files
 if importlib.util.find_spec("workshop") is None:
     !git clone --quiet --depth 1 {address} workshop
     !pip install --quiet --editable workshop

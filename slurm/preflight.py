@@ -275,14 +275,8 @@ def two_ranks_here() -> Result:
 
 
 def show(results: list[Result]) -> int:
-    """Print the results, and for each lesson whether it can run, in one piece; return the exit status."""
-    lines = [f"on {os.environ.get('SLURMD_NODENAME') or socket.gethostname()}:", ""]
-    for result in results:
-        lines.append(f"{result.status:8} {result.check:14} {result.found}")
-        if result.remedy and result.status != "ok":
-            lines.append(f"{'':8} -> {result.remedy}")
-    lines.append("")
-    exit_status = 0
+    """Print which lessons can run, the results, an answer for each lesson, and what to type next; return the status."""
+    answers, missing = [], []
     for lesson in LESSONS:
         concerned = [result for result in results if lesson in result.lessons]
         fails, warnings = (
@@ -290,10 +284,19 @@ def show(results: list[Result]) -> int:
             for status in ("fail", "warning")
         )
         answer = f"cannot run: {fails}" if fails else f"can run{warnings and f', with warnings: {warnings}'}"
-        lines.append(f"lesson {lesson}: {answer}")
-        exit_status = 1 if fails else exit_status
-    print("\n".join(lines), flush=True)
-    return exit_status
+        answers.append(f"lesson {lesson}: {answer}")
+        missing += [lesson[:2]] if fails else []
+    where = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    named = f"lesson{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+    lines = [f"on {where}: " + (f"{named} cannot run yet" if missing else "all lessons can run"), ""]
+    for result in results:
+        lines.append(f"{result.status:8} {result.check:14} {result.found}")
+        if result.remedy and result.status != "ok":
+            lines.append(f"{'':8} -> {result.remedy}")
+    remedy = next((result.remedy for result in results if result.status == "fail"), "")
+    begin = f"cd {LESSONS[0]}, and follow its README.md"
+    print("\n".join([*lines, "", *answers, "", f"next: {remedy or begin}"]), flush=True)
+    return 1 if missing else 0
 
 
 def main() -> int:
