@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const="",
         help="stopped after its first checkpoint, then run again; ARGS are "
-        "the arguments that make it resume, in one string, if it needs any",
+        "the arguments that make it resume, in one string, if it needs any: --resume='--resume last.pt'",
     )
     add("--nan", action="store_true", help="one input on one rank is not a number")
     add("--one_rank", action="store_true", help="one rank instead of several")
@@ -126,7 +126,8 @@ def refuse(wrong: bool, message: str) -> None:
 
 def make_plan(options: argparse.Namespace) -> Plan:
     """Return the ordinary run that the arguments ask for."""
-    refuse(options.script is None, "name a training script; --help shows the options")
+    equals = "; write --resume=ARGS with an equals sign" if options.resume else ""
+    refuse(options.script is None, f"name a training script; --help shows the options{equals}")
     script = Path(os.path.abspath(options.script))
     refuse(not script.is_file(), f"there is no script {options.script}")
     for name in ("nproc", "nodes", "steps", "seconds", "batches"):

@@ -31,14 +31,15 @@ def waits(run: Run) -> Iterator[Finding]:
 def collectives_per_step(run: Run) -> Iterator[Finding]:
     """Each further collective in a step costs a round trip over the network, and waits for the slowest rank."""
     need_updates(run, 5)
-    updates = len(run.first.all("update"))
-    counts: Counter[tuple[str, str]] = Counter()
-    training = False
+    updates, training = 0, False
+    steps: dict[tuple[str, str], set[int]] = {}
     for e in run.first.events:
+        updates += e["e"] == "update"
         training = e["train"] and e["grad"] if e["e"] == "forward" else training
         if e["e"] == "collective" and training and (e["size"] or 0) < 1000:
-            counts[e["at"], e["name"]] += 1
-    for (at, name), count in counts.items():
+            steps.setdefault((e["at"], e["name"]), set()).add(updates)
+    for (at, name), called in steps.items():
+        count = len(called)
         if count > EVERY_STEP * updates:
             yield cost(
                 at,

@@ -351,6 +351,24 @@ def loss_reduced_in_each_step(run: Run) -> None:
     add(run, "collective", 47, name="all_reduce", size=1, everyone=True)
 
 
+def test_collectives_between_epochs_are_not_counted_as_steps() -> None:
+    run = correct_run()
+    for rank in run.ranks:
+        last = max(number for number, e in enumerate(rank.events) if e["e"] == "update")
+        step = rank.events[last]["step"] + 1
+        one = {
+            "e": "collective",
+            "step": step,
+            "t": 0.0,
+            "at": at(60),
+            "name": "all_reduce",
+            "size": 9,
+            "everyone": True,
+        }
+        rank.events[last + 1 : last + 1] = [dict(one) for _ in range(100)]
+    assert not [finding for finding in judge([run]).findings if finding.check == "collectives_per_step"]
+
+
 @faulty("workers_restarted", "COST", 10)
 def workers_not_kept(run: Run) -> None:
     change(run, "loader", wanted={"loader": TRAIN}, workers=2)
