@@ -411,7 +411,7 @@ def save(
         "settings": settings(config, config.batch_size * log.world_size),  # the flags, to refuse a run that has others
     }
     state = sharded_state(model, optimizer) | {"rest": json.dumps(rest)}
-    # Without copying ahead on the GPU: the thread that writes would open it on the first GPU, whichever its rank has.
+    # Without copying ahead on the GPU: the writing thread would do so on the first GPU, whichever GPU this rank has.
     writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)
     if config.async_save:  # returns once this rank's parts are copied; the next step may change the weights
         future = dcp.async_save(state, storage_writer=writer, process_group=group)

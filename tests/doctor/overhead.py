@@ -3,7 +3,6 @@
 python tests/doctor/overhead.py          # three pairs of runs, some minutes
 """
 
-import json
 import os
 import statistics
 import subprocess
@@ -28,35 +27,32 @@ WAYS = {
 }
 
 
-def measured(command: list[str], run_dir: str) -> tuple[float, float]:
-    """Return the seconds of a run, and the samples per second of its second epoch."""
+def measured(command: list[str], run_dir: str) -> float:
+    """Return the seconds of a run."""
     began = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     folder = REPOSITORY / "03_ddp"
     subprocess.run([*command, *FLAGS, run_dir], cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=True)
-    seconds = time.monotonic() - began
-    return seconds, json.loads(Path(run_dir, "summary.json").read_text())["epochs"][-1]["samples_per_second"]
+    return time.monotonic() - began
 
 
 def main() -> None:
     """Measure all ways in turn, and store the table."""
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(PAIRS):
             for way, command in WAYS.items():
                 found[way].append(measured(command, f"{folder}/{pair}_{way.replace(' ', '_')}"))
-    plain = [seconds for seconds, _ in found["torchrun"]]
     rows: list[list[results.Cell]] = []
-    for way, figures in found.items():
-        seconds, speeds = zip(*figures, strict=True)
-        ratios = [mine / others for mine, others in zip(seconds, plain, strict=True)]
-        rows.append([way, *([statistics.median(each), min(each), max(each)] for each in (seconds, ratios, speeds))])
+    for way, seconds in found.items():
+        ratios = [mine / others for mine, others in zip(seconds, found["torchrun"], strict=True)]
+        rows.append([way, *([statistics.median(each), min(each), max(each)] for each in (seconds, ratios))])
     results.store(
         "doctor_overhead",
         title="Lesson 03 on two ranks with and without the doctor",
-        columns=["started by", "seconds", "seconds, of those with torchrun", "samples/s"],
+        columns=["started by", "seconds", "seconds, of those with torchrun"],
         rows=rows,
-        formats={"seconds": ".1f", "seconds, of those with torchrun": ".2f", "samples/s": ",.0f"},
+        formats={"seconds": ".1f", "seconds, of those with torchrun": ".2f"},
         spread=f"median (lowest to highest) of {PAIRS} runs",
         command="python tests/doctor/overhead.py",
     )
