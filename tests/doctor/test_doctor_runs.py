@@ -94,6 +94,7 @@ def test_faults_are_found_with_their_lines(doctor: Doctor) -> None:
     assert report["status"] == 1
 
 
+@pytest.mark.thorough
 def test_it_is_installed_without_the_workshop(doctor: Doctor, tmp_path: Path) -> None:
     source, site = tmp_path / "source", tmp_path / "site"
     shutil.copytree(DOCTOR.parent, source, ignore=shutil.ignore_patterns("__pycache__"))
