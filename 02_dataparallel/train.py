@@ -169,7 +169,7 @@ def train_one_epoch(
         loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
         progress["step"] += 1
         if progress["step"] % config.log_interval == 0:
-            value = loss.item()  # only here, every --log_interval steps, the CPU waits for the device
+            value = loss.item()  # here, every --log_interval steps, the CPU waits for the device
             end_if_diverged(value, progress)
             log.log_step(progress["epoch"], progress["step"], value)
         if config.save_interval and progress["step"] % config.save_interval == 0:

@@ -477,7 +477,7 @@ def train_one_epoch(
         progress["step"] += 1
         stop = False
         if progress["step"] % config.log_interval == 0 and not config.benchmark:
-            value = loss.item()  # only here, every --log_interval steps, the CPU waits for the device
+            value = loss.item()  # here, every --log_interval steps, the CPU waits for the device
             diverged, stop = any_rank([not math.isfinite(value), stop_requested], device)
             end_if_diverged(diverged, progress)
             log.log_step(progress["epoch"], progress["step"], value)
