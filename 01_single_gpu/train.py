@@ -44,7 +44,7 @@ class Config(TrainConfig):
 def make_loader(config: Config, split: str, device: torch.device) -> Loader:
     """Return what gives the batches (inputs, targets) of a split, "train" or "val"."""
     if config.loader != "map":
-        return build_loader(config, split, device)  # shards, memory, device or dali; the README compares them
+        return build_loader(config, split, device)  # shards, memory, device or dali: loaders.md compares them
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)

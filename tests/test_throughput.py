@@ -133,15 +133,28 @@ TRIALS = {"IO": [300, 306, 294], "SYNTHETIC": [100, 102, 98], "FULL": [95, 97, 9
     ],
 )
 def test_the_diagnosis_says_what_limits_the_run_and_by_how_much(changed: dict, loader: str, found: str) -> None:
-    assert diagnosis({name: Throughput(trials) for name, trials in (TRIALS | changed).items()}, loader).startswith(
-        found
-    )
+    measured = {name: Throughput(trials) for name, trials in (TRIALS | changed).items()}
+    assert diagnosis(measured, loader, 1).startswith(found)
 
 
 @pytest.mark.parametrize(("loader", "advice"), [("memory", "Try --loader device"), ("map", "Try more --num_workers")])
 def test_the_diagnosis_says_what_to_try_next(loader: str, advice: str) -> None:
     data_bound = {"IO": [50, 51, 49], "SYNTHETIC": [100, 102, 98], "FULL": [49, 50, 48]}
-    assert advice in diagnosis({name: Throughput(trials) for name, trials in data_bound.items()}, loader)
+    assert advice in diagnosis({name: Throughput(trials) for name, trials in data_bound.items()}, loader, 1)
+
+
+@pytest.mark.parametrize(
+    ("loader", "workers", "io", "advice"),
+    [
+        ("map", 0, 80, "try --num_workers 1 if a CPU is free, else --loader memory."),
+        ("map", 0, 200, "try --num_workers 1 if a CPU is free, else a larger --batch_size"),
+        ("memory", 0, 800, "itself, so the times add up: try a larger --batch_size"),
+        ("map", 8, 80, "give the workers CPUs of their own."),
+    ],
+)
+def test_with_poor_overlap_it_depends_on_who_loads(loader: str, workers: int, io: float, advice: str) -> None:
+    poor = {"IO": [io] * 3, "SYNTHETIC": [100.0] * 3, "FULL": [60.0] * 3}
+    assert advice in diagnosis({name: Throughput(trials) for name, trials in poor.items()}, loader, workers)
 
 
 def test_a_trial_takes_about_as_long_as_was_asked_for() -> None:

@@ -105,7 +105,7 @@ def loading(run: Run) -> Iterator[Finding]:
 
 @check("The graph of each step is freed.", after=("gradients_zeroed",))
 def graphs_kept(run: Run) -> Iterator[Finding]:
-    """A sum of losses that are not detached keeps all activations of all steps in memory."""
+    """A sum of losses that are not detached keeps the graph of every step; without backward, also all activations."""
     updates = run.first.all("update")
     need_updates(run, 6)
     last = updates[-1]

@@ -44,14 +44,16 @@ Train = Callable[[Loader], object]
 Works = dict[str, tuple[Loader, Train]]
 """what is measured, by name: what is done, and with which loader"""
 
-NEXT_STEP = {
-    "map": "more --num_workers if there are CPUs left, else --loader memory",
-    "shards": "more --num_workers if there are CPUs left, else --loader memory",
+LESS_WORK = {
+    "map": "--loader memory",
+    "shards": "--loader memory",
     "memory": "--loader device",
     "device": "a larger --batch_size",
-    "dali": "more --num_workers if there are CPUs left, else --loader device",
+    "dali": "--loader device",
 }
-"""what to try when loading is too slow, by loader"""
+"""what to try when loading is too slow and no CPU is free for it, by loader"""
+HAS_WORKERS = ("map", "shards", "dali")
+FASTER_STEP = "a larger --batch_size; the lesson on mixed precision makes the step itself faster"
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,10 @@ def benchmark(
     if mfu is not None:
         figures["mfu"] = {name: mfu(measured[name].mean) for name in ("SYNTHETIC", "FULL")}
         print("mfu: " + ", ".join(f"{name} {share:.1%}" for name, share in figures["mfu"].items() if share is not None))
-    figures |= {"diagnosis": diagnosis(measured, loader_name), "peak_memory_bytes": peak_memory_bytes(device)}
+    figures |= {
+        "diagnosis": diagnosis(measured, loader_name, getattr(loader, "num_workers", 0)),
+        "peak_memory_bytes": peak_memory_bytes(device),
+    }
     print(f"\n{figures['diagnosis']}")
     (folder / "throughput.json").write_text(json.dumps(figures, indent=2) + "\n")
 
@@ -219,12 +224,13 @@ def _train_within(context: Callable[[], AbstractContextManager], train: Train, l
         train(loader)
 
 
-def diagnosis(measured: dict[str, Throughput], loader: str) -> str:
-    """Say what limits a run, by how much, and what to try next.
+def diagnosis(measured: dict[str, Throughput], loader: str, workers: int) -> str:
+    """Say what limits a run, by how much, and what to try next, as the flow chart of lesson 01 does.
 
     Args:
         measured: the throughputs IO, SYNTHETIC and FULL.
         loader: as ``--loader``.
+        workers: that the loader has; with 0 the training process loads the data itself.
     """
     io, synthetic, full = (measured[name].mean for name in ("IO", "SYNTHETIC", "FULL"))
     slower, name_of_slower = min((io, "IO"), (synthetic, "SYNTHETIC"))
@@ -238,13 +244,26 @@ def diagnosis(measured: dict[str, Throughput], loader: str) -> str:
         return (
             f"Poor overlap: together they give {full:,.0f} samples/s, {full / slower:.0%} of the slower part alone, "
             f"which is {'loading' if io < synthetic else 'training'}. "
-            f"Loading and training wait for each other or share the CPUs: try {NEXT_STEP[loader]}."
+            f"{_better_overlap(loader, workers, io < synthetic)}."
         )
     if io < synthetic:
         faster = f"training could process {synthetic / io:.1f} times as many samples/s as the loader gives"
-        return f"Data-bound: {faster}. Try {NEXT_STEP[loader]}."
+        more = "more --num_workers if there are CPUs left, else " if loader in HAS_WORKERS else ""
+        return f"Data-bound: {faster}. Try {more}{LESS_WORK[loader]}."
     return (
         f"Compute-bound: the loader could give {io / synthetic:.1f} times as many samples/s as training processes. "
-        "Faster loading will not help; try a larger --batch_size. The lesson on mixed precision makes the step itself "
-        "faster."
+        f"Faster loading will not help; try {FASTER_STEP}."
+    )
+
+
+def _better_overlap(loader: str, workers: int, loading_is_slower: bool) -> str:
+    if workers > 0 or loader == "dali":
+        return (
+            "Loading and training share the CPUs, or something waits in each step: look for .item() and copies without "
+            "--pin_memory, or give the workers CPUs of their own"
+        )
+    one_worker = "--num_workers 1 if a CPU is free, else " if loader in HAS_WORKERS else ""
+    return (
+        "The training process loads the data itself, so the times add up: try "
+        f"{one_worker}{LESS_WORK[loader] if loading_is_slower else FASTER_STEP}"
     )
