@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import os
+import platform
 import shlex
 import sys
 from collections.abc import Iterator
@@ -243,6 +244,7 @@ class RunLogger:
             "lesson": lesson_name(),
             "config": dataclasses.asdict(self.config),
             "command": shlex.join(["python", *sys.argv]),
+            "node": platform.node(),  # the first one of several
             "hardware": describe_hardware(self.device),
             "versions": describe_versions(),
             "world_size": self.world_size,

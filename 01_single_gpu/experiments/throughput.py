@@ -61,34 +61,43 @@ def studies() -> dict[str, tuple[str, str, list[Row]]]:
     }
 
 
+def row_of(first: str, trials: dict[str, list[float]]) -> list[results.Cell]:
+    """Return a row of the table: the three throughputs, both predictions, and how close FULL comes to them."""
+    cells = [mean_std(trials[kind]) for kind in KINDS]
+    io, synthetic, full = (mean for mean, _ in cells)
+    in_turn, overlapped = 1 / (1 / io + 1 / synthetic), min(io, synthetic)
+    return [first, *cells, in_turn, full / in_turn, overlapped, full / overlapped]
+
+
 def main() -> None:
     """Measure the study that is named on the command line."""
     parser = Parser(__doc__)
     parser.add_argument("study", help="loaders, mnist_loaders, worker_counts or models")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a trial (default: 2)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a trial (default: 1)")
+    parser.add_argument("--rounds", type=int, default=3, help="all rows are measured so often, in turn (default: 3)")
     arguments, common = parser.parse_known_args()
     known = studies()
     if arguments.study not in known:
         raise UserError(f"no study '{arguments.study}'; {nearest(arguments.study, known)}")
     title, name, rows = known[arguments.study]
-    stored: list[list[results.Cell]] = []
-    for first, flags in rows:
-        found = train(LESSON, *flags, *common, "--benchmark", "true", "--benchmark_seconds", arguments.seconds)
-        cells = [mean_std(found[kind]["trials"]) for kind in KINDS]
-        io, synthetic, full = (mean for mean, _ in cells)
-        in_turn, overlapped = 1 / (1 / io + 1 / synthetic), min(io, synthetic)
-        stored.append([first, *cells, in_turn, full / in_turn, overlapped, full / overlapped])
-        results.store(
-            arguments.study,
-            title=title,
-            columns=[name, *KINDS, "no overlap", "of no overlap", "full overlap", "of full overlap"],
-            rows=stored,
-            formats=dict.fromkeys((*KINDS, "no overlap", "full overlap"), ",.0f")
-            | dict.fromkeys(("of no overlap", "of full overlap"), ".0%"),
-            unit="samples/s",
-            spread="mean ± standard deviation of 3 trials",
-            finished=len(stored) == len(rows),
-        )
+    trials: dict[str, dict[str, list[float]]] = {}
+    for turn in range(1, arguments.rounds + 1):  # in turn, so that a machine whose speed drifts favors no row
+        for number, (first, flags) in enumerate(rows, start=1):
+            found = train(LESSON, *flags, *common, "--benchmark", "true", "--benchmark_seconds", arguments.seconds)
+            of_row = trials.setdefault(first, {kind: [] for kind in KINDS})
+            for kind in KINDS:
+                of_row[kind] += found[kind]["trials"]
+            results.store(
+                arguments.study,
+                title=title,
+                columns=[name, *KINDS, "no overlap", "of no overlap", "full overlap", "of full overlap"],
+                rows=[row_of(first, of_row) for first, of_row in trials.items()],
+                formats=dict.fromkeys((*KINDS, "no overlap", "full overlap"), ",.0f")
+                | dict.fromkeys(("of no overlap", "of full overlap"), ".0%"),
+                unit="samples/s",
+                spread=f"mean ± standard deviation of {3 * turn} trials; the rows were measured in turn",
+                finished=(turn, number) == (arguments.rounds, len(rows)),
+            )
 
 
 if __name__ == "__main__":
