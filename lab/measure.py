@@ -61,9 +61,9 @@ FOUR, FIVE = "04_mixed_precision", "05_fully_sharded"
 GPU = (
     Measurement("unet3d_throughput", "python experiments/unet3d_throughput.py", FOUR, LARGE_BOXES, 1, 2.2),
     Measurement("precision_ladder", "python experiments/ladder.py", FOUR, LARGE_BOXES, 1, 1),
-    Measurement("loaders", "python experiments/throughput.py loaders", ONE, CIFAR, 1, 1),
+    Measurement("loaders", "python experiments/throughput.py loaders --rounds 1", ONE, CIFAR, 1, 1),
     Measurement("sharded_throughput", "python experiments/sharded_throughput.py", FIVE, gpus=1, minutes=1),
-    Measurement("mnist_loaders", "python experiments/throughput.py mnist_loaders", ONE, MNIST, 1, 1),
+    Measurement("mnist_loaders", "python experiments/throughput.py mnist_loaders --rounds 1", ONE, MNIST, 1, 1),
     Measurement("bandwidth", "python experiments/bandwidth.py --quick true", ONE, gpus=1, minutes=0.5),
     Measurement("precision_ladder_mnist", f"python experiments/ladder.py {MNIST_LADDER}", FOUR, MNIST, 1, 1),
     Measurement("format_errors", "python experiments/format_errors.py", FOUR, LARGE_BOXES, 1, 0.5),
