@@ -11,6 +11,7 @@ and `<!-- end -->`:
     <!-- code: 03_ddp/train.py train from "TEXT" to "TEXT" -->      lines of one; without "to", one statement
     <!-- output: results/example_output/NAME.txt -->                a text file
     <!-- exercises: 03_ddp -->                      the exercises of a lesson, or of `all`
+    <!-- stored: all -->                            all stored tables, with machine, date, commit and command
 
 What a text claims stands beside it, and is only checked:
 
@@ -37,7 +38,7 @@ from typing import Any
 from lab.results import cell_text, cell_texts, high, load, low, plain, value
 from workshop.paths import REPOSITORY
 
-MARKER = re.compile(r"(?<!`)<!-- (table|figure|code|output|exercises): ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
+MARKER = re.compile(r"(?<!`)<!-- (table|figure|code|output|exercises|stored): ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 ASSERTION = re.compile(r"(?<!`)<!-- assert: (.*?) -->", re.DOTALL)
 LANGUAGES = {".py": "python", ".slurm": "sh", ".sh": "sh", ".yaml": "yaml"}
 
@@ -165,12 +166,23 @@ def exercises(what: str, page: Path) -> str:
     return "\n".join(lines)
 
 
+def stored(what: str, page: Path) -> str:
+    """Return a table of all stored tables: where, when, at which commit and with which command each was measured."""
+    lines = ["| table | date | commit | command |", "| --- | --- | --- | --- |"]
+    for file in sorted(REPOSITORY.glob("results/*/*.json")):
+        found = load(file.parent.name, file.stem)
+        link = f"[`{file.parent.name}/{file.stem}`]({os.path.relpath(file, page.parent)})"
+        lines.append(f"| {link} | {found['date']} | {found.get('commit') or 'not noted'} | `{found['command']}` |")
+    return "\n".join(lines)
+
+
 SHOW: dict[str, Callable[[str, Path], str]] = {
     "table": table,
     "figure": figure,
     "code": code,
     "output": output,
     "exercises": exercises,
+    "stored": stored,
 }
 
 

@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -75,6 +76,7 @@ def store(
         "machine": describe_hardware(pick_device()),
         "versions": describe_versions(),
         "date": date.today().isoformat(),
+        "commit": _commit(),
         "command": command or _typed(),
     } | ({} if finished else {"unfinished": True})
     print(f"\n{title}{f', in {unit}' if unit else ''}{f' ({spread})' if spread else ''}\n{as_text(table)}")
@@ -89,6 +91,15 @@ def unfinished_rows(name: str) -> list[list[Any]]:
     table = json.loads(file.read_text()) if file.is_file() else {}
     same = table.get("date") == date.today().isoformat() and table.get("command") == _typed()
     return table["rows"] if same and table.get("unfinished") else []
+
+
+def _commit() -> str | None:
+    """Return the newest commit of this repository; None outside of one, for example in an unpacked archive."""
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "--short=9", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _typed() -> str:

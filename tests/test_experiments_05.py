@@ -162,16 +162,6 @@ def test_checkpoints_around_blocks_save_memory_and_around_layers_little(run_scri
     assert 0.1 < block[3] < 0.34
 
 
-@pytest.mark.thorough
-def test_losses_are_those_of_ddp(quickly: Script, tmp_path: Path) -> None:
-    """One number of ranks as the table has it; what the ranks find is tested in test_train_05.py."""
-    result = quickly(f"{FOLDER}/same_losses.py", "--ranks", "1", WORKSHOP_RESULTS=str(tmp_path))
-    assert result.status == 0, result.stderr
-    rows = rows_of(tmp_path, "same_losses")
-    assert rows["1 rank, DDP"][2] == 0
-    assert all(cells[2] < 1e-6 for name, cells in rows.items() if "16" not in name)
-
-
 def test_what_some_ranks_save_fewer_and_more_ranks_continue(quickly: Script, tmp_path: Path) -> None:
     flags = ("--width", 64, "--depth", 2, "--trials", 2)
     result = quickly(f"{FOLDER}/save_and_reshard.py", *flags, WORKSHOP_RESULTS=str(tmp_path))

@@ -40,6 +40,7 @@ NOT_RUN_HERE = {
     "conda ": "needs conda; test_environment.py checks the file",
     "python data/prepare.py mnist\n": "needs the network; test_data_files.py downloads from a local server",
     "tensorboard ": "serves until stopped; test_tensorboard_serves starts it",
+    "python experiments/will_it_fit.py --published true": "test_experiments_05.py runs it",
     "python ../exercise.py check ": "says what is wrong; test_clinic.py asks the same grader",
 }
 """how commands begin that are not run, and why"""
