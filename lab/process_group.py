@@ -35,6 +35,9 @@ def process_group(*, on_cpu: bool = False) -> Iterator[tuple[int, int, torch.dev
         device_id=device if device.type == "cuda" else None,
     )
     yield rank, world_size, device
+    # Without it, a thread of gloo can still hold a tensor of the last collective when Python has ended, and aborts:
+    # https://github.com/pytorch/pytorch/pull/179291
+    dist.barrier()
     dist.destroy_process_group()
 
 

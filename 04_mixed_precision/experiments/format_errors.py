@@ -88,7 +88,7 @@ def main() -> None:
         columns=["", "error of outputs", "error of gradients", "peak MB"],
         rows=rows,
         formats={"error of outputs": ".0e", "error of gradients": ".0e", "peak MB": ",.1f"},
-        spread=f"relative errors for {len(inputs)} samples; peak MB: of the tensors in a step of {config.batch_size}",
+        spread=f"relative errors for {len(inputs)} samples",
     )
 
 
