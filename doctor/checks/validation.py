@@ -60,7 +60,8 @@ def _all_samples(run: Run, event: Event, size: int) -> set[int]:
 def validation_repeated(run: Run) -> Iterator[Finding]:
     """If all ranks validate all samples the result is right, but no rank saves the others any time."""
     for kind, parts in _first_passes(run):
-        full = sum(len(set(run.numbers(event))) == kind[2] for event in parts.values())
+        read = [set(run.numbers(event)) for event in parts.values()]  # each rank may have a Subset of its own
+        full = sum(len(samples) == kind[2] and samples == read[0] for samples in read)
         if full > 1 and kind[2] > 2 * run.world:
             yield cost(
                 kind[0],
@@ -74,11 +75,13 @@ def results_combined(run: Run) -> Iterator[Finding]:
     """What rank 0 prints is otherwise the result of its own part of the samples."""
     for kind, parts in _first_passes(run):
         share = {rank: len(set(run.numbers(event))) for rank, event in parts.items()}
-        if len(share) < run.world or max(share.values()) > 0.9 * kind[2]:
+        of_all_ranks = set().union(*(run.numbers(event) for event in parts.values()))
+        size = max(kind[2], len(of_all_ranks))  # the data set, also if each rank has a Subset of its own
+        if len(share) < run.world or max(share.values()) > 0.9 * size:
             continue
         if not _collective_after(run, kind[0]):
             event = parts[min(parts)]
-            text = f"no collective follows the validation, so rank 0's result is of {share[0]} of {kind[2]} samples"
+            text = f"no collective follows the validation, so rank 0's result is of {share[0]} of {size} samples"
             yield fault(
                 event["at"], text, "dist.all_reduce the sum of losses, of correct answers and of samples; then divide"
             )

@@ -405,6 +405,28 @@ def test_nothing_is_found_in_a_correct_run() -> None:
     assert len(diagnosis.fine) >= 20
 
 
+def each_rank_validates_a_subset_of_its_own(run: Run) -> None:
+    size = len(run.samples["v0_0"])
+    for rank in run.ranks:
+        for e in rank.all("dataset", dataset=rank.all("pass", loader=VAL)[0]["dataset"]):
+            e["size"] = size
+
+
+def test_ranks_that_validate_subsets_of_their_own_do_not_repeat_each_other() -> None:
+    run = correct_run()
+    each_rank_validates_a_subset_of_its_own(run)
+    assert not judge([run]).findings
+
+
+def test_results_of_subsets_must_be_combined_too() -> None:
+    run = correct_run()
+    each_rank_validates_a_subset_of_its_own(run)
+    results_stay_apart(run)
+    (finding,) = judge([run]).findings
+    assert finding.kind == "FAULT"
+    assert "of 8 of 16 samples" in finding.text
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_found_with_its_line(name: str) -> None:
     kind, line, break_it = FAULTS[name]
