@@ -38,7 +38,9 @@ from typing import Any
 from lab.results import cell_text, cell_texts, high, load, low, plain, value
 from workshop.paths import REPOSITORY
 
-MARKER = re.compile(r"(?<!`)<!-- (table|figure|code|output|exercises|stored): ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
+MARKER = re.compile(
+    r"(?<!`)<!-- (table|figure|code|output|exercises|stored): ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL
+)
 ASSERTION = re.compile(r"(?<!`)<!-- assert: (.*?) -->", re.DOTALL)
 LANGUAGES = {".py": "python", ".slurm": "sh", ".sh": "sh", ".yaml": "yaml"}
 
