@@ -105,8 +105,8 @@ def main() -> None:
         make = [sys.executable, "-m", "venv", ".venv"]
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         install += ["--extra-index-url", f"{INDEX}/{index}"] if index else []
-    size = "about one gigabyte" if index == "cpu" else "some gigabytes"
-    print(f"Installing into .venv: {size}, a few minutes.", flush=True)
+    small = "Installing into .venv: about one gigabyte, a few minutes."
+    print(small if index == "cpu" else "Installing into .venv: some gigabytes, a few minutes.", flush=True)
     for command in (make, [*install, *what]):
         if status := subprocess.run(command, cwd=FOLDER).returncode:
             end(f"this failed with status {status}, and said why above: {' '.join(command)}")
