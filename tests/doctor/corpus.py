@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     add("--repositories", type=Path, help="folder with bare repositories, each in OWNER+NAME")
     add("--out", type=Path, help="add the results to this JSON file")
     add("--keep", type=Path, help="keep the events of the runs in this folder")
+    add("--thorough", action="store_true", help="with all provocations, also where no label needs one")
     add("--reread", action="store_true", help="judge what --keep has kept, without running anything")
     add("--batches", type=int, default=4, help="batches of each pass of a loader (default: 4)")
     add("--steps", type=int, default=40, help="updates after which a run is ended (default: 40)")
@@ -181,6 +182,7 @@ def prepared(script: Script, options: argparse.Namespace, kept: Path) -> tuple[l
     command += [f"--{name}={getattr(options, name)}" for name in ("batches", "steps", "seconds")]
     wanted = {fault.get("provocation") for fault in script["faults"] if not fault.get("outside")}
     command += [flag for name, flag in PROVOCATIONS.items() if name in wanted]
+    command += ["--thorough"] if options.thorough else []
     if "resume" in wanted:
         command.append(f"--resume={script.get('resume', '')}")
     return [*command, *script.get("options", []), str(path), *script["arguments"]], folder, environment
