@@ -97,19 +97,23 @@ def main() -> None:
     extras = ",".join(filter(None, [arguments.extras, "dali" if found and sys.platform == "linux" else ""]))
     what = ["--editable", f".[{extras}]" if extras else ".", "--constraint", str(constraints(torch))]
     python = str(Path(".venv/bin/python"))
-    uv = shutil.which("uv")
-    if uv:
+    make = [sys.executable, "-m", "venv", ".venv"]
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install += ["--extra-index-url", f"{INDEX}/{index}"] if index else []
+    ways = [(make, [*install, *what])]
+    if uv := shutil.which("uv"):
         make = [uv, "venv", "--quiet", "--allow-existing", "--seed", "--python", sys.executable, ".venv"]
         install = [uv, "pip", "install", "--quiet", "--python", python, *(["--torch-backend", index] if index else [])]
-    else:
-        make = [sys.executable, "-m", "venv", ".venv"]
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        install += ["--extra-index-url", f"{INDEX}/{index}"] if index else []
+        ways.insert(0, (make, [*install, *what]))
     small = "Installing into .venv: about one gigabyte, a few minutes."
     print(small if index == "cpu" else "Installing into .venv: some gigabytes, a few minutes.", flush=True)
-    for command in (make, [*install, *what]):
-        if status := subprocess.run(command, cwd=FOLDER).returncode:
-            end(f"this failed with status {status}, and said why above: {' '.join(command)}")
+    for number, way in enumerate(ways, start=1):
+        failed = next((command for command in way if subprocess.run(command, cwd=FOLDER).returncode), None)
+        if failed is None:
+            return
+        if number < len(ways):  # a site often tells pip alone about its proxy, certificates and index
+            print("uv failed, and said why above; pip installs instead", flush=True)
+    end(f"this failed, and said why above: {' '.join(failed)}")
 
 
 def end(message: str) -> NoReturn:

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -79,3 +80,20 @@ def test_the_image_has_the_packages_of_the_local_cluster() -> None:
     script = (REPOSITORY / "slurm" / "local_cluster.sh").read_text()
     needed = re.search(r"install it with: apt-get install ([\w -]+)", script)[1].split()
     assert all(f" {package}" in (CONTAINER / "install.sh").read_text() for package in needed)
+
+
+def test_if_uv_fails_pip_installs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """A site often tells pip alone about its proxy and its certificates."""
+    tried = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        tried.append(command)
+        return SimpleNamespace(returncode=int(command[0] == "/bin/uv"), stdout="")
+
+    monkeypatch.setattr(install, "gpus", list)
+    monkeypatch.setattr(install.shutil, "which", {"uv": "/bin/uv"}.get)
+    monkeypatch.setattr(install.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["install.py", "--torch", "pypi"])
+    install.main()
+    assert [command[:3] for command in tried[1:]] == [[sys.executable, "-m", "venv"], [".venv/bin/python", "-m", "pip"]]
+    assert "uv failed, and said why above; pip installs instead" in capsys.readouterr().out
