@@ -52,7 +52,7 @@ def make_loader(config: Config, split: str, device: torch.device) -> Loader:
         dataset,
         # Like DataLoader's own shuffle=True, but the order follows from seed and epoch, so that a run can be resumed.
         batch_sampler=DistributedBatchSampler(len(dataset), config.batch_size, shuffle=training, seed=config.seed),
-        # Processes that prepare batches while the model trains; with 0, the training process does both in turn.
+        # Processes that prepare batches while the model trains; with 0, the training process loads each batch itself.
         num_workers=config.num_workers,
         # Put batches into page-locked memory: only from there can a GPU copy while the CPU goes on.
         pin_memory=config.pin_memory and device.type == "cuda",

@@ -214,7 +214,7 @@ def make_loader(config: Config, split: str, rank: int, world_size: int) -> Loade
     return DataLoader(
         dataset,
         batch_sampler=sampler,
-        # Processes that prepare batches while the model trains; with 0, the training process does both in turn.
+        # Processes that prepare batches while the model trains; with 0, the training process loads each batch itself.
         num_workers=config.num_workers,
         # Put batches into page-locked memory: only from there can a GPU copy while the CPU goes on.
         pin_memory=config.pin_memory and torch.cuda.is_available(),

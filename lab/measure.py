@@ -153,19 +153,22 @@ def measure(one: Measurement, out: Path, prepared: set[str], deadline: float | N
         environment["CUDA_VISIBLE_DEVICES"] = ""
     for data in one.data:
         if data not in prepared:
-            run([PYTHON, "data/prepare.py", *data.split()], REPOSITORY, environment, _left(deadline))
+            run([PYTHON, "data/prepare.py", *data.split()], REPOSITORY, environment, _left(one, deadline))
             prepared.add(data)
-    left = _left(deadline)
-    if left is not None and 60 * one.minutes > left:
-        raise UserError(f"it takes about {one.minutes} minutes, and {max(left, 0) / 60:.1f} are left")
+    left = _left(one, deadline)
     print(f"\n== {one.name}: {one.command}", flush=True)
     words = shlex.split(one.command.replace(f"{TORCHRUN} gpu", f"{TORCHRUN} {_gpus()}"))
     python = [PYTHON] if words[0] == "python" else [PYTHON, "-m", "torch.distributed.run"]
     run([*python, *words[1:]], REPOSITORY / one.lesson, environment, left)
 
 
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else deadline - time.monotonic()
+def _left(one: Measurement, deadline: float | None) -> float | None:
+    if deadline is None:
+        return None
+    left = deadline - time.monotonic()
+    if 60 * one.minutes > left:
+        raise UserError(f"it takes about {one.minutes} minutes, and {max(left, 0) / 60:.1f} are left")
+    return left
 
 
 def _gpus() -> int:

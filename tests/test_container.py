@@ -32,6 +32,11 @@ def test_a_command_starts_in_the_image(command: str, tmp_path: Path) -> None:
     assert result.stdout.splitlines() == ["exec", "--nv", *binds, "--env", f"PYTHONPATH={REPOSITORY}", *inside]
 
 
+def test_another_program_starts_in_its_image(tmp_path: Path) -> None:
+    result = in_image("python", tmp_path, WORKSHOP_IMAGE_COMMAND="apptainer --module=gpu --image=docker:workshop:1")
+    assert result.stdout.splitlines() == ["--module=gpu", "--image=docker:workshop:1", "python", "train.py", "--lr", "a b"]
+
+
 def test_without_an_image_one_line_says_what_to_do(tmp_path: Path) -> None:
     result = in_image("python", tmp_path, WORKSHOP_IMAGE="/not/there.sif")
     assert (result.returncode, result.stdout) == (2, "")

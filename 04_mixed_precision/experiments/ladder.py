@@ -96,7 +96,7 @@ def main() -> None:
             columns=["", "samples/s", "compared with", "MFU", "peak GB"],
             rows=rows,
             formats={"samples/s": ",.0f", "MFU": ".1%", "peak GB": ".1f"},
-            spread="mean ± standard deviation of 3 trials; MFU (if shown): share of the fastest product in its format",
+            spread="mean ± standard deviation of 3 trials",
             figure=plot({row[0]: row[1] for row in rows}),
             finished=finished,
         )
