@@ -12,6 +12,7 @@ Exit status: 0 if no fault was found, 1 if one was, 2 if nothing can be said (wr
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,10 @@ from . import report
 from .checks import Diagnosis, judge
 from .events import Run, read
 from .launch import LAUNCHERS, Plan, likely_launchers, run
+
+NO_LIMIT = 10**9
+"""updates; the time limit ends the run before"""
+OLDEST_TORCH = (2, 11)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,8 +66,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--on_gpus", action="store_true", help="run on this machine's GPUs")
     add("--batches", type=int, default=8, help="batches of each pass of a loader (default: 8)")
-    add("--full", action="store_true", help="whole passes: for scripts that count on len(loader) batches")
-    add("--steps", type=int, default=100, help="updates after which the run is ended (default: 100)")
+    add("--full", action="store_true", help="whole passes, and as many updates as the script makes")
+    add("--steps", type=int, help="updates after which the run is ended (default: 100; with --full no limit)")
     add("--seconds", type=float, default=180, help="time limit of each run (default: 180)")
     add("--preload", metavar="FILE", help="Python file to run in each process before the script, such as small data")
     add("--no_redirect", action="store_true", help="let the script write where it wants to")
@@ -93,6 +99,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run, judge, report; return the exit status."""
     options = parser().parse_args(arguments)
+    see_environment()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was ignored, as in the background
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all ranks are ended
     with contextlib.ExitStack() as stack:
@@ -117,6 +124,18 @@ def main(arguments: list[str] | None = None) -> int:
             raise
 
 
+def see_environment() -> None:
+    """End with one line if no rank can run here; warn if PyTorch is older than what the doctor was tested with."""
+    refuse(os.name == "nt", "Windows lacks what the doctor needs; run it in WSL 2, which is a Linux inside Windows")
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        refuse(True, f"{sys.executable} has no PyTorch: start the doctor with the Python with which your script trains")
+        raise
+    if tuple(int(part) for part in re.findall(r"\d+", torch)[:2]) < OLDEST_TORCH:
+        print(f"doctor: PyTorch {torch} is older than 2.11; with that the doctor was not tested", file=sys.stderr)
+
+
 def refuse(wrong: bool, message: str) -> None:
     """End with exit status 2 and one line if something is wrong with the arguments."""
     if wrong:
@@ -131,7 +150,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
     script = Path(os.path.abspath(options.script))
     refuse(not script.is_file(), f"there is no script {options.script}")
     for name in ("nproc", "nodes", "steps", "seconds", "batches"):
-        refuse(getattr(options, name) <= 0, f"--{name} must be larger than 0")
+        value = getattr(options, name)
+        refuse(value is not None and value <= 0, f"--{name} must be larger than 0")
     refuse(options.cpu and options.on_gpus, "--cpu and --on_gpus exclude each other")
     refuse(
         bool(options.preload) and not Path(options.preload).is_file(), f"there is no file {options.preload} (--preload)"
@@ -140,7 +160,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
     guessed, flag = likely_launchers(script)[0]
     settings = {
         "batches": 0 if options.full else options.batches,
-        "steps": options.steps,
+        "steps": options.steps or (NO_LIMIT if options.full else 100),
         "redirect": not options.no_redirect,
         "preload": os.path.abspath(options.preload) if options.preload else "",
     }

@@ -104,6 +104,7 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
         "DOCTOR_SETTINGS": settings.dump(),
         "DOCTOR_PARENT": str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
+        "WANDB_MODE": "disabled",  # this run is no experiment of the user's
         "PYTHONDONTWRITEBYTECODE": "1",  # in the folders of the user
         "TMPDIR": f"{settings.scratch}/tmp",
         "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1"),

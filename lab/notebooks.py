@@ -1,6 +1,6 @@
 """Make a notebook of each lesson's page, for a machine that is not yours: Colab (one GPU) or Kaggle (two).
 
-    python lab/notebooks.py --address https://github.com/OWNER/REPOSITORY     # into build/notebooks
+    python -m lab.notebooks --address https://github.com/OWNER/REPOSITORY     # into build/notebooks
 
 A notebook has the text of the page, and its commands as cells, so there is no second copy of either. The first cell
 fetches and installs the workshop where it is not installed. Commands of Slurm stay text: neither machine has one. A

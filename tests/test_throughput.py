@@ -149,7 +149,7 @@ def test_the_diagnosis_says_what_to_try_next(loader: str, advice: str) -> None:
         ("map", 0, 80, "try --num_workers 1 if a CPU is free, else --loader memory."),
         ("map", 0, 200, "try --num_workers 1 if a CPU is free, else a larger --batch_size"),
         ("memory", 0, 800, "itself, so the times add up: try a larger --batch_size"),
-        ("map", 8, 80, "give the workers CPUs of their own."),
+        ("map", 8, 80, "give the workers CPUs of their own, or less work: --loader memory."),
     ],
 )
 def test_with_poor_overlap_it_depends_on_who_loads(loader: str, workers: int, io: float, advice: str) -> None:

@@ -41,8 +41,8 @@ def _common_samples(run: Run, kind: tuple, parts: dict[int, Event], epoch: int) 
     common, order = len(set(one) & set(other)), ", in the same order" if one == other else ""
     is_shared = "Distributed" in kind[3]  # only what it adds, so that all ranks have as many, may be common
     if is_shared and 0.1 < _overlap(one, other) <= 0.7 and common > run.world:
-        text = f"ranks {pair[0]} and {pair[1]} share {common} of their {len(one)} samples in epoch {epoch}"
-        fix = "split and order the data set in the same way on all ranks, before the sampler shares it: with a seed"
+        text = f"ranks {pair[0]} and {pair[1]} both train on {common} of their {len(one)} samples in epoch {epoch}"
+        fix = "split and order the data set in the same way on all ranks, before the sampler divides it: with a seed"
         if epoch > 1:
             fix = "let all ranks call set_epoch with the same number before each epoch"
         at = run.made(parts[pair[0]]["loader"]).get("sampler_at") or kind[0]
@@ -128,7 +128,7 @@ def held_out(run: Run) -> Iterator[Finding]:
     for base in sorted(bases):
         common, at = len(trained[base][0] & validated[base][0]), validated[base][1]
         at = next((e["at"] for e in run.first.all("split")), at)
-        text = f"{common} of {len(validated[base][0])} validated samples are trained on by some rank"
+        text = f"{len(validated[base][0])} samples are validated, and {common} of them are trained on by some rank"
         if common > 0.9 * len(validated[base][0]):
             yield hint(at, text, "if this is not the training accuracy: split the data first")
         elif common:

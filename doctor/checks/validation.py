@@ -39,17 +39,19 @@ def validation_counts(run: Run) -> Iterator[Finding]:
             yield fault(
                 kind[0], text, "a sampler without padding for validation; combine the sums of the ranks after the loop"
             )
-        event = next(iter(parts.values()))
-        missing = len(_all_samples(run, event, size) - covered[event["base"]])
+        event = parts[min(parts)]
+        missing = len(_all_samples(run, event, size, min(parts)) - covered[event["base"]])
         a_batch = run.world * (run.made(event["loader"])["batch_size"] or 0)
         if missing and (missing <= a_batch or distributed):  # a sampler of many fewer samples has chosen them
-            text = f"{missing} of {size} validation samples are never validated (sampler: {kind[3]})"
+            own_parts = len({frozenset(_all_samples(run, e, size, rank)) for rank, e in parts.items()}) > 1
+            whose = f" of rank {min(parts)}'s part of the data" if own_parts else ""
+            text = f"{missing} of {size} validation samples{whose} are never validated (sampler: {kind[3]})"
             yield fault(kind[0], text, "drop_last=False for validation, and parts of the ranks that cover all samples")
 
 
-def _all_samples(run: Run, event: Event, size: int) -> set[int]:
-    """Return the numbers of all samples of a data set, in the numbers of the one below its subsets."""
-    for rank in run.ranks:
+def _all_samples(run: Run, event: Event, size: int, number: int) -> set[int]:
+    """Return the numbers of all samples of a rank's data set, in the numbers of the one below its subsets."""
+    for rank in sorted(run.ranks, key=lambda rank: rank.number != number):  # its own, or that of another rank
         for dataset in rank.all("dataset", dataset=event["dataset"]):
             if dataset["file"]:
                 return set(run.numbers(dataset))
@@ -142,9 +144,10 @@ def validation_statistics(run: Run) -> Iterator[Finding]:
     shared = [parts for _, parts in _first_passes(run) if len(parts) == run.world]
     repeated = all(run.numbers(parts[0]) == run.numbers(event) for parts in shared for event in parts.values())
     if different and all(events[0]["loader"] in run.validating for events in different):
+        layers = sum(len(set(of_ranks)) > 1 for of_ranks in zip(*(e["buffers"] for e in different[0]), strict=True))
         text = (
             f"in {len(different)} of {len(calls)} calls in validation, the ranks had different running means in "
-            f"{len(different[0][0]['buffers'])} layers of batch norm"
+            f"{layers} layers of batch norm"
         )
         yield (hint if repeated else fault)(  # a result of rank 0 alone fits to a checkpoint of rank 0
             different[0][0]["at"],

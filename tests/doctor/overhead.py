@@ -22,8 +22,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 DOCTOR = [sys.executable, str(REPOSITORY / "doctor/run.py")]
 WAYS = {
     "torchrun": TORCHRUN,
-    "the doctor, whole epochs": [*DOCTOR, "--full", "--steps", "100000", "--no_redirect"],
-    "the doctor, as a user starts it": [*DOCTOR, "--no_redirect"],
+    "the doctor, whole epochs (`--full`)": [*DOCTOR, "--full", "--no_redirect"],
+    "the doctor, eight batches of each pass": [*DOCTOR, "--no_redirect"],
 }
 
 

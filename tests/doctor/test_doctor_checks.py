@@ -130,6 +130,13 @@ def other_running_means(run: Run) -> None:
         change(run, "forward", (rank.number,), {"loader": VAL}, buffers=[5, rank.number])
 
 
+def test_only_layers_that_differ_are_counted() -> None:
+    run = correct_run()
+    other_running_means(run)
+    (finding,) = judge([run]).findings
+    assert "different running means in 1 layers of batch norm" in finding.text
+
+
 def make_weights_differ(run: Run) -> None:
     for e in run.ranks[1].all("gradients")[1:]:
         e["weights"] = {name: [value[0], value[1] + 0.1] for name, value in e["weights"].items()}

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from conftest import REPOSITORY
+from doctor import cli
 from sources import collect, generate
 
 LESSONS = sorted(folder.name for folder in REPOSITORY.glob("0*"))
@@ -145,6 +147,38 @@ def test_misuse_is_one_line(doctor: Doctor, arguments: list[str], said: str) -> 
     (line,) = err.splitlines()
     assert line.startswith("doctor: error: ")
     assert said in line
+
+
+def test_a_python_without_torch_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """The environment must be that of the user's script."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(cli, "version", missing)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["train.py"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("has no PyTorch: start the doctor with the Python with which your script trains")
+
+
+@pytest.mark.parametrize(("version", "warned"), [("2.4.1+cu121", True), ("2.11.0", False), ("2.15.0a0+git1", False)])
+def test_an_old_torch_is_said(
+    version: str, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(cli, "version", lambda _: version)
+    cli.see_environment()
+    assert capsys.readouterr().err.startswith("doctor: PyTorch 2.4.1+cu121 is older than 2.11") == warned
+
+
+def test_full_has_no_limit_of_updates(doctor: Doctor) -> None:
+    """So that an epoch of more than 100 updates comes to its validation."""
+    plain, full, both = (
+        cli.make_plan(cli.parser().parse_args([*flags, str(doctor.folder / "ddp.py")])).settings
+        for flags in ([], ["--full"], ["--full", "--steps", "7"])
+    )
+    assert (plain["batches"], plain["steps"]) == (8, 100)
+    assert (full["batches"], both["batches"], both["steps"]) == (0, 0, 7) and full["steps"] > 10**6
 
 
 def test_script_that_fails_at_once_shows_its_own_message(doctor: Doctor) -> None:

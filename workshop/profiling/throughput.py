@@ -260,7 +260,7 @@ def _better_overlap(loader: str, workers: int, loading_is_slower: bool) -> str:
     if workers > 0 or loader == "dali":
         return (
             "Loading and training share the CPUs, or something waits in each step: look for .item() and copies without "
-            "--pin_memory, or give the workers CPUs of their own"
+            f"--pin_memory; give the workers CPUs of their own, or less work: {LESS_WORK[loader]}"
         )
     one_worker = "--num_workers 1 if a CPU is free, else " if loader in HAS_WORKERS else ""
     return (
