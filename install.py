@@ -111,7 +111,7 @@ def main() -> None:
         failed = next((command for command in way if subprocess.run(command, cwd=FOLDER).returncode), None)
         if failed is None:
             return
-        if number < len(ways):  # a site often tells pip alone about its proxy, certificates and index
+        if number < len(ways):  # a site often sets for pip alone its proxy, certificates and index
             print("uv failed, and said why above; pip installs instead", flush=True)
     end(f"this failed, and said why above: {' '.join(failed)}")
 

@@ -34,7 +34,14 @@ def test_a_command_starts_in_the_image(command: str, tmp_path: Path) -> None:
 
 def test_another_program_starts_in_its_image(tmp_path: Path) -> None:
     result = in_image("python", tmp_path, WORKSHOP_IMAGE_COMMAND="apptainer --module=gpu --image=docker:workshop:1")
-    assert result.stdout.splitlines() == ["--module=gpu", "--image=docker:workshop:1", "python", "train.py", "--lr", "a b"]
+    assert result.stdout.splitlines() == [
+        "--module=gpu",
+        "--image=docker:workshop:1",
+        "python",
+        "train.py",
+        "--lr",
+        "a b",
+    ]
 
 
 def test_without_an_image_one_line_says_what_to_do(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_image_has_the_packages_of_the_local_cluster() -> None:
 
 
 def test_if_uv_fails_pip_installs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    """A site often tells pip alone about its proxy and its certificates."""
+    """A site often sets its proxy and its certificates for pip alone."""
     tried = []
 
     def run(command: list[str], **_: object) -> SimpleNamespace:

@@ -4,8 +4,8 @@
     python experiments/checkpoint_cost.py --gpu_hours_per_failure 10000     # of a machine that fails more often
 
 You should see that the time between two checkpoints that costs least grows with the square root of the time that one
-takes, and that the 120 seconds that this lesson's job has before its time limit are enough on a fast file system and not
-on a slow one.
+takes, and that the 120 seconds that this lesson's job has before its time limit are enough on a fast file system and
+not on a slow one.
 
 A run that saves every t seconds loses a share s / t of its time by saving, where s is the time of a save, and after
 each failure t / 2 on average. The sum is smallest at t = sqrt(2 s M), where M is the mean time between two failures of
@@ -56,7 +56,9 @@ def main() -> None:
     """Compute and store the table."""
     parser = Parser(__doc__)
     parser.add_argument("--gpu_hours_per_failure", type=float, default=GPU_HOURS_PER_FAILURE, help="default: 51000")
-    parser.add_argument("--seconds_before_limit", type=float, default=120.0, help="that a job has to save (default: 120)")
+    parser.add_argument(
+        "--seconds_before_limit", type=float, default=120.0, help="that a job has to save (default: 120)"
+    )
     arguments = parser.parse_args()
     require_positive(arguments, "gpu_hours_per_failure", "seconds_before_limit")
     enough = f"{arguments.seconds_before_limit:g} s enough?"

@@ -19,7 +19,11 @@ DRAFTS = re.findall(r"^## (.*?)\n.*?```python\n(.*?)```", (REPOSITORY / "docs/up
 @pytest.mark.parametrize("check", [*CHECKS, *COMPARISONS.values()], ids=lambda check: check.name)
 def test_each_check_is_on_the_page_with_its_exercise(check) -> None:  # noqa: ANN001
     (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| {check.title} |")]
-    assert f"](../{check.exercise}/README.md) | `{check.name}` |" in row if check.exercise else row.endswith(f"|  | `{check.name}` |")
+    assert (
+        f"](../{check.exercise}/README.md) | `{check.name}` |" in row
+        if check.exercise
+        else row.endswith(f"|  | `{check.name}` |")
+    )
     assert not check.exercise or (REPOSITORY / check.exercise / "README.md").is_file()
 
 
