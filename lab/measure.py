@@ -34,7 +34,7 @@ SLOW_NETWORK = (
 )
 DEEPER = "--model gpt_70b --ranks 64 --ways blocks --checkpointing true"
 MNIST, CIFAR = ("mnist --synthetic --shards",), ("cifar10 --synthetic --shards",)
-BOXES = ("nbody --synthetic",)
+BOXES = ("nbody --synthetic --cells 64",)
 LARGE_BOXES = ("nbody --synthetic --cells 128",)
 TEXT = ("text",)
 
@@ -77,7 +77,7 @@ GPU = (
 )
 """in the order of their importance"""
 CPU = (
-    Measurement("loaders", "python experiments/throughput.py loaders", ONE, CIFAR),
+    Measurement("loaders", "python experiments/throughput.py loaders --seconds 3", ONE, CIFAR),
     Measurement("worker_counts", "python experiments/throughput.py worker_counts", ONE, MNIST),
     Measurement("models", "python experiments/throughput.py models", ONE, CIFAR),
     Measurement("first_changes", "python experiments/first_changes.py", ONE, MNIST + CIFAR),
@@ -96,7 +96,7 @@ CPU = (
     Measurement("higher_rate", "python experiments/large_batches.py higher_rate", THREE, CIFAR),
     Measurement("emulated_scaling", "python experiments/emulated_scaling.py", THREE),
     Measurement("unet3d", "python experiments/unet3d.py", FOUR, BOXES),
-    Measurement("precision_ladder", "python experiments/ladder.py", FOUR, BOXES),
+    Measurement("precision_ladder", "python experiments/ladder.py --rounds 5", FOUR, BOXES),
     Measurement("underflow", "python experiments/underflow.py", FOUR, BOXES),
     Measurement("format_errors", "python experiments/format_errors.py", FOUR, BOXES),
     Measurement("tensor_cores", "python experiments/tensor_cores.py", FOUR),

@@ -185,8 +185,8 @@ def row_of(problem: Problem, measured: list[Measurement]) -> list[results.Cell]:
     def of_fastest(size: int) -> str:
         best = fastest([one for one in measured if one.size == size and not one.copied])
         seconds = best.timing.seconds
-        time = f"{1e3 * seconds:.3g} ms" if seconds > 1e-3 else f"{1e6 * seconds:.3g} µs"
-        return f"{size:,} {problem.unit}: {best.label}, {time} ± {best.timing.spread / 2 / seconds:.0%}"
+        factor, unit = (1, "s") if seconds > 1 else (1e3, "ms") if seconds > 1e-3 else (1e6, "µs")
+        return f"{size:,} {problem.unit}: {best.label}, {factor * seconds:.3g} {unit} ± {best.timing.spread / 2 / seconds:.0%}"
 
     sizes = [one.size for one in measured]
     row = [problem.title, of_fastest(min(sizes)), of_fastest(max(sizes))]

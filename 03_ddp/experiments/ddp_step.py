@@ -60,9 +60,10 @@ def plot(ranks: tuple[Step, ...]) -> Figure:
             bars = [(start - first, length) for start, length in step[name]]
             axes.broken_barh(bars, (-0.4, 0.8), color=COLOURS[name])
         for number, (start, length) in enumerate(step[REDUCED], start=1):
-            axes.broken_barh([(start - first, length)], (0.6, 0.8), color=COLOURS[REDUCED], edgecolor="white")
+            top = 0.6 + 0.4 * ((number + 1) % 2)  # in turn above and below, because a bucket may begin before the last one ends
+            axes.broken_barh([(start - first, length)], (top, 0.4), color=COLOURS[REDUCED], edgecolor="white")
             middle = start - first + length / 2
-            axes.text(middle, 1, str(number), ha="center", va="center", fontsize=9, color="white")
+            axes.text(middle, top + 0.2, str(number), ha="center", va="center", fontsize=9, color="white")
         axes.set(ylim=(1.6, -0.6), xlim=(0, None), yticks=(0, 1), yticklabels=("train.py", REDUCED))
         axes.set_title(f"rank {rank}", loc="left", fontsize=11)
     panels[-1].set_xlabel("milliseconds; the numbers are those of the buckets, in the order in which they are ready")

@@ -47,12 +47,12 @@ Curve = dict[str, Any]
 
 
 def curve_of(overlay: str, seed: int, limit_train: int) -> Curve:
-    """Train with an overlay; return batch, steps and losses by epoch. Seed 1 of the study leaves an example log."""
+    """Train with an overlay; return batch, steps and losses by epoch. Seed 1 renews the example log, if there is one."""
     flags = (*COMMON, "--config", f"../configs/{overlay}.yaml", "--seed", seed, "--limit_train", limit_train)
     with tempfile.TemporaryDirectory() as folder:
         summary = train(LESSON, *flags, keep="events.out.tfevents.*", keep_in=Path(folder), on_cpu=True)
         example = results.RESULTS / "example_logs" / overlay / "events.out.tfevents.0.example"
-        if seed == 1 and limit_train == IMAGES:
+        if seed == 1 and limit_train == IMAGES and example.parent.is_dir():
             shutil.copy(next(Path(folder).iterdir()), example)  # its own name contains that of this machine
     batch = summary["global_batch_size"]
     per_epoch = -(-limit_train // batch)

@@ -4,8 +4,8 @@
     python experiments/checkpoint_cost.py --gpu_hours_per_failure 10000     # of a machine that fails more often
 
 You should see that the time between two checkpoints that costs least grows with the square root of the time that one
-takes, and that the 120 seconds that this lesson's job has before its time limit are enough on a fast file system and
-not on a slow one.
+takes, and that the 120 seconds that this lesson's job has before its time limit are enough, except for the largest
+model on the slowest file system.
 
 A run that saves every t seconds loses a share s / t of its time by saving, where s is the time of a save, and after
 each failure t / 2 on average. The sum is smallest at t = sqrt(2 s M), where M is the mean time between two failures of

@@ -23,7 +23,7 @@ ADAMW_EPS = 1e-6
 """AdamW divides a gradient by its own size plus this number.
 
 Some of many gradients are so close to zero that their rounding errors are as large as they are. With AdamW's default of
-1e-8, these errors alone make weights differ by up to 4e-5 after four steps. With 1e-6 it is about 1e-6.
+1e-8, these errors alone make weights differ by up to 4e-5 after four steps. With 1e-6 it is about 2e-6.
 """
 
 
