@@ -88,7 +88,7 @@ CPU = (
     Measurement("emulated_gpu", "python experiments/emulated_study.py", ONE, MNIST),
     Measurement("compare", "python experiments/compare.py", TWO, MNIST),
     Measurement("scaling", "python experiments/scaling.py", THREE, MNIST),
-    Measurement("allreduce", f"{TORCHRUN} 2 experiments/allreduce.py", THREE),
+    Measurement("allreduce", f"{TORCHRUN} 2 experiments/allreduce.py --seconds 1", THREE),
     Measurement("ddp_options", "python experiments/ddp_options.py", THREE, CIFAR),
     Measurement("ddp_step", "python experiments/ddp_step.py", THREE, CIFAR),
     Measurement("bucket_timelines", "python experiments/bucket_timelines.py", THREE, CIFAR),

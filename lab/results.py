@@ -115,12 +115,6 @@ def store_plot(name: str, figure: "Figure") -> None:
     temporary.replace(_folder() / f"{name}.png")
 
 
-def store_text(name: str, text: str) -> None:
-    """Write what a page shows as it was printed, such as a line profile, into the folder of this machine."""
-    print(f"\n{text}")
-    (_folder() / f"{name}.txt").write_text(text)
-
-
 def _folder() -> Path:
     from workshop.hardware import describe_hardware, pick_device
 

@@ -156,6 +156,25 @@ def test_the_ladder_adds_one_option_each_to_what_the_device_has(
     assert started == ["fp32", "bf16", "bf16"], "what was stored before is not measured again"
 
 
+def test_the_ladder_compares_round_by_round(
+    run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drift = iter([1.0, 1.0, 1.0, 0.5, 0.5, 0.5])
+    """the machine is slower in the second round: more than the formats differ"""
+
+    def train(_: Path, *flags: Any) -> dict:  # noqa: ANN401
+        speed = {"fp32": 100.0, "fp16": 100.0, "bf16": 150.0}[flags[flags.index("--precision") + 1]] * next(drift)
+        return {"SYNTHETIC": {"trials": [speed - 1, speed, speed + 1]}, "mfu": {"SYNTHETIC": 0.5}}
+
+    monkeypatch.setattr("lab.launching.train", train)
+    flags = ["--configurations", "fp32,fp16,bf16", "--rounds", 2]
+    assert run_script(f"{FOLDER}/ladder.py", *flags, WORKSHOP_RESULTS=str(tmp_path)).status == 0
+    stored = table_of(tmp_path, "precision_ladder")
+    assert [row[2] for row in stored["rows"]] == [None, "fp32: noise", "fp32: 1.5x (1.5 to 1.5)"]
+    assert [row[1][0] for row in stored["rows"]] == [75, 75, 112.5]
+    assert "6 trials" in stored["spread"]
+
+
 OPTIONS = ("channels_last", "cudnn_benchmark", "fused", "compile", "cuda_graph")
 
 
