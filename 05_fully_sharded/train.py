@@ -534,7 +534,7 @@ def same_steps(loader: Loader, device: torch.device) -> Iterator[tuple[torch.Ten
         yield inputs, targets, False
 
 
-@torch.no_grad()  # not inference_mode: gathered weights would be of a kind that backward cannot use afterwards
+@torch.no_grad()  # not inference_mode: before the first step, it makes gathered weights that backward cannot use
 def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> float:
     """Return the mean loss over the validation samples of all ranks."""
     model.eval()
