@@ -186,7 +186,8 @@ def row_of(problem: Problem, measured: list[Measurement]) -> list[results.Cell]:
         best = fastest([one for one in measured if one.size == size and not one.copied])
         seconds = best.timing.seconds
         factor, unit = (1, "s") if seconds > 1 else (1e3, "ms") if seconds > 1e-3 else (1e6, "µs")
-        return f"{size:,} {problem.unit}: {best.label}, {factor * seconds:.3g} {unit} ± {best.timing.spread / 2 / seconds:.0%}"
+        time = f"{factor * seconds:.3g} {unit} ± {best.timing.spread / 2 / seconds:.0%}"
+        return f"{size:,} {problem.unit}: {best.label}, {time}"
 
     sizes = [one.size for one in measured]
     row = [problem.title, of_fastest(min(sizes)), of_fastest(max(sizes))]

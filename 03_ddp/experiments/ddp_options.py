@@ -40,7 +40,8 @@ def main() -> None:
         return train(LESSON, *FLAGS, *flags, ranks=2, threads=1, on_cpu=True)
 
     counted = {name: run(*option, *few) for name, option in OPTIONS.items()}
-    measured = alternately({name: lambda o=option: run(*o, *trial) for name, option in OPTIONS.items()}, arguments.rounds)
+    settings = {name: lambda o=option: run(*o, *trial) for name, option in OPTIONS.items()}
+    measured = alternately(settings, arguments.rounds)
     rows: list[list[results.Cell]] = []
     for name, count in counted.items():
         trials = {kind: [one for found in measured[name] for one in found[kind]["trials"]] for kind in KINDS}

@@ -60,7 +60,7 @@ def plot(ranks: tuple[Step, ...]) -> Figure:
             bars = [(start - first, length) for start, length in step[name]]
             axes.broken_barh(bars, (-0.4, 0.8), color=COLOURS[name])
         for number, (start, length) in enumerate(step[REDUCED], start=1):
-            top = 0.6 + 0.4 * ((number + 1) % 2)  # in turn above and below, because a bucket may begin before the last one ends
+            top = 0.6 + 0.4 * ((number + 1) % 2)  # above and below in turn: a bucket may begin before the last one ends
             axes.broken_barh([(start - first, length)], (top, 0.4), color=COLOURS[REDUCED], edgecolor="white")
             middle = start - first + length / 2
             axes.text(middle, top + 0.2, str(number), ha="center", va="center", fontsize=9, color="white")

@@ -167,7 +167,8 @@ def plot(rows: list[list[Any]]) -> Figure:
         means, deviations = zip(*measured, strict=True)
         beside = [count + 0.12 * place - 0.06 for count in ranks]  # so that none covers the other
         axis.errorbar(beside, means, deviations, fmt="o", color=color, capsize=4, label=f"{label}: measured")
-        axis.plot(ranks, [1.0 if value is None else value for value in predicted], "--", color=color, label=f"{label}: predicted")
+        shares = [1.0 if value is None else value for value in predicted]
+        axis.plot(ranks, shares, "--", color=color, label=f"{label}: predicted")
     axis.axhline(1, color="black", linewidth=0.8, linestyle=":", label="ideal")
     axis.set(xlabel="ranks, each with an emulated GPU", ylabel="efficiency", ylim=(0, 1.08), xticks=ranks)
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -47,7 +47,7 @@ Curve = dict[str, Any]
 
 
 def curve_of(overlay: str, seed: int, limit_train: int) -> Curve:
-    """Train with an overlay; return batch, steps and losses by epoch. Seed 1 renews the example log, if there is one."""
+    """Train with an overlay; return batch, steps, losses by epoch. Seed 1 renews an example log, if there is one."""
     flags = (*COMMON, "--config", f"../configs/{overlay}.yaml", "--seed", seed, "--limit_train", limit_train)
     with tempfile.TemporaryDirectory() as folder:
         summary = train(LESSON, *flags, keep="events.out.tfevents.*", keep_in=Path(folder), on_cpu=True)
