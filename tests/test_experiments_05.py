@@ -277,8 +277,9 @@ def test_saving_every_so_often_costs_least(run_script: Script, tmp_path: Path) -
     lost = [checkpoint_cost.lost_share(factor * best, save, between) for factor in (0.9, 1, 1.1)]
     assert min(lost) == lost[1] and lost[1] == pytest.approx((2 * save / between) ** 0.5)
     assert run_script(f"{FOLDER}/checkpoint_cost.py", WORKSHOP_RESULTS=str(tmp_path)).status == 0
-    slow = rows_of(tmp_path, "checkpoint_cost")["7 billion on 64 GPUs, 1 GB/s"]
-    assert slow[:3] == [84, 84, "no"]
+    rows = rows_of(tmp_path, "checkpoint_cost")
+    assert rows["7 billion on 64 GPUs, 1 GB/s"][:3] == [84, 84, "yes"]
+    assert rows["70 billion on 512 GPUs, 1 GB/s"][:3] == [840, 840, "no"]
 
 
 def test_bytes_and_operations_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

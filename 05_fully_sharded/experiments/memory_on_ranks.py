@@ -8,6 +8,7 @@
 import gc
 import json
 import sys
+import time
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,23 @@ def setups(model: str, update: str) -> list[Setup]:
 
 
 def name_calls(name: str) -> None:
-    """Make a collective of `torch.distributed` wait for its end, and give its calls a name in the profiler's trace."""
+    """Make a collective of `torch.distributed` wait for its end, and give its calls a name in the profiler's trace.
+
+    Gloo's thread may keep the tensors a little longer, and the profiler would not see that it frees them: wait for it.
+    """
     collective = getattr(dist, name)
 
     @wraps(collective)
     def call(*args: Any, **keywords: Any) -> None:  # noqa: ANN401
+        tensors = [value for value in (*args, *keywords.values()) if isinstance(value, torch.Tensor)]
+        uses = [tensor._use_count() for tensor in tensors]
         with record_function(COLLECTIVE):
             work = collective(*args, **keywords)
             if work is not None:
                 work.wait()
+            del work
+            while any(tensor._use_count() > before for tensor, before in zip(tensors, uses, strict=True)):
+                time.sleep(1e-4)
 
     setattr(dist, name, call)
 
