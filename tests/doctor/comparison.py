@@ -190,7 +190,7 @@ def main() -> None:
         rows.append([meaning, *(cells[fault][name] for name in TOOLS)])
     results.store(
         "doctor_beside_others",
-        title="Ten faults, looked at with four tools",
+        title="Ten faults, looked at with three tools",
         columns=["fault", *TOOLS],
         rows=rows,
         command="python tests/doctor/comparison.py",
