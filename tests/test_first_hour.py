@@ -68,7 +68,9 @@ def test_a_node_that_has_lost_a_gpu_is_named_before_anything_waits_for_it() -> N
     assert "rank 2 on n0 has no GPU of its own: there are 2" in first_hour.unlike_the_others(shared)
 
 
-def test_two_ranks_are_measured_and_what_is_said_follows_from_the_speeds(tmp_path: Path, user_environment: dict[str, str]) -> None:
+def test_two_ranks_are_measured_and_what_is_said_follows_from_the_speeds(
+    tmp_path: Path, user_environment: dict[str, str]
+) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, SCRIPT, "--slow_rank", "1", "--out", tmp_path / "found.json"]
     done = subprocess.run([*map(str, command)], env=user_environment, capture_output=True, text=True)
