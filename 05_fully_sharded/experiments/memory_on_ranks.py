@@ -7,6 +7,7 @@
 
 import gc
 import json
+import operator
 import sys
 import time
 from functools import partial, wraps
@@ -62,7 +63,8 @@ def name_calls(name: str) -> None:
             if work is not None:
                 work.wait()
             del work
-            while any(tensor._use_count() > before for tensor, before in zip(tensors, uses, strict=True)):
+            until = time.monotonic() + 5  # a later PyTorch may keep one for good
+            while any(map(operator.gt, (tensor._use_count() for tensor in tensors), uses)) and time.monotonic() < until:
                 time.sleep(1e-4)
 
     setattr(dist, name, call)
