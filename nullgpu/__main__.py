@@ -1,0 +1,8 @@
+"""``python -m nullgpu COMMAND...``."""
+
+import sys
+
+from .command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Run a command as on a machine with GPUs that compute nothing.
+
+    python nullgpu/run.py python train.py                     on one GPU of 80 GB; all values are zeros
+    python nullgpu/run.py --gpus 2 torchrun --standalone --nproc-per-node 2 train.py
+    python nullgpu/run.py --values python train.py            the CPU computes the values
+    python nullgpu/run.py --report python train.py            and at the end, what a step costs and what holds the memory
+    python nullgpu/run.py --world 64 python train.py          rank 0 of 64; the other ranks do not exist
+
+The exit status is the command's; 2 if there can be no null GPU here.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from . import build
+
+HOOK = Path(__file__).resolve().parent / "hook"
+GPU_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
+"""are there where NVIDIA's driver is"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the arguments; those after the command are the command's own."""
+    it = argparse.ArgumentParser(
+        prog="nullgpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python nullgpu/run.py [options] COMMAND...",
+    )
+    add = it.add_argument
+    add("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="python, torchrun, kernprof, srun, ...")
+    add("--gpus", type=int, default=1, help="number of GPUs of the machine, at most 64 (default: 1)")
+    add("--gb", type=float, default=80, help="memory of each GPU in GiB (default: 80)")
+    add("--sm", type=int, default=90, help="compute capability times 10: 75, 80, 86, 89, 90, 100, 120 (default: 90)")
+    add("--values", action="store_true", help="compute the values on the CPU; otherwise all are zeros")
+    add("--report", nargs="?", const="", metavar="FILE", help="report at the end; FILE: where the memory snapshot goes")
+    add("--world", type=int, default=0, metavar="N", help="run as rank 0 of N, without the other ranks")
+    add("--timeout", type=float, default=600, help="seconds a rank waits for others in a collective (default: 600)")
+    add("--beside_gpu", action="store_true", help="run although this machine has a GPU")
+    return it
+
+
+def environment(options: argparse.Namespace, library: Path) -> dict[str, str]:
+    """Return the environment variables of the command."""
+    env = dict(os.environ)
+    env["LD_PRELOAD"] = " ".join(filter(None, (str(library), env.get("LD_PRELOAD"))))
+    env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(library.parent), env.get("LD_LIBRARY_PATH"))))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOOK), env.get("PYTHONPATH"))))
+    env |= {
+        "NULLGPU_LIBRARY": str(library),
+        "NULLGPU_GPUS": str(options.gpus),
+        "NULLGPU_GB": str(options.gb),
+        "NULLGPU_SM": str(options.sm),
+        "NULLGPU_VALUES": str(int(options.values)),
+        "NULLGPU_WORLD": str(options.world),
+        "NULLGPU_TIMEOUT": str(options.timeout),
+    }
+    if options.world:
+        names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": options.world, "LOCAL_WORLD_SIZE": min(options.world, options.gpus)}
+        env |= {name: str(value) for name, value in names.items()}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # nobody listens there, and nobody asks
+    return env
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    it = parser()
+    options = it.parse_args(arguments)
+    if not options.command:
+        it.print_usage(sys.stderr)
+        return fail("no command: python nullgpu/run.py python train.py, for example")
+    if not 1 <= options.gpus <= 64 or options.gb <= 0 or options.world < 0:
+        return fail("--gpus is from 1 to 64, --gb above 0, and --world 0 (no emulation of other ranks) or more")
+    if options.world and options.values:
+        return fail("--world has no other ranks whose values could be computed: leave out --values")
+    if any(map(os.path.exists, GPU_FILES)) and not options.beside_gpu:
+        return fail("this machine has a GPU, which the command would not see: leave out nullgpu, or add --beside_gpu")
+    try:
+        library = build.library()
+        if not build.is_tried():
+            print(f"nullgpu: note: not tried with torch {build.version()} yet", file=sys.stderr)
+    except build.NotPossible as error:
+        return fail(str(error))
+    env = environment(options, library)
+    words = list(options.command)
+    if words[0] == "python" or words[0].endswith(".py"):  # this Python, whatever the PATH says; a script alone is run by it
+        words = [sys.executable, *(words[1:] if words[0] == "python" else words)]
+    beside = Path(sys.executable).parent / words[0]  # torchrun and kernprof of this environment, also if it is not activated
+    if shutil.which(words[0]) is None and beside.exists():
+        words[0] = str(beside)
+    if shutil.which(words[0]) is None:
+        return fail(f"no command {words[0]}")
+    if options.report is None:
+        return run(words, env)
+    with tempfile.TemporaryDirectory(prefix="nullgpu") as folder:
+        env["NULLGPU_REPORT"] = folder
+        status = run(words, env)
+        from .report import show
+
+        show(Path(folder), options)
+    return status
+
+
+def run(words: list[str], env: dict[str, str]) -> int:
+    """Run a command to its end; signals that end this process reach it too."""
+    process = subprocess.Popen(words, env=env)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, lambda sent, frame: process.send_signal(sent))
+    while True:
+        try:
+            status = process.wait()
+            break
+        except KeyboardInterrupt:  # the terminal has sent it to the command too
+            continue
+    return status if status >= 0 else 128 - status
+
+
+def fail(message: str) -> int:
+    """Say in one line what is wrong; return the exit status of a user's mistake."""
+    print(f"nullgpu: error: {message}", file=sys.stderr)
+    return 2

@@ -1,0 +1,133 @@
+// cuDNN: convolutions, batch norm and attention are not computed. PyTorch uses two interfaces.
+//
+// The older one has a function for each operation. What only computes is generated (stubs.py); here are the functions that
+// answer. The newer one ("backend", https://docs.nvidia.com/deeplearning/cudnn/backend/latest) describes everything by
+// descriptors with attributes: those that are set are kept, and given back when they are asked for.
+#include "gpu.h"
+
+#include <cudnn.h>
+#include <cudnn_backend.h>
+#include <string.h>
+
+#include <vector>
+
+using namespace nullgpu;
+
+static constexpr cudnnStatus_t OK = CUDNN_STATUS_SUCCESS;
+
+EXPORT size_t cudnnGetVersion() { return CUDNN_VERSION; }
+EXPORT size_t cudnnGetCudartVersion() { return CUDART_VERSION; }
+EXPORT cudnnStatus_t cudnnGetProperty(libraryPropertyType type, int* value) {
+  *value = type == MAJOR_VERSION ? CUDNN_MAJOR : type == MINOR_VERSION ? CUDNN_MINOR : CUDNN_PATCHLEVEL;
+  return OK;
+}
+EXPORT const char* cudnnGetErrorString(cudnnStatus_t status) { return status ? "CUDNN_STATUS_NOT_SUPPORTED" : "CUDNN_STATUS_SUCCESS"; }
+EXPORT void cudnnGetLastErrorString(char* message, size_t size) {
+  if (size) *message = 0;
+}
+EXPORT cudnnStatus_t cudnnGetStream(cudnnHandle_t, cudaStream_t* stream) {
+  *stream = nullptr;
+  return OK;
+}
+EXPORT cudnnStatus_t cudnnDropoutGetStatesSize(cudnnHandle_t, size_t* bytes) {
+  *bytes = 64;
+  return OK;
+}
+
+// ---- the older interface: one algorithm for each convolution, without a workspace
+
+template <class Performance>
+static cudnnStatus_t one_algorithm(int* number, Performance* found) {
+  memset(found, 0, sizeof *found);
+  found->algo = decltype(found->algo)(1);
+  found->time = 1;
+  found->determinism = CUDNN_DETERMINISTIC;
+  *number = 1;
+  return OK;
+}
+#define ALGORITHMS(PASS, FIRST, SECOND, RESULT, PERFORMANCE)                                                                      \
+  EXPORT cudnnStatus_t cudnnGetConvolution##PASS##Algorithm_v7(cudnnHandle_t, FIRST, SECOND, const cudnnConvolutionDescriptor_t,  \
+                                                               RESULT, const int, int* number, PERFORMANCE* found) {             \
+    return one_algorithm(number, found);                                                                                          \
+  }
+ALGORITHMS(Forward, const cudnnTensorDescriptor_t, const cudnnFilterDescriptor_t, const cudnnTensorDescriptor_t, cudnnConvolutionFwdAlgoPerf_t)
+ALGORITHMS(BackwardData, const cudnnFilterDescriptor_t, const cudnnTensorDescriptor_t, const cudnnTensorDescriptor_t, cudnnConvolutionBwdDataAlgoPerf_t)
+ALGORITHMS(BackwardFilter, const cudnnTensorDescriptor_t, const cudnnTensorDescriptor_t, const cudnnFilterDescriptor_t, cudnnConvolutionBwdFilterAlgoPerf_t)
+
+EXPORT cudnnStatus_t cudnnFindConvolutionForwardAlgorithmEx(cudnnHandle_t, const cudnnTensorDescriptor_t, const void*,
+    const cudnnFilterDescriptor_t, const void*, const cudnnConvolutionDescriptor_t, const cudnnTensorDescriptor_t, void*, const int,
+    int* number, cudnnConvolutionFwdAlgoPerf_t* found, void*, size_t) {
+  return one_algorithm(number, found);
+}
+EXPORT cudnnStatus_t cudnnFindConvolutionBackwardDataAlgorithmEx(cudnnHandle_t, const cudnnFilterDescriptor_t, const void*,
+    const cudnnTensorDescriptor_t, const void*, const cudnnConvolutionDescriptor_t, const cudnnTensorDescriptor_t, void*, const int,
+    int* number, cudnnConvolutionBwdDataAlgoPerf_t* found, void*, size_t) {
+  return one_algorithm(number, found);
+}
+EXPORT cudnnStatus_t cudnnFindConvolutionBackwardFilterAlgorithmEx(cudnnHandle_t, const cudnnTensorDescriptor_t, const void*,
+    const cudnnTensorDescriptor_t, const void*, const cudnnConvolutionDescriptor_t, const cudnnFilterDescriptor_t, void*, const int,
+    int* number, cudnnConvolutionBwdFilterAlgoPerf_t* found, void*, size_t) {
+  return one_algorithm(number, found);
+}
+
+// ---- the newer interface
+
+struct Attribute {
+  cudnnBackendAttributeType_t type;
+  int64_t number;
+  std::vector<char> bytes;
+};
+struct Descriptor {
+  cudnnBackendDescriptorType_t type;
+  std::map<int, Attribute> attributes;
+};
+
+static size_t size_of(cudnnBackendAttributeType_t type) {
+  switch (type) {
+    case CUDNN_TYPE_CHAR: case CUDNN_TYPE_BOOLEAN: return 1;
+    case CUDNN_TYPE_INT64: case CUDNN_TYPE_DOUBLE: case CUDNN_TYPE_HANDLE: case CUDNN_TYPE_VOID_PTR:
+    case CUDNN_TYPE_BACKEND_DESCRIPTOR: return 8;
+    default: return 4;  // an enumeration, an int32 or a float
+  }
+}
+
+EXPORT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t* descriptor) {
+  *descriptor = new Descriptor{type, {}};
+  return OK;
+}
+EXPORT cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
+  delete static_cast<Descriptor*>(descriptor);
+  return OK;
+}
+EXPORT cudnnStatus_t cudnnBackendInitialize(cudnnBackendDescriptor_t) { return OK; }
+EXPORT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t) { return OK; }
+EXPORT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
+                                              cudnnBackendAttributeType_t type, int64_t number, const void* values) {
+  const char* first = static_cast<const char*>(values);
+  size_t bytes = first ? (size_t)number * size_of(type) : 0;
+  static_cast<Descriptor*>(descriptor)->attributes[(int)name] = {type, number, {first, first + bytes}};
+  return OK;
+}
+EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor, cudnnBackendAttributeName_t name,
+                                              cudnnBackendAttributeType_t type, int64_t room, int64_t* number, void* values) {
+  const Descriptor* it = static_cast<const Descriptor*>(descriptor);
+  auto found = it->attributes.find((int)name);
+  int64_t count = 0;
+  if (found != it->attributes.end()) {
+    count = found->second.number;
+    size_t bytes = std::min((size_t)room * size_of(type), found->second.bytes.size());
+    if (values && type != CUDNN_TYPE_BACKEND_DESCRIPTOR) memcpy(values, found->second.bytes.data(), bytes);
+  } else if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
+    count = name == CUDNN_ATTR_ENGINECFG_KNOB_CHOICES || name == CUDNN_ATTR_ENGINE_KNOB_INFO ? 0 : 1;  // one engine
+  } else if (type == CUDNN_TYPE_INT64 || type == CUDNN_TYPE_INT32 || type == CUDNN_TYPE_BOOLEAN) {
+    count = 1;  // numbers of engines, bytes of a workspace and of shared memory
+    int64_t answer = name == CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT ? 1 : 0;
+    if (values && room) memcpy(values, &answer, size_of(type));
+  }
+  if (number) *number = count;  // of all others, such as notes on an engine, there are none
+  return OK;
+}
+EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t) {
+  launch(nullptr, nullptr);
+  return OK;
+}

@@ -1,0 +1,204 @@
+// Settings, counters and memory of the null GPUs.
+#include "gpu.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace nullgpu {
+
+Counters counters{};
+
+// ---- settings
+
+static double number(const char* name, double fallback) {
+  const char* text = getenv(name);
+  return text && *text ? atof(text) : fallback;
+}
+
+// Which GPUs CUDA_VISIBLE_DEVICES shows: numbers, in order; the list ends at the first one that does not exist.
+static void choose_gpus(Settings& s, int all) {
+  const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+  if (!visible) {
+    for (int i = 0; i < all; ++i) s.number[s.gpus++] = i;
+    return;
+  }
+  while (*visible && s.gpus < MOST_GPUS) {
+    char* end;
+    long n = strtol(visible, &end, 10);
+    if (!strncmp(visible, "GPU-", 4)) {  // the identifier of a GPU: its last two characters are its number
+      end = const_cast<char*>(visible) + strcspn(visible, ",");
+      n = end - visible > 2 ? strtol(end - 2, nullptr, 16) : -1;
+    } else if (end == visible) {
+      return;
+    }
+    if (n < 0 || n >= all) return;
+    s.number[s.gpus++] = (int)n;
+    visible = *end == ',' ? end + 1 : end;
+  }
+}
+
+static std::string name_of_host() {
+  for (const char* name : {"NCCL_HOSTID", "SLURMD_NODENAME", "GROUP_RANK"})
+    if (const char* value = getenv(name)) return value;
+  return "";
+}
+
+const Settings& settings() {
+  static const Settings all = [] {
+    Settings s{};
+    choose_gpus(s, (int)std::min(number("NULLGPU_GPUS", 1), (double)MOST_GPUS));
+    s.memory = (size_t)(number("NULLGPU_GB", 80) * (1 << 30));
+    s.sm = (int)number("NULLGPU_SM", 90);
+    s.values = number("NULLGPU_VALUES", 0) != 0;
+    s.largest_copy = 1 << 20;
+    s.world = (int)number("NULLGPU_WORLD", 0);
+    s.timeout = number("NULLGPU_TIMEOUT", 600);
+    s.host = name_of_host();
+    return s;
+  }();
+  return all;
+}
+
+const Hardware& hardware() {
+  static const Hardware known[] = {
+      {"sm_75", 75, 40, 1024, 16, 64, 64, 4},     {"sm_80", 80, 108, 2048, 32, 164, 163, 40},
+      {"sm_86", 86, 84, 1536, 16, 100, 99, 6},    {"sm_89", 89, 58, 1536, 24, 100, 99, 48},
+      {"sm_90", 90, 132, 2048, 32, 228, 227, 50}, {"sm_100", 100, 148, 2048, 32, 228, 227, 126},
+      {"sm_120", 120, 170, 1536, 24, 100, 99, 96}};
+  static const Hardware* chosen = [] {
+    const Hardware* best = &known[0];
+    for (const Hardware& one : known)
+      if (one.sm <= settings().sm) best = &one;
+    return best;
+  }();
+  return *chosen;
+}
+
+// ---- what Python reads and sets
+
+using Observer = void (*)(int kind, const char* name, int64_t bytes, int pageable);
+static std::atomic<Observer> observer{nullptr};
+static thread_local bool observing = false;  // the observer itself may wait or copy
+
+void observe(Kind kind, const char* name, int64_t bytes, bool pageable) {
+  Observer call = observer;
+  if (!call || observing) return;
+  observing = true;
+  call(kind, name, bytes, pageable);
+  observing = false;
+}
+
+EXPORT Counters* nullgpu_counters() { return &counters; }
+EXPORT void nullgpu_observe(Observer call) { observer = call; }
+EXPORT int64_t nullgpu_used(int device) { return (int64_t)used(device); }
+
+void missing(const char* name) {
+  observe(MISSING, name, 0, false);
+  fprintf(stderr, "nullgpu: error: %s was called, which the null GPU does not have (nullgpu/README.md says how to add it)\n", name);
+  fflush(stderr);
+  _exit(70);
+}
+
+// ---- memory
+
+static std::mutex lock;
+static std::map<uintptr_t, Block> blocks;
+static int64_t charged[MOST_GPUS];
+
+void* reserve(size_t size) {
+  void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return p == MAP_FAILED ? nullptr : p;
+}
+
+void charge(int device, int64_t bytes) { __atomic_fetch_add(&charged[device], bytes, __ATOMIC_RELAXED); }
+size_t used(int device) { return (size_t)__atomic_load_n(&charged[device], __ATOMIC_RELAXED); }
+bool fits(int device, size_t bytes) { return used(device) + bytes <= settings().memory; }
+
+// With values, the memory of the GPUs is in RAM. Linux kills a process that takes more than there is, without a word.
+static void end_if_host_is_full(size_t size) {
+  if (!settings().values || size < (64u << 20)) return;
+  FILE* file = fopen("/proc/meminfo", "r");
+  char line[128];
+  unsigned long long kilobytes = ~0ull;
+  while (file && fgets(line, sizeof line, file))
+    if (sscanf(line, "MemAvailable: %llu", &kilobytes) == 1) break;
+  if (file) fclose(file);
+  if (kilobytes == ~0ull || size / 1024 + (256 << 10) < kilobytes) return;
+  fprintf(stderr, "nullgpu: error: with --values the memory of the GPUs is memory of this machine, which has %.1f GB left, "
+          "and %.1f GB more are needed: take a smaller model or batch, or leave out --values\n",
+          (double)kilobytes / 1e6, (double)size / 1e9);
+  fflush(stderr);
+  _exit(2);
+}
+
+cudaError_t allocate(void** pointer, size_t size, bool on_host) {
+  *pointer = nullptr;
+  int device = current_device();
+  if (size == 0) return cudaSuccess;
+  if (!on_host && !fits(device, size)) return error(cudaErrorMemoryAllocation, "cudaMalloc");
+  if (!on_host) end_if_host_is_full(size);
+  if (!(*pointer = reserve(size))) return error(cudaErrorMemoryAllocation, "mmap");
+  remember(*pointer, {size, device, on_host, true});
+  if (!on_host) charge(device, (int64_t)size);
+  return cudaSuccess;
+}
+
+cudaError_t release(void* pointer) {
+  if (!pointer) return cudaSuccess;
+  std::lock_guard<std::mutex> guard(lock);
+  auto found = blocks.find((uintptr_t)pointer);
+  if (found == blocks.end()) return error(cudaErrorInvalidValue, "cudaFree");
+  Block block = found->second;
+  blocks.erase(found);
+  if (block.mapped) munmap(pointer, block.size);
+  if (!block.on_host) charge(block.device, -(int64_t)block.size);
+  return cudaSuccess;
+}
+
+void remember(void* pointer, Block block) {
+  std::lock_guard<std::mutex> guard(lock);
+  blocks[(uintptr_t)pointer] = block;
+}
+
+void forget(void* pointer) {
+  std::lock_guard<std::mutex> guard(lock);
+  blocks.erase((uintptr_t)pointer);
+}
+
+bool find(const void* pointer, uintptr_t* start, Block* block) {
+  std::lock_guard<std::mutex> guard(lock);
+  auto after = blocks.upper_bound((uintptr_t)pointer);
+  if (after == blocks.begin()) return false;
+  auto& [first, found] = *std::prev(after);
+  if ((uintptr_t)pointer >= first + found.size) return false;
+  if (start) *start = first;
+  if (block) *block = found;
+  return true;
+}
+
+bool is_done(size_t bytes) { return bytes && (settings().values || bytes <= settings().largest_copy); }
+
+void copy(void* to, const void* from, size_t bytes) {
+  bool from_gpu = true, to_gpu = true;
+  Block source{}, target{};
+  bool known_source = find(from, nullptr, &source), known_target = find(to, nullptr, &target);
+  from_gpu = known_source && !source.on_host;
+  to_gpu = known_target && !target.on_host;
+  bool pageable = from_gpu != to_gpu && !(known_source && known_target);
+  if (from_gpu && to_gpu) {
+    count(counters.copies_on_gpu);
+  } else if (to_gpu) {
+    count(counters.copies_to_gpu), count(counters.bytes_to_gpu, (int64_t)bytes);
+  } else if (from_gpu) {
+    count(counters.copies_from_gpu), count(counters.bytes_from_gpu, (int64_t)bytes);
+  }
+  if (pageable) count(counters.pageable_copies);
+  if (from_gpu != to_gpu) observe(COPY, to_gpu ? "to" : "from", (int64_t)bytes, pageable);
+  if (is_done(bytes) || (!to_gpu && bytes)) memmove(to, from, bytes);  // what the CPU reads is always real: zeros
+}
+
+}  // namespace nullgpu

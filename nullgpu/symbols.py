@@ -1,0 +1,113 @@
+"""Which functions of NVIDIA's libraries PyTorch needs, and C++ for those that are not written by hand.
+
+The list follows from the installed libraries: every function that they leave undefined and that belongs to CUDA's
+runtime, its driver, cuBLAS, cuDNN, cuSPARSE, cuSOLVER, cuFFT or NCCL. A function gets its C++ in one of five ways:
+
+- *written*: it is in ``src/*.cpp``, because PyTorch reads what it answers
+- *work*: it only computes something on the GPU, so it counts as a launch, and does nothing
+- *create*: it makes a handle or a descriptor, which nobody reads
+- *accept*: it sets or frees something
+- *size*: it answers how much workspace another function needs: none
+- *missing*: it ends the process with its name
+"""
+
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+REPLACED = re.compile(r"cuda[A-Z]|cu[A-Z](?!File)|cublas|cudnn|cufft|cusparse|cusolver|nccl|__cuda")
+"""functions of the libraries that the null GPU stands in for; nvrtc, cuFile and CUPTI work, or fail, as they are"""
+WORK = re.compile(
+    r"cublas([SDCZ][a-z]|I[sdcz]|Gemm|Dot|LtMatmul$)"
+    r"|cudnn(Convolution|BatchNormalization|PoolingForward|RNN(Forward|Backward)|CTCLoss|SpatialTf)"
+    r"|cusolverDn[SDCZX][a-z]+(?!.*(bufferSize|Set))"
+    r"|cusparse([SDCZ][a-z]|X[a-z]|Sp[A-Z]|SDDMM|Csr|CreateIdentity)(?!.*(bufferSize|GetSize|Attribute|Descr|zeroPivot|Nnz))"
+    r"|cusparseLt(Matmul$|SpMMA)|cufftXtExec|cublas(Get|Set)(Matrix|Vector)Async"
+)
+CREATE = re.compile(r"(cublas|cudnn|cusparse|cusolver)\w*([cC]reate|Init)")
+ACCEPT = re.compile(r"(cublas|cudnn|cusparse|cusolver|cufft)\w*(Set|[dD]estroy|Restore)|cufftCreate|cudaKernelSetAttribute")
+SIZE = re.compile(r"\w*([bB]ufferSize|WorkspaceSize|GetWorkspace|ReserveSpaceSize)")
+
+PREFIX = """\
+#include <stdlib.h>
+struct CUstream_st;
+namespace nullgpu { void launch(const void*, CUstream_st*); [[noreturn]] void missing(const char*); }
+extern "C" {
+#pragma GCC visibility push(default)"""
+"""without NVIDIA's headers, whose declarations have the arguments that are left out here"""
+
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+def undefined(library: Path) -> set[str]:
+    """Return the functions of the replaced libraries that a shared library needs from others."""
+    printed = subprocess.run(["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True).stdout
+    names = {line.split()[-1].partition("@")[0] for line in printed.splitlines() if line.strip()}
+    return {name for name in names if REPLACED.match(name)}
+
+
+def defined(objects: Iterable[Path]) -> set[str]:
+    """Return the functions that compiled files define."""
+    printed = subprocess.run(
+        ["nm", "--defined-only", "--extern-only", *map(str, objects)], capture_output=True, text=True, check=True
+    ).stdout
+    return {line.split()[-1] for line in printed.splitlines() if len(line.split()) == 3}
+
+
+def driver_functions(cuda_h: str) -> set[str]:
+    """Return the functions of the driver that ``cuda.h`` declares: PyTorch asks for them by name, at run time."""
+    text = COMMENT.sub("", cuda_h)
+    names = set(re.findall(r"\b(cu[A-Z]\w+)\s*\(", text)) - set(re.findall(r"#define\s+(cu\w+)\s*\(", text))
+    renamed = dict(re.findall(r"#define\s+(cu[A-Z]\w+)\s+(?:__CUDA_API_PT\w+\()?(cu[A-Z]\w+)", text))
+    return {renamed.get(name, name) for name in names}
+
+
+def parameters(name: str, headers: Mapping[Path, str]) -> tuple[str, str] | None:
+    """Return the header that declares a function, and the text between its parentheses; None if no header does."""
+    for header, text in headers.items():
+        if found := re.search(rf"\b{name}\s*\(([^;{{]*?)\)\s*;", text):
+            return header.name, found[1]
+    return None
+
+
+def kind(name: str) -> str:
+    """Return how a function that is not written by hand gets its C++."""
+    if SIZE.match(name):
+        return "size"
+    for way, pattern in (("work", WORK), ("create", CREATE), ("accept", ACCEPT)):
+        if pattern.match(name):
+            return way
+    return "missing"
+
+
+def stub(name: str, headers: Mapping[Path, str]) -> str:
+    """Return the C++ of a function that is not written by hand."""
+    way = kind(name)
+    if way == "work":
+        return f"int {name}(...) {{ nullgpu::launch(nullptr, nullptr); return 0; }}"
+    if way == "create":
+        return f"int {name}(void** made, ...) {{ *made = calloc(1, 256); return 0; }}"
+    if way == "accept":
+        return f"int {name}(...) {{ return 0; }}"
+    if way == "size" and (declared := parameters(name, headers)):
+        arguments = [" ".join(one.split()) for one in declared[1].split(",")]
+        answers = []
+        plain = []
+        for number, argument in enumerate(arguments):
+            if found := re.match(r"(int|size_t)\s*\*\s*\w+$", argument):
+                answers.append(f"*a{number} = 0;")
+                plain.append(f"{found[1]}* a{number}")
+            else:  # a number or a pointer: the width of a register, or a floating-point number, which has its own
+                floating = re.match(r"(float|double)\s+\w+$", argument)
+                plain.append(f"{floating[1] if floating else 'void*'} a{number}")
+        if answers:
+            return f"int {name}({', '.join(plain)}) {{ {' '.join(answers)} return 0; }}"
+    return f'void {name}() {{ nullgpu::missing("{name}"); }}'
+
+
+def stubs(needed: Iterable[str], headers: Mapping[Path, str]) -> str:
+    """Return a C++ file with all functions in ``needed``."""
+    lines = [PREFIX]
+    lines += [stub(name, headers) for name in sorted(needed)]
+    return "\n".join([*lines, "#pragma GCC visibility pop", "}", ""])
