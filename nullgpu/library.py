@@ -1,0 +1,50 @@
+"""The counters and callbacks of the compiled library, in the processes of the command."""
+
+import ctypes
+import os
+from collections.abc import Callable
+
+COUNTERS = (
+    "launches",
+    "waits",
+    "copies_to_gpu",
+    "copies_from_gpu",
+    "copies_on_gpu",
+    "pageable_copies",
+    "bytes_to_gpu",
+    "bytes_from_gpu",
+    "graph_launches",
+    "collectives",
+    "collective_bytes",
+    "errors",
+)
+"""in the order of struct Counters in src/gpu.h"""
+WAIT, COPY, COLLECTIVE, MISSING = range(4)
+"""what an observer is told of: enum Kind in src/gpu.h"""
+OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int)
+
+_observer: object = None  # kept, because C++ holds only its address
+
+
+def load() -> ctypes.CDLL:
+    """Return the library, which this process has loaded when it started."""
+    return ctypes.CDLL(os.environ["NULLGPU_LIBRARY"])
+
+
+def counters() -> dict[str, int]:
+    """Return what has been counted in this process so far."""
+    library = load()
+    library.nullgpu_counters.restype = ctypes.POINTER(ctypes.c_int64 * len(COUNTERS))
+    return dict(zip(COUNTERS, library.nullgpu_counters().contents, strict=True))
+
+
+def observe(callback: Callable[[int, str, int, bool], None] | None) -> None:
+    """Let ``callback(kind, name, bytes, pageable)`` be called in each wait, copy and collective; None: no longer."""
+    global _observer
+
+    def call(kind: int, name: bytes, size: int, pageable: int) -> None:
+        if callback:
+            callback(kind, name.decode(), size, bool(pageable))
+
+    _observer = OBSERVER(call) if callback else ctypes.cast(None, OBSERVER)
+    load().nullgpu_observe(_observer)

@@ -1,0 +1,48 @@
+"""Prepare a process in which torch has just been imported."""
+
+import os
+import sys
+import traceback
+
+import torch
+
+from . import library
+
+
+def start() -> None:
+    """Install what the options of the command ask for, if this process sees a null GPU."""
+    if not torch.cuda.is_available():  # CUDA_VISIBLE_DEVICES is empty: this process is to compute on the CPU
+        return
+    use_own_cells()
+    world = int(os.environ["NULLGPU_WORLD"])
+    if os.environ["NULLGPU_VALUES"] == "1":
+        from . import values
+
+        values.install()
+    else:
+        from . import zeros
+
+        zeros.install()
+    if world:
+        from . import world as imaginary
+
+        imaginary.install(world)
+    if folder := os.environ.get("NULLGPU_REPORT"):
+        from . import record
+
+        record.install(folder)
+    else:
+        library.observe(say_where_if_missing)
+
+
+def use_own_cells() -> None:
+    """Let recurrent networks take PyTorch's own kernels: cuDNN's need a layout of the weights that only cuDNN knows."""
+    torch.nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
+    for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
+        kind.forward = torch.backends.cudnn.flags(enabled=False)(kind.forward)  # type: ignore[method-assign]
+
+
+def say_where_if_missing(kind: int, name: str, size: int, pageable: bool) -> None:
+    """Print the Python stack before a function that the null GPU does not have ends the process."""
+    if kind == library.MISSING:
+        traceback.print_stack(file=sys.stderr)

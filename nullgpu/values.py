@@ -1,0 +1,218 @@
+"""Values for the null GPU: each operation on "cuda" first runs PyTorch's own CUDA code, whose kernels compute nothing, and is
+then computed on the CPU, in the same memory.
+
+So checks, formats, allocations and errors are CUDA's, and values the CPU's. What a CUDA graph has recorded is computed
+again at each replay. Operations whose result has a size that depends on values are computed first.
+"""
+
+import atexit
+import ctypes
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from . import kernels
+
+CPU = torch.device("cpu")
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+AS_THEY_ARE = {"c10d", "_c10d_functional", "symm_mem", "profiler", "prim", "prims", "inductor"}
+"""namespaces of operations that need no values: NCCL moves real data (src/nccl.cpp)"""
+WITHOUT_VALUES = frozenset(
+    "record_stream is_pinned _pin_memory _local_scalar_dense empty empty_strided set_ resize_ new_empty new_empty_strided "
+    "empty_like _resize_output_ _has_compatible_shallow_copy_type lift lift_fresh data is_set_to _reshape_alias detach alias "
+    "_version sym_size _nested".split()
+)
+"""operations that make or describe tensors, or read the memory itself"""
+
+not_computed: dict[str, str] = {}
+"""operations without values, and why"""
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor in the memory of a CUDA tensor: of the same shape, strides and format."""
+    if type(tensor) is not torch.Tensor:
+        tensor = tensor.detach()
+    storage = tensor.untyped_storage()
+    size, pointer = storage.nbytes(), storage.data_ptr()
+    if size == 0 or pointer == 0:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    raw = torch.frombuffer((ctypes.c_ubyte * size).from_address(pointer), dtype=torch.uint8).untyped_storage()
+    made = torch.empty(0, dtype=tensor.dtype).set_(raw, tensor.storage_offset(), tensor.shape, tensor.stride())
+    if tensor.is_conj():
+        made = made.conj()
+    return made._neg_view() if tensor.is_neg() else made
+
+
+def on_cuda(value: object) -> bool:
+    """Whether a value is a tensor on a GPU."""
+    return isinstance(value, torch.Tensor) and value.is_cuda
+
+
+class Values(TorchDispatchMode):
+    """Computes on the CPU what the null GPU does not."""
+
+    graphs: dict[int, list[Callable[[], None]]] = {}
+    """what each CUDA graph has recorded, by the graph's id"""
+    recording: list[Callable[[], None]] | None = None
+    """what is recorded now"""
+    random = torch.Generator()
+    seed: int | None = None
+    lock = threading.RLock()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        """Run the operation, and compute its values."""
+        kwargs = kwargs or {}
+        flat, spec = tree_flatten((args, kwargs))
+        if any(isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in flat):
+            # A FakeTensor has shapes only; the parts of a DTensor and the like come here again.
+            return func(*args, **kwargs) if any(issubclass(kind, FakeTensor) for kind in types) else NotImplemented
+        name = func._schema.name.partition("::")[2]
+        if func.namespace in AS_THEY_ARE:
+            if self.recording is not None and func.namespace in ("c10d", "_c10d_functional"):
+                self.recording.append(functools.partial(func, *args, **kwargs))
+            return func(*args, **kwargs)
+        gpu = next((value.device for value in flat if on_cuda(value)), None)
+        if gpu is not None and (torch.Tag.dynamic_output_shape in func.tags or has_mask(name, args)):
+            return self.compute_first(func, flat, spec, gpu)
+        out = func(*args, **kwargs)
+        flat_out, out_spec = tree_flatten(out)
+        if name in WITHOUT_VALUES or not (gpu is not None or any(map(on_cuda, flat_out))):
+            return out
+        tensors = [value for value in flat if isinstance(value, torch.Tensor)]
+        if func.is_view and shares_memory(flat_out, tensors):  # `to`, `contiguous` and `reshape` may make a copy
+            return out
+        return self.compute_after(func, flat, spec, tensors, flat_out, out_spec, out)
+
+    def compute_first(self, func: Any, flat: list, spec: Any, gpu: torch.device) -> Any:  # noqa: ANN401
+        """Compute an operation whose result has a size that depends on values: on a GPU, the CPU waits for this size."""
+        torch.cuda.current_stream(gpu).synchronize()
+        args, kwargs = tree_unflatten([to_cpu(value) for value in flat], spec)
+        found, out_spec = tree_flatten(self.run(func, args, kwargs))
+        made = []
+        for value in found:
+            if isinstance(value, torch.Tensor):
+                on_gpu = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=gpu)
+                alias(on_gpu).copy_(value)
+                value = on_gpu
+            made.append(value)
+        return tree_unflatten(made, out_spec)
+
+    def compute_after(
+        self, func: Any, flat: list, spec: Any, tensors: list, flat_out: list, out_spec: Any, out: Any  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Compute on the CPU what the GPU has left as it was, now or at each replay of a graph."""
+        args, kwargs = tree_unflatten([to_cpu(value) for value in flat], spec)
+        given = {id(value) for value in tensors}
+        targets = [alias(value) if on_cuda(value) and id(value) not in given else None for value in flat_out]
+        answers: list[Any] = []
+
+        def compute() -> None:
+            try:
+                found = tree_flatten(self.run(func, args, kwargs))[0]
+            except (RuntimeError, NotImplementedError, TypeError) as error:
+                not_computed.setdefault(str(func), str(error).splitlines()[0][:120])
+                return
+            for target, value in zip(targets, found, strict=False):
+                if target is not None and isinstance(value, torch.Tensor):
+                    target.copy_(value)
+            answers[:] = found
+
+        if self.recording is not None:
+            self.recording.append(compute)
+            return out
+        compute()
+        if answers and any(isinstance(value, bool | int | float) for value in flat_out):  # aten::equal, for example
+            chosen = [a if isinstance(o, bool | int | float) else o for a, o in zip(answers, flat_out, strict=True)]
+            return tree_unflatten(chosen, out_spec)
+        return out
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+        """Run an operation on CPU tensors."""
+        with torch.no_grad():
+            if special := kernels.SPECIAL.get(func._schema.name):
+                return special(*args, **kwargs)
+            if torch.Tag.nondeterministic_seeded not in func.tags:
+                return func(*args, **kwargs)
+            with self.lock:  # random numbers of the GPU must not use up those of the CPU
+                seed = torch.cuda.default_generators[torch.cuda.current_device()].initial_seed()
+                if seed != Values.seed:
+                    self.random.manual_seed(seed)
+                    Values.seed = seed
+                before = torch.get_rng_state()
+                torch.set_rng_state(self.random.get_state())
+                try:
+                    return func(*args, **kwargs)
+                finally:
+                    self.random.set_state(torch.get_rng_state())
+                    torch.set_rng_state(before)
+
+
+def has_mask(name: str, args: Any) -> bool:  # noqa: ANN401
+    """Whether this is x[mask], whose number of elements depends on the values of the mask."""
+    return name == "index" and any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+
+
+def shares_memory(made: list, given: list[torch.Tensor]) -> bool:
+    """Whether all tensors that an operation made lie in memory that it was given."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in given}
+    return all(value.untyped_storage().data_ptr() in own for value in made if isinstance(value, torch.Tensor))
+
+
+def to_cpu(value: Any) -> Any:  # noqa: ANN401
+    """Return what an operation on the CPU is given in place of an argument."""
+    if isinstance(value, torch.Tensor):
+        return alias(value) if value.is_cuda else value
+    if isinstance(value, torch.device):
+        return CPU
+    if isinstance(value, torch.Generator) and value.device.type == "cuda":
+        return None
+    return value
+
+
+def install() -> None:
+    """Compute the values of this process: in all its threads, and at each replay of a graph."""
+    mode = Values()
+    capture_begin, capture_end, replay = (getattr(torch.cuda.CUDAGraph, n) for n in ("capture_begin", "capture_end", "replay"))
+
+    def begin(self: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        capture_begin(self, *args, **kwargs)
+        Values.recording = Values.graphs[id(self)] = []
+
+    def end(self: torch.cuda.CUDAGraph) -> None:
+        Values.recording = None
+        capture_end(self)
+
+    def replay_with_values(self: torch.cuda.CUDAGraph) -> None:
+        replay(self)
+        for compute in Values.graphs.get(id(self), ()):
+            compute()
+
+    torch.cuda.CUDAGraph.capture_begin = begin  # type: ignore[method-assign]
+    torch.cuda.CUDAGraph.capture_end = end  # type: ignore[method-assign]
+    torch.cuda.CUDAGraph.replay = replay_with_values  # type: ignore[method-assign]
+    run = threading.Thread.run
+
+    def run_with_values(self: threading.Thread) -> None:
+        with Values():
+            run(self)
+
+    threading.Thread.run = run_with_values  # type: ignore[method-assign]
+    mode.__enter__()
+    atexit.register(say_what_has_no_values)
+
+
+def say_what_has_no_values() -> None:
+    """Name, at the end, the operations that were not computed."""
+    for name, why in not_computed.items():
+        print(f"nullgpu: note: no values for {name}: {why}", file=sys.stderr)
+    if not_computed and os.environ.get("NULLGPU_STRICT"):
+        sys.stderr.flush()
+        os._exit(71)

@@ -1,0 +1,28 @@
+"""One process as rank 0 of a job of any size: the other ranks do not exist.
+
+In the collectives of NCCL the others count as copies of this rank (src/nccl.cpp). Here, the same for what PyTorch does on
+the CPU: the store in which ranks find one another, and groups of gloo.
+"""
+
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+
+def install(world: int) -> None:
+    """Let process groups of this process begin without the other ranks."""
+    init = c10d.init_process_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        backend = args[0] if args else kwargs.pop("backend", None)
+        kept = {name: kwargs[name] for name in ("timeout", "device_id", "pg_options") if name in kwargs}
+        init(backend, store=dist.HashStore(), rank=0, world_size=world, **kept)
+
+    def gloo(store: Any, rank: int, size: int, **options: Any) -> Any:  # noqa: ANN401
+        from torch._C._distributed_c10d import FakeProcessGroup
+
+        return FakeProcessGroup._create_internal(rank, size)
+
+    dist.init_process_group = c10d.init_process_group = init_process_group  # type: ignore[assignment]
+    c10d.ProcessGroupGloo = gloo  # type: ignore[misc, assignment]
