@@ -65,6 +65,7 @@ def environment(options: argparse.Namespace, library: Path) -> dict[str, str]:
         names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": options.world, "LOCAL_WORLD_SIZE": min(options.world, options.gpus)}
         env |= {name: str(value) for name, value in names.items()}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # nobody listens there, and nobody asks
+        env["TORCH_NCCL_RANKS_PER_ROOT"] = str(options.world)  # otherwise, from 128 ranks on, others send addresses too
     return env
 
 

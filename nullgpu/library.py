@@ -1,5 +1,6 @@
 """The counters and callbacks of the compiled library, in the processes of the command."""
 
+import atexit
 import ctypes
 import os
 from collections.abc import Callable
@@ -38,13 +39,13 @@ def counters() -> dict[str, int]:
     return dict(zip(COUNTERS, library.nullgpu_counters().contents, strict=True))
 
 
-def observe(callback: Callable[[int, str, int, bool], None] | None) -> None:
-    """Let ``callback(kind, name, bytes, pageable)`` be called in each wait, copy and collective; None: no longer."""
+def observe(callback: Callable[[int, str, int, bool], None], *kinds: int) -> None:
+    """Let ``callback(kind, name, bytes, pageable)`` be called in each wait, copy or collective, until Python ends."""
     global _observer
 
     def call(kind: int, name: bytes, size: int, pageable: int) -> None:
-        if callback:
-            callback(kind, name.decode(), size, bool(pageable))
+        callback(kind, name.decode(), size, bool(pageable))
 
-    _observer = OBSERVER(call) if callback else ctypes.cast(None, OBSERVER)
-    load().nullgpu_observe(_observer)
+    _observer = OBSERVER(call)
+    load().nullgpu_observe(_observer, sum(1 << kind for kind in kinds))
+    atexit.register(load().nullgpu_observe, None, 0)  # threads of PyTorch go on for a while, without Python

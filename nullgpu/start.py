@@ -32,7 +32,7 @@ def start() -> None:
 
         record.install(folder)
     else:
-        library.observe(say_where_if_missing)
+        library.observe(say_where_if_missing, library.MISSING)
 
 
 def use_own_cells() -> None:

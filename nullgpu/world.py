@@ -1,12 +1,15 @@
 """One process as rank 0 of a job of any size: the other ranks do not exist.
 
 In the collectives of NCCL the others count as copies of this rank (src/nccl.cpp). Here, the same for what PyTorch does on
-the CPU: the store in which ranks find one another, and groups of gloo.
+the CPU: the store in which ranks find one another, groups of gloo, and checkpoints of which each rank writes a part.
 """
 
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.distributed.distributed_c10d as c10d
 
 
@@ -24,5 +27,19 @@ def install(world: int) -> None:
 
         return FakeProcessGroup._create_internal(rank, size)
 
+    def save(state_dict: Any, *, checkpoint_id: Any = None, storage_writer: Any = None, **_: Any) -> None:  # noqa: ANN401
+        # The shards of the other ranks are missing, so this would be no checkpoint. Its folder is there, without them.
+        folder = Path(checkpoint_id or storage_writer.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".metadata").touch()
+
+    def async_save(state_dict: Any, **kwargs: Any) -> Future:  # noqa: ANN401
+        save(state_dict, **{name: kwargs.get(name) for name in ("checkpoint_id", "storage_writer")})
+        done: Future = Future()
+        done.set_result(None)
+        return done
+
+    for module in (dcp, dcp.state_dict_saver):
+        module.save, module.async_save = save, async_save  # type: ignore[attr-defined]
     dist.init_process_group = c10d.init_process_group = init_process_group  # type: ignore[assignment]
     c10d.ProcessGroupGloo = gloo  # type: ignore[misc, assignment]

@@ -82,18 +82,23 @@ const Hardware& hardware() {
 
 using Observer = void (*)(int kind, const char* name, int64_t bytes, int pageable);
 static std::atomic<Observer> observer{nullptr};
+static std::atomic<int> observed{0};  // a bit for each kind
 static thread_local bool observing = false;  // the observer itself may wait or copy
 
 void observe(Kind kind, const char* name, int64_t bytes, bool pageable) {
   Observer call = observer;
-  if (!call || observing) return;
+  if (!call || observing || !(observed & 1 << kind)) return;
   observing = true;
   call(kind, name, bytes, pageable);
   observing = false;
 }
 
 EXPORT Counters* nullgpu_counters() { return &counters; }
-EXPORT void nullgpu_observe(Observer call) { observer = call; }
+EXPORT void nullgpu_observe(Observer call, int kinds) {
+  observed = 0;
+  observer = call;
+  observed = kinds;
+}
 EXPORT int64_t nullgpu_used(int device) { return (int64_t)used(device); }
 
 void missing(const char* name) {
