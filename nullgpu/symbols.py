@@ -1,7 +1,7 @@
 """Which functions of NVIDIA's libraries PyTorch needs, and C++ for those that are not written by hand.
 
 The list follows from the installed libraries: every function that they leave undefined and that belongs to CUDA's
-runtime, its driver, cuBLAS, cuDNN, cuSPARSE, cuSOLVER, cuFFT or NCCL. A function gets its C++ in one of five ways:
+runtime, its driver, cuBLAS, cuDNN, cuSPARSE, cuSOLVER, cuFFT, NCCL or CUPTI. A function gets its C++ in one of five ways:
 
 - *written*: it is in ``src/*.cpp``, because PyTorch reads what it answers
 - *work*: it only computes something on the GPU, so it counts as a launch, and does nothing
@@ -16,8 +16,8 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-REPLACED = re.compile(r"cuda[A-Z]|cu[A-Z](?!File)|cublas|cudnn|cufft|cusparse|cusolver|nccl|__cuda")
-"""functions of the libraries that the null GPU stands in for; nvrtc, cuFile and CUPTI work, or fail, as they are"""
+REPLACED = re.compile(r"cuda[A-Z]|cu[A-Z](?!File)|cublas|cudnn|cufft|cusparse|cusolver|nccl|cupti|__cuda")
+"""functions of the libraries that the null GPU stands in for; nvrtc and cuFile work, or fail, as they are"""
 WORK = re.compile(
     r"cublas([SDCZ][a-z]|I[sdcz]|Gemm|Dot|LtMatmul$)"
     r"|cudnn(Convolution|BatchNormalization|PoolingForward|RNN(Forward|Backward)|CTCLoss|SpatialTf)"
@@ -32,7 +32,7 @@ SIZE = re.compile(r"\w*([bB]ufferSize|WorkspaceSize|GetWorkspace|ReserveSpaceSiz
 PREFIX = """\
 #include <stdlib.h>
 struct CUstream_st;
-namespace nullgpu { void launch(const void*, CUstream_st*); [[noreturn]] void missing(const char*); }
+namespace nullgpu { void launch(const char*, CUstream_st*); [[noreturn]] void missing(const char*); }
 extern "C" {
 #pragma GCC visibility push(default)"""
 """without NVIDIA's headers, whose declarations have the arguments that are left out here"""
@@ -85,7 +85,7 @@ def stub(name: str, headers: Mapping[Path, str]) -> str:
     """Return the C++ of a function that is not written by hand."""
     way = kind(name)
     if way == "work":
-        return f"int {name}(...) {{ nullgpu::launch(nullptr, nullptr); return 0; }}"
+        return f'int {name}(...) {{ nullgpu::launch("{name}", nullptr); return 0; }}'
     if way == "create":
         return f"int {name}(void** made, ...) {{ *made = calloc(1, 256); return 0; }}"
     if way == "accept":

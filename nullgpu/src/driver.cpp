@@ -96,8 +96,8 @@ EXPORT CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned
 }
 EXPORT CUresult cuModuleLoad(CUmodule* module, const char*) { return cuModuleLoadData(module, nullptr); }
 EXPORT CUresult cuModuleUnload(CUmodule) { return CUDA_SUCCESS; }
-EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char*) {
-  *function = static_cast<CUfunction>(calloc(1, 8));
+EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
+  *function = reinterpret_cast<CUfunction>(strdup(name));
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuLinkCreate(unsigned, CUjit_option*, void**, CUlinkState* state) {
@@ -137,16 +137,16 @@ EXPORT CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CU
 }
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                CUstream stream, void**, void**) {
-  launch(function, stream);
+  launch(reinterpret_cast<const char*>(function), stream);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void**, void**) {
-  launch(function, config->hStream);
+  launch(reinterpret_cast<const char*>(function), config->hStream);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                           CUstream stream, void**) {
-  launch(function, stream);
+  launch(reinterpret_cast<const char*>(function), stream);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,

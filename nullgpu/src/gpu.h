@@ -108,7 +108,8 @@ struct Stream {
 Stream* stream_of(cudaStream_t stream);
 bool forbidden_by_capture();         // a call that waits or allocates, which invalidates the captures of this thread
 bool recorded(cudaStream_t stream);  // put on a stream that is captured: recorded, and not done now
-void launch(const void* function, cudaStream_t stream);
+void launch(const char* kernel, cudaStream_t stream);
+void profile_launch(const char* kernel, int stream);  // for torch.profiler: cupti.cpp
 
 // A function that this library does not have was called: say which, and end.
 [[noreturn]] void missing(const char* name);

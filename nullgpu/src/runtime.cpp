@@ -25,9 +25,9 @@ cudaError_t error(cudaError_t code, const char* function) {
   return code;
 }
 
-void launch(const void*, cudaStream_t stream) {
+void launch(const char* kernel, cudaStream_t stream) {
   count(counters.launches);
-  recorded(stream);
+  if (!recorded(stream)) profile_launch(kernel, (int)((uintptr_t)stream >> 4 & 0xffff));
 }
 
 }  // namespace nullgpu
@@ -37,6 +37,7 @@ using namespace nullgpu;
 // ---- what the compiler of CUDA puts into each library: its kernels and variables, and a launch with <<<...>>>
 
 static std::mutex lock;
+static std::unordered_map<const void*, const char*> kernels;                 // their names, by their address on the CPU
 static std::unordered_map<const void*, std::pair<void*, size_t>> variables;  // on the GPU, by their address on the CPU
 static thread_local struct {
   dim3 grid, block;
@@ -47,7 +48,10 @@ static thread_local struct {
 EXPORT void** __cudaRegisterFatBinary(void*) { return static_cast<void**>(calloc(1, 64)); }
 EXPORT void __cudaRegisterFatBinaryEnd(void**) {}
 EXPORT void __cudaUnregisterFatBinary(void**) {}
-EXPORT void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*) {}
+EXPORT void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*, void*, void*, int*) {
+  std::lock_guard<std::mutex> guard(lock);
+  kernels[function] = name;
+}
 EXPORT void __cudaRegisterVar(void**, char* variable, char*, const char*, int, size_t size, int, int) {
   std::lock_guard<std::mutex> guard(lock);
   variables[variable] = {calloc(1, size + 8), size};
@@ -66,12 +70,18 @@ EXPORT cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   return cudaSuccess;
 }
 
+static const char* name_of(const void* kernel) {
+  std::lock_guard<std::mutex> guard(lock);
+  auto found = kernels.find(kernel);
+  return found == kernels.end() ? "a kernel" : found->second;
+}
+
 // As a GPU does: a grid or a block that is empty or too large is refused.
 static cudaError_t start(const void* function, dim3 grid, dim3 block, cudaStream_t stream) {
   uint64_t threads = (uint64_t)block.x * block.y * block.z;
   if (!threads || threads > 1024 || block.z > 64 || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535)
     return error(cudaErrorInvalidConfiguration, "cudaLaunchKernel");
-  launch(function, stream);
+  launch(name_of(function), stream);
   return cudaSuccess;
 }
 EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t, cudaStream_t stream) {
