@@ -20,7 +20,7 @@ TRIED = ((2, 11), (2, 15))
 """the oldest and the newest version of PyTorch with which the null GPU was tried"""
 NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")
 """the library is also what is loaded under the names of NVIDIA's driver"""
-FLAGS = ("-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-w")
+FLAGS = ("-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-w", "-include", "without_formats.h")
 
 
 class NotPossible(Exception):

@@ -1,0 +1,214 @@
+"""Note, in a process of the command, what a report is made of; `report` reads it when the command has ended."""
+
+import atexit
+import json
+import os
+import pickle
+import statistics
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.utils.data.dataloader as dataloader
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from . import library
+
+OWN = str(Path(__file__).resolve().parent)
+LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python", "<frozen", "<string>", OWN)
+"""parts of the names of files that are not the user's"""
+BACKWARD = "in backward"
+NOT_COUNTED = 3
+"""the first updates, in which memory is allocated and DDP sets up its buckets"""
+MOST_ENTRIES = 200_000
+"""allocations and frees that are kept"""
+
+
+class Recorder:
+    """What has been seen so far: per update of an optimizer the counters, and events by line."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.updates: list[dict[str, float]] = []
+        self.lines: list[Counter[tuple[str, str, str]]] = []
+        """of each update: how often (what, detail, place)"""
+        self.bytes: Counter[tuple[str, str, str]] = Counter()
+        self.now: Counter[tuple[str, str, str]] = Counter()
+        self.loading = 0.0
+        self.last = (time.perf_counter(), library.counters(), 0.0)
+        self.captured: set[int] = set()
+        self.capturing: int | None = None
+        self.out_of_memory: dict[str, Any] | None = None
+
+    def event(self, kind: int, name: str, size: int, pageable: bool) -> None:
+        """Note a wait, a copy or a collective with the line that caused it."""
+        what = {library.WAIT: "wait", library.COPY: "copy", library.COLLECTIVE: "collective"}.get(kind, "")
+        detail = name if what != "copy" else f"{name} {'pageable' if pageable else 'pinned'}"
+        key = (what, detail, place(sys._getframe(1)))
+        self.now[key] += 1
+        self.bytes[key] += size
+
+    def update_ends(self) -> None:
+        """Note what has happened since the end of the update before."""
+        if self.capturing is not None:
+            self.captured.add(self.capturing)
+            return
+        clock, before, loading = self.last
+        now, counted = time.perf_counter(), library.counters()
+        row: dict[str, float] = {name: counted[name] - before[name] for name in counted}
+        row |= {"seconds": now - clock, "loading": self.loading - loading}
+        self.updates.append(row)
+        self.lines.append(self.now)
+        self.now = Counter()
+        self.last = (now, counted, self.loading)
+
+    def write(self) -> None:
+        """Write what has been seen, and the history of the memory; of processes that have used no GPU, nothing."""
+        if not torch.cuda.is_initialized() or not library.counters()["launches"]:
+            return
+        device = torch.cuda.current_device()
+        counted = self.updates[NOT_COUNTED:] or self.updates
+        lines = self.lines[NOT_COUNTED:] or self.lines
+        found: dict[str, Any] = {
+            "rank": int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0),
+            "world": int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1),
+            "device": torch.cuda.get_device_name(device),
+            "memory": torch.cuda.get_device_properties(device).total_memory,
+            "torch": torch.__version__,
+            "updates": len(self.updates),
+            "counted": len(counted),
+            "step": {name: statistics.median(row[name] for row in counted) for name in counted[0]} if counted else {},
+            "total": library.counters(),
+            "lines": median_of(lines) if lines else [[*key, n, self.bytes[key]] for key, n in self.now.items()],
+            "peak": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
+        snapshot = self.out_of_memory or torch.cuda.memory._snapshot()
+        found |= {"holders": holders(snapshot, device), "out_of_memory": self.out_of_memory is not None}
+        name = f"rank{found['rank']}"
+        with (self.folder / f"{name}.pickle").open("wb") as file:
+            pickle.dump(snapshot, file)
+        (self.folder / f"{name}.json").write_text(json.dumps(found))
+
+
+def median_of(lines: list[Counter[tuple[str, str, str]]]) -> list[list[Any]]:
+    """Return (what, detail, place, how often in the median update) of what happens in at least half of the updates."""
+    keys = {key for one in lines for key in one}
+    rows = [[*key, statistics.median(one[key] for one in lines), 0] for key in keys]
+    return sorted((row for row in rows if row[3] >= 1), key=lambda row: -row[3])
+
+
+def is_users(file: str) -> bool:
+    """Whether a file belongs neither to Python, nor to an installed package, nor to the null GPU."""
+    return not any(part in file for part in LIBRARIES)
+
+
+def place(frame: FrameType | None) -> str:
+    """Return the user's innermost line, as FILE:LINE in FUNCTION."""
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return BACKWARD
+
+
+def place_of(frames: list[dict[str, Any]]) -> str:
+    """Return the same from the frames that PyTorch's allocator has noted."""
+    for frame in frames:
+        if is_users(frame["filename"]):
+            return f"{frame['filename']}:{frame['line']} in {frame['name']}"
+    return BACKWARD
+
+
+def holders(snapshot: dict[str, Any], device: int) -> dict[str, Any]:
+    """Return the lines that hold the memory at its peak, from PyTorch's history of the memory.
+
+    The history is read backwards, from the blocks that are in use at its end.
+    """
+    trace = snapshot["device_traces"][device] if device < len(snapshot["device_traces"]) else []
+    in_use = {
+        block["address"]: (block["requested_size"] if "requested_size" in block else block["size"], block.get("frames", []), block["size"])
+        for segment in snapshot["segments"]
+        for block in segment["blocks"]
+        if segment["device"] == device and block["state"] == "active_allocated"
+    }
+    total = sum(size for _, _, size in in_use.values())
+    peak, at = total, len(trace)
+    for index in range(len(trace) - 1, -1, -1):
+        entry = trace[index]
+        if entry["action"] == "alloc":
+            total -= entry["size"]
+        elif entry["action"] == "free_requested":
+            total += entry["size"]
+            if total > peak:
+                peak, at = total, index
+    held = {address: (size, frames) for address, (_, frames, size) in in_use.items()}
+    for index in range(len(trace) - 1, at - 1, -1):
+        entry = trace[index]
+        if entry["action"] == "alloc":
+            held.pop(entry["addr"], None)
+        elif entry["action"] == "free_requested":
+            held[entry["addr"]] = (entry["size"], entry.get("frames", []))
+    by_line: Counter[str] = Counter()
+    for size, frames in held.values():
+        by_line[place_of(frames)] += size
+    return {"peak": peak, "lines": by_line.most_common(8), "complete": len(trace) < MOST_ENTRIES}
+
+
+def install(folder: str) -> None:
+    """Begin to note."""
+    recorder = Recorder(folder)
+    library.observe(recorder.event, library.WAIT, library.COPY, library.COLLECTIVE)
+    register_optimizer_step_post_hook(lambda *_: recorder.update_ends())
+    time_the_loaders(recorder)
+    watch_graphs(recorder)
+
+    def begin() -> None:
+        torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MOST_ENTRIES)
+        torch._C._cuda_attach_out_of_memory_observer(out_of_memory)
+
+    def out_of_memory(device: int, wanted: int, free: int, total: int) -> None:
+        recorder.out_of_memory = torch.cuda.memory._snapshot()
+
+    torch.cuda._lazy_call(begin)  # when CUDA is initialized, and not before
+    atexit.register(recorder.write)
+
+
+def time_the_loaders(recorder: Recorder) -> None:
+    """Add up the seconds in which loops wait for the batches of a DataLoader."""
+    own = dataloader._BaseDataLoaderIter.__next__
+
+    def timed(self: Any) -> Any:  # noqa: ANN401
+        began = time.perf_counter()
+        try:
+            return own(self)
+        finally:
+            recorder.loading += time.perf_counter() - began
+
+    dataloader._BaseDataLoaderIter.__next__ = timed  # type: ignore[method-assign]
+
+
+def watch_graphs(recorder: Recorder) -> None:
+    """Let the replay of a graph that has recorded an update count as one."""
+    graph = torch.cuda.CUDAGraph
+    begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
+
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        recorder.capturing = id(self)
+        begin(self, *args, **kwargs)
+
+    def capture_end(self: Any) -> None:  # noqa: ANN401
+        recorder.capturing = None
+        end(self)
+
+    def replayed(self: Any) -> None:  # noqa: ANN401
+        replay(self)
+        if id(self) in recorder.captured:
+            recorder.update_ends()
+
+    graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replayed  # type: ignore[method-assign]
+
