@@ -34,7 +34,9 @@ def library() -> Path:
         NotPossible: another system, no compiler, no PyTorch with CUDA, or the compiler fails.
     """
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
-        raise NotPossible(f"the null GPU needs Linux on x86-64 or aarch64, and this is {sys.platform} on {platform.machine()}")
+        raise NotPossible(
+            f"the null GPU needs Linux on x86-64 or aarch64, and this is {sys.platform} on {platform.machine()}"
+        )
     torch = torch_folder()
     key = hashlib.sha256(f"{torch} {version()} {FLAGS}".encode())
     for source in (*sorted(SOURCES.iterdir()), Path(symbols.__file__)):
@@ -60,7 +62,7 @@ def is_tried() -> bool:
 
 
 def torch_folder() -> Path:
-    """Return the folder of PyTorch, which has to be one with CUDA. It is found without importing it, which takes seconds."""
+    """Return the folder of a PyTorch with CUDA, without importing it, which takes seconds."""
     version()
     spec = find_spec("torch")
     assert spec and spec.origin
@@ -103,11 +105,18 @@ def compile_into(folder: Path, torch: Path) -> None:
     """Compile the sources and the generated functions, and put the library under its name when it is complete."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None or shutil.which("nm") is None:
-        raise NotPossible("the null GPU is compiled at its first use and needs a C++ compiler: install g++ (Debian: apt install g++)")
+        raise NotPossible(
+            "the null GPU is compiled at its first use and needs a C++ compiler: install g++ (Debian: apt install g++)"
+        )
     folders = headers(torch)
-    missing = [name for name in ("cuda.h", "cuda_runtime_api.h", "cudnn.h", "nccl.h") if not any((one / name).exists() for one in folders)]
+    missing = [
+        name
+        for name in ("cuda.h", "cuda_runtime_api.h", "cudnn.h", "nccl.h")
+        if not any((one / name).exists() for one in folders)
+    ]
     if missing:
-        raise NotPossible(f"CUDA's headers are not beside this PyTorch ({', '.join(missing)}): install PyTorch with pip, or set CUDA_HOME")
+        names = ", ".join(missing)
+        raise NotPossible(f"CUDA's headers are not beside this PyTorch ({names}): install with pip, or set CUDA_HOME")
     print(f"nullgpu: compiling for torch {version()}, once", file=sys.stderr, flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
@@ -115,15 +124,35 @@ def compile_into(folder: Path, torch: Path) -> None:
         include = [f"-I{one}" for one in (SOURCES, *folders)]
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [build / f"{source.stem}.o" for source in sources]
-        commands = [[compiler, *FLAGS, *include, "-c", str(one), "-o", str(to)] for one, to in zip(sources, objects, strict=True)]
+        commands = [
+            [compiler, *FLAGS, *include, "-c", str(one), "-o", str(to)]
+            for one, to in zip(sources, objects, strict=True)
+        ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(run, commands))
-        texts = {file: symbols.COMMENT.sub("", file.read_text(errors="replace")) for one in folders[:8] for file in one.glob("cu*.h")}
+        texts = {
+            file: symbols.COMMENT.sub("", file.read_text(errors="replace"))
+            for one in folders[:8]
+            for file in one.glob("cu*.h")
+        }
         generated = build / "generated.cpp"
         generated.write_text(symbols.stubs(needed(torch, texts) - symbols.defined(objects), texts))
         (build / "out").mkdir()
-        run([compiler, *FLAGS, *include, "-shared", str(generated), *map(str, objects), "-o", str(build / "out" / NAMES[0]),
-             f"-Wl,-soname,{NAMES[0]}", "-ldl", "-lpthread"])
+        run(
+            [
+                compiler,
+                *FLAGS,
+                *include,
+                "-shared",
+                str(generated),
+                *map(str, objects),
+                "-o",
+                str(build / "out" / NAMES[0]),
+                f"-Wl,-soname,{NAMES[0]}",
+                "-ldl",
+                "-lpthread",
+            ]
+        )
         shutil.copy(generated, build / "out")
         for name in NAMES[1:]:
             (build / "out" / name).symlink_to(NAMES[0])
@@ -147,4 +176,6 @@ def run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-300:])
-        raise NotPossible(f"the null GPU cannot be compiled for torch {version()}: {first} (nullgpu/README.md: a new PyTorch)")
+        raise NotPossible(
+            f"the null GPU cannot be compiled for torch {version()}: {first} (nullgpu/README.md: a new PyTorch)"
+        )

@@ -3,7 +3,7 @@
     python nullgpu/run.py python train.py                     on one GPU of 80 GB; all values are zeros
     python nullgpu/run.py --gpus 2 torchrun --standalone --nproc-per-node 2 train.py
     python nullgpu/run.py --values python train.py            the CPU computes the values
-    python nullgpu/run.py --report python train.py            and at the end, what a step costs and what holds the memory
+    python nullgpu/run.py --report python train.py            and at the end: launches, waits, what holds the memory
     python nullgpu/run.py --world 64 python train.py          rank 0 of 64; the other ranks do not exist
 
 The exit status is the command's; 2 if there can be no null GPU here.
@@ -62,10 +62,15 @@ def environment(options: argparse.Namespace, library: Path) -> dict[str, str]:
         "NULLGPU_TIMEOUT": str(options.timeout),
     }
     if options.world:
-        names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": options.world, "LOCAL_WORLD_SIZE": min(options.world, options.gpus)}
+        names = {
+            "RANK": 0,
+            "LOCAL_RANK": 0,
+            "WORLD_SIZE": options.world,
+            "LOCAL_WORLD_SIZE": min(options.world, options.gpus),
+        }
         env |= {name: str(value) for name, value in names.items()}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # nobody listens there, and nobody asks
-        env["TORCH_NCCL_RANKS_PER_ROOT"] = str(options.world)  # otherwise, from 128 ranks on, others send addresses too
+        env["TORCH_NCCL_RANKS_PER_ROOT"] = "1000000"  # otherwise, from 128 ranks on, others send addresses too
     return env
 
 
@@ -90,9 +95,13 @@ def main(arguments: list[str] | None = None) -> int:
         return fail(str(error))
     env = environment(options, library)
     words = list(options.command)
-    if words[0] == "python" or words[0].endswith(".py"):  # this Python, whatever the PATH says; a script alone is run by it
+    if words[0] == "python" or words[0].endswith(
+        ".py"
+    ):  # this Python, whatever the PATH says; a script alone is run by it
         words = [sys.executable, *(words[1:] if words[0] == "python" else words)]
-    beside = Path(sys.executable).parent / words[0]  # torchrun and kernprof of this environment, also if it is not activated
+    beside = (
+        Path(sys.executable).parent / words[0]
+    )  # torchrun and kernprof of this environment, also if it is not activated
     if shutil.which(words[0]) is None and beside.exists():
         words[0] = str(beside)
     if shutil.which(words[0]) is None:

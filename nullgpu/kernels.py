@@ -1,10 +1,12 @@
 """Operations that exist on CUDA only, computed on the CPU: attention, parts of norms, cells of recurrent networks.
 
-Each function has the signature of its operation in PyTorch's native_functions.yaml, and returns what that returns; outputs
-that only the backward pass of the same kernel reads are left out where the function below does not read them.
+Each function has the signature of its operation in PyTorch's native_functions.yaml, and returns what that returns.
+Outputs that only the backward pass of the same kernel reads are left out where the function below does not read them.
 """
+# ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 def weights_of(
     query: Tensor, key: Tensor, bias: Tensor | None, dropout: float, causal: bool, scale: float, seed: int
 ) -> tuple[Tensor, Tensor, Tensor | float]:
-    """Return in float32 the weights of attention (N, heads, T, S), the logarithm of their sums, and what dropout multiplies by."""
+    """Return, in float32, the weights (N, heads, T, S), the logarithm of their sums, and the factors of dropout."""
     scores = (query.float() @ key.float().transpose(-2, -1)) * scale
     if bias is not None:
         scores = scores + bias.float()
@@ -29,7 +31,14 @@ def weights_of(
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float, causal: bool, scale: float | None, seed: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    seed: int,
 ) -> tuple[Tensor, Tensor]:
     """Return attention (N, heads, T, d) and the logarithm of its sums (N, heads, T), computed in float32."""
     groups = query.shape[1] // key.shape[1]  # heads that share keys and values
@@ -40,9 +49,17 @@ def attention(
 
 
 def attention_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float, causal: bool, scale: float | None, seed: int
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    seed: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of query, key, value and bias. (Autograd does not record what runs inside of an operation.)"""
+    """Return the gradients of query, key, value and bias. (Autograd does not record what an operation does inside.)"""
     groups = query.shape[1] // key.shape[1]
     keys, values = key.repeat_interleave(groups, 1).float(), value.repeat_interleave(groups, 1).float()
     scale = scale or 1 / math.sqrt(query.shape[-1])
@@ -52,8 +69,7 @@ def attention_backward(
     of_weights = (g @ values.transpose(-2, -1)) * factor
     of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True))
     of_query, of_keys = (of_scores @ keys) * scale, (of_scores.transpose(-2, -1) @ query.float()) * scale
-    n, heads, tokens, width = key.shape
-    of_key, of_value = (x.view(n, heads, groups, tokens, -1).sum(2) for x in (of_keys, of_values))
+    of_key, of_value = (x.unflatten(1, (-1, groups)).sum(2) for x in (of_keys, of_values))
     of_bias = None if bias is None else of_scores.sum_to_size(bias.shape).to(bias.dtype)
     return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), of_bias
 
@@ -64,20 +80,60 @@ def new_seed(dropout: float) -> tuple[Tensor, int]:
     return torch.tensor(seed), seed
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, debug: bool = False, *, scale: float | None = None, **_: Any) -> tuple:  # noqa: ANN401, E501
-    """aten::_scaled_dot_product_flash_attention"""  # noqa: D403
+def flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: float | None = None,
+    **_: Any,
+) -> tuple:
+    """aten::_scaled_dot_product_flash_attention"""
     state, seed = new_seed(dropout)
     out, sums = attention(q, k, v, None, dropout, causal, scale, seed)
     return out, sums, None, None, q.shape[2], k.shape[2], torch.stack([state, state]), None, None
 
 
-def flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, cum_q: Any, cum_k: Any, max_q: int, max_k: int, dropout: float, causal: bool, state: Tensor, offset: Tensor, *, scale: float | None = None, **_: Any) -> tuple:  # noqa: ANN401, E501
-    """aten::_scaled_dot_product_flash_attention_backward"""  # noqa: D403
-    return attention_backward(grad, q, k, v, None, dropout, causal, scale, int(state.flatten()[0]) if dropout else 0)[:3]
+def flash_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    cum_q: Any,
+    cum_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+    state: Tensor,
+    offset: Tensor,
+    *,
+    scale: float | None = None,
+    **_: Any,
+) -> tuple:
+    """aten::_scaled_dot_product_flash_attention_backward"""
+    return attention_backward(grad, q, k, v, None, dropout, causal, scale, int(state.flatten()[0]) if dropout else 0)[
+        :3
+    ]
 
 
-def efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, compute_log_sumexp: bool, dropout: float = 0.0, causal: bool = False, *, scale: float | None = None) -> tuple:  # noqa: E501
-    """aten::_scaled_dot_product_efficient_attention"""  # noqa: D403
+def efficient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple:
+    """aten::_scaled_dot_product_efficient_attention"""
     state, seed = new_seed(dropout)
     out, sums = attention(q, k, v, bias, dropout, causal, scale, seed)
     if not compute_log_sumexp:
@@ -87,27 +143,75 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, compute_log_
     return out, padded, state, state
 
 
-def efficient_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, sums: Tensor, state: Tensor, offset: Tensor, dropout: float, wanted: list[bool], causal: bool = False, *, scale: float | None = None) -> tuple:  # noqa: E501
-    """aten::_scaled_dot_product_efficient_attention_backward"""  # noqa: D403
+def efficient_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    sums: Tensor,
+    state: Tensor,
+    offset: Tensor,
+    dropout: float,
+    wanted: list[bool],
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple:
+    """aten::_scaled_dot_product_efficient_attention_backward"""
     if grad is None or not grad.numel():
         return None, None, None, None
     return attention_backward(grad, q, k, v, bias, dropout, causal, scale, int(state) if dropout else 0)
 
 
-def cudnn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, compute_log_sumexp: bool, dropout: float = 0.0, causal: bool = False, debug: bool = False, *, scale: float | None = None, **_: Any) -> tuple:  # noqa: ANN401, E501
-    """aten::_scaled_dot_product_cudnn_attention"""  # noqa: D403
+def cudnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: float | None = None,
+    **_: Any,
+) -> tuple:
+    """aten::_scaled_dot_product_cudnn_attention"""
     state, seed = new_seed(dropout)
     out, sums = attention(q, k, v, bias, dropout, causal, scale, seed)
     return out, sums.unsqueeze(-1), None, None, q.shape[2], k.shape[2], state, state, None
 
 
-def cudnn_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, state: Tensor, offset: Tensor, bias: Tensor | None, cum_q: Any, cum_k: Any, max_q: int, max_k: int, dropout: float, causal: bool, *, scale: float | None = None, **_: Any) -> tuple:  # noqa: ANN401, E501
-    """aten::_scaled_dot_product_cudnn_attention_backward"""  # noqa: D403
+def cudnn_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    state: Tensor,
+    offset: Tensor,
+    bias: Tensor | None,
+    cum_q: Any,
+    cum_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+    *,
+    scale: float | None = None,
+    **_: Any,
+) -> tuple:
+    """aten::_scaled_dot_product_cudnn_attention_backward"""
     return attention_backward(grad, q, k, v, bias, dropout, causal, scale, int(state) if dropout else 0)[:3]
 
 
-def rms_norm_backward(grad: Tensor, x: Tensor, shape: list[int], rstd: Tensor, weight: Tensor | None, mask: list[bool]) -> tuple:
-    """aten::_fused_rms_norm_backward"""  # noqa: D403
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, shape: list[int], rstd: Tensor, weight: Tensor | None, mask: list[bool]
+) -> tuple:
+    """aten::_fused_rms_norm_backward"""
     g, normed = grad.float(), x.float() * rstd.float()
     scaled = g if weight is None else g * weight.float()
     of_x = rstd.float() * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
@@ -115,8 +219,14 @@ def rms_norm_backward(grad: Tensor, x: Tensor, shape: list[int], rstd: Tensor, w
     return of_x.to(x.dtype), of_weight
 
 
-def lstm_cell(from_input: Tensor, from_hidden: Tensor, cell: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None) -> tuple:  # noqa: E501
-    """aten::_thnn_fused_lstm_cell"""  # noqa: D403
+def lstm_cell(
+    from_input: Tensor,
+    from_hidden: Tensor,
+    cell: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple:
+    """aten::_thnn_fused_lstm_cell"""
     gates = from_input + from_hidden
     for bias in (input_bias, hidden_bias):
         gates = gates if bias is None else gates + bias
@@ -126,19 +236,32 @@ def lstm_cell(from_input: Tensor, from_hidden: Tensor, cell: Tensor, input_bias:
     return o * new.tanh(), new, torch.cat([i, f, g, o], 1)
 
 
-def lstm_cell_backward(grad_hidden: Tensor | None, grad_cell: Tensor | None, cell: Tensor, new: Tensor, workspace: Tensor, has_bias: bool) -> tuple:  # noqa: E501
-    """aten::_thnn_fused_lstm_cell_backward_impl"""  # noqa: D403
+def lstm_cell_backward(
+    grad_hidden: Tensor | None, grad_cell: Tensor | None, cell: Tensor, new: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple:
+    """aten::_thnn_fused_lstm_cell_backward_impl"""
     i, f, g, o = workspace.chunk(4, 1)
     tanh = new.tanh()
     of_hidden = torch.zeros_like(new) if grad_hidden is None else grad_hidden
     of_new = of_hidden * o * (1 - tanh**2) + (0 if grad_cell is None else grad_cell)
-    gates = [of_new * g * i * (1 - i), of_new * cell * f * (1 - f), of_new * i * (1 - g**2), of_hidden * tanh * o * (1 - o)]
+    gates = [
+        of_new * g * i * (1 - i),
+        of_new * cell * f * (1 - f),
+        of_new * i * (1 - g**2),
+        of_hidden * tanh * o * (1 - o),
+    ]
     of_gates = torch.cat(gates, 1)
     return of_gates, of_new * f, of_gates.sum(0) if has_bias else None
 
 
-def gru_cell(from_input: Tensor, from_hidden: Tensor, hidden: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None) -> tuple:  # noqa: E501
-    """aten::_thnn_fused_gru_cell"""  # noqa: D403
+def gru_cell(
+    from_input: Tensor,
+    from_hidden: Tensor,
+    hidden: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple:
+    """aten::_thnn_fused_gru_cell"""
     a = from_input if input_bias is None else from_input + input_bias
     b = from_hidden if hidden_bias is None else from_hidden + hidden_bias
     (ar, az, an), (br, bz, bn) = a.chunk(3, 1), b.chunk(3, 1)
@@ -148,7 +271,7 @@ def gru_cell(from_input: Tensor, from_hidden: Tensor, hidden: Tensor, input_bias
 
 
 def gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple:
-    """aten::_thnn_fused_gru_cell_backward"""  # noqa: D403
+    """aten::_thnn_fused_gru_cell_backward"""
     r, z, n, hidden, bn = workspace.chunk(5, 1)
     of_n = grad * (1 - z) * (1 - n**2)
     of_z = grad * (hidden - n) * z * (1 - z)
@@ -157,12 +280,21 @@ def gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple:
     return of_input, of_hidden, grad * z, of_input.sum(0) if has_bias else None, of_hidden.sum(0) if has_bias else None
 
 
-def cudnn_batch_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor | None, variance: Tensor | None, training: bool, momentum: float, epsilon: float) -> tuple:  # noqa: E501
-    """aten::cudnn_batch_norm"""  # noqa: D403
+def cudnn_batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> tuple:
+    """aten::cudnn_batch_norm"""
     return *torch.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon), None
 
 
-SPECIAL = {
+SPECIAL: dict[str, Callable[..., Any]] = {
     "aten::_scaled_dot_product_flash_attention": flash,
     "aten::_scaled_dot_product_flash_attention_backward": flash_backward,
     "aten::_scaled_dot_product_efficient_attention": efficient,

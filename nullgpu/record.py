@@ -1,14 +1,15 @@
 """Note, in a process of the command, what a report is made of; `report` reads it when the command has ended."""
+# ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
 import atexit
 import json
 import os
 import pickle
-import statistics
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import mean
 from types import FrameType
 from typing import Any
 
@@ -21,9 +22,12 @@ from . import library
 OWN = str(Path(__file__).resolve().parent)
 LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python", "<frozen", "<string>", OWN)
 """parts of the names of files that are not the user's"""
-BACKWARD = "in backward"
-NOT_COUNTED = 3
-"""the first updates, in which memory is allocated and DDP sets up its buckets"""
+BACKWARD = "in backward, or in a thread of PyTorch's"
+NOT_COUNTED = 11
+"""the first updates, in which memory is allocated, and DDP times its collectives; of short runs, only 3"""
+WORKSPACES = {4096 * 8 * 1024: "cuBLAS", (4096 * 2 + 16 * 8) * 1024: "cuBLAS"}
+"""bytes of the workspaces that PyTorch allocates for a library (aten/src/ATen/cuda/CublasHandlePool.cpp): on Hopper and
+newer GPUs, and on older ones"""
 MOST_ENTRIES = 200_000
 """allocations and frees that are kept"""
 
@@ -36,7 +40,6 @@ class Recorder:
         self.updates: list[dict[str, float]] = []
         self.lines: list[Counter[tuple[str, str, str]]] = []
         """of each update: how often (what, detail, place)"""
-        self.bytes: Counter[tuple[str, str, str]] = Counter()
         self.now: Counter[tuple[str, str, str]] = Counter()
         self.loading = 0.0
         self.last = (time.perf_counter(), library.counters(), 0.0)
@@ -50,7 +53,6 @@ class Recorder:
         detail = name if what != "copy" else f"{name} {'pageable' if pageable else 'pinned'}"
         key = (what, detail, place(sys._getframe(1)))
         self.now[key] += 1
-        self.bytes[key] += size
 
     def update_ends(self) -> None:
         """Note what has happened since the end of the update before."""
@@ -71,8 +73,8 @@ class Recorder:
         if not torch.cuda.is_initialized() or not library.counters()["launches"]:
             return
         device = torch.cuda.current_device()
-        counted = self.updates[NOT_COUNTED:] or self.updates
-        lines = self.lines[NOT_COUNTED:] or self.lines
+        first = NOT_COUNTED if len(self.updates) > 2 * NOT_COUNTED else min(3, max(len(self.updates) - 1, 0))
+        counted, lines = self.updates[first:], self.lines[first:]
         found: dict[str, Any] = {
             "rank": int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0),
             "world": int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1),
@@ -81,9 +83,9 @@ class Recorder:
             "torch": torch.__version__,
             "updates": len(self.updates),
             "counted": len(counted),
-            "step": {name: statistics.median(row[name] for row in counted) for name in counted[0]} if counted else {},
+            "step": {name: mean(row[name] for row in counted) for name in counted[0]} if counted else {},
             "total": library.counters(),
-            "lines": median_of(lines) if lines else [[*key, n, self.bytes[key]] for key, n in self.now.items()],
+            "lines": mean_of(lines) if lines else [[*key, n] for key, n in self.now.most_common()],
             "peak": torch.cuda.max_memory_allocated(device),
             "reserved": torch.cuda.max_memory_reserved(device),
         }
@@ -95,11 +97,11 @@ class Recorder:
         (self.folder / f"{name}.json").write_text(json.dumps(found))
 
 
-def median_of(lines: list[Counter[tuple[str, str, str]]]) -> list[list[Any]]:
-    """Return (what, detail, place, how often in the median update) of what happens in at least half of the updates."""
+def mean_of(lines: list[Counter[tuple[str, str, str]]]) -> list[list[Any]]:
+    """Return (what, detail, place, how often in an update) of each event, the most frequent ones first."""
     keys = {key for one in lines for key in one}
-    rows = [[*key, statistics.median(one[key] for one in lines), 0] for key in keys]
-    return sorted((row for row in rows if row[3] >= 1), key=lambda row: -row[3])
+    often = {key: mean(one[key] for one in lines) for key in keys}
+    return [[*key, often[key]] for key in sorted(often, key=lambda key: -often[key])]
 
 
 def is_users(file: str) -> bool:
@@ -131,7 +133,11 @@ def holders(snapshot: dict[str, Any], device: int) -> dict[str, Any]:
     """
     trace = snapshot["device_traces"][device] if device < len(snapshot["device_traces"]) else []
     in_use = {
-        block["address"]: (block["requested_size"] if "requested_size" in block else block["size"], block.get("frames", []), block["size"])
+        block["address"]: (
+            block["requested_size"] if "requested_size" in block else block["size"],
+            block.get("frames", []),
+            block["size"],
+        )
         for segment in snapshot["segments"]
         for block in segment["blocks"]
         if segment["device"] == device and block["state"] == "active_allocated"
@@ -155,7 +161,10 @@ def holders(snapshot: dict[str, Any], device: int) -> dict[str, Any]:
             held[entry["addr"]] = (entry["size"], entry.get("frames", []))
     by_line: Counter[str] = Counter()
     for size, frames in held.values():
-        by_line[place_of(frames)] += size
+        where = place_of(frames)
+        if where == BACKWARD and size in WORKSPACES:
+            where = f"in {WORKSPACES[size]}, as its workspace"
+        by_line[where] += size
     return {"peak": peak, "lines": by_line.most_common(8), "complete": len(trace) < MOST_ENTRIES}
 
 
@@ -182,14 +191,14 @@ def time_the_loaders(recorder: Recorder) -> None:
     """Add up the seconds in which loops wait for the batches of a DataLoader."""
     own = dataloader._BaseDataLoaderIter.__next__
 
-    def timed(self: Any) -> Any:  # noqa: ANN401
+    def timed(self: Any) -> Any:
         began = time.perf_counter()
         try:
             return own(self)
         finally:
             recorder.loading += time.perf_counter() - began
 
-    dataloader._BaseDataLoaderIter.__next__ = timed  # type: ignore[method-assign]
+    dataloader._BaseDataLoaderIter.__next__ = timed
 
 
 def watch_graphs(recorder: Recorder) -> None:
@@ -197,18 +206,17 @@ def watch_graphs(recorder: Recorder) -> None:
     graph = torch.cuda.CUDAGraph
     begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
 
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         recorder.capturing = id(self)
         begin(self, *args, **kwargs)
 
-    def capture_end(self: Any) -> None:  # noqa: ANN401
+    def capture_end(self: Any) -> None:
         recorder.capturing = None
         end(self)
 
-    def replayed(self: Any) -> None:  # noqa: ANN401
+    def replayed(self: Any) -> None:
         replay(self)
         if id(self) in recorder.captured:
             recorder.update_ends()
 
-    graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replayed  # type: ignore[method-assign]
-
+    graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replayed

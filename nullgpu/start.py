@@ -37,9 +37,9 @@ def start() -> None:
 
 def use_own_cells() -> None:
     """Let recurrent networks take PyTorch's own kernels: cuDNN's need a layout of the weights that only cuDNN knows."""
-    torch.nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
+    torch.nn.RNNBase.flatten_parameters = lambda self: None
     for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
-        kind.forward = torch.backends.cudnn.flags(enabled=False)(kind.forward)  # type: ignore[method-assign]
+        kind.forward = torch.backends.cudnn.flags(enabled=False)(kind.forward)
 
 
 def say_where_if_missing(kind: int, name: str, size: int, pageable: bool) -> None:

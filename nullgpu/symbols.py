@@ -1,7 +1,7 @@
 """Which functions of NVIDIA's libraries PyTorch needs, and C++ for those that are not written by hand.
 
 The list follows from the installed libraries: every function that they leave undefined and that belongs to CUDA's
-runtime, its driver, cuBLAS, cuDNN, cuSPARSE, cuSOLVER, cuFFT, NCCL or CUPTI. A function gets its C++ in one of five ways:
+runtime, its driver, cuBLAS, cuDNN, cuSPARSE, cuSOLVER, cuFFT, NCCL or CUPTI. Each gets its C++ in one of these ways:
 
 - *written*: it is in ``src/*.cpp``, because PyTorch reads what it answers
 - *work*: it only computes something on the GPU, so it counts as a launch, and does nothing
@@ -26,7 +26,9 @@ WORK = re.compile(
     r"|cusparseLt(Matmul$|SpMMA)|cufftXtExec|cublas(Get|Set)(Matrix|Vector)Async"
 )
 CREATE = re.compile(r"(cublas|cudnn|cusparse|cusolver)\w*([cC]reate|Init)")
-ACCEPT = re.compile(r"(cublas|cudnn|cusparse|cusolver|cufft)\w*(Set|[dD]estroy|Restore)|cufftCreate|cudaKernelSetAttribute")
+ACCEPT = re.compile(
+    r"(cublas|cudnn|cusparse|cusolver|cufft)\w*(Set|[dD]estroy|Restore)|cufftCreate|cudaKernelSetAttribute"
+)
 SIZE = re.compile(r"\w*([bB]ufferSize|WorkspaceSize|GetWorkspace|ReserveSpaceSize)")
 
 PREFIX = """\

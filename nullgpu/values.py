@@ -1,9 +1,12 @@
-"""Values for the null GPU: each operation on "cuda" first runs PyTorch's own CUDA code, whose kernels compute nothing, and is
-then computed on the CPU, in the same memory.
+"""Values for the null GPU, computed on the CPU.
+
+Each operation on "cuda" first runs PyTorch's own CUDA code, whose kernels compute nothing, and is then computed on the
+CPU, in the same memory.
 
 So checks, formats, allocations and errors are CUDA's, and values the CPU's. What a CUDA graph has recorded is computed
 again at each replay. Operations whose result has a size that depends on values are computed first.
 """
+# ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
 import atexit
 import ctypes
@@ -12,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,11 +28,22 @@ CPU = torch.device("cpu")
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 AS_THEY_ARE = {"c10d", "_c10d_functional", "symm_mem", "profiler", "prim", "prims", "inductor"}
 """namespaces of operations that need no values: NCCL moves real data (src/nccl.cpp)"""
-WITHOUT_VALUES = frozenset(
-    "record_stream is_pinned _pin_memory _local_scalar_dense empty empty_strided set_ resize_ new_empty new_empty_strided "
-    "empty_like _resize_output_ _has_compatible_shallow_copy_type lift lift_fresh data is_set_to _reshape_alias detach alias "
-    "_version sym_size _nested".split()
-)
+WITHOUT_VALUES = {
+    *("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "_resize_output_", "set_"),
+    *(
+        "detach",
+        "alias",
+        "_reshape_alias",
+        "lift",
+        "lift_fresh",
+        "data",
+        "is_set_to",
+        "sym_size",
+        "_nested",
+        "_version",
+    ),
+    *("record_stream", "is_pinned", "_pin_memory", "_local_scalar_dense", "_has_compatible_shallow_copy_type"),
+}
 """operations that make or describe tensors, or read the memory itself"""
 
 not_computed: dict[str, str] = {}
@@ -59,7 +73,7 @@ def on_cuda(value: object) -> bool:
 class Values(TorchDispatchMode):
     """Computes on the CPU what the null GPU does not."""
 
-    graphs: dict[int, list[Callable[[], None]]] = {}
+    graphs: ClassVar[dict[int, list[Callable[[], None]]]] = {}
     """what each CUDA graph has recorded, by the graph's id"""
     recording: list[Callable[[], None]] | None = None
     """what is recorded now"""
@@ -67,7 +81,7 @@ class Values(TorchDispatchMode):
     seed: int | None = None
     lock = threading.RLock()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, and compute its values."""
         kwargs = kwargs or {}
         flat, spec = tree_flatten((args, kwargs))
@@ -83,16 +97,15 @@ class Values(TorchDispatchMode):
         if gpu is not None and (torch.Tag.dynamic_output_shape in func.tags or has_mask(name, args)):
             return self.compute_first(func, flat, spec, gpu)
         out = func(*args, **kwargs)
-        flat_out, out_spec = tree_flatten(out)
+        flat_out = tree_flatten(out)[0]
         if name in WITHOUT_VALUES or not (gpu is not None or any(map(on_cuda, flat_out))):
             return out
-        tensors = [value for value in flat if isinstance(value, torch.Tensor)]
-        if func.is_view and shares_memory(flat_out, tensors):  # `to`, `contiguous` and `reshape` may make a copy
+        if func.is_view and shares_memory(flat_out, flat):  # `to`, `contiguous` and `reshape` may make a copy
             return out
-        return self.compute_after(func, flat, spec, tensors, flat_out, out_spec, out)
+        return self.compute_after(func, flat, spec, out)
 
-    def compute_first(self, func: Any, flat: list, spec: Any, gpu: torch.device) -> Any:  # noqa: ANN401
-        """Compute an operation whose result has a size that depends on values: on a GPU, the CPU waits for this size."""
+    def compute_first(self, func: Any, flat: list, spec: Any, gpu: torch.device) -> Any:
+        """Compute an operation whose result has a size that depends on values; the CPU waits for this size."""
         torch.cuda.current_stream(gpu).synchronize()
         args, kwargs = tree_unflatten([to_cpu(value) for value in flat], spec)
         found, out_spec = tree_flatten(self.run(func, args, kwargs))
@@ -105,12 +118,11 @@ class Values(TorchDispatchMode):
             made.append(value)
         return tree_unflatten(made, out_spec)
 
-    def compute_after(
-        self, func: Any, flat: list, spec: Any, tensors: list, flat_out: list, out_spec: Any, out: Any  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+    def compute_after(self, func: Any, flat: list, spec: Any, out: Any) -> Any:
         """Compute on the CPU what the GPU has left as it was, now or at each replay of a graph."""
         args, kwargs = tree_unflatten([to_cpu(value) for value in flat], spec)
-        given = {id(value) for value in tensors}
+        flat_out, out_spec = tree_flatten(out)
+        given = {id(value) for value in flat if isinstance(value, torch.Tensor)}
         targets = [alias(value) if on_cuda(value) and id(value) not in given else None for value in flat_out]
         answers: list[Any] = []
 
@@ -134,7 +146,7 @@ class Values(TorchDispatchMode):
             return tree_unflatten(chosen, out_spec)
         return out
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation on CPU tensors."""
         with torch.no_grad():
             if special := kernels.SPECIAL.get(func._schema.name):
@@ -155,18 +167,20 @@ class Values(TorchDispatchMode):
                     torch.set_rng_state(before)
 
 
-def has_mask(name: str, args: Any) -> bool:  # noqa: ANN401
+def has_mask(name: str, args: Any) -> bool:
     """Whether this is x[mask], whose number of elements depends on the values of the mask."""
-    return name == "index" and any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return name == "index" and any(
+        isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+    )
 
 
-def shares_memory(made: list, given: list[torch.Tensor]) -> bool:
+def shares_memory(made: list, given: list) -> bool:
     """Whether all tensors that an operation made lie in memory that it was given."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in given}
+    own = {value.untyped_storage().data_ptr() for value in given if isinstance(value, torch.Tensor)}
     return all(value.untyped_storage().data_ptr() in own for value in made if isinstance(value, torch.Tensor))
 
 
-def to_cpu(value: Any) -> Any:  # noqa: ANN401
+def to_cpu(value: Any) -> Any:
     """Return what an operation on the CPU is given in place of an argument."""
     if isinstance(value, torch.Tensor):
         return alias(value) if value.is_cuda else value
@@ -180,9 +194,11 @@ def to_cpu(value: Any) -> Any:  # noqa: ANN401
 def install() -> None:
     """Compute the values of this process: in all its threads, and at each replay of a graph."""
     mode = Values()
-    capture_begin, capture_end, replay = (getattr(torch.cuda.CUDAGraph, n) for n in ("capture_begin", "capture_end", "replay"))
+    capture_begin, capture_end, replay = (
+        getattr(torch.cuda.CUDAGraph, n) for n in ("capture_begin", "capture_end", "replay")
+    )
 
-    def begin(self: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def begin(self: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> None:
         capture_begin(self, *args, **kwargs)
         Values.recording = Values.graphs[id(self)] = []
 
@@ -195,9 +211,9 @@ def install() -> None:
         for compute in Values.graphs.get(id(self), ()):
             compute()
 
-    torch.cuda.CUDAGraph.capture_begin = begin  # type: ignore[method-assign]
-    torch.cuda.CUDAGraph.capture_end = end  # type: ignore[method-assign]
-    torch.cuda.CUDAGraph.replay = replay_with_values  # type: ignore[method-assign]
+    torch.cuda.CUDAGraph.capture_begin = begin
+    torch.cuda.CUDAGraph.capture_end = end
+    torch.cuda.CUDAGraph.replay = replay_with_values
     run = threading.Thread.run
 
     def run_with_values(self: threading.Thread) -> None:

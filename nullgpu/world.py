@@ -1,8 +1,9 @@
 """One process as rank 0 of a job of any size: the other ranks do not exist.
 
-In the collectives of NCCL the others count as copies of this rank (src/nccl.cpp). Here, the same for what PyTorch does on
-the CPU: the store in which ranks find one another, groups of gloo, and checkpoints of which each rank writes a part.
+In the collectives of NCCL the others count as copies of this rank (src/nccl.cpp). Here, the same for what PyTorch does
+on the CPU: the store in which ranks find one another, groups of gloo, checkpoints of which each rank writes a part.
 """
+# ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,29 +18,30 @@ def install(world: int) -> None:
     """Let process groups of this process begin without the other ranks."""
     init = c10d.init_process_group
 
-    def init_process_group(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
         backend = args[0] if args else kwargs.pop("backend", None)
         kept = {name: kwargs[name] for name in ("timeout", "device_id", "pg_options") if name in kwargs}
-        init(backend, store=dist.HashStore(), rank=0, world_size=world, **kept)
+        size = kwargs.get("world_size", -1)
+        init(backend, store=dist.HashStore(), rank=0, world_size=size if size > 0 else world, **kept)
 
-    def gloo(store: Any, rank: int, size: int, **options: Any) -> Any:  # noqa: ANN401
+    def gloo(store: Any, rank: int, size: int, **options: Any) -> Any:
         from torch._C._distributed_c10d import FakeProcessGroup
 
         return FakeProcessGroup._create_internal(rank, size)
 
-    def save(state_dict: Any, *, checkpoint_id: Any = None, storage_writer: Any = None, **_: Any) -> None:  # noqa: ANN401
+    def save(state_dict: Any, *, checkpoint_id: Any = None, storage_writer: Any = None, **_: Any) -> None:
         # The shards of the other ranks are missing, so this would be no checkpoint. Its folder is there, without them.
         folder = Path(checkpoint_id or storage_writer.path)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".metadata").touch()
 
-    def async_save(state_dict: Any, **kwargs: Any) -> Future:  # noqa: ANN401
+    def async_save(state_dict: Any, **kwargs: Any) -> Future:
         save(state_dict, **{name: kwargs.get(name) for name in ("checkpoint_id", "storage_writer")})
         done: Future = Future()
         done.set_result(None)
         return done
 
     for module in (dcp, dcp.state_dict_saver):
-        module.save, module.async_save = save, async_save  # type: ignore[attr-defined]
-    dist.init_process_group = c10d.init_process_group = init_process_group  # type: ignore[assignment]
-    c10d.ProcessGroupGloo = gloo  # type: ignore[misc, assignment]
+        module.save, module.async_save = save, async_save
+    dist.init_process_group = c10d.init_process_group = init_process_group
+    c10d.ProcessGroupGloo = gloo

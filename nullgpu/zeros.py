@@ -2,6 +2,7 @@
 
 A model of 7 billion weights is otherwise drawn in minutes, on rank 0 of lesson 05 for example, and takes 26 GB.
 """
+# ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
 import functools
 from typing import Any
@@ -19,11 +20,11 @@ def install() -> None:
         setattr(torch.Tensor, name, unless_large(getattr(torch.Tensor, name)))
 
 
-def unless_large(draw: Any) -> Any:  # noqa: ANN401  (any method)
+def unless_large(draw: Any) -> Any:
     """Return a method that draws only small tensors."""
 
     @functools.wraps(draw)
-    def drawn(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+    def drawn(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if self.device.type == "cpu" and self.numel() > LARGE and not kwargs.get("generator"):
             return self
         return draw(self, *args, **kwargs)

@@ -36,7 +36,9 @@ class AfterTorch:
 
 def start() -> None:
     """Import this package under a name that no script uses, and prepare the process."""
-    spec = importlib.util.spec_from_file_location("_nullgpu", f"{FOLDER}/__init__.py", submodule_search_locations=[FOLDER])
+    spec = importlib.util.spec_from_file_location(
+        "_nullgpu", f"{FOLDER}/__init__.py", submodule_search_locations=[FOLDER]
+    )
     assert spec and spec.loader
     module = sys.modules["_nullgpu"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
