@@ -39,7 +39,8 @@ def parser() -> argparse.ArgumentParser:
     add("--gb", type=float, default=80, help="memory of each GPU in GiB (default: 80)")
     add("--sm", type=int, default=90, help="compute capability times 10: 75, 80, 86, 89, 90, 100, 120 (default: 90)")
     add("--values", action="store_true", help="compute the values on the CPU; otherwise all are zeros")
-    add("--report", nargs="?", const="", metavar="FILE", help="report at the end; FILE: where the memory snapshot goes")
+    add("--report", action="store_true", help="report at the end: launches, waits, copies, memory, with their lines")
+    add("--snapshot", type=Path, default=Path("memory.pickle"), help="file for the memory's history (with --report)")
     add("--world", type=int, default=0, metavar="N", help="run as rank 0 of N, without the other ranks")
     add("--timeout", type=float, default=600, help="seconds a rank waits for others in a collective (default: 600)")
     add("--beside_gpu", action="store_true", help="run although this machine has a GPU")
@@ -106,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
         words[0] = str(beside)
     if shutil.which(words[0]) is None:
         return fail(f"no command {words[0]}")
-    if options.report is None:
+    if not options.report:
         return run(words, env)
     with tempfile.TemporaryDirectory(prefix="nullgpu") as folder:
         env["NULLGPU_REPORT"] = folder

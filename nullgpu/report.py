@@ -11,8 +11,6 @@ from typing import Any
 
 LAUNCH_BOUND = 500
 """launches in an update from which on a graph or a compiler is worth a try"""
-SNAPSHOT = "memory.pickle"
-"""file for the history of the memory, if the command line names none"""
 SHOWN = 5
 """lines for each kind of event"""
 
@@ -23,10 +21,9 @@ def show(folder: Path, options: argparse.Namespace) -> None:
     if not ranks:
         print("nullgpu: no report: no process of the command has launched a kernel, or it was killed", file=sys.stderr)
         return
-    target = Path(options.report or SNAPSHOT)
-    shutil.copy(folder / f"rank{ranks[0]['rank']}.pickle", target)
+    shutil.copy(folder / f"rank{ranks[0]['rank']}.pickle", options.snapshot)
     lines = [*lines_of(ranks[0], options), *others(ranks)]
-    lines += ["", f"The memory over time: drop the file {target} on https://pytorch.org/memory_viz"]
+    lines += ["", f"The memory over time: drop the file {options.snapshot} on https://pytorch.org/memory_viz"]
     print("", *lines, sep="\n", flush=True)
 
 
@@ -128,6 +125,16 @@ def size(bytes_: float) -> str:
     return f"{bytes_ / 1e9:.2f} GB" if bytes_ >= 1e8 else f"{bytes_ / 1e6:.2f} MB"
 
 
+def own_waits(it: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the lines of the script that wait, and how often in an update, if they wait in at least every second one.
+
+    Waits for an event are not counted: DDP does so in its first updates, and what times a GPU has to.
+    """
+    waits = [row for row in it["lines"] if row[0] == "wait" and row[1] != "cudaEventSynchronize" and ":" in row[2]]
+    found = [(short(place), often) for _, _, place, often in waits]
+    return found if it["updates"] and sum(often for _, often in found) >= 0.5 else []
+
+
 def first_place(it: dict[str, Any], what: str, part: str = "") -> str:
     """Return the place of the user's where something happens most often; "" if there is none."""
     places = (place for kind, detail, place, _ in it["lines"] if kind == what and part in detail)
@@ -154,11 +161,10 @@ def host_limit(it: dict[str, Any], step: dict[str, float]) -> str:
         return f"loading, with {loading_share(step):.0%} of the CPU's time in an update."
     if not it["updates"]:
         return "not known, because no optimizer has made an update."
-    if step["waits"] >= 0.5:
-        where = first_place(it, "wait")
+    if own := own_waits(it):
+        often = number(sum(often for _, often in own)).strip()
         return (
-            f"{number(step['waits']).strip()} wait(s) in an update, because the CPU cannot launch ahead of the GPU: "
-            f"{where or 'all of them in PyTorch itself, in backward'}."
+            f"{often} wait(s) in an update, in which the CPU cannot launch ahead of the GPU, most often at {own[0][0]}."
         )
     if step["graph_launches"] >= 1 and step["launches"] < LAUNCH_BOUND:
         return "nothing: an update is a replay of a graph, and the CPU does not wait."
@@ -173,7 +179,8 @@ def memory_holder(it: dict[str, Any]) -> str:
     if not it["holders"]["lines"]:
         return "nothing."
     place, bytes_ = it["holders"]["lines"][0]
-    return f"{size(bytes_)}, {bytes_ / max(it['holders']['peak'], 1):.0%} of it, was allocated {'at ' if ':' in place else ''}{short(place)}."
+    share = bytes_ / max(it["holders"]["peak"], 1)
+    return f"{size(bytes_)}, {share:.0%} of it, was allocated {'at ' if ':' in place else ''}{short(place)}."
 
 
 def first_change(it: dict[str, Any], step: dict[str, float]) -> str:
@@ -182,8 +189,8 @@ def first_change(it: dict[str, Any], step: dict[str, float]) -> str:
         return "the memory: smaller parts of the batch (accumulation), activation checkpointing, or more ranks (FSDP2)."
     if loading_share(step) > 0.5:
         return "the loader: more workers, or data that are decoded once."
-    if it["updates"] and step["waits"] >= 0.5 and (where := first_place(it, "wait")):
-        return f"the wait at {where}: keep the value on the GPU, and read it every 50 updates."
+    if own := own_waits(it):
+        return f"the wait at {own[0][0]}: keep the value on the GPU, and read it every 50 updates."
     if where := first_place(it, "copy", "to pageable"):
         return f"pin_memory=True in the loader: the copy from pageable memory makes the CPU wait, at {where}."
     if step["launches"] >= LAUNCH_BOUND:

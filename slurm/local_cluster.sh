@@ -145,8 +145,10 @@ EOF_CONF
     # others not; no machine has a GPU 100.
     cat >"$state/task_prolog.sh" <<'EOF_PROLOG'
 #!/bin/sh
-echo "export CUDA_VISIBLE_DEVICES=$(echo "$CUDA_VISIBLE_DEVICES" | sed 's/[0-9]/10&/g')"
-echo "export WORKSHOP_FAKE_GPUS=yes" # elsewhere a job whose torch does not find its GPUs ends
+if [ -z "$NULLGPU_LIBRARY" ]; then # else the job runs on null GPUs (nullgpu/README.md), which exist for it
+    echo "export CUDA_VISIBLE_DEVICES=$(echo "$CUDA_VISIBLE_DEVICES" | sed 's/[0-9]/10&/g')"
+    echo "export WORKSHOP_FAKE_GPUS=yes" # elsewhere a job whose torch does not find its GPUs ends
+fi
 echo "export SLURM_CONF=${SLURM_CONF%/*}/slurm.conf" # not that of the daemon
 EOF_PROLOG
     chmod +x "$state/task_prolog.sh"

@@ -149,7 +149,7 @@ EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, nccl
   switch (type) {
     case ncclFloat32: made.factor = *static_cast<float*>(scalar); break;
     case ncclFloat64: made.factor = *static_cast<double*>(scalar); break;
-    case ncclFloat16: made.factor = (double)*static_cast<_Float16*>(scalar); break;
+    case ncclFloat16: made.factor = (double)*static_cast<Float16*>(scalar); break;
     case ncclBfloat16: made.factor = (float)*static_cast<Bfloat16*>(scalar); break;
     default: return fail(nullptr, ncclInvalidArgument, "a sum of numbers times a factor is for floating point only");
   }

@@ -7,6 +7,12 @@
 
 namespace nullgpu {
 
+#ifdef __aarch64__
+using Float16 = __fp16;
+#else
+using Float16 = _Float16;
+#endif
+
 inline size_t size_of(ncclDataType_t type) {
   switch (type) {
     case ncclInt8: case ncclUint8: return 1;
@@ -71,7 +77,7 @@ inline bool reduce(char* to, const std::vector<const char*>& from, size_t count,
     case ncclUint32: reduce<unsigned, unsigned>(to, from, count, op); break;
     case ncclInt64: reduce<long, long>(to, from, count, op); break;
     case ncclUint64: reduce<unsigned long, unsigned long>(to, from, count, op); break;
-    case ncclFloat16: reduce<_Float16, float>(to, from, count, op); break;
+    case ncclFloat16: reduce<Float16, float>(to, from, count, op); break;
     case ncclBfloat16: reduce<Bfloat16, float>(to, from, count, op); break;
     case ncclFloat32: reduce<float, float>(to, from, count, op); break;
     case ncclFloat64: reduce<double, double>(to, from, count, op); break;

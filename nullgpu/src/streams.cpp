@@ -243,6 +243,7 @@ EXPORT cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t
   *number = graph ? reinterpret_cast<Graph*>(graph)->nodes : 0;
   return cudaSuccess;
 }
+EXPORT cudaError_t cudaGraphDebugDotPrint(cudaGraph_t, const char*, unsigned) { return error(cudaErrorNotSupported, "cudaGraphDebugDotPrint"); }
 EXPORT cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
 EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
 EXPORT cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
