@@ -190,6 +190,8 @@ def first_change(it: dict[str, Any], step: dict[str, float]) -> str:
     if loading_share(step) > 0.5:
         return "the loader: more workers, or data that are decoded once."
     if own := own_waits(it):
+        if any(row[0] == "copy" and row[1].startswith("to ") and short(row[2]) == own[0][0] for row in it["lines"]):
+            return f"non_blocking=True, with pin_memory=True in the loader: the copy at {own[0][0]} makes the CPU wait."
         return f"the wait at {own[0][0]}: keep the value on the GPU, and read it every 50 updates."
     if where := first_place(it, "copy", "to pageable"):
         return f"pin_memory=True in the loader: the copy from pageable memory makes the CPU wait, at {where}."

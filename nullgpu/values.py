@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -73,6 +74,7 @@ def on_cuda(value: object) -> bool:
 class Values(TorchDispatchMode):
     """Computes on the CPU what the null GPU does not."""
 
+    supports_higher_order_operators = True
     graphs: ClassVar[dict[int, list[Callable[[], None]]]] = {}
     """what each CUDA graph has recorded, by the graph's id"""
     recording: list[Callable[[], None]] | None = None
@@ -84,6 +86,8 @@ class Values(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, and compute its values."""
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):  # random numbers of a DTensor, for example
+            return func(*[self.with_values(value) for value in args], **kwargs)
         flat, spec = tree_flatten((args, kwargs))
         if any(isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in flat):
             # A FakeTensor has shapes only; the parts of a DTensor and the like come here again.
@@ -103,6 +107,17 @@ class Values(TorchDispatchMode):
         if func.is_view and shares_memory(flat_out, flat):  # `to`, `contiguous` and `reshape` may make a copy
             return out
         return self.compute_after(func, flat, spec, out)
+
+    def with_values(self, value: Any) -> Any:
+        """Return a function that computes values, for a function that a higher-order operation calls."""
+        if not callable(value) or isinstance(value, torch.Tensor):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return value(*args, **kwargs)
+
+        return call
 
     def compute_first(self, func: Any, flat: list, spec: Any, gpu: torch.device) -> Any:
         """Compute an operation whose result has a size that depends on values; the CPU waits for this size."""
