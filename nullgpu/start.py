@@ -14,6 +14,7 @@ def start() -> None:
     if not torch.cuda.is_available():  # CUDA_VISIBLE_DEVICES is empty: this process is to compute on the CPU
         return
     use_own_cells()
+    print_from_cpu()
     world = int(os.environ["NULLGPU_WORLD"])
     if os.environ["NULLGPU_VALUES"] == "1":
         from . import values
@@ -40,6 +41,16 @@ def use_own_cells() -> None:
     torch.nn.RNNBase.flatten_parameters = lambda self: None
     for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
         kind.forward = torch.backends.cudnn.flags(enabled=False)(kind.forward)
+
+
+def print_from_cpu() -> None:
+    """Let the numbers of a tensor be printed from a copy on the CPU: PyTorch chooses their format by kernels."""
+    own = torch._tensor_str._tensor_str
+
+    def numbers(tensor: torch.Tensor, indent: int) -> str:
+        return own(tensor.cpu() if tensor.is_cuda and tensor.layout is torch.strided else tensor, indent)
+
+    torch._tensor_str._tensor_str = numbers
 
 
 def say_where_if_missing(kind: int, name: str, size: int, pageable: bool) -> None:

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-REPLACED = re.compile(r"cuda[A-Z]|cu[A-Z](?!File)|cublas|cudnn|cufft|cusparse|cusolver|nccl|cupti|__cuda")
+REPLACED = re.compile(r"cuda[A-Z]|cu(?!File)[A-Z]|cublas|cudnn|cufft|cusparse|cusolver|nccl|cupti|__cuda")
 """functions of the libraries that the null GPU stands in for; nvrtc and cuFile work, or fail, as they are"""
 WORK = re.compile(
     r"cublas([SDCZ][a-z]|I[sdcz]|Gemm|Dot|LtMatmul$)"
@@ -26,9 +26,7 @@ WORK = re.compile(
     r"|cusparseLt(Matmul$|SpMMA)|cufftXtExec|cublas(Get|Set)(Matrix|Vector)Async"
 )
 CREATE = re.compile(r"(cublas|cudnn|cusparse|cusolver)\w*([cC]reate|Init)")
-ACCEPT = re.compile(
-    r"(cublas|cudnn|cusparse|cusolver|cufft)\w*(Set|[dD]estroy|Restore)|cufftCreate|cudaKernelSetAttribute"
-)
+ACCEPT = re.compile(r"(cublas|cudnn|cusparse|cusolver|cufft)\w*(Set|[dD]estroy|Restore)|cudaKernelSetAttribute")
 SIZE = re.compile(r"\w*([bB]ufferSize|WorkspaceSize|GetWorkspace|ReserveSpaceSize)")
 
 PREFIX = """\

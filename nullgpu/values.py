@@ -104,6 +104,9 @@ class Values(TorchDispatchMode):
         flat_out = tree_flatten(out)[0]
         if name in WITHOUT_VALUES or not (gpu is not None or any(map(on_cuda, flat_out))):
             return out
+        if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in (*flat, *flat_out)):
+            not_computed.setdefault(str(func), "its tensors are sparse")
+            return out
         if func.is_view and shares_memory(flat_out, flat):  # `to`, `contiguous` and `reshape` may make a copy
             return out
         return self.compute_after(func, flat, spec, out)

@@ -12,11 +12,12 @@ from conftest import REPOSITORY
 PACKAGE = REPOSITORY / "workshop"
 LAYERS = [line.split()[0] for line in (workshop.__doc__ or "").splitlines() if "  " in line]
 """the modules and packages in workshop/, the lowest one first, as the package's docstring lists them"""
-FOLDERS = ("workshop", "lab", "doctor", "clinic", "slurm", "data", "tests")
+FOLDERS = ("workshop", "lab", "doctor", "nullgpu", "clinic", "slurm", "data", "tests")
 MAY_IMPORT = {
     "workshop/**/*.py": {"workshop"},
     "lab/*.py": {"workshop", "lab"},
     "doctor/**/*.py": {"doctor"},
+    "nullgpu/**/*.py": {"nullgpu"},
     "clinic/*.py": {"workshop", "lab", "data", "doctor", "clinic"},
     "0*/train.py": {"workshop"},
     "0*/experiments/*.py": {"workshop", "lab", "experiments"},

@@ -1,4 +1,4 @@
-// cuBLAS: products are not computed. What only computes is generated (stubs.py); here are the functions that answer.
+// cuBLAS: products are not computed. What only computes is generated (symbols.py); here are the functions that answer.
 #include "gpu.h"
 
 #include <cublasLt.h>

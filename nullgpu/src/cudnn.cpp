@@ -1,6 +1,6 @@
 // cuDNN: convolutions, batch norm and attention are not computed. PyTorch uses two interfaces.
 //
-// The older one has a function for each operation. What only computes is generated (stubs.py); here are the functions that
+// The older one has a function for each operation. What only computes is generated (symbols.py); here are the functions that
 // answer. The newer one ("backend", https://docs.nvidia.com/deeplearning/cudnn/backend/latest) describes everything by
 // descriptors with attributes: those that are set are kept, and given back when they are asked for.
 #include "gpu.h"

@@ -1,0 +1,15 @@
+// cuFFT: transforms are not computed. What only computes is generated (symbols.py); here are the functions that answer.
+#include "gpu.h"
+
+#include <cufftXt.h>
+
+EXPORT cufftResult cufftCreate(cufftHandle* plan) {
+  static std::atomic<int> next{1};
+  *plan = next++;
+  return CUFFT_SUCCESS;
+}
+EXPORT cufftResult cufftXtMakePlanMany(cufftHandle, int, long long*, long long*, long long, long long, cudaDataType, long long*, long long,
+                                       long long, cudaDataType, long long, size_t* workspace, cudaDataType) {
+  *workspace = 0;
+  return CUFFT_SUCCESS;
+}
