@@ -81,9 +81,34 @@ def kind(name: str) -> str:
     return "missing"
 
 
+def split(declared: str) -> list[str]:
+    """Return the arguments of a declaration, one by one."""
+    return [" ".join(one.split()) for one in declared.split(",")]
+
+
+def zero_info(name: str, declared: str) -> str | None:
+    """Return the C++ of a function that also says on the GPU whether it has succeeded: with zeros; None for others."""
+    arguments = split(declared)
+    info = next(
+        (n for n, it in enumerate(arguments) if re.match(r"int ?\* ?(info|infoArray|devInfo|d_info)$", it)), None
+    )
+    batch = next((n for n, it in enumerate(arguments) if it in ("int batchSize", "int batchCount")), None)
+    if info is None or any(re.match(r"(float|double) \w+$", it) for it in arguments):
+        return None
+    numbers = {info: "int*"} | ({} if batch is None else {batch: "int"})
+    plain = ", ".join(f"{numbers.get(n, 'void*')} a{n}" for n in range(len(arguments)))
+    size = "1" if batch is None else f"a{batch}"
+    return (
+        f"int {name}({plain}) {{ for (int i = 0; i < {size}; ++i) a{info}[i] = 0; "
+        f'nullgpu::launch("{name}", nullptr); return 0; }}'
+    )
+
+
 def stub(name: str, headers: Mapping[Path, str]) -> str:
     """Return the C++ of a function that is not written by hand."""
     way = kind(name)
+    if way == "work" and (declared := parameters(name, headers)) and (typed := zero_info(name, declared[1])):
+        return typed
     if way == "work":
         return f'int {name}(...) {{ nullgpu::launch("{name}", nullptr); return 0; }}'
     if way == "create":
@@ -91,7 +116,7 @@ def stub(name: str, headers: Mapping[Path, str]) -> str:
     if way == "accept":
         return f"int {name}(...) {{ return 0; }}"
     if way == "size" and (declared := parameters(name, headers)):
-        arguments = [" ".join(one.split()) for one in declared[1].split(",")]
+        arguments = split(declared[1])
         answers = []
         plain = []
         for number, argument in enumerate(arguments):

@@ -100,7 +100,7 @@ class Values(TorchDispatchMode):
         gpu = next((value.device for value in flat if on_cuda(value)), None)
         if gpu is not None and (torch.Tag.dynamic_output_shape in func.tags or has_mask(name, args)):
             return self.compute_first(func, flat, spec, gpu)
-        out = func(*args, **kwargs)
+        out = without_check(func, args, kwargs)
         flat_out = tree_flatten(out)[0]
         if name in WITHOUT_VALUES or not (gpu is not None or any(map(on_cuda, flat_out))):
             return out
@@ -147,6 +147,8 @@ class Values(TorchDispatchMode):
         def compute() -> None:
             try:
                 found = tree_flatten(self.run(func, args, kwargs))[0]
+            except torch.linalg.LinAlgError:
+                raise  # a mistake of the script's: a singular matrix, for example
             except (RuntimeError, NotImplementedError, TypeError) as error:
                 not_computed.setdefault(str(func), str(error).splitlines()[0][:120])
                 return
@@ -183,6 +185,17 @@ class Values(TorchDispatchMode):
                 finally:
                     self.random.set_state(torch.get_rng_state())
                     torch.set_rng_state(before)
+
+
+def without_check(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation; one that checks whether a matrix was singular has to leave that to its run on the CPU."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.name == "check_errors":
+            if number < len(args):
+                args = (*args[:number], False, *args[number + 1 :])
+            else:
+                kwargs = kwargs | {"check_errors": False}
+    return func(*args, **kwargs)
 
 
 def has_mask(name: str, args: Any) -> bool:

@@ -1,6 +1,8 @@
-"""Without values nothing needs to be drawn: large random tensors on the CPU stay as they are, and take no memory.
+"""Without values: what is still computed, and what need not be.
 
-A model of 7 billion weights is otherwise drawn in minutes, on rank 0 of lesson 05 for example, and takes 26 GB.
+Nothing needs to be drawn: large random tensors on the CPU stay as they are, and take no memory. A model of 7 billion
+weights is otherwise drawn in minutes, on rank 0 of lesson 05 for example, and takes 26 GB.
+Python objects that ranks exchange need values, because PyTorch adds up their sizes on the GPU.
 """
 # ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
@@ -8,7 +10,15 @@ import functools
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
+from .values import Values
+
+OBJECTS = (
+    *("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+)
 LARGE = 1 << 20
 """numbers in a tensor, above which it is not drawn"""
 METHODS = ("normal_", "uniform_", "random_", "exponential_", "log_normal_", "cauchy_", "bernoulli_", "geometric_")
@@ -16,8 +26,23 @@ METHODS = ("normal_", "uniform_", "random_", "exponential_", "log_normal_", "cau
 
 def install() -> None:
     """Replace the methods of tensors that draw random numbers."""
+    for name in OBJECTS:
+        if own := getattr(c10d, name, None):
+            setattr(c10d, name, with_values(own))
+            setattr(dist, name, getattr(c10d, name))
     for name in METHODS:
         setattr(torch.Tensor, name, unless_large(getattr(torch.Tensor, name)))
+
+
+def with_values(exchange: Any) -> Any:
+    """Return a collective for objects that computes on the CPU what it needs."""
+
+    @functools.wraps(exchange)
+    def exchanged(*args: Any, **kwargs: Any) -> Any:
+        with Values():
+            return exchange(*args, **kwargs)
+
+    return exchanged
 
 
 def unless_large(draw: Any) -> Any:

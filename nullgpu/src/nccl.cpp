@@ -199,7 +199,9 @@ static Call describe(const char* name, size_t bytes, ncclDataType_t type, int ro
 static bool begin(const char* name, size_t bytes, cudaStream_t stream) {
   count(counters.collectives), count(counters.collective_bytes, (int64_t)bytes);
   observe(COLLECTIVE, name, (int64_t)bytes, false);
-  return recorded(stream);
+  if (recorded(stream)) return true;
+  profile_launch((std::string("ncclDevKernel_") + name).c_str(), (int)((uintptr_t)stream >> 4 & 0xffff));
+  return false;
 }
 
 static std::vector<const char*> slots(ncclComm_t comm) {
