@@ -47,6 +47,9 @@ WITHOUT_VALUES = {
 }
 """operations that make or describe tensors, or read the memory itself"""
 
+READ_VALUES = {"_linalg_check_errors", "equal"}
+"""operations whose own code reads what a kernel has computed; with those whose result has a size that depends on values"""
+
 not_computed: dict[str, str] = {}
 """operations without values, and why"""
 
@@ -98,7 +101,8 @@ class Values(TorchDispatchMode):
                 self.recording.append(functools.partial(func, *args, **kwargs))
             return func(*args, **kwargs)
         gpu = next((value.device for value in flat if on_cuda(value)), None)
-        if gpu is not None and (torch.Tag.dynamic_output_shape in func.tags or has_mask(name, args)):
+        reads = name in READ_VALUES or torch.Tag.dynamic_output_shape in func.tags or has_mask(name, args)
+        if gpu is not None and reads:
             return self.compute_first(func, flat, spec, gpu)
         out = without_check(func, args, kwargs)
         flat_out = tree_flatten(out)[0]
