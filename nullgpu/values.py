@@ -48,7 +48,7 @@ WITHOUT_VALUES = {
 """operations that make or describe tensors, or read the memory itself"""
 
 READ_VALUES = {"_linalg_check_errors", "equal"}
-"""operations whose own code reads what a kernel has computed; with those whose result has a size that depends on values"""
+"""operations whose own code reads what a kernel has computed"""
 
 not_computed: dict[str, str] = {}
 """operations without values, and why"""
