@@ -573,6 +573,7 @@ def log_text(model: nn.Module, dataset: TextDataset, config: Config, val_loss: f
 def write_text(model: nn.Module, config: Config, device: torch.device) -> str:
     """Return ``config.sample`` bytes that the model writes, drawn one after the other; rank 0 draws for all ranks."""
     model.eval()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length of the text
     written = torch.tensor([[ord("\n")]], device=device)
     torch.manual_seed(config.seed)
     for _ in range(config.sample):

@@ -23,9 +23,11 @@ def process_group(*, on_cpu: bool = False) -> Iterator[tuple[int, int, torch.dev
     if on_cpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     rank, local_rank, world_size = (int(os.environ.get(name, fallback)) for name, fallback in RANK_NAMES.items())
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
+    device = torch.device("cpu")
+    if torch.cuda.is_available():  # %, because a task that sees only its own GPU calls it cuda:0
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # the backend of the lessons; 03_ddp/train.py says why
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
         rank=rank,

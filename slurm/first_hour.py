@@ -217,6 +217,7 @@ def main() -> None:
     rank, local_rank, world_size, node, name = ranks_from_env()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # the backend of the lessons; 03_ddp/train.py says why
     # Over gloo first: a node whose GPUs have failed can still say so.
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(minutes=3))
     mine = {"rank": rank, "local_rank": local_rank, "node": node, "name": name, "gpus": gpus}

@@ -239,6 +239,7 @@ def join_ranks() -> Result:
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=RANKS_JOIN_IN_SECONDS)
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # the backend of the lessons; 03_ddp/train.py says why
     try:
         dist.init_process_group(backend, rank=rank, world_size=ranks, timeout=timeout)
         total = torch.tensor(rank + 1.0, device=device)

@@ -283,6 +283,21 @@ FULL = "unable to write to file </torch_1_2_0>: No space left on device (28)"
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory; take fewer --num_workers"),
         (MemoryError(), "no memory is left; take fewer --num_workers"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "does not fit into the memory of this GPU"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "does not fit into the memory of this GPU",
+        ),
+        (
+            torch.distributed.DistBackendError(
+                "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
+                "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
+            ),
+            "error: Cuda failure 2 'out of memory'; the model or the batch does not fit into the memory of this GPU",
+        ),
+        (
+            torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device\nSearch for"),
+            "for execution on the device; this PyTorch was not compiled for this GPU",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )

@@ -78,6 +78,23 @@ def test_each_study_of_throughput_predicts_from_io_and_synthetic(
     assert found[0][4:] == [pytest.approx(200), pytest.approx(1.2), 300, 0.8]
 
 
+def test_a_loader_that_fails_costs_only_its_row(
+    run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train(lesson: Path, *flags: object) -> dict:
+        if "shards" in flags:
+            raise UserError("no driver")
+        return {kind: {"trials": [99, 100, 101]} for kind in ("IO", "SYNTHETIC", "FULL")}
+
+    monkeypatch.setattr("lab.launching.train", train)
+    result = run_script(f"{FOLDER}/throughput.py", "loaders", WORKSHOP_RESULTS=str(tmp_path))
+    assert result.status == 0, result.stderr
+    assert "`shards`: not measured: no driver" in result.stdout
+    table = table_of(tmp_path, "loaders")
+    names = [row[0] for row in table["rows"]]
+    assert "`memory`" in names and "`shards`" not in names and "unfinished" not in table
+
+
 def test_a_study_that_there_is_not_is_one_line(run_script: Script) -> None:
     assert "did you mean models?" in run_script(f"{FOLDER}/throughput.py", "model").error
 

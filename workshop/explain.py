@@ -26,9 +26,14 @@ RESOURCE_ERRNOS = {
 """what to do about errors of the operating system"""
 
 FITS = "take smaller ones, or more ranks (will_it_fit.py of the lesson on sharding computes how many)"
+GPU_IS_FULL = f"the model or the batch does not fit into the memory of this GPU: {FITS}"
 ADVICE = {
     "can't allocate memory": f"the model or the batch does not fit into the memory of this machine: {FITS}",
-    "CUDA out of memory": f"the model or the batch does not fit into the memory of this GPU: {FITS}",
+    "CUDA out of memory": GPU_IS_FULL,
+    "CUBLAS_STATUS_ALLOC_FAILED": GPU_IS_FULL,
+    "'out of memory'": GPU_IS_FULL,  # NCCL's: Cuda failure 2 'out of memory'
+    "no kernel image is available": "this PyTorch was not compiled for this GPU: install another one (see "
+    "docs/installing.md), or train on CPUs with CUDA_VISIBLE_DEVICES= in the environment",
     "DataLoader worker (pid": "a worker has died, often because memory or /dev/shm is full: take fewer --num_workers",
     "unable to mmap": "the memory or /dev/shm is full: take fewer --num_workers, or give the job more memory",
     "</torch_": "/dev/shm is full: take fewer --num_workers, or give the job more of it",

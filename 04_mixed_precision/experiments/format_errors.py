@@ -49,12 +49,13 @@ def peak_bytes(config: Any, model: nn.Module, batch: tuple[torch.Tensor, torch.T
     scaler = torch.amp.GradScaler(batch[0].device.type, enabled=config.precision == "fp16")
     LESSON.train_step(config, model, optimizer, scaler, *batch)  # the first step makes the optimizer's state
     optimizer.zero_grad()
-    if batch[0].device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        LESSON.train_step(config, model, optimizer, scaler, *batch)
-        return torch.cuda.max_memory_allocated()
     state = [value for one in optimizer.state.values() for value in one.values() if isinstance(value, torch.Tensor)]
     there_before = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *state, *batch))
+    if batch[0].device.type == "cuda":
+        of_others = torch.cuda.memory_allocated() - there_before  # such as the gradients in float64 to compare with
+        torch.cuda.reset_peak_memory_stats()
+        LESSON.train_step(config, model, optimizer, scaler, *batch)
+        return torch.cuda.max_memory_allocated() - of_others
     with recorder() as recorded:
         LESSON.train_step(config, model, optimizer, scaler, *batch)
     return peak_of(trace_events(recorded), level=there_before)

@@ -8,7 +8,6 @@ step. On one GPU nothing is sent, and each weight is whole: this shows what FSDP
 """
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -48,7 +47,6 @@ FEWEST_STEPS, TRIALS = 3, 3
 
 def measure_row(name: str, model: dict[str, Any], seconds: float, file: Path) -> None:
     """As one of the ranks: train as this row says; rank 0 writes what it has measured."""
-    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # as train.py does, which says why
     flags = model | ROWS[name] | {"lr": LEARNING_RATE}
     config = LESSON.Config(**flags)
     length = config.sequence_length

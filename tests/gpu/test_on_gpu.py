@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from conftest import REPOSITORY, Train, needs_library
-from lab.launching import load_script
+from lab.launching import free_port, load_script
+from lab.process_group import process_group
 from workshop.config import load_config
+from workshop.models.gpt import HEAD_DIMENSION
 
 CONFIGS = REPOSITORY / "configs"
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
@@ -55,6 +59,20 @@ def test_every_loader_gives_the_batches_that_it_gives_a_cpu(
                 torch.testing.assert_close(tensor.cpu(), reference, atol=2e-3 if loader == "dali" else 1e-5, rtol=0)
             batches += 1
         assert batches == len(mine)
+
+
+def test_the_device_loader_of_volumes_launches_some_kernels_for_each_cube(data_dir: Path, device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("counts launches on a GPU")
+    words = [*TINY, "--loader", "device", "--batch_size", 64, "--global_batch_size", 64, "--data_dir", data_dir]
+    loader = LESSON.make_loader(load_config(LESSON.Config, [str(word) for word in words]), "train", device, 0, 1)
+    loader.batch_sampler.set_epoch(1)
+    batches = iter(loader)
+    next(batches)
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        next(batches)
+    on_gpu = [event for event in recorded.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert 500 < len(on_gpu) < 1100
 
 
 @pytest.mark.parametrize("lesson", ["01_single_gpu", "02_dataparallel", "03_ddp"])
@@ -120,6 +138,14 @@ def test_compiled_code_learns_what_single_kernels_do(train: Train) -> None:
         assert compiled.losses == pytest.approx(plain.losses, rel=2e-2)
 
 
+def test_compiled_code_takes_a_volume_of_one_cell_in_channels_last(train: Train) -> None:
+    """As the full U-Net has it in its middle. `run.py` without --values compiles; with it, everything is eager."""
+    flags = [*UNET, "--unet_depth", 4, "--precision", "bf16", "--channels_last", "true", "--epochs", 1]
+    plain = train("04_mixed_precision", *flags, run="plain")
+    compiled = train("04_mixed_precision", *flags, "--compile", "default")
+    assert compiled.losses == pytest.approx(plain.losses, rel=2e-2)
+
+
 def test_everything_at_once_on_digits(train: Train, device: torch.device) -> None:
     configs = ["--config", CONFIGS / "mnist.yaml", "--config", CONFIGS / "mnist_fast.yaml"]
     cudnn = ["--cudnn_benchmark", "true"] if device.type == "cuda" else []
@@ -136,6 +162,62 @@ def test_a_trace_has_the_kernels(train: Train, device: torch.device) -> None:
     names = {event.get("name") for event in events}
     assert {"forward", "backward", "optimizer"} <= names
     assert device.type == "cpu" or any(event.get("cat") == "kernel" for event in events)
+
+
+def test_without_dropout_data_parallel_learns_what_one_gpu_learns(start: Train) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    losses = {}
+    for dropout in ("true", "false"):
+        flags = [*DIGITS, "--epochs", 1, "--dropout", dropout]
+        two, one = start("02_dataparallel", *flags, run="two"), start("01_single_gpu", *flags, run="one")
+        assert "DataParallel uses" in two.stdout
+        losses[dropout] = two.losses == pytest.approx(one.losses, rel=1e-3)
+    assert losses == {"true": False, "false": True}
+
+
+JOINING = {
+    "an experiment": """
+from lab.process_group import process_group
+with process_group() as (_, _, device):
+    dist.all_reduce(torch.ones(1, device=device))
+""",
+    "slurm/preflight.py": """
+import preflight
+print(preflight.join_ranks())
+""",
+    "slurm/first_hour.py": """
+import first_hour
+first_hour.compute_speed = lambda *_: 1.0
+first_hour.CPU_SIZES = first_hour.GPU_SIZES = (1,)
+first_hour.main()
+""",
+}
+NAMED = """
+import sys, torch, torch.distributed as dist
+from workshop.explain import backend_class
+all_reduce = dist.all_reduce
+def named(tensor, *args, group=None, **more):
+    print("over", type((group or dist.group.WORLD)._get_backend(tensor.device)).__name__, "on", tensor.device)
+    return all_reduce(tensor, *args, group=group, **more)
+dist.all_reduce = named
+"""
+
+
+def test_experiments_and_checks_join_as_the_lessons_do(start: Train, device: torch.device) -> None:
+    """Over the same backend of NCCL; and the task of local rank 1 may see only its own GPU, which then is cuda:0."""
+    rank = {"RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "1", "GROUP_RANK": "0"}
+    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    rank |= {"CUDA_VISIBLE_DEVICES": "0"} if device.type == "cuda" else {}
+    lesson = start("03_ddp", *DIGITS, **rank)
+    assert lesson.losses
+    backend, on = lesson.summary["backend_class"], "cuda:0" if device.type == "cuda" else "cpu"
+    paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "slurm"), os.environ.get("PYTHONPATH", "")])
+    for name, program in JOINING.items():
+        command = [sys.executable, "-c", NAMED + program]
+        done = subprocess.run(command, env=os.environ | rank | {"PYTHONPATH": paths}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"over {backend} on {on}" in done.stdout, name
 
 
 def test_one_rank_over_nccl_and_a_mistake_in_one_line(start: Train, device: torch.device) -> None:
@@ -194,6 +276,34 @@ def test_a_run_goes_on_after_a_stop_with_the_same_optimizer(
     assert other.status == 2 and "was saved with --fused" in other.stderr
 
 
+def test_attention_takes_the_kernels_that_the_page_names(device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("a CPU has other kernels")
+    architecture = torch.cuda.get_device_capability(device)
+    names = flash, cudnn, efficient, products = "flash", "cudnn", "efficient", "attention_math"
+    in_fp16 = {7: efficient, 8: flash, 9: cudnn, 10: cudnn, 12: flash}[architecture[0]]
+    expected = [in_fp16, products if architecture[0] == 7 else in_fp16, efficient]
+    found = []
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        query = torch.zeros(1, 2, 64, HEAD_DIMENSION, device=device, dtype=dtype)
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            F.scaled_dot_product_attention(query, query, query, is_causal=True)
+        called = " ".join(event.name for event in recorded.events())
+        found.append(next(name for name in names if f"aten::_scaled_dot_product_{name}" in called))
+    assert found == expected
+
+
+def test_generating_text_makes_no_plan_of_cudnn_for_each_length(device: torch.device) -> None:
+    """Where attention in 16 bits is cuDNN's (Hopper), because there the text grows by a token in each call."""
+    script = load_script(REPOSITORY / "05_fully_sharded")
+    config = load_config(script.Config, [str(word) for word in [*GPT, "--sample", 3]])
+    model = script.make_model(config).to(device, torch.bfloat16)
+    with process_group(on_cpu=device.type == "cpu"), profile(activities=[ProfilerActivity.CPU]) as recorded:
+        script.write_text(model, config, device)
+    attention = [event.name for event in recorded.events() if "_scaled_dot_product_" in event.name]
+    assert attention and not any("cudnn" in name for name in attention)
+
+
 def test_recomputing_needs_less_memory(train: Train, device: torch.device) -> None:
     """The activations of a block are stored only without it; 16 bytes for each weight in any case."""
     if device.type == "cpu":
@@ -220,6 +330,24 @@ def test_mfu_is_a_share_of_what_the_device_can_do(train: Train, device: torch.de
         assert done.status == 0, done.stderr
         assert 0 < done.summary["mfu"] < 1
         assert done.summary["peak_flops_per_second"] > 0
+
+
+def test_the_memory_of_a_step_is_measured_without_that_of_others(
+    data_dir: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured as experiments/format_errors.py does it, while the gradients that it compares with are in memory."""
+    monkeypatch.syspath_prepend(REPOSITORY / "04_mixed_precision/experiments")
+    import format_errors
+
+    words = [*TINY, "--batch_size", 16, "--precision", "fp32", "--data_dir", data_dir]
+    config = load_config(LESSON.Config, [str(word) for word in words])
+    peaks = []
+    for others in (0, 2**28):
+        kept = torch.empty(others, dtype=torch.uint8, device=device)
+        batch = tuple(torch.zeros(16, channels, 16, 16, 16, device=device) for channels in (4, 5))
+        peaks.append(format_errors.peak_bytes(config, LESSON.make_model(config).to(device), batch))
+        del kept
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
 
 
 def processes_on_gpus() -> list[set[int]]:

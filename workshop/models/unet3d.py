@@ -11,6 +11,21 @@ IN_CHANNELS, OUT_CHANNELS = 4, 5
 """density and velocity of the dark matter; density, velocity and temperature of the gas"""
 
 
+class DeepestUp(nn.ConvTranspose3d):
+    """The transposed convolution of the deepest volume, which may be a single cell.
+
+    Its strides then fit every layout. With weights in channels_last, the code that PyTorch 2.15 compiles expects
+    another layout of their gradient than cuDNN returns, and ends with an AssertionError. With contiguous weights both
+    agree. (https://github.com/pytorch/pytorch/issues/197517 is a like case.)
+    """
+
+    def forward(self, volumes: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
+        """See ``nn.ConvTranspose3d``; without ``output_size``."""
+        assert output_size is None
+        weight = self.weight.contiguous()
+        return nn.functional.conv_transpose3d(volumes, weight, self.bias, self.stride, self.padding)
+
+
 class UNet3D(nn.Module):
     """Map volumes (N, 4, D, H, W) to volumes (N, 5, D, H, W); 117 million parameters at width 64 and depth 6.
 
@@ -27,7 +42,7 @@ class UNet3D(nn.Module):
             for inner, outer in zip([IN_CHANNELS, *channels], channels, strict=False)
         )
         self.up = nn.ModuleList(
-            nn.ConvTranspose3d(
+            (DeepestUp if level == depth - 1 else nn.ConvTranspose3d)(
                 # all but the deepest also see what the way down left at their size
                 channels[level] * (1 if level == depth - 1 else 2),
                 channels[level - 1] if level else OUT_CHANNELS,
