@@ -1,0 +1,211 @@
+"""What `python nullgpu/run.py` promises: its errors, the GPUs that a command sees, and NCCL between two ranks."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from cases import REPOSITORY, environment, null_gpu
+
+from conftest import Result
+from nullgpu import build, symbols
+
+pytest_plugins = ["null_fixtures"]
+pytestmark = pytest.mark.usefixtures("null_library")
+
+HERE = Path(__file__).resolve().parent
+MISSING = """\
+cudaGraphAddNode cudaGraphConditionalHandleCreate cudaIpcCloseMemHandle cudaIpcGetEventHandle cudaIpcGetMemHandle
+cudaIpcOpenEventHandle cudaIpcOpenMemHandle cudaLibraryGetGlobal cudaLibraryGetKernel cudaLibraryGetKernelCount
+cudaLibraryGetManaged cudaLibraryGetUnifiedFunction cudaLibraryLoadData cudaLibraryLoadFromFile cudaLibraryUnload
+cudaStreamBeginCaptureToGraph cudnnGetFilterNdDescriptor cudnnGetRNNTempSpaceSizes cudnnGetRNNWeightParams
+cudnnGetRNNWeightSpaceSize cudnnGetTensorNdDescriptor cusparseGetErrorString
+cusparseLtMatmulAlgGetAttribute cusparseLtMatmulGetWorkspace cusparseLtMatmulSearch cusparseSpMatGetSize
+cusparseXbsrsm2_zeroPivot cusparseXbsrsv2_zeroPivot cusparseXcsrgeam2Nnz ncclCommGetUniqueId ncclCommGrow
+ncclCommResume ncclCommRevoke ncclCommShrink ncclCommSuspend ncclCommWindowDeregister ncclCommWindowRegister
+ncclDevCommCreate ncclDevCommDestroy ncclGetLsaMultimemDevicePointer ncclGetPeerDevicePointer ncclGroupSimulateEnd
+ncclPutSignal ncclSignal ncclWaitSignal ncclWinGetUserPtr"""
+"""functions that PyTorch 2.15 may call, and that end the process with their names"""
+
+
+def run(*words: object, **more: str) -> Result:
+    """Run a command on null GPUs."""
+    command = null_gpu(*map(str, words))
+    done = subprocess.run(command, env=environment(**more), capture_output=True, text=True, timeout=300)
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def error_line(result: Result) -> str:
+    """Return the only line of an error of the user."""
+    assert result.status == 2, result.stderr[-3000:]
+    (line,) = result.stderr.splitlines()
+    return line.removeprefix("nullgpu: error: ")
+
+
+# ---- the command itself
+
+
+def test_without_a_compiler_one_line_says_what_to_install(tmp_path: Path) -> None:
+    error = error_line(run("true", PATH=str(tmp_path), NULLGPU_CACHE=str(tmp_path / "cache")))
+    assert "needs a C++ compiler: install g++" in error
+
+
+def test_an_unknown_command_is_named() -> None:
+    assert error_line(run("no_such_command", "--help")) == "no command no_such_command"
+
+
+def test_without_a_command_an_example_is_shown() -> None:
+    result = run("--gpus", 2)
+    assert result.status == 2 and "python nullgpu/run.py python train.py" in result.stderr
+
+
+@pytest.mark.parametrize(("command", "status"), [("exit 7", 7), ("kill -TERM $$", 128 + 15), ("true", 0)])
+def test_the_exit_status_is_the_commands(command: str, status: int) -> None:
+    assert run("sh", "-c", command).status == status
+
+
+def test_an_ld_preload_of_the_user_stays_effective(tmp_path: Path) -> None:
+    source, own = tmp_path / "own.c", tmp_path / "own.so"
+    source.write_text("int of_the_user;")
+    subprocess.run([os.environ.get("CXX", "g++"), "-shared", "-fPIC", source, "-o", own], check=True)
+    loaded = run("cat", "/proc/self/maps", LD_PRELOAD=str(own)).stdout
+    assert str(own) in loaded and str(build.library()) in loaded
+
+
+def test_a_cache_with_a_space_in_its_path_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LD_PRELOAD takes no such path."""
+    monkeypatch.setenv("NULLGPU_CACHE", str(tmp_path / "x y"))
+    folder = build.cache()
+    assert folder.is_dir() and " " not in str(folder)
+
+
+@pytest.mark.thorough  # compiles
+def test_a_command_runs_with_a_cache_with_a_space_in_its_path(tmp_path: Path) -> None:
+    script = "import torch; print(torch.cuda.is_available())"
+    result = run("python", "-c", script, NULLGPU_CACHE=str(tmp_path / "x y"))
+    assert (result.status, result.stdout) == (0, "True\n"), result.stderr
+
+
+def test_more_ranks_than_gpus_get_the_lessons_own_message(null_data: Path, tmp_path: Path) -> None:
+    """The environment is that of rank 0 of `torchrun --nproc-per-node 2`."""
+    of_rank_0 = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    script = REPOSITORY / "03_ddp/train.py"
+    result = run("--gpus", 1, "python", script, "--data_dir", null_data, "--run_dir", tmp_path, **of_rank_0)
+    assert "torchrun started 2 ranks on this node, which has 1 GPU(s)" in result.error
+
+
+# ---- the functions that PyTorch needs
+
+
+def functions_of_torch() -> set[str]:
+    """Return the functions of CUDA and its libraries that PyTorch and torchvision leave undefined."""
+    torch = build.torch_folder()
+    return set().union(*map(symbols.undefined, [*torch.glob("lib/*.so"), *torch.parent.glob("torchvision/*.so")]))
+
+
+def test_every_function_that_pytorch_needs_is_there(null_library: Path) -> None:
+    nm = ["nm", "-D", "--defined-only", null_library]
+    printed = subprocess.run(nm, capture_output=True, text=True, check=True).stdout
+    assert not functions_of_torch() - {line.split()[-1].partition("@")[0] for line in printed.splitlines()}
+
+
+@pytest.mark.skipif(not build.version().startswith("2.15"), reason="the list is that of PyTorch 2.15")
+def test_the_functions_that_are_missing_are_known(null_library: Path) -> None:
+    generated = (null_library.parent / "generated.cpp").read_text()
+    missing = {name for name in functions_of_torch() if f'nullgpu::missing("{name}")' in generated}
+    print("missing:", *sorted(missing))
+    assert missing == set(MISSING.split())
+
+
+# ---- one process on a GPU of 1 GiB
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What `probes.py alone` has found."""
+    return probes(tmp_path_factory.mktemp("alone"), "alone", "--gb", "1")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What `probes.py ranks` has found."""
+    return probes(
+        tmp_path_factory.mktemp("ranks"), "ranks", "--gpus", "2", "--gb", "2048", "--values", "--timeout", "60"
+    )
+
+
+def probes(folder: Path, which: str, *options: str) -> dict:
+    """Run probes; return what they have found, and their stderr."""
+    result = run(*options, "python", HERE / "probes.py", which, folder / "found.json")
+    assert result.status == 0, result.stderr[-3000:]
+    return json.loads((folder / "found.json").read_text()) | {"stderr": result.stderr}
+
+
+def test_cuda_and_nvml_say_how_much_memory_is_used(alone: dict) -> None:
+    found = alone["memory"]
+    assert found["total"] == 1024
+    assert found["before"] == found["after"] == [1024, 0]
+    assert found["with"] == [924, 100]
+
+
+def test_nvml_sees_the_gpus_and_that_they_are_idle(alone: dict) -> None:
+    assert (alone["memory"]["devices"], alone["memory"]["utilization"]) == (1, 0)
+
+
+def test_pytorch_runs_out_of_memory_as_on_a_gpu_of_this_size(alone: dict) -> None:
+    error = alone["out_of_memory"]["error"]
+    assert error.startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert "GPU 0 has a total capacity of 1024.00 MiB" in error
+    assert alone["out_of_memory"]["allocated_then"] == 1
+
+
+def test_the_profiler_sees_kernels(alone: dict) -> None:
+    assert any("CUDAFunctor_add" in name for name in alone["profiler"])
+
+
+def test_a_graph_that_is_captured_forbids_to_wait(alone: dict) -> None:
+    assert "CUDA error: operation not permitted when stream is capturing" in alone["item_in_graph"]
+
+
+@pytest.mark.thorough
+@pytest.mark.xfail(strict=True, reason="the null GPU asks for the number of GPUs as soon as torch is imported")
+def test_a_fork_after_importing_torch_may_use_the_gpu() -> None:
+    script = "import os, torch\nif os.fork() == 0: torch.zeros(1, device='cuda'); os._exit(5)\nprint(os.wait()[1] >> 8)"
+    assert run("python", "-c", script).stdout == "5\n"
+
+
+# ---- values, and pairs of ranks with the former and the new backend of NCCL
+
+
+def test_values_that_do_not_fit_into_the_memory_of_the_host_end_the_process_with_a_line(ranks: dict) -> None:
+    assert ranks["host"] == 2
+    (line,) = (line for line in ranks["stderr"].splitlines() if line.startswith("nullgpu: error: "))
+    assert "with --values the memory of the GPUs is memory of this machine" in line
+
+
+def test_expandable_segments_grow(ranks: dict) -> None:
+    (segment,), tensors, used = ranks["segments"]
+    assert tensors == 3
+    assert segment == [True, used >> 20] and 350 <= used >> 20 < 400
+
+
+@pytest.mark.parametrize("new_backend", [False, True])
+def test_a_rank_receives_what_another_sends(ranks: dict, new_backend: bool) -> None:
+    assert ranks[f"send_and_receive {new_backend}"] == [None, [1, 2, 3]]
+
+
+@pytest.mark.parametrize("new_backend", [False, True])
+def test_ranks_that_call_different_collectives_are_named(ranks: dict, new_backend: bool) -> None:
+    first, second = ranks[f"different_collectives {new_backend}"]
+    assert "the ranks differ: rank 0 calls AllReduce" in first and "rank 1 Broadcast" in first
+    assert "the ranks differ: rank 1 calls Broadcast" in second and "rank 0 AllReduce" in second
+    first, second = ranks[f"different_sizes {new_backend}"]
+    assert "rank 0 calls AllReduce with 16 bytes of float32" in first and "rank 1 AllReduce with 20 bytes" in first
+
+
+@pytest.mark.parametrize("new_backend", [False, True])
+def test_a_rank_that_dies_ends_the_wait_of_the_other_one(ranks: dict, new_backend: bool) -> None:
+    error, status = ranks[f"rank_dies {new_backend}"]
+    assert "rank 1 has ended, while rank 0 waits for it in AllReduce" in error
+    assert status == 3
