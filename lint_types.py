@@ -14,7 +14,8 @@ REPOSITORY = Path(__file__).resolve().parent
 def main() -> None:
     """Run mypy; exit with status 1 if it finds an error anywhere."""
     failed = False
-    checks = [(REPOSITORY, ["-p", "workshop", "-p", "lab", "-p", "clinic", "-p", "nullgpu"]), (REPOSITORY, ["exercise.py"])]
+    packages = [word for name in ("workshop", "lab", "clinic", "nullgpu") for word in ("-p", name)]
+    checks = [(REPOSITORY, packages), (REPOSITORY, ["exercise.py"])]
     checks += [(script.parent, [str(script)]) for script in sorted(REPOSITORY.glob("0*/train.py"))]
     for folder, what in checks:
         path = os.pathsep.join(dict.fromkeys([str(folder), str(REPOSITORY)]))

@@ -2,13 +2,14 @@
 
     torchrun --standalone --nproc-per-node 2 experiments/accumulation.py
 
-A batch is computed whole, then in four parts, on CPUs. You should see that --accumulate 4 of train.py, which reduces
-gradients after the last part only, sends fewer gradients, but needs more memory than reducing them after each part:
-under FSDP2 "not yet reduced" means "not yet sharded". All ways give the same gradient.
+A batch is computed whole, then in four parts, on CPUs. The peak of the memory is that of the same step on a null GPU.
+You should see that --accumulate 4 of train.py, which reduces gradients after the last part only, sends fewer gradients,
+but needs more memory than reducing them after each part: under FSDP2 "not yet reduced" means "not yet sharded". All
+ways give the same gradient.
 """
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -16,27 +17,23 @@ from torch.distributed.fsdp import FSDPModule
 from lab import results
 from lab.flags import Parser
 from lab.process_group import process_group
+from memory_model import Setup, peaks_if_possible
 from sharded_models import LESSON, Batch, batches_of, count_collectives, sharded, whole
-from tensor_bytes import sharded_peak_bytes
 from workshop.config import require_positive
 from workshop.errors import UserError, run_reporting_user_errors
 
+DEPTH = 6
+"""blocks of the model"""
+
 
 def backward_in_parts(
-    model: FSDPModule,
-    batch: Batch,
-    between: Callable[[], None] = lambda: None,
-    *,
-    parts: int,
-    reduce_each: bool = False,
-    keep_weights: bool = False,
+    model: FSDPModule, batch: Batch, *, parts: int, reduce_each: bool = False, keep_weights: bool = False
 ) -> None:
     """Compute the gradient of a batch part by part.
 
     Args:
         model: sharded.
         batch: inputs and targets.
-        between: is called after each backward pass but the last.
         parts: number of them.
         reduce_each: reduce the gradients after each part, as FSDP2 does by itself; not only after the last.
         keep_weights: do not free the gathered weights between the parts.
@@ -49,8 +46,6 @@ def backward_in_parts(
         model.set_reshard_after_backward(last or not keep_weights)
         loss = LESSON.loss_function(model(part).float(), part_targets) * (len(part) / len(inputs))
         loss.backward()
-        if not last:
-            between()
 
 
 def main() -> None:
@@ -65,29 +60,40 @@ def main() -> None:
     parts = arguments.accumulate
     if parts > arguments.batch_size:
         raise UserError(f"--batch_size {arguments.batch_size} has no {parts} parts")
-    ways = {
-        "whole batch": partial(backward_in_parts, parts=1),
-        f"{parts} parts, reduce after each": partial(backward_in_parts, parts=parts, reduce_each=True),
-        f"{parts} parts, reduce after the last": partial(backward_in_parts, parts=parts),
-        f"{parts} parts, and keep the weights gathered": partial(backward_in_parts, parts=parts, keep_weights=True),
+    ways: dict[str, dict[str, Any]] = {
+        "whole batch": {"parts": 1},
+        f"{parts} parts, reduce after each": {"parts": parts, "reduce_each": True},
+        f"{parts} parts, reduce after the last": {"parts": parts},
+        f"{parts} parts, and keep the weights gathered": {"parts": parts, "keep_weights": True},
     }
     torch.set_num_threads(1)
     with process_group(on_cpu=True) as (rank, world_size, _):
         (batch,) = batches_of(rank, arguments.batch_size, arguments.sequence_length)
-        model, optimizer, step = sharded(rank, world_size, width=arguments.width, depth=6, lr=1e-30)
-        step(*batch)  # makes the optimizer's state; the learning rate is too small to change a weight
-        rows: list[list[results.Cell]] = []
+        model, optimizer, _ = sharded(rank, world_size, width=arguments.width, depth=DEPTH)
+        counted: list[list[results.Cell]] = []
         first: torch.Tensor | None = None
-        for name, backward in ways.items():
+        for way in ways.values():
             optimizer.zero_grad()
-            counts = count_collectives(partial(backward, model, batch))
+            counts = count_collectives(partial(backward_in_parts, model, batch, **way))
             gradient = whole(weight.grad for weight in model.parameters())
             difference = None if first is None else ((gradient - first).norm() / first.norm()).item()
             first = gradient if first is None else first
-            optimizer.zero_grad()
-            peak = sharded_peak_bytes(partial(backward, model, batch), model, optimizer)
-            rows.append([name, counts["all-gathers"], counts["reduce-scatters"], peak / 1e6, difference])
+            counted.append([counts["all-gathers"], counts["reduce-scatters"], difference])
         if rank == 0:
+            same: dict[str, Any] = {
+                "model": "gpt_tiny",
+                "depth": DEPTH,
+                "width": arguments.width,
+                "sequence_length": arguments.sequence_length,
+                "batch_size": arguments.batch_size,
+                "ranks": world_size,
+                "way": "blocks",
+            }
+            peaks = peaks_if_possible(*(Setup(**same, **way) for way in ways.values()))
+            rows = [
+                [name, gathers, reductions, peak, difference]
+                for name, (gathers, reductions, difference), peak in zip(ways, counted, peaks, strict=True)
+            ]
             megabytes = 4 * sum(weight.numel() for weight in model.parameters()) / 1e6
             results.store(
                 "accumulation",

@@ -1,42 +1,42 @@
-"""How many bytes of tensors a rank needs at most in a training step, found without a GPU and without that memory.
+"""Bytes that a rank needs in a training step, found without a GPU and without that memory.
 
-The step is run on *fake tensors*, which have a shape and a number format but no content, by one process of a *fake
-process group*, whose collectives return at once. PyTorch's memory trackers add up the bytes that would be allocated.
-Both are private parts of PyTorch, so each is imported where it is used; the tests compare what they predict with what
-two real ranks allocate.
+The step is really made, on a null GPU (``nullgpu/``): PyTorch's own CUDA code runs, kernels compute nothing, and the
+memory is reserved but never touched. So the bytes are those of PyTorch's own allocator. One process is rank 0 of a job
+of any size; the other ranks do not exist, and collectives return at once.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cache
-from types import SimpleNamespace
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from lab.launching import load_script
-from tensor_bytes import local
-from workshop.errors import UserError, nearest
+from lab.launching import load_script, reason
+from workshop.errors import UserError, nearest, warn
 from workshop.models.gpt import GPT, SIZES, Block, GPTSize, rotated
 from workshop.paths import REPOSITORY
 
 LESSON: Any = load_script(REPOSITORY / "05_fully_sharded")
 """the lesson's script: its loss, and its activation checkpointing"""
-CPU = torch.device("cpu")
 STATE_BYTES = 16
 """per parameter: weight, gradient and the two running means of AdamW, 4 bytes each"""
 NOT_COUNTED = (
-    "Counted are tensors only. Not counted are the CUDA context (0.5 to 2 GiB), NCCL's buffers (1 to 2 GiB), memory "
-    "that PyTorch's allocator holds in pieces too small to be used (fragmentation), and the workspaces of cuDNN and "
-    "of compiled code."
+    "Counted is what PyTorch's allocator has allocated and reserved, on a GPU that computes nothing. Not counted are "
+    "the CUDA context (0.5 to 2 GiB), NCCL's buffers (1 to 2 GiB), and the workspaces of cuDNN."
 )
-
 
 LLAMA_SIZE = GPTSize(width=4096, depth=32, vocabulary=128_256, head_dimension=128)
 LLAMA_KEY_HEADS, LLAMA_HIDDEN = 8, 14_336
@@ -49,7 +49,10 @@ class LlamaBlock(Block):
     def __init__(self, size: GPTSize) -> None:
         super().__init__(size)
         self.head = size.head_dimension
-        self.qkv = nn.Linear(size.width, size.width + 2 * LLAMA_KEY_HEADS * self.head, bias=False)
+        del self.qkv
+        self.query = nn.Linear(size.width, size.width, bias=False)
+        self.key = nn.Linear(size.width, LLAMA_KEY_HEADS * self.head, bias=False)
+        self.value = nn.Linear(size.width, LLAMA_KEY_HEADS * self.head, bias=False)
         self.gate = nn.Linear(size.width, LLAMA_HIDDEN, bias=False)
         self.up = nn.Linear(size.width, LLAMA_HIDDEN, bias=False)
         self.down = nn.Linear(LLAMA_HIDDEN, size.width, bias=False)
@@ -57,8 +60,10 @@ class LlamaBlock(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (N, T, width) to the same shape."""
         n, tokens, width = x.shape
-        heads = self.qkv(self.attention_norm(x)).view(n, tokens, -1, self.head).transpose(1, 2)
-        query, key, value = heads.split([self.heads, LLAMA_KEY_HEADS, LLAMA_KEY_HEADS], dim=1)
+        inside = self.attention_norm(x)
+        query, key, value = (
+            layer(inside).view(n, tokens, -1, self.head).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
         key, value = (each.repeat_interleave(self.heads // LLAMA_KEY_HEADS, dim=1) for each in (rotated(key), value))
         attended = F.scaled_dot_product_attention(rotated(query), key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(n, tokens, width))
@@ -93,13 +98,13 @@ class Workload:
     sequence_length: int
     kind: type[GPT] = GPT
 
-    def build(self, depth: int) -> GPT:
-        """Return the model with so many blocks; 0: its own number."""
-        return self.kind(replace(self.size, depth=depth or self.size.depth))
+    def build(self, depth: int = 0, width: int = 0) -> GPT:
+        """Return the model; a depth or width of 0 is the model's own."""
+        return self.kind(replace(self.size, depth=depth or self.size.depth, width=width or self.size.width))
 
-    def batch(self, samples: int) -> Batch:
+    def batch(self, samples: int, sequence_length: int = 0) -> Batch:
         """Return inputs and targets, each (samples, T) int64; all are zero, because only the shapes matter."""
-        zeros = torch.zeros(samples, self.sequence_length, dtype=torch.long)
+        zeros = torch.zeros(samples, sequence_length or self.sequence_length, dtype=torch.long)
         return zeros, zeros.clone()
 
 
@@ -122,7 +127,7 @@ def workload(name: str) -> Workload:
 
 
 WAYS = ("ddp", "blocks", "keep", "root")
-"""how the ranks share the model: not at all (DDP), or as the lesson's --shard says"""
+"""DDP, or FSDP2 with one of the values of the lesson's --shard"""
 UPDATES = {"foreach": {"foreach": True}, "loop": {"foreach": False}, "fused": {"fused": True}}
 """how the optimizer updates the weights: all tensors together (PyTorch's default on a GPU), one after the other (its
 default on a CPU), or in one kernel (the lesson's --fused true)"""
@@ -130,12 +135,16 @@ default on a CPU), or in one kernel (the lesson's --fused true)"""
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the bytes are asked of."""
+    """A training step of one rank."""
 
     model: str
     """name of a workload"""
     depth: int = 0
     """number of blocks; 0: that of the model"""
+    width: int = 0
+    """embedding width (d_model); 0: that of the model"""
+    sequence_length: int = 0
+    """tokens in a sample; 0: that of the workload"""
     batch_size: int = 1
     """samples per rank"""
     ranks: int = 1
@@ -143,6 +152,8 @@ class Setup:
     """one of `WAYS`, or "alone": one process without a wrapper"""
     checkpointing: bool = False
     """whether each block computes its activations again in backward"""
+    selective: bool = False
+    """with checkpointing: whether some results are kept, as `half_recomputed` says"""
     replicas: int = 1
     """groups of ranks that each hold the whole model (HSDP); 1: all ranks share one model"""
     precision: str = "fp32"
@@ -151,6 +162,12 @@ class Setup:
     """one of `UPDATES`"""
     parts: int = 1
     """of a batch, computed one after the other, whose gradients are added up (the lesson's --accumulate)"""
+    reduce_each: bool = False
+    """whether FSDP2 reduces the gradients after each part, not only after the last"""
+    keep_weights: bool = False
+    """whether FSDP2 keeps the weights gathered between the parts"""
+    free_scores: bool = False
+    """whether the model's output is deleted before backward; the lesson's script keeps it"""
 
     def __post_init__(self) -> None:
         workload(self.model)  # raises UserError if there is no such model
@@ -160,84 +177,74 @@ class Setup:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most bytes of tensors on one rank at any moment of a training step, and what they are."""
+    """The bytes of one rank in a training step after the first ones, by PyTorch's allocator."""
 
-    peak: int
-    """bytes"""
-    parts: dict[str, int]
-    """bytes at that moment by what they are; their sum is the peak"""
-    moment: str
-    """in which part of the step that moment is: forward, backward or optimizer"""
     parameters: int
-    """of the whole model"""
+    """number of parameters of the whole model"""
+    weights: int
+    """bytes of the weights that this rank stores"""
+    gradients: int
+    """bytes of their gradients, which exist from backward to the end of the step"""
+    optimizer: int
+    """bytes of the optimizer's state"""
+    stored: int
+    """bytes allocated between two steps: weights, optimizer state, the batch, DDP's buckets"""
+    kept: int
+    """bytes that forward leaves: activations, the scores, weights that stay gathered, autocast's copies of weights"""
+    peaks: dict[str, int]
+    """most bytes allocated in forward, backward and optimizer"""
+    reserved: int
+    """bytes that the allocator has taken from the GPU at the end: the peak, and gaps that no tensor fitted into"""
 
+    @property
+    def peak(self) -> int:
+        """Most bytes allocated at any moment of the step."""
+        return max(self.peaks.values())
 
-@cache
-def private_tools() -> SimpleNamespace:
-    """Return the private parts of PyTorch that are used here.
-
-    Raises:
-        UserError: this torch has them no more, or not yet.
-    """
-    try:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-        from torch.distributed._tools.mem_tracker import MemTracker
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-    except ImportError as error:
-        raise UserError(
-            f"torch {torch.__version__} lacks a private part that this experiment needs ({error}); it was tested with "
-            "torch 2.11 and 2.15"
-        ) from None
-
-    class PeakOfStep:
-        """Notes in which part of the step the peak is.
-
-        It does not keep the peak of each module, which takes most of the time where there are many.
-        """
-
-        now = moment = "forward"
-        """the part of the step that is running, and the one that the peak is in"""
-
-        def _update_peak_stats(self, peak_state: Any) -> None:  # noqa: ANN401, a private type
-            modules, self.memory_tracking = self.memory_tracking, {}
-            before = self._peak_mem.get(CPU, 0)
-            super()._update_peak_stats(peak_state)
-            if self._peak_mem.get(CPU, 0) > before:
-                self.moment = self.now
-            self.memory_tracking = modules
-
-    class PlainTracker(PeakOfStep, MemTracker):
-        """For a model that is not sharded."""
-
-    class ShardedTracker(PeakOfStep, FSDPMemTracker):
-        """For a sharded model."""
-
-    return SimpleNamespace(
-        FakeTensorMode=FakeTensorMode, PlainTracker=PlainTracker, ShardedTracker=ShardedTracker, FakeStore=FakeStore
-    )
-
-
-@contextmanager
-def fake_ranks(ranks: int) -> Iterator[None]:
-    """Make this process rank 0 of so many, of which the others do not exist: collectives return at once."""
-    dist.init_process_group("fake", store=private_tools().FakeStore(), rank=0, world_size=ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    @property
+    def moment(self) -> str:
+        """Part of the step with the peak: forward, backward or optimizer."""
+        return max(self.peaks, key=lambda part: self.peaks[part])
 
 
 def build(setup: Setup) -> GPT:
     """Return the model of a setup, without any sharding."""
-    model = workload(setup.model).build(setup.depth)
+    model = workload(setup.model).build(setup.depth, setup.width)
     if setup.checkpointing:
         for block in model.blocks:
-            block.forward = LESSON.recomputed(block.forward)
+            block.forward = (half_recomputed if setup.selective else LESSON.recomputed)(block.forward)
     return model
 
 
-def mesh_of(setup: Setup, device: str = "cpu") -> DeviceMesh:
+ATEN = torch.ops.aten
+ATTENTION = (
+    ATEN._scaled_dot_product_flash_attention.default,
+    ATEN._scaled_dot_product_efficient_attention.default,
+    ATEN._scaled_dot_product_cudnn_attention.default,
+    ATEN.bmm.default,  # where no kernel computes all of attention, as on the meta device
+)
+
+
+def half_recomputed(forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a forward that keeps its input, the result of attention, and those of every second matrix product.
+
+    torchtitan trains Llama with this selective activation checkpointing (``selective_ac_option = "op"``).
+    """
+
+    def contexts() -> tuple[Any, Any]:
+        products = {False: count(), True: count()}  # in forward, and when it is computed again
+
+        def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:  # noqa: ANN401
+            every_second = operation is ATEN.mm.default and next(products[context.is_recompute]) % 2 == 0
+            kept = every_second or operation in ATTENTION
+            return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
+
+    return lambda inputs: checkpoint(forward, inputs, use_reentrant=False, context_fn=contexts)
+
+
+def mesh_of(setup: Setup, device: str) -> DeviceMesh:
     """Return how the ranks are arranged: in a row, or with HSDP in groups that each hold the whole model."""
     if setup.replicas == 1:
         return init_device_mesh(device, (setup.ranks,))
@@ -255,103 +262,63 @@ def shard(setup: Setup, model: GPT, mesh: DeviceMesh) -> nn.Module:
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def make_optimizer(model: nn.Module, update: str) -> torch.optim.Optimizer:
-    """Return AdamW, with the state that it makes in its first step, over the parts of the weights of this rank.
+SCRIPT = Path(__file__).resolve().with_name("bytes_of_step.py")
+NULL_GPU = (sys.executable, str(REPOSITORY / "nullgpu/run.py"), "--beside_gpu", "--gb", "1000000", "--world", "1")
+_known: dict[Setup, Prediction] = {}
 
-    They are plain tensors here, because the shapes of sharded ones would be computed anew for each, which takes longer
-    than the step and would be counted as memory.
+
+def predict(*setups: Setup) -> list[Prediction]:
+    """Return the bytes of rank 0 for each setup, on a null GPU; each setup is computed once.
+
+    Raises:
+        UserError: no null GPU is possible here, or a step has failed.
     """
-    optimizer = torch.optim.AdamW([local(weight) for weight in model.parameters()], **UPDATES[update])
-    for weight in optimizer.param_groups[0]["params"]:
-        means = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[weight] = {"step": torch.tensor(1.0), **means}
-    return optimizer
+    # DDP needs the same on any number of ranks, so it is computed on one.
+    asked = [replace(setup, ranks=1) if setup.way == "ddp" else setup for setup in setups]
+    missing = [setup for setup in dict.fromkeys(asked) if setup not in _known]
+    if missing:
+        found = [Prediction(**one) for one in run_steps(missing, start=NULL_GPU) if one is not None]
+        _known.update(zip(missing, found, strict=True))
+    return [_known[setup] for setup in asked]
 
 
-def train_step(setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, tracker: Any) -> None:  # noqa: ANN401
-    """Make a training step as the lesson does, without its learning-rate schedule, and set what the tracker notes."""
-    policy = isinstance(model, FSDPModule)
-    split = [tensor.tensor_split(setup.parts) for tensor in batch]
-    for number, (inputs, targets) in enumerate(zip(*split, strict=True), start=1):
-        if number > 1:
-            tracker.reset_mod_stats()  # else it refuses a second call of the model
-        if policy:
-            model.set_requires_gradient_sync(number == setup.parts)
-        tracker.now = "forward"
-        with torch.autocast("cpu", torch.bfloat16) if setup.precision == "bf16" and not policy else nullcontext():
-            outputs = model(inputs)
-        loss = LESSON.loss_function(outputs.float(), targets) * (len(inputs) / len(batch[0]))
-        tracker.now = "backward"
-        loss.backward()
-    tracker.now = "optimizer"
-    for part, weight in zip(optimizer.param_groups[0]["params"], model.parameters(), strict=True):
-        part.grad = local(weight.grad)
-    optimizer.step()
+def measure(*setups: Setup) -> list[Prediction | None]:
+    """Return the same bytes, measured on the GPU of this machine; None where its memory is not enough.
+
+    Raises:
+        UserError: a step has failed.
+    """
+    assert all(setup.way in ("alone", "ddp") or setup.ranks == 1 for setup in setups), "one GPU is one rank"
+    return [None if one is None else Prediction(**one) for one in run_steps(setups)]
 
 
-NAMES = {
-    "parameters": ("Parameter", "Sharded Param"),
-    "gradients": ("Gradient", "Sharded Grad"),
-    "optimizer state": ("Optstate", "OptState"),
-    "gathered weights": ("Unsharded Param", "All Gather"),
-    "gradients to send": ("Unsharded Grad", "Reduce Scatter"),
-    "activations": ("Activation",),
-    "temporaries": ("Temp",),
-    "batch": ("Inputs", "Buffer", "Other"),
-}
-"""what the bytes are, by the names that PyTorch's two trackers give them"""
+def peaks_if_possible(*setups: Setup) -> list[float | None]:
+    """Return the peak of each setup in MB; without a null GPU a warning, and None for each."""
+    try:
+        return [found.peak / 1e6 for found in predict(*setups)]
+    except UserError as error:
+        warn(f"the peaks are left out: {error}")
+        return [None] * len(setups)
 
 
-def sum_of(in_use: dict[Any, int], what: str) -> int:
-    """Return how many of the bytes that a tracker reports are of one kind, one of `NAMES`."""
-    return sum(count for name, count in in_use.items() if getattr(name, "value", name) in NAMES[what])
-
-
-@cache
-def predict(setup: Setup) -> Prediction:
-    """Return the most bytes of tensors that rank 0 would need in a training step after the first one."""
-    if setup.way in ("alone", "ddp"):
-        tracker, parameters = track_plain_model(setup)
-    else:
-        with fake_ranks(setup.ranks):
-            tracker, parameters = track_sharded_model(setup, mesh_of(setup))
-    at_peak = tracker.get_tracker_snapshot("peak")[CPU]
-    parts = {what: sum_of(at_peak, what) for what in NAMES}
-    state = 2 * parts["parameters"]  # the two running means; what else the optimizer's step has made, it frees at once
-    parts["temporaries"] += max(parts["optimizer state"] - state, 0)
-    parts["optimizer state"] = min(parts["optimizer state"], state)
-    if setup.way == "ddp":  # its buckets hold all gradients a second time, from the first step on
-        parts["gradients to send"] = 4 * parameters
-    return Prediction(sum(parts.values()), parts, tracker.moment, parameters)
-
-
-def track_plain_model(setup: Setup) -> tuple[Any, int]:
-    """Return the tracker of a training step without a wrapper, and the number of parameters."""
-    tools = private_tools()
-    with tools.FakeTensorMode():
-        model = build(setup)
-        optimizer = make_optimizer(model, setup.update)
-        batch = workload(setup.model).batch(setup.batch_size)
-        tracker = tools.PlainTracker()
-        tracker.track_external(model, optimizer, *batch)
-        with tracker:
-            train_step(setup, model, optimizer, batch, tracker)
-    return tracker, sum(weight.numel() for weight in model.parameters())
-
-
-def track_sharded_model(setup: Setup, mesh: DeviceMesh) -> tuple[Any, int]:
-    """Return the tracker of a training step on one rank, and the number of parameters of the whole model."""
-    tools = private_tools()
-    with tools.FakeTensorMode():
-        with torch.device("meta"):
-            model = build(setup)
-        parameters = sum(weight.numel() for weight in model.parameters())
-        model = shard(setup, model, mesh)
-        model.to_empty(device="cpu")
-        optimizer = make_optimizer(model, setup.update)
-        batch = workload(setup.model).batch(setup.batch_size)
-        tracker = tools.ShardedTracker(model, optimizer)
-        tracker.track_inputs(batch)
-        with tracker:
-            train_step(setup, model, optimizer, batch, tracker)
-    return tracker, parameters
+def run_steps(setups: Sequence[Setup], start: Sequence[str] = ()) -> list[dict[str, Any] | None]:
+    """Let `bytes_of_step.py` make the steps; return what it writes. ``start``: words of the command before Python."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder, "setups.json"), Path(folder, "bytes.json")
+        asked.write_text(json.dumps([asdict(setup) for setup in setups]))
+        words = [*start, sys.executable, str(SCRIPT), str(asked), str(answered)]
+        # If the variable is empty, this process is to compute on CPUs; it would hide a null GPU too.
+        environment = {name: value for name, value in os.environ.items() if not start or name != "CUDA_VISIBLE_DEVICES"}
+        lines = []
+        with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            for line in process.stderr or ():
+                lines.append(line)
+                if re.match("nullgpu: (?!error)", line):  # that it compiles, at its first use: this takes a minute
+                    print(line, end="", file=sys.stderr, flush=True)
+        if process.returncode:
+            text = "".join(lines)
+            if impossible := re.search("^nullgpu: error: (.*)", text, re.MULTILINE):
+                raise UserError(impossible[1])
+            sys.stderr.write(text)  # a traceback
+            raise UserError(reason(text) or f"exit status {process.returncode} from {SCRIPT.name}")
+        return json.loads(answered.read_text())

@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node 2 experiments/one_step.py
 
 The model is built, sharded and trained by the functions of train.py, on CPUs and on random bytes; for DDP, the same
-model is wrapped in DistributedDataParallel. You should see that each rank stores half of every weight, how many
-collectives one step needs with --shard blocks, keep and root, and that the loss is the same in all cases.
+model is wrapped in DistributedDataParallel. The peak of the memory is that of the same step on a null GPU. You should
+see that each rank stores half of every weight, how many collectives one step needs with --shard blocks, keep and root,
+and that the loss is the same in all cases.
 """
 
 from functools import partial
@@ -13,14 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lab import results
 from lab.flags import Parser
 from lab.process_group import mean_over_ranks, process_group
+from memory_model import Setup, peaks_if_possible
 from sharded_models import Batch, Step, batches_of, count_collectives, replicated, sharded
-from tensor_bytes import local, peak_bytes, sharded_peak_bytes, stored_tensors
+from tensor_bytes import local, stored_tensors
 from workshop.config import require_positive
 from workshop.errors import run_reporting_user_errors
 from workshop.profiling.all_reduce_counter import AllReduceCounter
@@ -39,15 +40,8 @@ def describe_weight(model: nn.Module, name: str, rank: int) -> list[results.Cell
 def measure(model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, batches: list[Batch]) -> dict[str, Any]:
     """Return the collectives of a step, the bytes of this rank, and the loss of the second step over all ranks."""
     losses = [mean_over_ranks(step(*batch)) for batch in batches]
-    optimizer.zero_grad()
-    stored = stored_tensors(model, optimizer)
-    collectives = count_collectives(partial(step, *batches[0]))
-    optimizer.zero_grad()
-    if isinstance(model, FSDPModule):
-        peak = sharded_peak_bytes(lambda _: step(*batches[0]), model, optimizer)
-    else:
-        peak = peak_bytes(partial(step, *batches[0]), stored)
-    return {"collectives": collectives, "stored": sum(t.nbytes for t in stored), "peak": peak, "loss": losses[1]}
+    stored = sum(tensor.nbytes for tensor in stored_tensors(model, optimizer))
+    return {"collectives": count_collectives(partial(step, *batches[0])), "stored": stored, "loss": losses[1]}
 
 
 def main() -> None:
@@ -71,9 +65,16 @@ def main() -> None:
         dist.all_gather_object(of_ranks, shown)
         measured = {name: measure(*parts, batches) for name, parts in built.items()}
         measured["DDP"]["collectives"]["all-reduces"] = counter.calls
-        for moment in ("stored", "peak"):  # DDP keeps the buckets, from which it sends gradients, from step to step
-            measured["DDP"][moment] += counter.bytes
+        measured["DDP"]["stored"] += counter.bytes  # the buckets, from which DDP sends gradients, are kept
         if rank == 0:
+            same = {
+                "model": "gpt_tiny",
+                "width": arguments.width,
+                "sequence_length": arguments.sequence_length,
+                "batch_size": arguments.batch_size,
+                "ranks": world_size,
+            }
+            peaks = peaks_if_possible(*(Setup(**same, way=way) for way in ("ddp", "blocks", "keep", "root")))
             results.store(
                 "stored_weight",
                 title="What each rank stores of blocks[0].up.weight",
@@ -89,10 +90,10 @@ def main() -> None:
                         f"`{name}`" if "--" in name else name,
                         *(found["collectives"][kind] for kind in COLLECTIVES),
                         found["stored"] / 1e6,
-                        found["peak"] / 1e6,
+                        peak,
                         found["loss"],
                     ]
-                    for name, found in measured.items()
+                    for (name, found), peak in zip(measured.items(), peaks, strict=True)
                 ],
                 formats={"MB between steps": ",.1f", "MB at most": ",.1f", "loss of step 2": ",.6f"},
             )

@@ -9,10 +9,11 @@ microseconds.
 from dataclasses import dataclass
 from functools import cache
 
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from memory_model import LESSON, Setup, build, private_tools, workload
+from memory_model import LESSON, Setup, build, workload
 
 PEAK_TFLOPS = {"bf16": 989.0, "fp32": 67.0}
 """10^12 operations per second of one H100 SXM, by precision: NVIDIA's data sheet, dense, the one for float32 without
@@ -55,16 +56,16 @@ class Network:
 
 
 @cache
-def flops(model: str, depth: int, checkpointing: bool) -> int:
+def flops(setup: Setup) -> int:
     """Return the floating-point operations of a training step on one sample, as PyTorch's counter counts them.
 
     It counts matrix products, two operations for a multiplication and an addition; with activation checkpointing also
-    those that are computed again. Attention counts as if it were not causal.
+    those that are computed again. Attention counts as if it were not causal. Nothing is computed: a tensor on the meta
+    device has a shape and no content.
     """
-    setup = Setup(model=model, depth=depth, checkpointing=checkpointing)
-    with private_tools().FakeTensorMode(), sdpa_kernel(SDPBackend.MATH):  # attention as matrix products
+    with torch.device("meta"), sdpa_kernel(SDPBackend.MATH):  # attention as matrix products
         network = build(setup)
-        inputs, targets = workload(model).batch(1)
+        inputs, targets = workload(setup.model).batch(1)
         with FlopCounterMode(display=False) as counter:
             LESSON.loss_function(network(inputs), targets).backward()
     return counter.get_total_flops()
@@ -73,14 +74,17 @@ def flops(model: str, depth: int, checkpointing: bool) -> int:
 def flops_of_step(setup: Setup) -> int:
     """Return the operations of a step of one rank; those of a deep model follow from two shallow ones exactly."""
     depth = setup.depth or workload(setup.model).size.depth
-    one, two = (flops(setup.model, blocks, setup.checkpointing) for blocks in (1, 2))
+    one, two = (
+        flops(Setup(model=setup.model, depth=blocks, checkpointing=setup.checkpointing, selective=setup.selective))
+        for blocks in (1, 2)
+    )
     return setup.batch_size * (one + (two - one) * (depth - 1))
 
 
 @cache
 def parameter_counts(model: str, depth: int) -> tuple[int, int]:
     """Return the parameters that are in blocks, and the others."""
-    with private_tools().FakeTensorMode():
+    with torch.device("meta"):
         made = build(Setup(model=model, depth=depth))
         inside = sum(weight.numel() for weight in made.blocks.parameters())
         return inside, sum(weight.numel() for weight in made.parameters()) - inside

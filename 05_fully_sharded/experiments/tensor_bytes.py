@@ -1,4 +1,4 @@
-"""How many bytes the tensors of a training step take on a rank, and how many of them are kept for backward."""
+"""Bytes of the tensors of a training step on the CPU: at most, between two steps, and kept for backward."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lab.allocations import peak_of, recorder, trace_events
-from workshop.errors import UserError
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -33,32 +32,6 @@ def peak_bytes(step: Callable[[], object], stored: Iterable[torch.Tensor]) -> in
     with recorder() as recorded:
         step()
     return peak_of(trace_events(recorded), level)
-
-
-def sharded_peak_bytes(
-    step: Callable[[Callable[[], None]], object], model: nn.Module, optimizer: torch.optim.Optimizer
-) -> int:
-    """Return the most bytes in tensors of this rank during ``step``, for a model that FSDP2 has sharded.
-
-    Buffers that a communication library allocates for itself are not counted. With gloo, which sends on threads of its
-    own, `peak_bytes` would count some of them, more or fewer of them in each run.
-
-    Args:
-        step: does forward and backward; calls the function that it is given after each backward pass but the last.
-        model: sharded.
-        optimizer: of the model.
-
-    Raises:
-        UserError: this torch lacks its memory tracker, which is not a public part of it.
-    """
-    try:
-        from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-    except ImportError:
-        raise UserError(f"torch {torch.__version__} has no FSDPMemTracker, which counts the bytes here") from None
-    tracker = FSDPMemTracker(model, optimizer)
-    with tracker:
-        step(tracker.reset_mod_stats)
-    return sum(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
 
 
 def bytes_kept_for_backward(model: nn.Module, forward: Callable[[], Any]) -> int:

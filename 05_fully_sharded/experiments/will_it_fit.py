@@ -2,8 +2,7 @@
 
     python experiments/will_it_fit.py --model gpt2_124m --ranks 2,8             # every way of sharing the model
     python experiments/will_it_fit.py --model gpt_7b --ranks 8,64,8x8 --ways ddp,blocks    # 6.6 billion weights
-    python experiments/will_it_fit.py --check true                              # is that what two ranks allocate?
-    python experiments/will_it_fit.py --published true                          # and what others have measured?
+    python experiments/will_it_fit.py --published true                          # beside what others have measured
 
 "8x8" are 8 groups of 8 ranks, each of which has the whole model (HSDP). You should see that DDP needs as much on any
 number of ranks, that sharding per block needs least, and that from some number of ranks on more ranks save nothing:
@@ -12,17 +11,11 @@ at the speeds of data sheets. Nothing else is counted: no loading, no waiting fo
 """
 
 import argparse
-import json
-import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from pathlib import Path
 
 from lab import results
 from lab.flags import Parser
-from lab.launching import run, torchrun
 from memory_model import NOT_COUNTED, UPDATES, WAYS, WORKLOADS, Setup, predict, workload
-from memory_on_ranks import setups as checked_setups
 from published import compare
 from step_time import SHARE_OF_PEAK, Network, communication_seconds, compute_seconds
 from workshop.config import require_positive
@@ -31,15 +24,8 @@ from workshop.errors import UserError, nearest, run_reporting_user_errors
 GB = 1e9
 TOKENS_PER_PARAMETER = 20
 """about what uses a number of operations best: Hoffmann et al. 2022, https://arxiv.org/abs/2203.15556, table A3"""
-LESSON_FOLDER = Path(__file__).resolve().parents[1]
-TOGETHER = {
-    "weights, optimizer": ("parameters", "optimizer state"),
-    "gradients": ("gradients", "gradients to send"),
-    "gathered weights": ("gathered weights",),
-    "activations": ("activations", "batch"),
-    "temporaries": ("temporaries",),
-}
-"""columns, and what is counted in each: weights with the optimizer state, because a rank stores both all the time"""
+MEMORY = ("stored between steps", "kept for backward", "forward", "backward", "optimizer", "peak", "reserved")
+"""columns of bytes; three of them are the peaks of the parts of a step"""
 
 
 def words(known: Iterable[str]) -> Callable[[str], list[str]]:
@@ -103,23 +89,17 @@ def setups_of(arguments: argparse.Namespace) -> list[Setup]:
     ]
 
 
-def gb(nbytes: float) -> float:
-    """Return bytes in GB."""
-    return nbytes / GB
-
-
 def forecast(arguments: argparse.Namespace) -> None:
-    """Store the most bytes per rank, and the time and cost of a training, for each way and number of ranks."""
+    """Store the bytes of a rank, and the time and cost of a training, for each way and number of ranks."""
     model = workload(arguments.model)
     network = Network(arguments.adapters, arguments.adapter_gb_per_second)
     tokens = arguments.tokens or TOKENS_PER_PARAMETER * model.size.parameters
     memory: list[list[results.Cell]] = []
     times: list[list[results.Cell]] = []
-    for setup in setups_of(arguments):
-        # DDP needs as much on any number of ranks, so that is computed once.
-        found = predict(replace(setup, ranks=1) if setup.way == "ddp" else setup)
-        sums = [gb(sum(found.parts[part] for part in parts)) for parts in TOGETHER.values()]
-        memory.append([name_of(setup), *sums, gb(found.peak), found.moment])
+    setups = setups_of(arguments)
+    for setup, found in zip(setups, predict(*setups), strict=True):
+        sizes = (found.stored, found.kept, *found.peaks.values(), found.peak, found.reserved)
+        memory.append([name_of(setup), *(size / GB for size in sizes), found.moment])
         computing, sending = compute_seconds(setup), communication_seconds(setup, network)
         of_step = setup.batch_size * model.sequence_length
         speeds = [of_step / seconds for seconds in (computing + sending, max(computing, sending))]
@@ -129,10 +109,10 @@ def forecast(arguments: argparse.Namespace) -> None:
     asked = f"{arguments.batch_size} x {model.sequence_length:,} tokens per rank{parts}, {arguments.precision}, AdamW"
     results.store(
         f"will_it_fit_{arguments.name or arguments.model}",
-        title="What a rank holds at the moment of the step when it holds most",
-        columns=["GB", *TOGETHER, "peak", "it is in"],
+        title="Stored between two steps, kept for backward, and the peak of each part of a step",
+        columns=["GB", *MEMORY, "it is in"],
         rows=memory,
-        formats=dict.fromkeys((*TOGETHER, "peak"), ",.3f" if model.size.parameters < 1e9 else ",.2f"),
+        formats=dict.fromkeys(MEMORY, ",.3f" if model.size.parameters < 1e9 else ",.2f"),
         unit="GB per rank, computed",
         spread=asked,
     )
@@ -151,30 +131,8 @@ def forecast(arguments: argparse.Namespace) -> None:
     print(f"\n{NOT_COUNTED}")
 
 
-def check(model: str) -> None:
-    """Start two ranks that measure what they allocate; store it with what was predicted for them."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "bytes.json")
-        script = Path(__file__).resolve().with_name("memory_on_ranks.py")
-        run([*torchrun(2), script, model, file], LESSON_FOLDER, threads=1, quiet=True)
-        found = json.loads(file.read_text())
-    rows: list[list[results.Cell]] = []
-    for setup, measured in zip(checked_setups(model, found["update"]), found["bytes"], strict=True):
-        predicted = predict(replace(setup, ranks=1) if setup.way == "ddp" else setup).peak
-        name = "DDP" if setup.way == "ddp" else f"`{setup.way}`"
-        recomputed = "yes" if setup.checkpointing else "no"
-        rows.append([name, recomputed, predicted / 1e6, measured / 1e6, measured / predicted - 1])
-    results.store(
-        f"will_it_fit_check_{model}",
-        title="Predicted and measured",
-        columns=["", "checkpointing", "predicted, MB per rank", "measured", "difference"],
-        rows=rows,
-        formats={"predicted, MB per rank": ",.2f", "measured": ",.2f", "difference": "+.1%"},
-    )
-
-
 def main() -> None:
-    """Forecast, or check the forecast."""
+    """Forecast, or compare the forecast with published figures."""
     parser = Parser(__doc__)
     models = ", ".join(WORKLOADS)
     parser.add_argument("--model", default="gpt_tiny", type=one_of(WORKLOADS), help=f"one of {models}")
@@ -195,9 +153,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=float, help="to train on (default: 20 for each weight)")
     parser.add_argument("--name", help="of the stored tables (default: that of the model)")
     parser.add_argument(
-        "--check", choices=("true", "false"), default="false", help="compare with two real ranks on this machine"
-    )
-    parser.add_argument(
         "--published", choices=("true", "false"), default="false", help="compare with what others have measured"
     )
     arguments = parser.parse_args()
@@ -206,9 +161,7 @@ def main() -> None:
         raise UserError(
             f"--batch_size {arguments.batch_size} cannot be divided into {arguments.accumulate} equal parts"
         )
-    if arguments.check == "true":
-        check(arguments.model)
-    elif arguments.published == "true":
+    if arguments.published == "true":
         compare()
     else:
         forecast(arguments)
