@@ -117,7 +117,11 @@ def short(place: str) -> str:
         return place
     code = " ".join(linecache.getline(file, int(line)).split())
     file = min(file, os.path.relpath(file), key=len)
-    return f"{file}:{line}  {code if len(code) < 60 else code[:57] + '...'}" if code else f"{file}:{line} in {function}"
+    return (
+        f"{file}:{line}  {code if len(code) < 60 else code[:57].rpartition(' ')[0] + ' ...'}"
+        if code
+        else f"{file}:{line} in {function}"
+    )
 
 
 def size(bytes_: float) -> str:

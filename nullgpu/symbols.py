@@ -25,7 +25,7 @@ WORK = re.compile(
     r"|cusparse([SDCZ][a-z]|X[a-z]|Sp[A-Z]|SDDMM|Csr|CreateIdentity)(?!.*(bufferSize|GetSize|Attribute|Descr|zeroPivot|Nnz))"
     r"|cusparseLt(Matmul$|SpMMA)|cufftXtExec|cublas(Get|Set)(Matrix|Vector)Async"
 )
-CREATE = re.compile(r"(cublas|cudnn|cusparse|cusolver)\w*([cC]reate|Init)")
+CREATE = re.compile(r"(cublas|cudnn|cusparse|cusolver)\w*(create|Create|Init)")
 ACCEPT = re.compile(r"(cublas|cudnn|cusparse|cusolver|cufft)\w*(Set|[dD]estroy|Restore)|cudaKernelSetAttribute")
 SIZE = re.compile(r"\w*([bB]ufferSize|WorkspaceSize|GetWorkspace|ReserveSpaceSize)")
 

@@ -48,7 +48,7 @@ def on_ranks(count: int, script: str, folder: Path, *flags: object) -> None:
 
 
 def with_torchrun(count: int, script: str, folder: Path, *flags: object) -> None:
-    """The same with torchrun and Python itself: a null GPU is loaded when Python starts, so not in a fork."""
+    """The same with torchrun and Python itself: a null GPU is loaded when Python starts, so no fork has one."""
     environment = os.environ | {"WORKSHOP_RESULTS": str(folder), "PYTHONPATH": str(REPOSITORY)}
     command = [*torchrun(count), f"experiments/{script}", *map(str, flags)]
     result = subprocess.run(command, cwd=LESSON, env=environment, capture_output=True, text=True)
