@@ -37,9 +37,9 @@ def run(*words: object, **more: str) -> Result:
 
 
 def error_line(result: Result) -> str:
-    """Return the only line of an error of the user."""
+    """Return the one line of a user's mistake."""
     assert result.status == 2, result.stderr[-3000:]
-    (line,) = result.stderr.splitlines()
+    (line,) = (line for line in result.stderr.splitlines() if not line.startswith("nullgpu: compiling"))
     return line.removeprefix("nullgpu: error: ")
 
 
