@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 from cases import CASES, Case, expected, largest_difference, run_on_null_gpu
+from possible import skip_if_impossible
 
+skip_if_impossible()
 pytest_plugins = ["null_fixtures"]
 pytestmark = pytest.mark.usefixtures("null_library")
 

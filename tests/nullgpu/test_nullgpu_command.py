@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from cases import REPOSITORY, environment, null_gpu
+from possible import skip_if_impossible
 
 from conftest import Result
 from nullgpu import build, symbols
 
+skip_if_impossible()
 pytest_plugins = ["null_fixtures"]
 pytestmark = pytest.mark.usefixtures("null_library")
 
