@@ -88,6 +88,9 @@ def main(arguments: list[str] | None = None) -> int:
         return fail("--world has no other ranks whose values could be computed: leave out --values")
     if any(map(os.path.exists, GPU_FILES)) and not options.beside_gpu:
         return fail("this machine has a GPU, which the command would not see: leave out nullgpu, or add --beside_gpu")
+    words = resolved(options.command)
+    if shutil.which(words[0]) is None:
+        return fail(f"no command {words[0]}")
     try:
         library = build.library()
         if not build.is_tried():
@@ -95,18 +98,6 @@ def main(arguments: list[str] | None = None) -> int:
     except build.NotPossible as error:
         return fail(str(error))
     env = environment(options, library)
-    words = list(options.command)
-    if words[0] == "python" or words[0].endswith(
-        ".py"
-    ):  # this Python, whatever the PATH says; a script alone is run by it
-        words = [sys.executable, *(words[1:] if words[0] == "python" else words)]
-    beside = (
-        Path(sys.executable).parent / words[0]
-    )  # torchrun and kernprof of this environment, also if it is not activated
-    if shutil.which(words[0]) is None and beside.exists():
-        words[0] = str(beside)
-    if shutil.which(words[0]) is None:
-        return fail(f"no command {words[0]}")
     if not options.report:
         return run(words, env)
     with tempfile.TemporaryDirectory(prefix="nullgpu") as folder:
@@ -116,6 +107,17 @@ def main(arguments: list[str] | None = None) -> int:
 
         show(Path(folder), options)
     return status
+
+
+def resolved(command: list[str]) -> list[str]:
+    """Return the command with this Python, whatever the PATH says, and with torchrun of its environment."""
+    first, *rest = command
+    if first.endswith(".py"):  # a script alone
+        return [sys.executable, first, *rest]
+    beside = Path(sys.executable).parent / first
+    if first == "python" or (shutil.which(first) is None and beside.exists()):
+        first = sys.executable if first == "python" else str(beside)
+    return [first, *rest]
 
 
 def run(words: list[str], env: dict[str, str]) -> int:

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from statistics import mean
@@ -49,6 +50,9 @@ class Recorder:
 
     def event(self, kind: int, name: str, size: int, pageable: bool) -> None:
         """Note a wait, a copy or a collective with the line that caused it."""
+        if kind == library.MISSING:
+            traceback.print_stack(file=sys.stderr)
+            return
         what = {library.WAIT: "wait", library.COPY: "copy", library.COLLECTIVE: "collective"}.get(kind, "")
         detail = name if what != "copy" else f"{name} {'pageable' if pageable else 'pinned'}"
         key = (what, detail, place(sys._getframe(1)))
@@ -171,7 +175,7 @@ def holders(snapshot: dict[str, Any], device: int) -> dict[str, Any]:
 def install(folder: str) -> None:
     """Begin to note."""
     recorder = Recorder(folder)
-    library.observe(recorder.event, library.WAIT, library.COPY, library.COLLECTIVE)
+    library.observe(recorder.event, library.WAIT, library.COPY, library.COLLECTIVE, library.MISSING)
     register_optimizer_step_post_hook(lambda *_: recorder.update_ends())
     time_the_loaders(recorder)
     watch_graphs(recorder)

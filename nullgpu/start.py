@@ -11,7 +11,8 @@ from . import library
 
 def start() -> None:
     """Install what the options of the command ask for, if this process sees a null GPU."""
-    if not torch.cuda.is_available():  # CUDA_VISIBLE_DEVICES is empty: this process is to compute on the CPU
+    # Not torch.cuda.is_available(): after it, a process that is forked cannot use the GPU.
+    if not library.load().nullgpu_gpus():  # CUDA_VISIBLE_DEVICES is empty: this process is to compute on the CPU
         return
     use_own_cells()
     print_from_cpu()

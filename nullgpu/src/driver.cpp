@@ -224,6 +224,7 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size) {
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties, unsigned long long) {
   int device = properties->location.id;
   if (!fits(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  end_if_host_is_full(size);
   charge(device, (int64_t)size);
   std::lock_guard<std::mutex> guard(lock);
   Handle* made = *handles.insert(new Handle{size, device}).first;

@@ -99,6 +99,7 @@ EXPORT void nullgpu_observe(Observer call, int kinds) {
   observer = call;
   observed = kinds;
 }
+EXPORT int nullgpu_gpus() { return settings().gpus; }
 EXPORT int64_t nullgpu_used(int device) { return (int64_t)used(device); }
 
 void missing(const char* name) {
@@ -123,19 +124,31 @@ void charge(int device, int64_t bytes) { __atomic_fetch_add(&charged[device], by
 size_t used(int device) { return (size_t)__atomic_load_n(&charged[device], __ATOMIC_RELAXED); }
 bool fits(int device, size_t bytes) { return used(device) + bytes <= settings().memory; }
 
-// With values, the memory of the GPUs is in RAM. Linux kills a process that takes more than there is, without a word.
-static void end_if_host_is_full(size_t size) {
-  if (!settings().values || size < (64u << 20)) return;
-  FILE* file = fopen("/proc/meminfo", "r");
+static unsigned long long from_proc(const char* path, const char* format) {  // the number in the first line that fits
+  FILE* file = fopen(path, "r");
   char line[128];
-  unsigned long long kilobytes = ~0ull;
+  unsigned long long number = ~0ull;
   while (file && fgets(line, sizeof line, file))
-    if (sscanf(line, "MemAvailable: %llu", &kilobytes) == 1) break;
+    if (sscanf(line, format, &number) == 1) break;
   if (file) fclose(file);
-  if (kilobytes == ~0ull || size / 1024 + (256 << 10) < kilobytes) return;
+  return number;
+}
+
+// With values, the memory of the GPUs is in RAM. Linux kills a process that takes more than there is, without a word. What
+// was allocated and not yet written to still counts as available, so it is added to what is needed.
+void end_if_host_is_full(size_t bytes) {
+  static std::atomic<size_t> since_check{0};
+  constexpr size_t CHECK_EACH = 64 << 20, RESERVE = 256 << 20;
+  if (!settings().values || (since_check += bytes) < CHECK_EACH) return;
+  since_check = 0;
+  size_t left = (size_t)from_proc("/proc/meminfo", "MemAvailable: %llu") << 10;
+  size_t resident = (size_t)from_proc("/proc/self/status", "VmRSS: %llu") << 10, allocated = 0;
+  for (int device = 0; device < settings().gpus; ++device) allocated += used(device);
+  size_t needed = bytes + (allocated > resident ? allocated - resident : 0);
+  if (needed + RESERVE < left) return;
   fprintf(stderr, "nullgpu: error: with --values the memory of the GPUs is memory of this machine, which has %.1f GB left, "
           "and %.1f GB more are needed: take a smaller model or batch, or leave out --values\n",
-          (double)kilobytes / 1e6, (double)size / 1e9);
+          (double)left / 1e9, (double)needed / 1e9);
   fflush(stderr);
   _exit(2);
 }

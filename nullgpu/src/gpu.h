@@ -81,6 +81,7 @@ bool find(const void* pointer, uintptr_t* start, Block* block);
 void charge(int device, int64_t bytes);      // of the memory of a GPU
 size_t used(int device);
 bool fits(int device, size_t bytes);
+void end_if_host_is_full(size_t bytes);      // with values, so many more bytes of this machine's memory are needed
 void* reserve(size_t size);
 
 // Do a copy, or a fill: all of them with values, small ones without.

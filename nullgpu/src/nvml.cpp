@@ -23,6 +23,7 @@ static int text(char* to, unsigned size, const char* from) {
 }
 
 EXPORT int nvmlInit_v2() { return SUCCESS; }
+EXPORT int nvmlInit() { return SUCCESS; }
 EXPORT int nvmlInitWithFlags(unsigned) { return SUCCESS; }
 EXPORT int nvmlShutdown() { return SUCCESS; }
 EXPORT const char* nvmlErrorString(int code) {
@@ -40,6 +41,7 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned* number) {
   *number = (unsigned)settings().gpus;
   return SUCCESS;
 }
+EXPORT int nvmlDeviceGetCount(unsigned* number) { return nvmlDeviceGetCount_v2(number); }
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) { return give(handle, (int)index); }
 EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** handle) {
   char own[16];

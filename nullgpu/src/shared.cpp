@@ -50,6 +50,18 @@ Shared* Shared::open(const char* id, int ranks, int rank, long gpu, std::string*
   return it;
 }
 
+// Whether a process has ended; one whose parent has not waited for it yet (a zombie) has.
+static bool has_ended(pid_t process) {
+  if (kill(process, 0) && errno == ESRCH) return true;
+  char path[32], state = 0;
+  snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
+  FILE* file = fopen(path, "r");
+  if (!file) return false;
+  if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) state = 0;
+  fclose(file);
+  return state == 'Z';
+}
+
 bool Shared::pause(const char* doing, double started, const std::vector<int>& waited_for) {
   timespec moment{0, 50'000};
   nanosleep(&moment, nullptr);
@@ -60,7 +72,7 @@ bool Shared::pause(const char* doing, double started, const std::vector<int>& wa
   double seconds = now() - started;
   if (seconds < 0.2) return true;
   for (int rank : waited_for)
-    if (header_->process[rank] && kill(header_->process[rank], 0) && errno == ESRCH) {
+    if (header_->process[rank] && has_ended(header_->process[rank])) {
       why_ = "rank " + std::to_string(rank) + " has ended, while rank " + std::to_string(rank_) + " waits for it in " + doing;
       return false;
     }

@@ -16,13 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pynvml
-import sitecustomize  # nullgpu/hook
-
-if sys.argv[1] == "ranks":
-    # The null GPU asks for the number of GPUs when torch is imported, and then no fork may use a GPU. So `fork` starts
-    # it. Remove this, and the line there, when test_a_fork_after_importing_torch_may_use_the_gpu passes.
-    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "AfterTorch"]
-
 import torch
 import torch._dynamo  # the forks would import it otherwise, each of them
 import torch.distributed as dist
@@ -160,7 +153,6 @@ def fork(function: Callable[[], None]) -> int:
         return process
     status = 1
     try:
-        sitecustomize.start()
         function()
         status = 0
     except BaseException:
