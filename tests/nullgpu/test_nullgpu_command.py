@@ -49,7 +49,7 @@ def error_line(result: Result) -> str:
 
 
 def test_without_a_compiler_one_line_says_what_to_install(tmp_path: Path) -> None:
-    error = error_line(run("true", PATH=str(tmp_path), NULLGPU_CACHE=str(tmp_path / "cache")))
+    error = error_line(run("/bin/true", PATH=str(tmp_path), NULLGPU_CACHE=str(tmp_path / "cache")))
     assert "needs a C++ compiler: install g++" in error
 
 
