@@ -27,7 +27,7 @@ STEPS = 3
 """The optimizer's state is made in the first step, and DDP's buckets get their order in it."""
 DEVICE = torch.device("cuda", 0)
 WATCHDOG_SECONDS = 0.5
-"""After the first step DDP makes new buckets. NCCL's watchdog, which looks every 0.1 s, holds the old ones until then."""
+"""After the first step DDP makes new buckets. NCCL's watchdog, which looks every 0.1 s, keeps the old ones so long."""
 WARM_UP = Setup(model="gpt_tiny", depth=1)
 """is measured first, so that what libraries allocate once, and keep, is not counted in the first setup only"""
 
