@@ -148,7 +148,8 @@ def measure(one: Measurement, out: Path, prepared: set[str], deadline: float | N
     Raises:
         UserError: it failed, or there is not enough time left.
     """
-    environment = os.environ | {"WORKSHOP_RESULTS": str(out), "PYTHONPATH": str(REPOSITORY)}
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"WORKSHOP_RESULTS": str(out), "PYTHONPATH": path}
     if one.gpus == 0:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     for data in one.data:
