@@ -11,7 +11,7 @@ import math
 import os
 import time
 import zipfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,19 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
-from workshop.config import TrainConfig, check_same_run, run_with_config, settings
+from workshop.config import TrainConfig, check_same_run, run_with_config
 from workshop.errors import UserError, warn
 from workshop.hardware import pick_device
 from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
-from workshop.log import RunLogger
+from workshop.log import Log
 from workshop.models import build_model
 from workshop.profiling import profile
+from workshop.profiling.monitor import monitoring
 from workshop.profiling.throughput import benchmark
+from workshop.profiling.trace import tracing
+from workshop.ranks import Ranks
+from workshop.run import RunFolder
+from workshop.seeds import seed_generators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +46,54 @@ class Config(TrainConfig):
     """factor on the learning rate after each epoch"""
 
 
-def make_loader(config: Config, split: str, device: torch.device) -> Loader:
-    """Return what gives the batches (inputs, targets) of a split, "train" or "val"."""
+@dataclass
+class Progress:
+    """Where a run is. It is saved with the weights."""
+
+    epoch: int = 1
+    """counted from 1"""
+    step: int = 0
+    """steps taken in this epoch"""
+    loss_sum: float = 0.0
+    """sum of the losses of this process in this epoch"""
+    count: int = 0
+    """number of losses in the sum"""
+
+
+@dataclass
+class Training:
+    """All that a checkpoint holds, and what the training loop works on.
+
+    There are no states of random generators in it, because all random numbers follow from seed, epoch and step.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    ranks: Ranks
+    progress: Progress = field(default_factory=Progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the rest of the training depends on."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),  # Adam, for example, keeps two averages for each weight
+            "scheduler": self.scheduler.state_dict(),
+            "progress": asdict(self.progress),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state that `state_dict` has returned."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.progress = Progress(**state["progress"])
+
+
+def make_loader(config: Config, split: str, ranks: Ranks) -> Loader:
+    """Return the loader of the batches (inputs, targets) of a split, "train" or "val"."""
     if config.loader != "map":
-        return build_loader(config, split, device)  # shards, memory, device or dali: loaders.md compares them
+        return build_loader(config, split, ranks)  # shards, memory, device or dali: loaders.md compares them
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
@@ -55,7 +104,7 @@ def make_loader(config: Config, split: str, device: torch.device) -> Loader:
         # Processes that prepare batches while the model trains; with 0, the training process loads each batch itself.
         num_workers=config.num_workers,
         # Put batches into page-locked memory: only from there can a GPU copy while the CPU goes on.
-        pin_memory=config.pin_memory and device.type == "cuda",
+        pin_memory=config.pin_memory and ranks.device.type == "cuda",
         # Keep the workers from one epoch to the next: starting them takes seconds.
         persistent_workers=config.persistent_workers and config.num_workers > 0,
         # Batches that each worker prepares ahead: they bridge the time of a slow one.
@@ -111,52 +160,57 @@ def find_checkpoint(file: Path) -> Path | None:
     return None
 
 
-def end_if_diverged(loss: float, progress: dict[str, Any]) -> None:
+CHECK_SECONDS = 2.5
+"""longest time between two checks of the loss; each check makes the CPU wait for the device"""
+
+
+def end_if_diverged(diverged: bool, progress: Progress) -> None:
     """End the run if the loss has become infinite or "not a number", so that no such weights are saved."""
-    if not math.isfinite(loss):
-        where = f"step {progress['step']} of epoch {progress['epoch']}"
-        raise UserError(f"the loss is not finite at {where}: try a lower --lr; earlier checkpoints are as they were")
+    if diverged:
+        early = progress.epoch == 1 and progress.step <= 100
+        cause = ", or look for a tensor that was never initialized (to_empty, non-persistent buffers)" if early else ""
+        raise UserError(
+            f"the loss is not finite at step {progress.step} of epoch {progress.epoch}: try a lower --lr{cause}; "
+            "earlier checkpoints are as they were"
+        )
 
 
-def state_of(
-    config: Config, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler, progress: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what a checkpoint holds: all that the rest of the training depends on.
+def save(training: Training, log: Log) -> None:
+    """Save all that the rest of the training depends on."""
+    end_if_diverged(not math.isfinite(training.progress.loss_sum), training.progress)
+    state = training.state_dict() | {"settings": log.folder.settings}  # the flags, to refuse a run with other flags
+    save_checkpoint(log.folder.path / "checkpoint.pt", state)
 
-    There are no states of random generators in it, because all random numbers follow from seed, epoch and step.
-    """
-    return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),  # Adam, for example, keeps two averages for each weight
-        "scheduler": scheduler.state_dict(),
-        "progress": progress,
-        "settings": settings(config, config.batch_size),  # the flags, to refuse a run that has others
-    }
+
+def resume(training: Training, log: Log) -> None:
+    """Continue from the newest checkpoint in the run's folder, if there is one."""
+    file = find_checkpoint(log.folder.path / "checkpoint.pt")
+    if file is None:
+        return
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    check_same_run(state["settings"], log.folder.settings, file)
+    training.load_state_dict(state)
+    log.print(f"resumed from {file}: epoch {training.progress.epoch}, after step {training.progress.step}")
 
 
 @profile
-def train_one_epoch(
-    config: Config,
-    model: nn.Module,
-    loader: Loader,
-    optimizer: Optimizer,
-    scheduler: LRScheduler,
-    device: torch.device,
-    log: RunLogger,
-    progress: dict[str, Any],
-) -> float:
+def train_one_epoch(config: Config, training: Training, loader: Loader, log: Log) -> float:
     """Train on every training sample once; return the mean loss.
 
-    ``progress`` says where the run is: the epoch, the steps taken in it, and the sum of their losses. The latter two
-    are 0 unless the run was stopped within this epoch.
+    If the run was stopped within this epoch, ``training.progress`` says after which step.
     """
+    model, optimizer, progress = training.model, training.optimizer, training.progress
+    device = training.ranks.device
     model.train()
-    loss_sum = torch.tensor(progress["loss_sum"], device=device)
-    for inputs, targets in log.batches(loader):  # the batches of the loader; measures how long each is waited for
+    loss_sum = torch.tensor(progress.loss_sum, device=device)
+    checked = time.monotonic()
+    log.start_epoch(loader)
+    for inputs, targets in loader:
+        log.start_step()  # the loop has waited for this batch until now
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
         # Dropout's random numbers follow from the step, so a resumed run gets the same as one that was not stopped.
-        torch.manual_seed(hash((config.seed, progress["epoch"], progress["step"])))
+        seed_generators(device, config.seed, progress.epoch, progress.step)
         optimizer.zero_grad()
         with record_function("forward"):  # the name of this part of the step in profilers
             outputs = model(inputs)
@@ -166,22 +220,28 @@ def train_one_epoch(
         with record_function("optimizer"):
             optimizer.step()
         loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
-        progress["step"] += 1
-        if progress["step"] % config.log_interval == 0:
-            value = loss.item()  # here, every --log_interval steps, the CPU waits for the device
-            end_if_diverged(value, progress)
-            log.log_step(progress["epoch"], progress["step"], value)
-        if config.save_interval and progress["step"] % config.save_interval == 0:
-            progress["loss_sum"] = loss_sum.item()
-            end_if_diverged(progress["loss_sum"], progress)
-            save_checkpoint(log.run_dir / "checkpoint.pt", state_of(config, model, optimizer, scheduler, progress))
-    end_if_diverged(loss_sum.item(), progress)
-    return loss_sum.item() / len(loader.dataset)
+        progress.count += len(targets)
+        progress.step += 1
+        log_now = progress.step % config.log_interval == 0
+        if log_now or time.monotonic() - checked > CHECK_SECONDS:
+            checked = time.monotonic()
+            value = loss.item()  # here, every --log_interval steps or some seconds, the CPU waits for the device
+            end_if_diverged(not math.isfinite(value), progress)
+        if log_now:
+            log.log_step(progress, value)
+        if config.save_interval and progress.step % config.save_interval == 0:
+            progress.loss_sum = loss_sum.item()
+            save(training, log)
+        log.end_step()
+    progress.loss_sum = loss_sum.item()
+    end_if_diverged(not math.isfinite(progress.loss_sum), progress)
+    return progress.loss_sum / progress.count
 
 
 @torch.inference_mode()
-def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> tuple[float, float]:
+def evaluate(config: Config, training: Training, loader: Loader) -> tuple[float, float]:
     """Return the mean loss and the share of correct answers over the validation samples."""
+    model, device = training.model, training.ranks.device
     model.eval()
     loss_sum = torch.zeros((), device=device)
     correct = torch.zeros((), device=device)
@@ -195,49 +255,55 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
 
 
 def main(config: Config) -> None:
-    """Build what is needed, then train for ``config.epochs`` epochs; validate and save a checkpoint after each."""
+    """Train on the device of this machine."""
     device = pick_device()  # torch.device("cuda") if there is a GPU, otherwise torch.device("cpu")
+    train(config, Ranks(device=device))  # this process is the only one
+
+
+def train(config: Config, ranks: Ranks) -> None:
+    """Build what is needed, then train for ``config.epochs`` epochs; validate and save a checkpoint after each."""
     torch.manual_seed(config.seed)
-    train_loader = make_loader(config, "train", device)
-    val_loader = make_loader(config, "val", device)
-    model = build_model(config.model, config.dataset, dropout=config.dropout).to(device)
+    train_loader = make_loader(config, "train", ranks)
+    val_loader = make_loader(config, "val", ranks)
+    model = build_model(config.model, config.dataset, dropout=config.dropout).to(ranks.device)
     optimizer = make_optimizer(config, model)
     scheduler = StepLR(optimizer, step_size=1, gamma=config.lr_decay)
-    progress: dict[str, Any] = {"epoch": 1, "step": 0, "loss_sum": 0.0}
+    training = Training(model, optimizer, scheduler, ranks)
 
-    with RunLogger(config, device) as log:
+    with RunFolder(config, ranks) as folder, Log(folder) as log, tracing(log), monitoring(log):
         if config.benchmark:  # loading alone (IO), training alone (SYNTHETIC), and both together (FULL)
 
             def train_on(batches: Loader) -> None:
-                train_one_epoch(config, model, batches, optimizer, scheduler, device, log, progress | {"step": 0})
+                train_one_epoch(config, replace(training, progress=Progress()), batches, log)
 
-            benchmark(train_loader, train_on, device, config.loader, log.run_dir, config.benchmark_seconds)
+            benchmark(log, train_loader, train_on)
             return
-        file = find_checkpoint(log.run_dir / "checkpoint.pt") if config.resume else None
-        if file is not None:  # this run was stopped before
-            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-            check_same_run(checkpoint["settings"], settings(config, config.batch_size), file)
-            model.load_state_dict(checkpoint["model"])
-            optimizer.load_state_dict(checkpoint["optimizer"])
-            scheduler.load_state_dict(checkpoint["scheduler"])
-            progress = checkpoint["progress"]
-            log.print(f"resumed from {file}: epoch {progress['epoch']}, after step {progress['step']}")
-            if progress["epoch"] > config.epochs:
-                log.print(f"nothing is left to do: --epochs is {config.epochs}")
-        for epoch in range(progress["epoch"], config.epochs + 1):
+        if config.resume:
+            resume(training, log)
+        if training.progress.epoch > config.epochs:
+            log.print(f"nothing is left to do: --epochs is {config.epochs}")
+        for epoch in range(training.progress.epoch, config.epochs + 1):
             # A new order of the samples; in a run that was stopped within the epoch, without those it has trained on.
-            train_loader.batch_sampler.set_epoch(epoch, start_step=progress["step"])
-            samples = max(0, len(train_loader.dataset) - progress["step"] * config.batch_size)
+            train_loader.batch_sampler.set_epoch(epoch, start_step=training.progress.step)
+            samples = max(0, len(train_loader.dataset) - training.progress.step * config.batch_size)
             started = time.perf_counter()
-            train_loss = train_one_epoch(config, model, train_loader, optimizer, scheduler, device, log, progress)
-            seconds = time.perf_counter() - started
-            val_loss, val_accuracy = evaluate(config, model, val_loader, device)
-            end_if_diverged(val_loss, progress)
-            lr = scheduler.get_last_lr()[0]
-            log.log_epoch(epoch, seconds, samples, lr, train_loss, val_loss, val_accuracy)
+            train_loss = train_one_epoch(config, training, train_loader, log)
+            trained = time.perf_counter()
+            val_loss, val_accuracy = evaluate(config, training, val_loader)
+            end_if_diverged(not math.isfinite(val_loss), training.progress)
+            log.log_epoch(
+                epoch,
+                train_loss=train_loss,
+                val_loss=val_loss,
+                val_accuracy=val_accuracy,
+                lr=scheduler.get_last_lr()[0],
+                samples=samples,
+                seconds=trained - started,
+                val_seconds=time.perf_counter() - trained,
+            )
             scheduler.step()
-            progress.update(epoch=epoch + 1, step=0, loss_sum=0.0)
-            save_checkpoint(log.run_dir / "checkpoint.pt", state_of(config, model, optimizer, scheduler, progress))
+            training.progress = Progress(epoch + 1)
+            save(training, log)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ import subprocess
 import time
 import zipfile
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,51 +33,69 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
-from workshop.config import TrainConfig, check_same_run, require_positive, run_with_config, settings
+from workshop.config import DistributedConfig, check_same_run, run_with_config
 from workshop.errors import UserError, warn
 from workshop.hardware import cpu_or_error
 from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
-from workshop.log import RunLogger
+from workshop.log import Log
 from workshop.models import build_model
 from workshop.profiling import profile
 from workshop.profiling.all_reduce_counter import AllReduceCounter
+from workshop.profiling.monitor import monitoring
 from workshop.profiling.throughput import benchmark
+from workshop.profiling.trace import tracing
+from workshop.ranks import Ranks
+from workshop.run import RunFolder
+from workshop.seeds import seed_generators
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
-    """The flags of this lesson, in addition to those that all lessons share."""
+class Config(DistributedConfig):
+    """The flags of this lesson: those of the package. Add your own here, or replace some, such as ``dataset``."""
 
-    global_batch_size: int | None = None
-    """samples per step over all ranks; if given, each rank gets an equal part of it, and --batch_size is ignored"""
-    lr_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """how --lr, which is meant for steps of base_batch_size samples, grows with the global batch size"""
-    base_batch_size: int = 64
-    """the global batch size that --lr is meant for"""
-    warmup: float = 0.1
-    """share of all steps in which the learning rate rises from almost zero, from 0 to below 1"""
-    bucket_cap_mb: float | None = None
-    """largest size in MiB of a bucket, in which gradients are sent together (default: PyTorch's 25, the first one 1)"""
-    gradient_as_bucket_view: bool = False
-    """let the gradients be views into the buckets instead of copying them there: saves the memory of one copy"""
-    static_graph: bool = False
-    """promise that every step uses the same parameters in the same way, which lets DDP optimize more"""
-    forward_sync_buffers: bool = True
-    """before each forward pass, give all ranks the buffers (such as batch norm's statistics) of rank 0"""
-    sync_gradients: bool = True
-    """false: no communication, to measure what it costs; each rank then trains its own model"""
-    timeout_minutes: float = 10.0
-    """how long a rank waits for the others before the job ends: longer than saving, validating or compiling may take"""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "global_batch_size", "base_batch_size", "bucket_cap_mb", "timeout_minutes")
-        if self.bucket_cap_mb is not None and self.bucket_cap_mb > 1e6:
-            raise UserError(f"--bucket_cap_mb is in MiB, at most a million, got {self.bucket_cap_mb}")
-        if self.static_graph and not self.sync_gradients:
-            raise UserError("--static_graph true learns the graph during communication: it needs --sync_gradients true")
-        if not 0 <= self.warmup < 1:
-            raise UserError(f"--warmup is a share of all steps, from 0 to below 1, got {self.warmup}")
+@dataclass
+class Progress:
+    """Where a run is. It is saved with the weights."""
+
+    epoch: int = 1
+    """counted from 1"""
+    step: int = 0
+    """steps taken in this epoch"""
+    loss_sum: float = 0.0
+    """sum of the losses of this process in this epoch"""
+    count: int = 0
+    """number of losses in the sum"""
+
+
+@dataclass
+class Training:
+    """All that a checkpoint holds, and what the training loop works on.
+
+    There are no states of random generators in it, because all random numbers follow from seed, epoch, step and rank.
+    """
+
+    model: DistributedDataParallel
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    ranks: Ranks
+    progress: Progress = field(default_factory=Progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the rest of the training depends on. All ranks call this."""
+        return {
+            "model": self.model.module.state_dict(),  # DDP puts "module." before the name of every weight
+            "optimizer": self.optimizer.state_dict(),  # Adam, for example, keeps two averages for each weight
+            "scheduler": self.scheduler.state_dict(),
+            "progress": progress_of_all_ranks(self.progress, self.ranks),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state that `state_dict` has returned, on every rank: DDP broadcasts weights only once."""
+        self.model.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.progress = progress_of_this_rank(state["progress"], self.ranks)
 
 
 def ranks_from_env() -> tuple[int, int, int]:
@@ -116,6 +134,25 @@ def device_of_rank(local_rank: int) -> torch.device:
     return device
 
 
+def join_ranks(timeout_minutes: float) -> Ranks:
+    """Join the other ranks of this job; return which one this process is. The launcher has started all of them."""
+    rank, local_rank, world_size = ranks_from_env()
+    device = device_of_rank(local_rank)
+    # Since PyTorch 2.15 "nccl" is a new backend, whose all-reduces may not overlap with backward, so keep the old one.
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
+    # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 (or torchrun) listens.
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
+        rank=rank,
+        world_size=world_size,
+        store=dist.HashStore() if world_size == 1 else None,  # a single rank joins nobody, and needs no address
+        timeout=timedelta(minutes=timeout_minutes),  # if a rank is waited for longer than this, the job ends
+        device_id=device if device.type == "cuda" else None,  # lets NCCL connect now, not in the first step
+    )
+    signal.signal(signal.SIGUSR1, request_stop)
+    return Ranks(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
+
+
 stop_requested = False
 """whether Slurm has sent the signal that job.slurm asks for, some time before the time limit"""
 
@@ -131,11 +168,61 @@ def ignore_stop_signal(worker_id: int) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
-def any_rank(flags: list[bool], device: torch.device) -> list[bool]:
+def any_rank(flags: list[bool], ranks: Ranks) -> list[bool]:
     """Return for each flag whether it is true on any rank: the same answer on all ranks, which all must call this."""
-    on_device = torch.tensor(flags, dtype=torch.int32, device=device)
+    on_device = torch.tensor(flags, dtype=torch.int32, device=ranks.device)
     dist.all_reduce(on_device, op=dist.ReduceOp.MAX)
     return [bool(flag) for flag in on_device.tolist()]
+
+
+CHECK_SECONDS = 2.5
+"""longest time between two checks of the loss and the stop signal; each check makes the CPU wait for the device"""
+
+
+class Checks:
+    """Says in which steps the ranks check whether to go on: all ranks in the same ones, about every CHECK_SECONDS.
+
+    The clocks of the ranks differ, so they agree on a number of steps, which follows from the time of the slowest rank.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.interval = 1
+        self.steps = 0
+        self.started = time.monotonic()
+
+    def due(self) -> bool:
+        """Return whether to check after this step. Call this once in each step."""
+        self.steps += 1
+        return self.steps >= self.interval
+
+    def agree(self, *flags: bool) -> list[bool]:
+        """Return for each flag whether it is true on any rank. All ranks call this in the same step."""
+        seconds = (time.monotonic() - self.started) / self.steps
+        on_device = torch.tensor([*flags, seconds], dtype=torch.float32, device=self.ranks.device)
+        dist.all_reduce(on_device, op=dist.ReduceOp.MAX)
+        *answers, slowest = on_device.tolist()
+        self.interval = max(1, min(2 * self.interval, int(CHECK_SECONDS / slowest)))  # the first steps are not typical
+        self.steps, self.started = 0, time.monotonic()
+        return [bool(answer) for answer in answers]
+
+
+def progress_of_all_ranks(progress: Progress, ranks: Ranks) -> dict[str, Any]:
+    """Return the progress for a checkpoint, with the sums of each rank. All ranks call this."""
+    own = torch.tensor([progress.loss_sum, progress.count], dtype=torch.float64, device=ranks.device)
+    of_ranks = [torch.zeros_like(own) for _ in range(ranks.world_size)]
+    dist.all_gather(of_ranks, own)
+    loss_sums, counts = torch.stack(of_ranks).T.tolist()
+    return asdict(progress) | {"loss_sum": loss_sums, "count": counts}
+
+
+def progress_of_this_rank(saved: dict[str, Any], ranks: Ranks) -> Progress:
+    """Return the progress from a checkpoint, perhaps of another number of ranks."""
+    sums = list(zip(saved["loss_sum"], saved["count"], strict=True))
+    if len(sums) != ranks.world_size:  # rank 0 takes all: only the sums over the ranks matter
+        sums = [(math.fsum(saved["loss_sum"]), sum(saved["count"]))] + [(0.0, 0)] * (ranks.world_size - 1)
+    loss_sum, count = sums[ranks.rank]
+    return Progress(saved["epoch"], saved["step"], loss_sum, int(count))
 
 
 def batch_size_per_rank(config: Config, world_size: int) -> int:
@@ -152,10 +239,10 @@ def batch_size_per_rank(config: Config, world_size: int) -> int:
     return share
 
 
-def make_loader(config: Config, split: str, device: torch.device, rank: int, world_size: int) -> Loader:
-    """Return what gives this rank its batches (inputs, targets) of a split, "train" or "val"."""
+def make_loader(config: Config, split: str, ranks: Ranks) -> Loader:
+    """Return the loader of this rank's batches (inputs, targets) of a split, "train" or "val"."""
     if config.loader != "map":
-        return build_loader(config, split, device, rank, world_size)  # shards, memory, device or dali, as in lesson 01
+        return build_loader(config, split, ranks)  # shards, memory, device or dali, as in lesson 01
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     dataset = ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)
@@ -165,7 +252,12 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
     # sampler of torch.utils.data, and call its set_epoch(epoch). Not for validation: it repeats samples until all ranks
     # have equally many, and these would count twice.
     sampler = DistributedBatchSampler(
-        len(dataset), config.batch_size, rank=rank, num_replicas=world_size, shuffle=training, seed=config.seed
+        len(dataset),
+        config.batch_size,
+        rank=ranks.rank,
+        num_replicas=ranks.world_size,
+        shuffle=training,
+        seed=config.seed,
     )
     return DataLoader(
         dataset,
@@ -173,7 +265,7 @@ def make_loader(config: Config, split: str, device: torch.device, rank: int, wor
         # Processes that prepare batches while the model trains; with 0, the training process loads each batch itself.
         num_workers=config.num_workers,
         # Put batches into page-locked memory: only from there can a GPU copy while the CPU goes on.
-        pin_memory=config.pin_memory and device.type == "cuda",
+        pin_memory=config.pin_memory and ranks.device.type == "cuda",
         # Keep the workers from one epoch to the next: starting them takes seconds.
         persistent_workers=config.persistent_workers and config.num_workers > 0,
         # Batches that each worker prepares ahead: they bridge the time of a slow one.
@@ -194,14 +286,14 @@ def make_optimizer(config: Config, model: nn.Module) -> Optimizer:
     return torch.optim.Adam(model.parameters(), lr=config.lr)
 
 
-def lr_factor(config: Config, global_batch_size: int, step: int, total_steps: int) -> float:
+def lr_factor(config: Config, *, global_batch_size: int, step: int, total_steps: int) -> float:
     """Return the factor on --lr in ``step`` of ``total_steps``, counted from 0: it rises, then falls as a cosine."""
     ratio = global_batch_size / config.base_batch_size
     scale = {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[config.lr_scaling]
-    warmup = int(config.warmup * total_steps)
+    warmup = int(config.warmup * total_steps) if config.warmup_steps is None else config.warmup_steps
     if step < warmup:
         return scale * (step + 1) / warmup
-    return scale * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total_steps - warmup)))
+    return scale * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total_steps - warmup)))
 
 
 def save_checkpoint(file: Path, state: dict[str, Any]) -> None:
@@ -241,78 +333,61 @@ def find_checkpoint(file: Path) -> Path | None:
     return None
 
 
-def load_checkpoint(file: Path, rank: int) -> tuple[dict[str, Any], Path] | None:
-    """Return the newest good checkpoint and its file; None if there is none. Rank 0 looks for it; all ranks read it."""
-    found = [find_checkpoint(file) if rank == 0 else None]
-    dist.broadcast_object_list(found)  # from rank 0
-    if found[0] is None:
-        return None
-    return torch.load(found[0], map_location="cpu", weights_only=True), found[0]
-
-
-def end_if_diverged(diverged: bool, progress: dict[str, Any]) -> None:
-    """End the run if a loss has become infinite or "not a number", so that no such weights are saved."""
+def end_if_diverged(diverged: bool, progress: Progress) -> None:
+    """End the run if the loss has become infinite or "not a number", so that no such weights are saved."""
     if diverged:
-        where = f"step {progress['step']} of epoch {progress['epoch']}"
-        raise UserError(f"the loss is not finite at {where}: try a lower --lr; earlier checkpoints are as they were")
+        early = progress.epoch == 1 and progress.step <= 100
+        cause = ", or look for a tensor that was never initialized (to_empty, non-persistent buffers)" if early else ""
+        raise UserError(
+            f"the loss is not finite at step {progress.step} of epoch {progress.epoch}: try a lower --lr{cause}; "
+            "earlier checkpoints are as they were"
+        )
 
 
-def save(
-    config: Config,
-    ddp_model: DistributedDataParallel,
-    optimizer: Optimizer,
-    scheduler: LRScheduler,
-    progress: dict[str, Any],
-    loss_sum: torch.Tensor,
-    log: RunLogger,
-) -> None:
-    """Save what the rest of the training depends on. All ranks call this; rank 0 writes the file.
+def save(training: Training, log: Log) -> None:
+    """Save all that the rest of the training depends on. All ranks call this; rank 0 writes the file."""
+    diverged = any_rank([not math.isfinite(training.progress.loss_sum)], training.ranks)[0]
+    end_if_diverged(diverged, training.progress)
+    state = training.state_dict() | {"settings": log.folder.settings}  # the flags, to refuse a run with other flags
+    if training.ranks.rank == 0:
+        save_checkpoint(log.folder.path / "checkpoint.pt", state)
 
-    There are no states of random generators in it, because all random numbers follow from seed, epoch, step and rank.
-    """
-    of_ranks = [torch.zeros_like(loss_sum) for _ in range(log.world_size)]
-    dist.all_gather(of_ranks, loss_sum)
-    loss_sums = torch.stack(of_ranks).tolist()  # of each rank, the sum of its losses in this epoch
-    end_if_diverged(not all(map(math.isfinite, loss_sums)), progress)
-    if log.rank != 0:
+
+def resume(training: Training, log: Log) -> None:
+    """Continue from the newest checkpoint in the run's folder, if there is one. Rank 0 finds it; all ranks read it."""
+    found = [find_checkpoint(log.folder.path / "checkpoint.pt") if training.ranks.rank == 0 else None]
+    dist.broadcast_object_list(found)  # from rank 0
+    file = found[0]
+    if file is None:
         return
-    model = ddp_model.module  # the model itself: DDP puts "module." before the name of every weight
-    state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),  # Adam, for example, keeps two averages for each weight
-        "scheduler": scheduler.state_dict(),
-        "progress": progress | {"loss_sums": loss_sums},
-        "settings": settings(config, config.batch_size * log.world_size),  # the flags, to refuse a run that has others
-    }
-    save_checkpoint(log.run_dir / "checkpoint.pt", state)
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    check_same_run(state["settings"], log.folder.settings, file)
+    training.load_state_dict(state)
+    log.print(f"resumed from {file}: epoch {training.progress.epoch}, after step {training.progress.step}")
 
 
 @profile
-def train_one_epoch(
-    config: Config,
-    ddp_model: DistributedDataParallel,
-    loader: Loader,
-    optimizer: Optimizer,
-    scheduler: LRScheduler,
-    device: torch.device,
-    log: RunLogger,
-    progress: dict[str, Any],
-) -> float | None:
+def train_one_epoch(config: Config, training: Training, loader: Loader, log: Log) -> float | None:
     """Train for one epoch, each rank on its own samples; return the mean loss over the samples of all ranks.
 
-    ``progress`` says where the run is: the epoch, the steps taken in it, and the sum of this rank's losses. The latter
-    two are 0 unless the run was stopped within this epoch. If the job is to stop now, all is saved, and None returned.
+    If the run was stopped within this epoch, ``training.progress`` says after which step. If the job is to stop now,
+    all is saved, and None returned.
     """
-    ddp_model.train()
-    loss_sum = torch.tensor(progress["loss_sum"], device=device)
-    for inputs, targets in log.batches(loader):  # the batches of the loader; measures how long each is waited for
+    model, optimizer, scheduler = training.model, training.optimizer, training.scheduler
+    progress, ranks, device = training.progress, training.ranks, training.ranks.device
+    model.train()
+    loss_sum = torch.tensor(progress.loss_sum, device=device)
+    checks = Checks(ranks)
+    log.start_epoch(loader)
+    for inputs, targets in loader:
+        log.start_step()  # the loop has waited for this batch until now
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
         # Dropout's random numbers follow from step and rank: different on each rank, and the same in a resumed run.
-        torch.manual_seed(hash((config.seed, progress["epoch"], progress["step"], log.rank)))
+        seed_generators(device, config.seed, progress.epoch, progress.step, ranks.rank)
         optimizer.zero_grad()
         with record_function("forward"):  # the name of this part of the step in profilers
-            outputs = ddp_model(inputs)
+            outputs = model(inputs)
             loss = F.cross_entropy(outputs, targets)
         with record_function("backward"):
             # Averages the gradients over the ranks. As each loss is a mean over the samples of its rank, the result is
@@ -322,29 +397,37 @@ def train_one_epoch(
             optimizer.step()
             scheduler.step()
         loss_sum += loss.detach() * len(targets)  # on the device: loss.item() would make the CPU wait in every step
-        progress["step"] += 1
+        progress.count += len(targets)
+        progress.step += 1
         stop = False
-        if progress["step"] % config.log_interval == 0 and not config.benchmark:
-            value = loss.item()  # here, every --log_interval steps, the CPU waits for the device
-            diverged, stop = any_rank([not math.isfinite(value), stop_requested], device)
+        log_now = progress.step % config.log_interval == 0
+        if (checks.due() or log_now) and not config.benchmark:
+            value = loss.item()  # here, every --log_interval steps or some seconds, the CPU waits for the device
+            diverged, stop = checks.agree(not math.isfinite(value), stop_requested)
             end_if_diverged(diverged, progress)
-            log.log_step(progress["epoch"], progress["step"], value)
-        if stop or (config.save_interval and progress["step"] % config.save_interval == 0):
-            save(config, ddp_model, optimizer, scheduler, progress, loss_sum, log)
+            if log_now:
+                log.log_step(progress, value)
+        if stop or (config.save_interval and progress.step % config.save_interval == 0):
+            progress.loss_sum = loss_sum.item()
+            save(training, log)
         if stop:
             return None
-    dist.all_reduce(loss_sum)  # the sum over all ranks
+        log.end_step()
+    count = torch.tensor(progress.count, device=device)
+    for sum_of_rank in (loss_sum, count):  # after this, the sums over all ranks
+        dist.all_reduce(sum_of_rank)
     end_if_diverged(not math.isfinite(loss_sum.item()), progress)
-    return loss_sum.item() / loader.batch_sampler.samples_per_epoch  # without those that are left out
+    return loss_sum.item() / max(1, count.item())
 
 
 @torch.inference_mode()
-def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.device) -> tuple[float, float]:
+def evaluate(config: Config, training: Training, loader: Loader) -> tuple[float, float]:
     """Return the mean loss and the share of correct answers over the validation samples.
 
-    It is given the model itself, not the DDP model, whose forward pass can communicate: a rank with a batch more than
-    the others would wait there for ranks that have left the loop.
+    It calls the model itself, not the DDP model, whose forward pass can communicate: a rank with a batch more than the
+    others would wait there for ranks that have left the loop.
     """
+    model, device = training.model.module, training.ranks.device
     model.eval()
     loss_sum = torch.zeros((), device=device)
     correct = torch.zeros((), device=device)
@@ -362,38 +445,25 @@ def evaluate(config: Config, model: nn.Module, loader: Loader, device: torch.dev
 @record  # under torchrun, the log ends with the error of the rank that failed first
 def main(config: Config) -> None:
     """Join the other ranks, train with them, and destroy the process group at the end."""
-    rank, local_rank, world_size = ranks_from_env()
-    device = device_of_rank(local_rank)
-    # Since PyTorch 2.15 "nccl" is a new backend, in which all-reduces may not overlap with backward: take the former.
-    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
-    # Wait until all ranks have joined at MASTER_ADDR:MASTER_PORT, where rank 0 (or torchrun) listens.
-    dist.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",  # NVIDIA's library between GPUs, gloo between CPUs
-        rank=rank,
-        world_size=world_size,
-        store=dist.HashStore() if world_size == 1 else None,  # a single rank joins nobody, and needs no address
-        timeout=timedelta(minutes=config.timeout_minutes),  # if a rank is waited for longer than this, the job ends
-        device_id=device if device.type == "cuda" else None,  # lets NCCL connect now, not in the first step
-    )
-    signal.signal(signal.SIGUSR1, request_stop)
+    ranks = join_ranks(config.timeout_minutes)
     # From here on, --batch_size is the number of samples per rank, also if --global_batch_size was given.
-    config = replace(config, batch_size=batch_size_per_rank(config, world_size))
-    finished = train(config, rank, world_size, device)
+    config = replace(config, batch_size=batch_size_per_rank(config, ranks.world_size))
+    finished = train(config, ranks)
     dist.barrier()  # a rank that leaves while others still send or save can be taken for a lost one
     dist.destroy_process_group()
-    if not finished and rank == 0 and "SLURM_JOB_ID" in os.environ:  # back into the queue; it continues in a later job
+    if not finished and ranks.rank == 0 and "SLURM_JOB_ID" in os.environ:  # back into the queue, to continue later
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)
 
 
-def train(config: Config, rank: int, world_size: int, device: torch.device) -> bool:
+def train(config: Config, ranks: Ranks) -> bool:
     """Build what is needed, then train for ``config.epochs`` epochs; validate and save a checkpoint after each.
 
     Returns: Whether all epochs are done; False if the job is to stop before.
     """
-    torch.manual_seed(config.seed + rank)  # DDP gives all ranks the weights of rank 0
-    train_loader = make_loader(config, "train", device, rank, world_size)
-    val_loader = make_loader(config, "val", device, rank, world_size)
-    model = build_model(config.model, config.dataset, dropout=config.dropout).to(device)
+    torch.manual_seed(config.seed + ranks.rank)  # DDP gives all ranks the weights of rank 0
+    train_loader = make_loader(config, "train", ranks)
+    val_loader = make_loader(config, "val", ranks)
+    model = build_model(config.model, config.dataset, dropout=config.dropout).to(ranks.device)
     ddp_model = DistributedDataParallel(  # gives all ranks the weights of rank 0; averages gradients in backward()
         model,
         bucket_cap_mb=config.bucket_cap_mb,
@@ -407,53 +477,53 @@ def train(config: Config, rank: int, world_size: int, device: torch.device) -> b
     maybe_no_sync = nullcontext() if config.sync_gradients else ddp_model.no_sync()
     optimizer = make_optimizer(config, model)
     total_steps = config.epochs * len(train_loader)
-    global_batch_size = config.batch_size * world_size
-    scheduler = LambdaLR(optimizer, lambda number: lr_factor(config, global_batch_size, number, total_steps))
-    progress: dict[str, Any] = {"epoch": 1, "step": 0, "loss_sum": 0.0}
+    global_batch_size = config.batch_size * ranks.world_size
 
-    with RunLogger(config, device, rank, world_size) as log, maybe_no_sync:
+    def factor(step: int) -> float:
+        return lr_factor(config, global_batch_size=global_batch_size, step=step, total_steps=total_steps)
+
+    training = Training(ddp_model, optimizer, LambdaLR(optimizer, factor), ranks)
+
+    with RunFolder(config, ranks) as folder, Log(folder) as log, tracing(log), monitoring(log), maybe_no_sync:
         if config.benchmark:  # loading alone, training alone, both together, and training without communication
 
             def train_on(batches: Loader) -> None:
-                train_one_epoch(config, ddp_model, batches, optimizer, scheduler, device, log, progress | {"step": 0})
+                train_one_epoch(config, replace(training, progress=Progress()), batches, log)
 
-            seconds, no_sync = config.benchmark_seconds, ddp_model.no_sync
-            benchmark(train_loader, train_on, device, config.loader, log.run_dir, seconds, no_sync)
+            benchmark(log, train_loader, train_on, ddp_model.no_sync)
             return True
-        found = load_checkpoint(log.run_dir / "checkpoint.pt", rank) if config.resume else None
-        if found is not None:  # this run was stopped before
-            checkpoint, file = found
-            check_same_run(checkpoint["settings"], settings(config, global_batch_size), file)
-            model.load_state_dict(checkpoint["model"])  # on every rank: DDP has already copied the weights of rank 0
-            optimizer.load_state_dict(checkpoint["optimizer"])
-            scheduler.load_state_dict(checkpoint["scheduler"])
-            progress = checkpoint["progress"]
-            sums = progress.pop("loss_sums")
-            if len(sums) != world_size:  # other ranks than before: one of them takes all that was added up
-                sums = [math.fsum(sums)] + [0.0] * (world_size - 1)
-            progress["loss_sum"] = sums[rank]
-            log.print(f"resumed from {file}: epoch {progress['epoch']}, after step {progress['step']}")
-            if progress["epoch"] > config.epochs:
-                log.print(f"nothing is left to do: --epochs is {config.epochs}")
-        for epoch in range(progress["epoch"], config.epochs + 1):
+        if config.resume:
+            resume(training, log)
+        if training.progress.epoch > config.epochs:
+            log.print(f"nothing is left to do: --epochs is {config.epochs}")
+        for epoch in range(training.progress.epoch, config.epochs + 1):
             # A new order of the samples, the same on all ranks; in a run that was stopped within the epoch, without
             # those it has trained on.
-            train_loader.batch_sampler.set_epoch(epoch, start_step=progress["step"])
-            samples = max(0, train_loader.batch_sampler.samples_per_epoch - progress["step"] * global_batch_size)
+            train_loader.batch_sampler.set_epoch(epoch, start_step=training.progress.step)
+            samples = max(0, train_loader.batch_sampler.samples_per_epoch - training.progress.step * global_batch_size)
             started = time.perf_counter()
-            train_loss = train_one_epoch(config, ddp_model, train_loader, optimizer, scheduler, device, log, progress)
+            train_loss = train_one_epoch(config, training, train_loader, log)
             if train_loss is None:
-                log.print(f"stopped and saved in epoch {epoch}; --resume true continues after step {progress['step']}")
+                step = training.progress.step
+                log.print(f"stopped and saved in epoch {epoch}; --resume true continues after step {step}")
                 return False
-            seconds = time.perf_counter() - started
-            val_loss, val_accuracy = evaluate(config, model, val_loader, device)
-            end_if_diverged(not math.isfinite(val_loss), progress)
+            trained = time.perf_counter()
+            val_loss, val_accuracy = evaluate(config, training, val_loader)
+            end_if_diverged(not math.isfinite(val_loss), training.progress)
             log.log_summary(str(counter), **counter.per_step())
-            lr = scheduler.get_last_lr()[0]
-            log.log_epoch(epoch, seconds, samples, lr, train_loss, val_loss, val_accuracy)  # rank 0 alone prints
-            progress.update(epoch=epoch + 1, step=0, loss_sum=0.0)
-            save(config, ddp_model, optimizer, scheduler, progress, torch.zeros((), device=device), log)
-            if epoch < config.epochs and any_rank([stop_requested], device)[0]:
+            log.log_epoch(  # rank 0 alone prints
+                epoch,
+                train_loss=train_loss,
+                val_loss=val_loss,
+                val_accuracy=val_accuracy,
+                lr=training.scheduler.get_last_lr()[0],
+                samples=samples,
+                seconds=trained - started,
+                val_seconds=time.perf_counter() - trained,
+            )
+            training.progress = Progress(epoch + 1)
+            save(training, log)
+            if epoch < config.epochs and any_rank([stop_requested], ranks)[0]:
                 log.print(f"stopped after epoch {epoch}; --resume true continues from there")
                 return False
         return True

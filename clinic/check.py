@@ -21,7 +21,12 @@ import torchvision.datasets  # noqa: F401  # these are imported here, so that th
 import workshop.config
 import workshop.loaders
 import workshop.log
-import workshop.profiling  # noqa: F401
+import workshop.profiling.all_reduce_counter
+import workshop.profiling.mfu
+import workshop.profiling.monitor
+import workshop.profiling.throughput
+import workshop.profiling.trace
+import workshop.run  # noqa: F401
 from clinic.catalogue import Exercise, find
 from clinic.runs import Fault, Script
 

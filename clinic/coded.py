@@ -12,7 +12,7 @@ from torch import nn
 
 from workshop.datasets import mnist, text
 from workshop.datasets.files import ORIGIN_FILE
-from workshop.paths import write_json
+from workshop.jsonfile import write_json
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "data"))
 from writing import write_mnist

@@ -11,7 +11,7 @@ from typing import Any
 
 from clinic.catalogue import Exercise, exercises
 from workshop.errors import UserError, warn
-from workshop.paths import write_json
+from workshop.jsonfile import write_json
 
 NAME = "exercises.json"
 

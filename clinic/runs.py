@@ -334,6 +334,7 @@ def _read(out: Path, script: Path, exitcode: int | None) -> Rank:
 def _reason(output: str) -> str:
     """Return the line of a script's output that says why it failed."""
     lines = [line.strip() for line in output.partition("Fatal Python error")[0].splitlines() if line.strip()]
+    lines = [line for line in lines if not re.match(r"\d\d:\d\d:\d\d  ", line)]  # the log says what went well
     for pattern in (r"error: ", r"[\w.]*(Error|Exception|Interrupt)\b", r"what\(\): "):
         if found := [line for line in lines if re.match(pattern, line)]:
             return found[-1]

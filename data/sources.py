@@ -19,7 +19,7 @@ from text_files import origin_of, write_text
 from workshop.datasets import cifar10, image_dataset, mnist, nbody, shards, text
 from workshop.datasets.files import ORIGIN_FILE, prepare_command
 from workshop.errors import UserError
-from workshop.paths import read_json, write_json
+from workshop.jsonfile import read_json, write_json
 from writing import write_box, write_cifar10, write_cifar10_names, write_mnist
 
 SIZES = {

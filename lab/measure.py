@@ -114,7 +114,6 @@ CPU = (
     Measurement("will_it_fit_slow_network", f"{WILL_IT_FIT} {SLOW_NETWORK}", FIVE),
     Measurement("will_it_fit_gpt_70b", f"{WILL_IT_FIT} {DEEPER}", FIVE),
     Measurement("checkpoint_cost", "python experiments/checkpoint_cost.py", FIVE),
-    Measurement("combinations", f"{TORCHRUN} 2 experiments/combinations.py", FIVE),
     Measurement("tensor_parallel_2_ranks", f"{TORCHRUN} 2 experiments/tensor_parallel.py", FIVE),
     Measurement("tensor_parallel_4_ranks", f"{TORCHRUN} 4 experiments/tensor_parallel.py", FIVE),
 )

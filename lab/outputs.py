@@ -22,7 +22,10 @@ REPLACED = {
     re.escape(f"{REPOSITORY.parent}/") + r"\w+/": "",
 }
 """paths of this machine"""
-SPEEDS = (r"  [\d,]+ \w+/s(?: \([\d,]+ per rank\))?  load .* ms$", r"  [\d.]+ s  [\d,]+ \w+/s(?: \(.*)?(?:  peak .*)?$")
+SPEEDS = (
+    r"  [\d,]+ \w+/s(?: \([\d,]+ per rank\))?  load .* ms$",
+    r"  [\d.]+ s  [\d,]+ \w+/s(?: \(.*)?(?:  peak .*)?(?:  validation .*)?$",
+)
 
 
 def printed_by(command: str, lesson: Path) -> str:

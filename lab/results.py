@@ -27,7 +27,8 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workshop.paths import REPOSITORY, write_json
+from workshop.jsonfile import write_json
+from workshop.paths import REPOSITORY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,6 +6,7 @@ import runpy
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from workshop.loaders import DistributedBatchSampler
 from workshop.loaders.memory import MemoryLoader
 from workshop.profiling.all_reduce_counter import AllReduceCounter
 from workshop.profiling.throughput import BarrierLoader, max_over_ranks
+from workshop.ranks import Ranks
 
 GLOBAL_BATCH = 16
 MEGABYTE = 2**20
@@ -81,7 +83,9 @@ def facts(rank: int, world_size: int, device: torch.device) -> dict:
     alone.load_state_dict(small_model().state_dict())
     val_sampler = sampler_of(103, 5, shuffle=False)
     loader = MemoryLoader(images, labels, val_sampler, Unchanged(), pin_memory=False)
-    loss, accuracy = lesson["evaluate"](lesson["Config"](), alone, loader, device)
+    ranks = Ranks(device=device, rank=rank, world_size=world_size)
+    training = lesson["Training"](SimpleNamespace(module=alone), None, None, ranks)
+    loss, accuracy = lesson["evaluate"](lesson["Config"](), training, loader)
     with torch.no_grad():
         scores = alone(images)
     found["correct answers"] = [round(accuracy * 103, 6), (scores.argmax(dim=1) == labels).sum().item()]

@@ -67,7 +67,9 @@ def test_a_named_configuration_is_that_of_the_tutorial(name: str, jobs: dict[str
     assert config.precision == ("bf16" if name.startswith("bs") else "fp32")
     assert LESSON.batch_size_per_rank(config, ranks) * ranks == wanted.batch
     steps = config.epochs * (config.train_crops // wanted.batch)
-    factors = [LESSON.lr_factor(config, wanted.batch, step, steps) for step in range(steps)]
+    factors = [
+        LESSON.lr_factor(config, global_batch_size=wanted.batch, step=step, total_steps=steps) for step in range(steps)
+    ]
     assert steps == wanted.steps
     assert config.lr * max(factors) == pytest.approx(wanted.highest_lr, rel=1e-3)
     assert factors.index(max(factors)) + 1 == pytest.approx(12 if name == "short" else 128, abs=1)

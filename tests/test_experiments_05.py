@@ -120,42 +120,6 @@ def test_each_layout_of_four_ranks_trains_as_one_process_and_sends_what_the_page
     assert placements["HSDP: 2 copies, each on 2"] == ["`Replicate(), Shard(dim=0)`", "128 x 64"]
 
 
-UNUSUAL = {
-    "the model, then each block": "fails",
-    "each block, the embedding by itself, then the model": "fails",
-    "validate under `torch.inference_mode()` first": "fails",
-    "a validation under `torch.no_grad()`, then the optimizer, then training": "differs",
-    "`copy.deepcopy` of the sharded model, as for an average of the weights": "fails",
-    "`GradScaler`, a gradient of rank 1 overflows: both ranks must skip the step": "works",
-    "`fully_shard`, then `parallelize_module`": "fails",
-    "the lesson's block as it is: one layer for q, k and v": "fails",
-    "one layer for q, k and v, heads counted on each rank": "differs",
-    "the optimizer, then `fully_shard`": "differs",
-    "tensor parallel: `clip_grad_norm_`, some weights are plain tensors": "fails",
-    "tensor parallel and FSDP2: `clip_grad_norm_`, two meshes": "fails",
-    "with `torch.compile(model)`, `model.state_dict()`": "fails",
-}
-"""what comes of combinations that are neither equal nor close"""
-
-
-def test_combinations_come_out_as_the_page_says(tmp_path: Path) -> None:
-    on_ranks(2, "combinations.py", tmp_path, "--quick", "true")
-    page = (LESSON / "experiments" / "combinations.md").read_text()
-    found = {}
-    for file in tmp_path.glob("*/combinations_*.json"):
-        assert f"/{file.stem} -->" in page
-        found |= {row[0]: row[1:] for row in json.loads(file.read_text())["rows"]}
-    assert UNUSUAL.keys() < found.keys()
-    for name, (result, seen) in found.items():
-        usual = "close" if "stored as" in seen or "at once" in name else "equal"
-        assert UNUSUAL.get(name, usual) in result, (name, result, seen)
-    wrapped, after = (found[name][1] for name in found if "checkpoint_wrapper" in name)
-    assert wrapped == after, "the order does not matter"
-    assert "moved: 0%" in found["the optimizer, then `fully_shard`"][1]
-    graphs = {name: seen for name, (_, seen) in found.items() if "graphs" in seen}
-    assert [name for name, seen in graphs.items() if "compiled: 0" in seen] == [n for n in graphs if "partial" in n]
-
-
 # One process.
 
 
@@ -407,7 +371,6 @@ def test_a_step_that_fails_is_shown_with_its_traceback(
         ("accumulation.py", ("--batch_size", 2), "--batch_size 2 has no 4 parts"),
         ("same_losses.py", ("--ranks", "1,5"), "takes divisors of 24 with commas between them, got 1,5"),
         ("tensor_parallel.py", (), "the four attention heads are divided over 2 or 4 ranks"),
-        ("combinations.py", ("--only", "nothing"), "no combination has this in its group or name"),
         ("what_fills_memory.py", ("--model", "gpt_2b"), "does not know 'gpt_2b'; did you mean gpt_"),
         ("out_of_memory.py", ("--only", "nothing"), "no row has 'nothing' in its name: `gpt2_124m`, 1 rank"),
         ("what_fills_memory.py", ("--batch_size", "1,x"), "takes positive numbers, separated by commas, got '1,x'"),

@@ -20,6 +20,7 @@ from workshop.datasets import image_dataset, shards
 from workshop.errors import UserError
 from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
 from workshop.loaders.transform import PADDING, BatchTransform, flip_and_crop
+from workshop.ranks import Ranks
 
 CPU = torch.device("cpu")
 LOADERS = get_args(get_type_hints(TrainConfig)["loader"])
@@ -38,7 +39,7 @@ def packed(data_dir: Path) -> Path:
 def make_loader(data_dir: Path, kind: str, split: str, rank: int = 0, ranks: int = 1, **flags: object) -> Loader:
     config = TrainConfig(data_dir=data_dir, loader=kind, **({"num_workers": 0} | flags))
     if kind != "map":
-        return build_loader(config, split, CPU, rank, ranks)
+        return build_loader(config, split, Ranks(device=CPU, rank=rank, world_size=ranks))
     limit = config.limit_train if split == "train" else config.limit_val
     dataset = ImageDataset(config.dataset, data_dir, split, limit, seed=config.seed)
     sampler = DistributedBatchSampler(

@@ -78,10 +78,10 @@ def shown_log(page: Path) -> list[str]:
     """
     files = (REPOSITORY / "results/example_output").glob("*_speeds.txt")
     with_speeds = {file.read_text().partition("\n")[2].strip() for file in files}
-    shown = [block for block in blocks(page, "text") if block.startswith("writing to ")]
+    shown = [block for block in blocks(page, "text") if re.match(r"(\d\d:\d\d:\d\d  )?writing to ", block)]
     lines = [line for block in shown if block.strip() not in with_speeds for line in block.splitlines()]
     kept = [line for line in lines if not re.search("  step |^Too noisy", line)]
-    numbers = [re.sub(r"\.\.\.|\d[\d.,]*", "0", re.sub(r"(?<=^writing to )\S+(?=,)", "0", line)) for line in kept]
+    numbers = [re.sub(r"\.\.\.|\d[\d.,]*", "0", re.sub(r"(?<=writing to )\S+(?=,)", "0", line)) for line in kept]
     return [re.sub("0", r".*", re.sub(r"(\\ )+", " +", re.escape(line))) for line in numbers]
 
 

@@ -22,8 +22,9 @@ pytestmark = pytest.mark.slurm
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 4, "--epochs", 2, "--loader", "memory"]
 SHORT += ["--log_interval", 1, "--save_interval", 4]
 WAITING = """
-import os, runpy, signal, time, torch
-manual_seed, calls = torch.manual_seed, iter(range(1_000_000))
+import itertools, os, runpy, signal, time
+from workshop import seeds
+seed_generators, steps = seeds.seed_generators, itertools.count(1)
 set_handler, arrived = signal.signal, []
 
 def set_handler_that_notes(number, handler):
@@ -31,13 +32,13 @@ def set_handler_that_notes(number, handler):
     noting = (lambda *received: arrived.append(handler(*received))) if to_note else handler
     return set_handler(number, noting)
 
-def wait_in_step_5(seed):
-    if next(calls) == 5 and "SLURM_RESTART_COUNT" not in os.environ:
+def wait_in_step_5(*arguments):
+    if next(steps) == 5 and "SLURM_RESTART_COUNT" not in os.environ:
         while not arrived:
             time.sleep(0.1)
-    return manual_seed(seed)
+    seed_generators(*arguments)
 
-signal.signal, torch.manual_seed = set_handler_that_notes, wait_in_step_5
+signal.signal, seeds.seed_generators = set_handler_that_notes, wait_in_step_5
 runpy.run_path("train.py", run_name="__main__")
 """
 """a script that takes its fifth step when the signal has arrived"""
@@ -139,7 +140,7 @@ def test_a_job_that_is_stopped_before_its_time_limit_is_requeued_and_goes_on(job
     assert jobs.slurm.job(job)["Restarts"] == "1", log
     assert "stopped and saved in epoch 1; --resume true continues after step 5\n" in log
     assert re.search(r"resumed from \S+: epoch 1, after step 5\n", log)
-    steps = re.findall(r"^epoch (\d+)  step +(\d+)/", log, re.MULTILINE)
+    steps = re.findall(r"^[\d:]+  epoch (\d+)  step +(\d+)/", log, re.MULTILINE)
     assert len(steps) == len(set(steps)) == 20  # each step was taken once
     whole = jobs.submit(script, cpus, name, *short(script))
     assert jobs.slurm.wait(whole) == "COMPLETED", jobs.log(whole)

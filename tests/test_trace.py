@@ -12,8 +12,8 @@ import torch
 from torch.profiler import profile, record_function
 from torch.utils.data import DataLoader, Dataset
 
+from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 from workshop.profiling import trace as trace_module
-from workshop.profiling.timed_loader import TimedLoader
 from workshop.profiling.timeline import read_rows
 from workshop.profiling.trace import Trace
 
@@ -21,12 +21,21 @@ CPU = torch.device("cpu")
 RANGES = ("data", "forward", "backward", "optimizer")
 
 
+class Few(BatchLoader):
+    """A loader as far as a trace knows it."""
+
+    def __init__(self, steps: int) -> None:
+        self.batch_sampler = DistributedBatchSampler(steps, 1)
+
+
 def train(trace: Trace, steps: int, each_step: Callable[[int], None] = lambda step: None) -> None:
     """Train a tiny model for one epoch, with the ranges that the lessons have."""
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = TimedLoader([torch.randn(8, 4) for _ in range(steps)], window=1)
-    for step, images in enumerate(trace.traced(batches, steps), start=1):
+    trace.start_epoch(Few(steps))
+    for step in range(1, steps + 1):
+        with record_function("data"):  # as the log does
+            images = torch.randn(8, 4)
         optimizer.zero_grad()
         with record_function("forward"):
             loss = model(images).square().mean()
@@ -35,6 +44,7 @@ def train(trace: Trace, steps: int, each_step: Callable[[int], None] = lambda st
         with record_function("optimizer"):
             optimizer.step()
         each_step(step)
+        trace.end_step()
 
 
 def fail_in_step_7(step: int) -> None:
@@ -155,7 +165,14 @@ def test_the_batches_of_each_worker_are_in_the_trace(dataset: Samples, start_met
     shown: list[str] = []
     loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=start_method)
     with Trace(tmp_path, CPU, log=lambda line: None, show=lambda name, figure: shown.append(name)) as trace:
-        batches = list(trace.traced(TimedLoader(loader, window=1), len(loader)))
+        loader.batch_sampler.start_step = 0  # as the sampler of the lessons has it
+        trace.start_epoch(loader)
+        batches = []
+        for batch in loader:
+            batches.append(batch)
+            with record_function("data"):
+                pass
+            trace.end_step()
     assert torch.equal(torch.cat(batches), torch.full((40, 4), float(isinstance(dataset, Batches)))), "all, unchanged"
     rows = read_rows(trace.file)
     assert [len(rows[f"worker {number}"][0]) for number in (0, 1)] == [5, 5]

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from conftest import REPOSITORY, Script
 from lab.launching import load_script
+from workshop.ranks import Ranks
 
 SHORT = ["--limit_train", 640, "--limit_val", 100, "--log_interval", 5]
 
@@ -92,7 +93,7 @@ def test_without_its_state_a_step_schedule_goes_on_and_others_begin_again() -> N
 def test_the_flags_are_arguments_of_the_dataloader(workers: int, data_dir: Path) -> None:
     script = load_script(REPOSITORY / "01_single_gpu")
     flags = {"num_workers": workers, "prefetch_factor": 3, "persistent_workers": True, "batch_size": 32}
-    loader = script.make_loader(script.Config(data_dir=data_dir, **flags), "train", torch.device("cpu"))
+    loader = script.make_loader(script.Config(data_dir=data_dir, **flags), "train", Ranks(device=torch.device("cpu")))
     assert (loader.num_workers, loader.persistent_workers) == (workers, workers > 0)
     assert loader.prefetch_factor == (3 if workers else None)
     assert not loader.pin_memory, "there is no GPU to copy to"

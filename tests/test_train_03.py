@@ -79,11 +79,15 @@ def test_each_rank_takes_its_own_gpu(script: ModuleType, monkeypatch: pytest.Mon
 
 def test_the_learning_rate_rises_and_falls(script: ModuleType) -> None:
     config = script.Config(lr_scaling="linear", base_batch_size=64, warmup=0.1)
-    factors = [script.lr_factor(config, 128, step, 100) for step in range(100)]
+    steps = {"global_batch_size": 128, "total_steps": 100}
+    factors = [script.lr_factor(config, step=step, **steps) for step in range(100)]
     assert factors[9] == max(factors) == 2.0
     assert factors[0] == pytest.approx(0.2) and 0 < factors[-1] < 0.01
     assert factors[:10] == sorted(factors[:10]) and factors[10:] == sorted(factors[10:], reverse=True)
-    assert script.lr_factor(script.Config(lr_scaling="sqrt", warmup=0), 256, 0, 100) == pytest.approx(2.0)
+    config = script.Config(lr_scaling="sqrt", warmup=0)
+    assert script.lr_factor(config, step=0, global_batch_size=256, total_steps=100) == pytest.approx(2.0)
+    config = script.Config(warmup_steps=4)
+    assert [script.lr_factor(config, step=step, **steps) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_the_gradients_that_are_sent_are_counted(run_script: Script, tmp_path: Path) -> None:

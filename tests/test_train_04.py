@@ -1,5 +1,6 @@
 """Lesson 04 as its user runs it: precision, options, ranks, resuming, CUDA graph, and what is refused."""
 
+import itertools
 import json
 import re
 import signal
@@ -9,6 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +19,9 @@ import workshop.checks
 from conftest import REPOSITORY, Script
 from lab.launching import load_script
 from ranks import start_ranks
-from workshop import hardware
+from workshop import hardware, seeds
 from workshop.errors import UserError
+from workshop.ranks import Ranks
 
 FOLDER = REPOSITORY / "04_mixed_precision"
 LESSON = load_script(FOLDER)
@@ -83,7 +86,8 @@ def test_products_have_16_bits_and_all_the_rest_has_32() -> None:
     seen = []
     model.register_forward_hook(lambda _, __, outputs: seen.append(outputs.dtype))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    loss = LESSON.train_step(config, model, optimizer, scaler, torch.randn(4, 8), torch.arange(4))
+    training = LESSON.Training(model, model, optimizer, None, scaler, Ranks(device=torch.device("cpu")))
+    loss = LESSON.train_step(config, training, torch.randn(4, 8), torch.arange(4))
     state = optimizer.state[model.weight]
     kept = (loss, model.weight, model.weight.grad, state["exp_avg"], state["exp_avg_sq"])
     assert seen == [torch.bfloat16]
@@ -154,16 +158,15 @@ def test_a_run_in_fp16_that_was_stopped_within_an_epoch_continues_with_its_scale
 ) -> None:
     flags = [*UNET, "--global_batch_size", 4, "--precision", "fp16", "--epochs", 2, "--log_interval", 1]
     assert train(*flags, "--run_dir", tmp_path / "whole").status == 0
-    seed, calls = torch.manual_seed, []
+    seed, steps = seeds.seed_generators, itertools.count(1)
 
-    def seed_and_stop(number: int) -> None:
-        seed(number)
-        calls.append(number)
-        if len(calls) == 4:  # the first is not that of a step
+    def seed_and_stop(*arguments: Any) -> None:  # noqa: ANN401
+        seed(*arguments)
+        if next(steps) == 3:
             signal.raise_signal(signal.SIGUSR1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "manual_seed", seed_and_stop)
+        patch.setattr(seeds, "seed_generators", seed_and_stop)
         stopped = train(*flags, "--run_dir", tmp_path / "stopped")
     assert stopped.status == 0 and "--resume true continues after step 3\n" in stopped.stdout
     resumed = train(*flags, "--resume", "true", "--run_dir", tmp_path / "stopped")
@@ -237,7 +240,7 @@ def test_the_graph_is_freed_before_the_process_group_is_destroyed(
 
     fake_graphs(monkeypatch, new_graph)
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)  # what the step is recorded on
-    monkeypatch.setattr(workshop.checks, "check_cuda_graph", lambda *_: None)
+    monkeypatch.setattr(workshop.checks, "check_compute_options", lambda *_: None)  # would ask for a GPU
     destroy = torch.distributed.destroy_process_group
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: (seen.append(len(alive)), destroy()))
     flags = ["--batch_size", 4, "--log_interval", 1, "--optimizer", "sgd", "--fused", "true", "--cuda_graph", "true"]
@@ -302,12 +305,12 @@ def test_without_a_compiler_one_line_says_so(train: Script, monkeypatch: pytest.
     ids=str,
 )
 def test_what_a_cuda_graph_cannot_do_is_refused(flags: dict, message: str) -> None:
-    gpu = SimpleNamespace(type="cuda")
+    gpu = torch.device("cuda")
     flags = {"precision": "fp32", "batch_size": 25} | flags
     with pytest.raises(UserError, match=re.escape(message)):
-        workshop.checks.check_cuda_graph(LESSON.Config(**flags), gpu, num_samples=100, world_size=1)
+        LESSON.check_cuda_graph(LESSON.Config(**flags), Ranks(device=gpu), num_samples=100)
     fine = LESSON.Config(batch_size=25, precision="fp16", fused=True)
-    workshop.checks.check_cuda_graph(fine, gpu, num_samples=101, world_size=2)  # the last sample is left out
+    LESSON.check_cuda_graph(fine, Ranks(device=gpu, world_size=2), num_samples=101)  # the last sample is left out
 
 
 def test_what_an_old_gpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 
 from sources import generate
 from workshop import hardware
+from workshop.config import TrainConfig
 from workshop.datasets import nbody
 from workshop.errors import UserError
-from workshop.loaders import DistributedBatchSampler, Loader
-from workshop.loaders.volumes import SYMMETRIES, VolumeDataset, build_volume_loader, cut
+from workshop.loaders import DistributedBatchSampler, Loader, build_volume_loader
+from workshop.loaders.volumes import SYMMETRIES, VolumeDataset, cut
 
 CPU = torch.device("cpu")
 LOADERS = ["map", "memory", "device", "dali"]
@@ -57,7 +58,8 @@ def make_loader(
     if kind == "map":
         persistent = num_workers > 0
         return DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, persistent_workers=persistent)
-    return build_volume_loader(kind, dataset, sampler, CPU, num_workers)
+    config = TrainConfig(loader=kind, num_workers=num_workers)
+    return build_volume_loader(config, dataset, sampler, CPU)
 
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]

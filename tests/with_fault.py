@@ -2,10 +2,10 @@
 
     python with_fault.py RANK EVENT COUNT WHAT train.py FLAGS...
 
-EVENT is a function, such as ``torch.manual_seed``, or ``files``, which is any operation on a file or folder of
-checkpoints; WHAT, which happens just before the COUNT-th of them, is the name of a signal. With the event ``seconds``
-it happens after so much time. A lesson's script calls ``torch.manual_seed`` first and in each step: call n + 1 is
-step n. The signal SIGUSR1 is also sent to the workers of the loader, as Slurm does.
+EVENT is a function, such as ``workshop.seeds.seed_generators``, or ``files``, which is any operation on a file or
+folder of checkpoints; WHAT, which happens just before the COUNT-th of them, is the name of a signal. With the event
+``seconds`` it happens after so much time. A lesson's script calls ``seed_generators`` in each step: call n is step n.
+The signal SIGUSR1 is also sent to the workers of the loader, as Slurm does.
 """
 
 import importlib

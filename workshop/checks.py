@@ -8,29 +8,6 @@ from workshop.errors import UserError, first_on_node, warn
 from workshop.hardware import computes_in
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
-NEED_NBODY = ("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
-
-
-def check_volumes(flags: Any) -> None:  # noqa: ANN401
-    """Raise `UserError` unless data set and model belong together, and the U-Net can halve its volumes."""
-    if flags.dataset != "nbody":
-        if flags.model == "unet3d":
-            raise UserError(f"--model unet3d maps volumes to volumes: it needs --dataset nbody, not {flags.dataset}")
-        for name in NEED_NBODY:
-            if getattr(flags, name) != getattr(type(flags), name):
-                raise UserError(
-                    f"--{name} {getattr(flags, name)} needs --dataset nbody, not {flags.dataset}: give --config "
-                    "configs/unet3d.yaml before other files"
-                )
-        return
-    if flags.model != "unet3d":
-        raise UserError("--dataset nbody holds volumes, and only --model unet3d maps volumes to volumes")
-    if flags.crop_size % 2**flags.unet_depth:
-        near = max(round(flags.crop_size / 2**flags.unet_depth), 1) * 2**flags.unet_depth
-        raise UserError(
-            f"--crop_size {flags.crop_size} cannot be halved {flags.unet_depth} times; take --crop_size {near}, or a "
-            "smaller --unet_depth"
-        )
 
 
 def choose_precision(precision: Precision, device: torch.device) -> Precision:
@@ -60,59 +37,11 @@ def check_compute_options(flags: Any, device: torch.device) -> None:  # noqa: AN
     """Raise `UserError` unless ``device`` has the options that were chosen, and they can be combined."""
     if flags.fused and flags.optimizer == "adadelta":
         raise UserError("--fused true: PyTorch has no fused adadelta; choose another --optimizer, or --fused false")
-    if getattr(flags, "cudnn_benchmark", False) and device.type != "cuda":
-        raise UserError(f"--cudnn_benchmark true needs an NVIDIA GPU; {this_is(device)}")
+    for name in ("cuda_graph", "cudnn_benchmark"):
+        if getattr(flags, name, False) and device.type != "cuda":
+            raise UserError(f"--{name} true needs an NVIDIA GPU; {this_is(device)}")
     if flags.compile != "off":
         _check_compiler(device)
-
-
-def check_cuda_graph(flags: Any, device: torch.device, num_samples: int, world_size: int) -> None:  # noqa: ANN401
-    """Raise `UserError` unless a training step can be captured as a CUDA graph with these flags.
-
-    Args:
-        flags: of the run; ``batch_size`` is that of a rank.
-        device: that trains.
-        num_samples: size of the training data.
-        world_size: number of ranks.
-    """
-    if device.type != "cuda":
-        raise UserError(f"--cuda_graph true needs an NVIDIA GPU; {this_is(device)}")
-    if flags.compile not in ("off", "default"):
-        raise UserError(f"--compile {flags.compile} makes CUDA graphs of its own: with --cuda_graph, --compile default")
-    if flags.loader == "dali":
-        raise UserError("--cuda_graph true: DALI's threads may wait for the GPU during capture; use --loader device")
-    if not flags.fused and (flags.optimizer == "sgd" or flags.precision == "fp16"):
-        raise UserError(
-            f"--cuda_graph true with --optimizer {flags.optimizer} and --precision {flags.precision} needs --fused "
-            "true: otherwise this optimizer makes the CPU wait for the GPU in each step, which a graph cannot"
-        )
-    rest = num_samples % (flags.batch_size * world_size)
-    if rest >= world_size:  # fewer are left out
-        raise UserError(
-            f"--cuda_graph true needs every batch of one shape: {num_samples} samples leave a last batch of {rest}; "
-            f"use --limit_train {num_samples - rest}"
-        )
-
-
-def check_parts(flags: Any, num_train: int, num_val: int, world_size: int) -> None:  # noqa: ANN401
-    """Raise `UserError` unless every rank has a sample for each part of every batch, and one to validate on.
-
-    Args:
-        flags: of the run; ``batch_size`` is that of a rank, which is divided into ``accumulate`` parts.
-        num_train: size of the training data.
-        num_val: size of the validation data.
-        world_size: number of ranks.
-    """
-    parts, rest = flags.accumulate, num_train % (flags.batch_size * world_size)
-    if flags.batch_size < parts:
-        raise UserError(f"--accumulate {parts}: a batch of {flags.batch_size} per rank has fewer samples than parts")
-    if world_size <= rest < parts * world_size:  # fewer than a sample per rank are left out
-        raise UserError(
-            f"--accumulate {parts}: {num_train} samples leave a last batch of {rest}, less than a sample for each part "
-            f"on each of {world_size} rank(s); use --limit_train {num_train - rest}"
-        )
-    if num_val < world_size:
-        raise UserError(f"{num_val} validation sample(s) for {world_size} ranks: each rank needs at least one")
 
 
 def _check_compiler(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The flags that all lessons share, and how they are read. A lesson's script adds its own in a subclass:
+"""The flags that lessons share, and how they are read. A lesson's script adds its own in a subclass:
 
     @dataclass(frozen=True, kw_only=True)
     class Config(TrainConfig):
@@ -27,6 +27,11 @@ jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 C = TypeVar("C", bound="TrainConfig")
 
 
+def may_change(default: Any) -> Any:  # noqa: ANN401
+    """Return the field of a flag that may change on resume: after the same steps, the weights do not depend on it."""
+    return field(default=default, metadata={"may_change": True})
+
+
 def require_positive(flags: Any, *names: str) -> None:  # noqa: ANN401
     """Raise `UserError` unless the attributes ``names`` of ``flags`` are above 0 where they are not None."""
     for name in names:
@@ -43,9 +48,9 @@ class TrainConfig:
 
     dataset: Literal["mnist", "cifar10"] = "mnist"
     """data set to train on"""
-    data_dir: Path = field(default_factory=default_data_dir)
+    data_dir: Path = field(default_factory=default_data_dir, metadata={"may_change": True})
     """folder that holds the data sets (default: $WORKSHOP_DATA, else data/ of the repository)"""
-    run_dir: Path | None = None
+    run_dir: Path | None = may_change(None)
     """folder for the files of this run (default: lesson and run name in $WORKSHOP_RUNS, else in runs/)"""
     model: str = "mnist_cnn"
     """model to train"""
@@ -53,19 +58,19 @@ class TrainConfig:
     """false: train the model without its dropout layers"""
     loader: Literal["map", "shards", "memory", "device", "dali"] = "map"
     """how samples reach the training loop"""
-    batch_size: int = 64
+    batch_size: int = may_change(64)
     """samples per step and process"""
-    num_workers: int = 1
+    num_workers: int = may_change(1)
     """processes (with dali: threads) that prepare batches; 0 loads in the training process itself"""
-    prefetch_factor: int = 2
+    prefetch_factor: int = may_change(2)
     """batches that each worker prepares ahead"""
-    persistent_workers: bool = True
+    persistent_workers: bool = may_change(True)
     """keep the workers from one epoch to the next"""
-    pin_memory: bool = True
+    pin_memory: bool = may_change(True)
     """put batches into page-locked memory, which a GPU can copy from directly; without a GPU this changes nothing"""
-    non_blocking: bool = True
+    non_blocking: bool = may_change(True)
     """let copies to the GPU overlap with the work after them"""
-    epochs: int = 1
+    epochs: int = may_change(1)
     """passes over the training data"""
     lr: float = 1e-3
     """learning rate, above 0"""
@@ -73,23 +78,23 @@ class TrainConfig:
     """how the weights are updated, with PyTorch's defaults; sgd has momentum 0.9"""
     seed: int = 1
     """seed of weights, sample order and augmentation"""
-    log_interval: int = 100
+    log_interval: int = may_change(100)
     """steps between two log lines"""
     limit_train: int | None = None
     """train on this many samples only"""
-    limit_val: int | None = None
+    limit_val: int | None = may_change(None)
     """validate on this many samples only"""
-    save_interval: int | None = None
+    save_interval: int | None = may_change(None)
     """steps between two checkpoints within an epoch (default: none; there is one after each epoch)"""
-    resume: bool = False
+    resume: bool = may_change(False)
     """continue from the checkpoint in the run folder, if there is one"""
-    benchmark: bool = False
+    benchmark: bool = may_change(False)
     """instead of training, measure how fast loading and training are, alone and together"""
-    benchmark_seconds: float = 1.0
+    benchmark_seconds: float = may_change(1.0)
     """length of each trial of --benchmark"""
-    trace: bool = False
+    trace: bool = may_change(False)
     """record a few training steps, operator by operator, into the run folder; plot them; print what takes most time"""
-    monitor: bool = False
+    monitor: bool = may_change(False)
     """measure the load of CPUs, memory and GPU: curves in TensorBoard, mean and maximum in summary.json"""
 
     def __post_init__(self) -> None:
@@ -101,6 +106,46 @@ class TrainConfig:
             raise UserError(f"--num_workers must be 0 (load in the training process) or more, got {self.num_workers}")
         if self.benchmark and self.save_interval:
             raise UserError("--benchmark true trains on nothing that is worth saving: leave out --save_interval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig(TrainConfig):
+    """The flags of the lessons with several ranks."""
+
+    global_batch_size: int | None = None
+    """samples per step over all ranks; if given, each rank gets an equal part, and --batch_size is ignored"""
+    lr_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """growth of --lr, which is meant for steps of base_batch_size samples, with the global batch size"""
+    base_batch_size: int = 64
+    """global batch size that --lr is meant for"""
+    warmup: float = 0.1
+    """share of all steps in which the learning rate rises from almost zero, from 0 to below 1"""
+    warmup_steps: int | None = None
+    """number of warm-up steps, instead of --warmup"""
+    bucket_cap_mb: float | None = None
+    """largest size of DDP's gradient buckets in MiB (default: PyTorch's 25, the first one 1)"""
+    gradient_as_bucket_view: bool = False
+    """make the gradients views into DDP's buckets: saves the memory of one copy"""
+    static_graph: bool = False
+    """promise that every step uses the same parameters in the same way, which lets DDP optimize more"""
+    forward_sync_buffers: bool = True
+    """broadcast rank 0's buffers, such as batch norm's statistics, before each forward pass"""
+    sync_gradients: bool = True
+    """false: no communication, to measure its cost; each rank then trains its own model"""
+    timeout_minutes: float = may_change(10.0)
+    """longest wait of a rank for the others; saving, validating and compiling must take less"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "global_batch_size", "base_batch_size", "bucket_cap_mb", "timeout_minutes")
+        if self.bucket_cap_mb is not None and self.bucket_cap_mb > 1e6:
+            raise UserError(f"--bucket_cap_mb is in MiB, at most a million, got {self.bucket_cap_mb}")
+        if self.static_graph and not self.sync_gradients:
+            raise UserError("--static_graph true learns the graph during communication: it needs --sync_gradients true")
+        if not 0 <= self.warmup < 1:
+            raise UserError(f"--warmup is a share of all steps, from 0 to below 1, got {self.warmup}")
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            raise UserError(f"--warmup_steps must be 0 (none) or more, got {self.warmup_steps}")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
@@ -137,27 +182,19 @@ def run_with_config(main: Callable[[C], None], config_class: type[C], descriptio
     run_reporting_user_errors(parse_and_run)
 
 
-MAY_CHANGE = {
-    *("data_dir", "run_dir", "epochs", "log_interval", "save_interval", "resume", "benchmark", "benchmark_seconds"),
-    *("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "limit_val"),
-    *("trace", "monitor", "mfu", "timeout_minutes", "batch_size", "async_save", "replicas"),
-}
-"""flags that a resumed run may have other values of, because the weights after the same steps do not depend on them;
-with other ``epochs``, the learning rate of lessons 03 to 05 goes on along the cosine of the new number"""
-
-
-def settings(config: TrainConfig, global_batch_size: int) -> dict[str, Any]:
-    """Return what a checkpoint notes of the flags: those that two runs must have in common to continue one another.
+def settings(config: TrainConfig, global_batch_size: int) -> dict[str, str]:
+    """Return what a checkpoint stores of the flags: those that must not change on resume.
 
     The samples of a step must be the same, so the global batch size counts and not the batch size of a rank.
     """
-    flags = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in MAY_CHANGE}
+    fixed = [flag.name for flag in dataclasses.fields(config) if "may_change" not in flag.metadata]
+    flags = {name: str(getattr(config, name)) for name in fixed}
     if config.loader == "shards":  # each rank, and each of its workers, reads shards of its own
         flags |= {"batch_size": str(config.batch_size), "num_workers": str(config.num_workers)}
     return flags | {"global_batch_size": str(global_batch_size)}
 
 
-def check_same_run(saved: dict[str, Any], mine: dict[str, Any], file: Path) -> None:
+def check_same_run(saved: dict[str, str], mine: dict[str, str], file: Path) -> None:
     """Raise `UserError` if a checkpoint's `settings` differ from those of this run."""
     for name in sorted(saved.keys() | mine.keys()):
         if saved.get(name) != mine.get(name):

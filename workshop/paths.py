@@ -1,10 +1,8 @@
-"""Where data sets and runs live unless a flag says otherwise, and how a file of results is written."""
+"""Where data sets and runs live unless a flag says otherwise."""
 
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from workshop.errors import UserError
 
@@ -17,30 +15,22 @@ def default_data_dir() -> Path:
 
 
 def default_runs_dir() -> Path:
-    """Root folder of all runs: ``$WORKSHOP_RUNS``, else ``runs/`` of the repository."""
-    return Path(os.environ.get("WORKSHOP_RUNS") or REPOSITORY / "runs")
+    """Root folder of all runs: ``$WORKSHOP_RUNS``, else ``runs/`` of the repository, or beside a script elsewhere."""
+    folder = Path(sys.argv[0]).resolve().parent
+    root = REPOSITORY if folder.is_relative_to(REPOSITORY) else folder
+    return Path(os.environ.get("WORKSHOP_RUNS") or root / "runs")
 
 
 def lesson_name() -> str:
-    """Return the name of the lesson whose script is running, be that its train.py or one of its experiments."""
-    folder = Path(sys.argv[0]).resolve().parent
-    return folder.parent.name if folder.name == "experiments" else folder.name
+    """Return the name of the lesson whose script is running, be that its train.py or one of its experiments.
 
-
-def write_json(file: Path, content: object) -> None:
-    """Write a JSON file that is complete at every moment; values that JSON does not know are written as text."""
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content, indent=2, default=str) + "\n")
-    temporary.replace(file)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return what is in a JSON file; an empty dictionary if it is not there or holds something else."""
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    A script outside the repository, such as a copy, is called by the name of its file, if that says more than "train".
+    """
+    script = Path(sys.argv[0]).resolve()
+    folder = script.parent
+    if folder.is_relative_to(REPOSITORY):
+        return folder.parent.name if folder.name == "experiments" else folder.name
+    return folder.name if script.stem == "train" else script.stem
 
 
 def check_clone(script: Path) -> None:

@@ -27,7 +27,7 @@ from workshop.config import require_positive, run_with_config
 from workshop.datasets import image_dataset
 from workshop.errors import UserError
 from workshop.loaders import ImageDataset
-from workshop.log import RunLogger
+from workshop.log import Log
 from workshop.paths import default_runs_dir, lesson_name
 
 train = load_script(Path(__file__).resolve().parent.parent)
@@ -118,10 +118,10 @@ class SlowDataset(ImageDataset):
         return samples
 
 
-class LoggerOfTimes(RunLogger):
+class LogOfTimes(Log):
     """Prints neither losses nor accuracies, because with an emulated GPU they mean nothing."""
 
-    def __enter__(self) -> "LoggerOfTimes":
+    def __enter__(self) -> "LogOfTimes":
         super().__enter__()
         found = self.config.durations  # type: ignore[attr-defined]
         of_sample = f"{1e3 * found.gpu:.3g} ms a sample on the GPU, {1e3 * found.load:.3g} ms in a loader worker"
@@ -144,7 +144,7 @@ def main(config: Any) -> None:  # noqa: ANN401
     train.pick_device = lambda: torch.device("cpu")  # where there is a real GPU, it is not used
     train.build_model = lambda *_, **__: EmulatedModel(classes, config.durations.gpu)
     train.ImageDataset = partial(SlowDataset, config.durations.load)
-    train.RunLogger = LoggerOfTimes
+    train.Log = LogOfTimes
     train.main(config)
     trace = config.run_dir / "rank0.pt.trace.json.gz"
     if config.trace and trace.exists():

@@ -66,7 +66,9 @@ def peak_lr(overlay: str) -> float:
     files = [word.replace("..", str(LESSON.parent)) for word in (*COMMON, "--config", f"../configs/{overlay}.yaml")]
     config = load_config(script.Config, files)
     batch = config.global_batch_size or config.batch_size
-    return config.lr * max(script.lr_factor(config, batch, step, 1000) for step in range(1000))
+    return config.lr * max(
+        script.lr_factor(config, global_batch_size=batch, step=step, total_steps=1000) for step in range(1000)
+    )
 
 
 def steps_to(curve: Curve, target: float) -> int | None:

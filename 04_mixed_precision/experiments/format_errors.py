@@ -17,7 +17,7 @@ from torch import nn
 from lab import results
 from lab.allocations import peak_of, recorder, trace_events
 from lab.flags import Parser
-from workload import LESSON, first_batches, first_model, read_workload, training_device
+from workload import LESSON, first_batches, first_model, read_workload, training_device, training_of
 from workshop.checks import choose_precision
 from workshop.errors import UserError, run_reporting_user_errors
 
@@ -45,19 +45,19 @@ def outputs_and_gradients(
 
 def peak_bytes(config: Any, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> int:  # noqa: ANN401
     """Return the most bytes in tensors during a training step: weights, gradients, optimizer, batch, activations."""
-    optimizer = LESSON.make_optimizer(config, model)
-    scaler = torch.amp.GradScaler(batch[0].device.type, enabled=config.precision == "fp16")
-    LESSON.train_step(config, model, optimizer, scaler, *batch)  # the first step makes the optimizer's state
+    training = training_of(config, model, batch[0].device)
+    optimizer = training.optimizer
+    LESSON.train_step(config, training, *batch)  # the first step makes the optimizer's state
     optimizer.zero_grad()
     state = [value for one in optimizer.state.values() for value in one.values() if isinstance(value, torch.Tensor)]
     there_before = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *state, *batch))
     if batch[0].device.type == "cuda":
         of_others = torch.cuda.memory_allocated() - there_before  # such as the gradients in float64 to compare with
         torch.cuda.reset_peak_memory_stats()
-        LESSON.train_step(config, model, optimizer, scaler, *batch)
+        LESSON.train_step(config, training, *batch)
         return torch.cuda.max_memory_allocated() - of_others
     with recorder() as recorded:
-        LESSON.train_step(config, model, optimizer, scaler, *batch)
+        LESSON.train_step(config, training, *batch)
     return peak_of(trace_events(recorded), level=there_before)
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from lab import results
 from lab.flags import Parser
 from lab.plots import COLORS, panels
-from workload import LESSON, first_batches, first_model, read_workload, training_device
+from workload import LESSON, first_batches, first_model, read_workload, training_device, training_of
 from workshop.config import require_positive
 from workshop.errors import run_reporting_user_errors
 
@@ -74,14 +74,14 @@ def shares(found: torch.Tensor, scale: int, form: str) -> list[float]:
 def val_loss(config: Any, device: torch.device, steps: int, scale: float | None) -> float:  # noqa: ANN401
     """Train for some steps, the loss multiplied by ``scale`` throughout, and return the validation loss."""
     model = first_model(config, device).train()
-    optimizer = LESSON.make_optimizer(config, model)
     constant: dict[str, Any] = {"init_scale": scale, "growth_interval": 2**31 - 1} if scale else {}
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16", **constant)
+    training = training_of(config, model, device, scaler)
     for inputs, targets in first_batches(config, device, steps):
-        LESSON.train_step(config, model, optimizer, scaler, inputs, targets)
+        LESSON.train_step(config, training, inputs, targets)
     total, samples = 0.0, 0
     with torch.no_grad(), LESSON.autocast(config.precision, device):
-        for inputs, targets in LESSON.make_loader(config, "val", device, 0, 1):
+        for inputs, targets in LESSON.make_loader(config, "val", training.ranks):
             total += LESSON.loss_function(model(inputs.to(device)), targets.to(device)).item() * len(targets)
             samples += len(targets)
     return total / samples

@@ -14,6 +14,7 @@ from lab.flags import Parser
 from lab.launching import load_script, train
 from workshop.config import load_config
 from workshop.errors import run_reporting_user_errors
+from workshop.ranks import Ranks
 
 LESSON = Path(__file__).resolve().parents[1]
 TINY = ("--config", "../configs/unet3d.yaml", "--config", "../configs/unet3d_tiny.yaml")
@@ -40,7 +41,7 @@ def main() -> None:
         rows.append([f"`{precision}`", loss, change, sum(epoch["seconds"] for epoch in epochs)])
     script = load_script(LESSON)
     config = load_config(script.Config, [word.replace("..", str(LESSON.parent)) for word in TINY])
-    batches = list(script.make_loader(config, "val", torch.device("cpu"), 0, 1))
+    batches = list(script.make_loader(config, "val", Ranks(device=torch.device("cpu"))))
     inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     rows.append(["identity baseline", identity_loss(inputs, targets).item(), None, None])
     results.store(

@@ -11,6 +11,7 @@ from lab.launching import load_script
 from workshop.config import load_config
 from workshop.loaders import Loader
 from workshop.paths import REPOSITORY
+from workshop.ranks import Ranks
 
 FOLDER = REPOSITORY / "04_mixed_precision"
 LESSON: Any = load_script(FOLDER)
@@ -53,7 +54,7 @@ def first_batches(
     steps: int,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield so many whole batches (inputs, targets) on ``device``, epoch after epoch; always the same ones."""
-    loader: Loader = LESSON.make_loader(config, "train", device, 0, 1)
+    loader: Loader = LESSON.make_loader(config, "train", Ranks(device=device))
 
     def all_epochs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for epoch in itertools.count(1):
@@ -63,3 +64,14 @@ def first_batches(
                     yield inputs.to(device), targets.to(device)
 
     yield from itertools.islice(all_epochs(), steps)
+
+
+def training_of(config: Any, model: nn.Module, device: torch.device, scaler: torch.amp.GradScaler | None = None) -> Any:  # noqa: ANN401
+    """Return the lesson's training state for a model of one rank, with a constant learning rate.
+
+    The lesson's step calls ``training.compiled``, which is the model itself here, without DDP.
+    """
+    optimizer = LESSON.make_optimizer(config, model)
+    scaler = scaler or torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+    scheduler = LESSON.LambdaLR(optimizer, lambda _: 1.0)
+    return LESSON.Training(model, model, optimizer, scheduler, scaler, Ranks(device=device))

@@ -17,8 +17,9 @@ from torch.distributed.fsdp import FSDPModule
 from lab import results
 from lab.flags import Parser
 from lab.process_group import process_group
+from mean_loss import mean_loss
 from memory_model import Setup, peaks_if_possible
-from sharded_models import LESSON, Batch, batches_of, count_collectives, sharded, whole
+from sharded_models import Batch, batches_of, count_collectives, sharded, whole
 from workshop.config import require_positive
 from workshop.errors import UserError, run_reporting_user_errors
 
@@ -44,7 +45,7 @@ def backward_in_parts(
         last = number == parts
         model.set_requires_gradient_sync(reduce_each or last)
         model.set_reshard_after_backward(last or not keep_weights)
-        loss = LESSON.loss_function(model(part).float(), part_targets) * (len(part) / len(inputs))
+        loss = mean_loss(model(part).float(), part_targets) * (len(part) / len(inputs))
         loss.backward()
 
 

@@ -20,7 +20,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from memory_model import LESSON, UPDATES, Batch, Prediction, Setup, build, mesh_of, shard, workload
+from mean_loss import mean_loss
+from memory_model import UPDATES, Batch, Prediction, Setup, build, mesh_of, shard, workload
 from tensor_bytes import local
 
 STEPS = 3
@@ -62,7 +63,7 @@ def train_step(
             model.set_reshard_after_backward(number == setup.parts or not setup.keep_weights)
         with torch.autocast(DEVICE.type, torch.bfloat16) if autocast else nullcontext():
             scores = model(part)
-        loss = LESSON.loss_function(scores.float(), part_targets) * (len(part) / len(inputs))
+        loss = mean_loss(scores.float(), part_targets) * (len(part) / len(inputs))
         if setup.free_scores:
             del scores
         end_of("forward")

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lab import results
 from lab.flags import Parser
 from lab.launching import load_script
+from mean_loss import mean_loss
 from tensor_bytes import bytes_kept_for_backward, peak_bytes, stored_tensors
 from workshop.config import require_positive
 from workshop.errors import run_reporting_user_errors
@@ -36,7 +37,7 @@ def measure(way: str, width: int, depth: int, sequence_length: int) -> tuple[flo
     inputs, targets = sequences[:, :-1], sequences[:, 1:]
 
     def forward() -> torch.Tensor:
-        return LESSON.loss_function(model(inputs), targets)
+        return mean_loss(model(inputs), targets)
 
     def step() -> None:
         forward().backward()

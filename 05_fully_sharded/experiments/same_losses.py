@@ -21,15 +21,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lab import results
 from lab.flags import Parser
 from lab.launching import load_script, run, torchrun
 from lab.process_group import process_group
+from mean_loss import mean_loss
+from sharded_models import mean_of_step, training_of
 from workshop.errors import run_reporting_user_errors
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 from workshop.paths import REPOSITORY
+from workshop.ranks import Ranks
 
 LESSON: Any = load_script(REPOSITORY / "05_fully_sharded")
 CPU = torch.device("cpu")
@@ -45,6 +49,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "`--fused true`": {"fused": True},
     "recomputed, accumulated, `keep`": {"activation_checkpointing": True, "accumulate": 3, "shard": "keep"},
     "`--precision bf16`": {"precision": "bf16"},
+    "`--shard none` (DDP)": {"shard": "none"},
+    "`--shard none --accumulate 3`": {"shard": "none", "accumulate": 3},
     "`--optimizer sgd`, clipped at 0.1": {"optimizer": "sgd", "max_grad_norm": 0.1},
     "the same with `--precision fp16`": {"optimizer": "sgd", "max_grad_norm": 0.1, "precision": "fp16"},
 }
@@ -76,7 +82,7 @@ def train_plain(config: Any, rank: int = 0, world_size: int = 1, ddp: bool = Fal
     losses = []
     for inputs, targets in Batches(GLOBAL_BATCH * STEPS, rank, world_size):
         optimizer.zero_grad()
-        loss = LESSON.loss_function(wrapped(inputs), targets)
+        loss = mean_loss(wrapped(inputs), targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
@@ -84,7 +90,7 @@ def train_plain(config: Any, rank: int = 0, world_size: int = 1, ddp: bool = Fal
     model.eval()
     with torch.no_grad():
         for inputs, targets in Batches(VAL_SAMPLES, 0, 1):
-            losses.append(LESSON.loss_function(model(inputs), targets).item() * len(inputs) / VAL_SAMPLES)
+            losses.append(mean_loss(model(inputs), targets).item() * len(inputs) / VAL_SAMPLES)
     return [*losses[:STEPS], sum(losses[STEPS:])], model.state_dict()
 
 
@@ -103,15 +109,17 @@ def train_sharded(config: Any, rank: int, world_size: int) -> tuple[list[float],
         this rank stores.
     """
     torch.manual_seed(config.seed + rank)
-    model = LESSON.shard_model(config, rank, CPU, world_size)
-    optimizer = LESSON.make_optimizer(config, model)
-    scaler = torch.amp.GradScaler("cpu", enabled=config.precision == "fp16")
+    ranks = Ranks(rank=rank, world_size=world_size, device=CPU)
+    model = LESSON.distribute_model(config, ranks)
+    training = training_of(config, model, ranks)
+    optimizer = training.optimizer
     losses = []
     for inputs, targets in Batches(GLOBAL_BATCH * STEPS, rank, world_size):
-        losses.append(mean_over_ranks(LESSON.train_step(config, model, optimizer, scaler, inputs, targets), world_size))
-    losses.append(LESSON.evaluate(config, model, Batches(VAL_SAMPLES, rank, world_size), CPU))
+        losses.append(mean_over_ranks(mean_of_step(config, training, inputs, targets), world_size))
+    losses.append(LESSON.evaluate(config, training, Batches(VAL_SAMPLES, rank, world_size))[0])
     # The optimizer's weights are always the sharded ones; the model may have gathered its own for the validation.
-    stored = sum(weight.to_local().numel() for group in optimizer.param_groups for weight in group["params"])
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    stored = sum((weight.to_local() if isinstance(weight, DTensor) else weight).numel() for weight in weights)
     return losses, get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), stored
 
 

@@ -19,11 +19,14 @@ import torch.distributed as dist
 
 from lab import results
 from lab.flags import Parser
-from lab.launching import load_script, run, torchrun
+from lab.launching import run, torchrun
 from lab.process_group import process_group
 from lab.timing import median_range
+from sharded_models import LESSON as lesson
+from sharded_models import training_of
 from workshop.config import require_positive
 from workshop.errors import run_reporting_user_errors
+from workshop.ranks import Ranks
 
 LESSON = Path(__file__).resolve().parents[1]
 RESUMED_BY = {4: (4, 2, 3, 1), 1: (4,)}
@@ -67,28 +70,24 @@ def resume_elsewhere(folder: Path) -> None:
 
 def measure_saves(file: Path, width: int, depth: int, trials: int) -> None:
     """As one of two ranks: save a model in both ways in turn; write how long training waits, and until all is saved."""
-    lesson = load_script(LESSON)
     with process_group(on_cpu=True) as (rank, world_size, device):
         config = lesson.Config(width=width, depth=depth)
-        model = lesson.shard_model(config, rank, device, world_size)
-        optimizer = lesson.make_optimizer(config, model)
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-        lesson.train_step(config, model, optimizer, scaler, *torch.zeros(2, 2, 16, dtype=torch.long))
-        group = dist.new_group(backend="gloo")
-        log = SimpleNamespace(run_dir=file.parent, rank=rank, world_size=world_size)
+        ranks = Ranks(rank=rank, world_size=world_size, device=device)
+        model = lesson.shard_model(config, ranks)
+        training = training_of(config, model, ranks)
+        lesson.train_step(config, training, *torch.zeros(2, 2, 16, dtype=torch.long))
+        folder = SimpleNamespace(path=file.parent, settings={})
         seconds: dict[str, list[list[float]]] = {"false": [], "true": []}
         for trial in range(trials + 1):  # the first one warms up
             for number, way in enumerate(seconds):
                 config = lesson.Config(width=width, depth=depth, async_save=way == "true")
-                pending: list = []
-                progress = {"epoch": 1, "step": 2 * trial + number, "loss_sum": 0.0}
+                log = SimpleNamespace(folder=folder, config=config)
+                training.progress = lesson.Progress(step=2 * trial + number)
                 dist.barrier()
                 started = time.perf_counter()
-                saved = (config, model, optimizer, scheduler, scaler, log, group, pending, progress, torch.zeros(()))
-                lesson.save(*saved)
+                lesson.save(training, log)
                 waited = time.perf_counter() - started
-                lesson.finish_save(pending, log)
+                lesson.finish_save(training, log)
                 dist.barrier()
                 if trial:
                     seconds[way].append([waited, time.perf_counter() - started])

@@ -5,14 +5,18 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 
 from lab.launching import load_script
+from mean_loss import mean_loss
 from workshop.paths import REPOSITORY
+from workshop.ranks import Ranks
 
 LESSON = load_script(REPOSITORY / "05_fully_sharded")
 CPU = torch.device("cpu")
@@ -28,10 +32,25 @@ def sharded(
     """Return the lesson's model, its optimizer and its training step; ``flags`` as those of its train.py."""
     config = LESSON.Config(**flags)
     torch.manual_seed(0)  # for the weights that rank 0 draws
-    model = LESSON.shard_model(config, rank, device, world_size)
+    ranks = Ranks(rank=rank, world_size=world_size, device=device)
+    model = LESSON.shard_model(config, ranks)
+    training = training_of(config, model, ranks)
+    return model, training.optimizer, partial(mean_of_step, config, training)
+
+
+def training_of(config: Any, model: nn.Module, ranks: Ranks) -> Any:  # noqa: ANN401
+    """Return the lesson's training state for a model, with a constant learning rate."""
     optimizer = LESSON.make_optimizer(config, model)
-    scaler = torch.amp.GradScaler(device.type, enabled=False)
-    return model, optimizer, partial(LESSON.train_step, config, model, optimizer, scaler)
+    scheduler = LambdaLR(optimizer, lambda _: 1.0)
+    scaler = torch.amp.GradScaler(ranks.device.type, enabled=config.precision == "fp16")
+    group = dist.new_group(backend="gloo")
+    return LESSON.Training(model, optimizer, scheduler, scaler, ranks, group)
+
+
+def mean_of_step(config: Any, training: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    """Make the lesson's training step on one batch, and return the mean loss () over this rank's tokens."""
+    loss_sum, tokens, _ = LESSON.train_step(config, training, inputs, targets)
+    return loss_sum / tokens
 
 
 def replicated(
@@ -56,7 +75,7 @@ def replicated_step(
     optimizer.zero_grad()
     with torch.autocast(inputs.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
         scores = model(inputs)
-    loss = LESSON.loss_function(scores.float(), targets)
+    loss = mean_loss(scores.float(), targets)
     loss.backward()
     if config.max_grad_norm is not None:
         nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from lab.launching import load_script
+from mean_loss import mean_loss
 from workshop.models.gpt import GPT, GPTSize
 from workshop.paths import REPOSITORY
 
@@ -60,7 +61,7 @@ def train_one_process(model: nn.Module, batch_size: int = BATCH_SIZE, max_norm: 
     optimizer = make_optimizer(model)
     losses = []
     for inputs, targets in batches(batch_size):
-        loss = LESSON.loss_function(model(inputs), targets)
+        loss = mean_loss(model(inputs), targets)
         loss.backward()
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)

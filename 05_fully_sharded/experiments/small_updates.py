@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from lab import results
 from lab.flags import Parser
 from lab.process_group import process_group
+from mean_loss import mean_loss
 from sharded_models import LESSON, Batch, batches_of, whole
 from workshop.config import require_positive
 from workshop.errors import run_reporting_user_errors
@@ -43,7 +44,7 @@ def share_changed(model: FSDPModule, lr: float, batch: Batch) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     inputs, targets = batch
     before = whole(model.parameters())
-    LESSON.loss_function(model(inputs).float(), targets).backward()
+    mean_loss(model(inputs).float(), targets).backward()
     optimizer.step()
     return (whole(model.parameters()) != before).double().mean().item()
 

@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lab import results
 from lab.flags import Parser
 from lab.process_group import mean_over_ranks, process_group
+from mean_loss import mean_loss
 from small_training import (
-    LESSON,
     batches,
     largest_difference,
     make_model,
@@ -242,7 +242,7 @@ def train(layout: Layout, batch_size: int, rank: int, expected: dict[str, Any]) 
     for batch in batches(batch_size):
         inputs, targets = part_of(batch, part, layout.batch_parts)
         with Collectives() as sent:  # of the last step, when the loop has ended
-            loss = LESSON.loss_function(model(inputs), targets)
+            loss = mean_loss(model(inputs), targets)
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()

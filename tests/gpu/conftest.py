@@ -3,6 +3,7 @@
 These tests do not need the network, and not DALI: tests of a library that is missing are skipped.
 """
 
+import itertools
 import json
 import os
 import runpy
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from sources import collect, generate, pack
+from workshop import seeds
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -97,18 +99,18 @@ def train(
         words = [str(flag) for flag in flags]
         if device.type == "cpu" and "--cuda_graph" in words:
             del words[words.index("--cuda_graph") : words.index("--cuda_graph") + 2]
-        calls = iter(range(1_000_000))  # of manual_seed: one at the start of a script, then one in each step
-        manual_seed = torch.manual_seed
+        steps = itertools.count(1)
+        seed_generators = seeds.seed_generators
 
-        def counted(seed: int) -> torch.Generator:
-            if next(calls) == stop:
+        def counted(*arguments: Any) -> None:  # noqa: ANN401
+            if next(steps) == stop:
                 os.kill(os.getpid(), signal.SIGUSR1)
-            return manual_seed(seed)
+            seed_generators(*arguments)
 
         capfd.readouterr()
         with monkeypatch.context() as patch:
             patch.chdir(REPOSITORY / lesson)
-            patch.setattr(torch, "manual_seed", counted)
+            patch.setattr(seeds, "seed_generators", counted)
             folders = ["--data_dir", str(data_dir), "--run_dir", str(tmp_path / run)]
             patch.setattr(sys, "argv", ["train.py", *words, *folders])
             status = 0

@@ -17,6 +17,7 @@ from lab.launching import free_port, load_script
 from lab.process_group import process_group
 from workshop.config import load_config
 from workshop.models.gpt import HEAD_DIMENSION
+from workshop.ranks import Ranks
 
 CONFIGS = REPOSITORY / "configs"
 LESSON = load_script(REPOSITORY / "04_mixed_precision")
@@ -49,7 +50,9 @@ def test_every_loader_gives_the_batches_that_it_gives_a_cpu(
     words += ["--batch_size", 16, "--loader", loader, "--num_workers", 1, "--data_dir", data_dir]
     config = load_config(LESSON.Config, [str(word) for word in words])
     for split in ("train", "val"):
-        mine, theirs = (LESSON.make_loader(config, split, where, 0, 1) for where in (device, torch.device("cpu")))
+        mine, theirs = (
+            LESSON.make_loader(config, split, Ranks(device=where)) for where in (device, torch.device("cpu"))
+        )
         for both in (mine, theirs):
             both.batch_sampler.set_epoch(1)
         batches = 0
@@ -65,7 +68,7 @@ def test_the_device_loader_of_volumes_launches_some_kernels_for_each_cube(data_d
     if device.type == "cpu":
         pytest.skip("counts launches on a GPU")
     words = [*TINY, "--loader", "device", "--batch_size", 64, "--global_batch_size", 64, "--data_dir", data_dir]
-    loader = LESSON.make_loader(load_config(LESSON.Config, [str(word) for word in words]), "train", device, 0, 1)
+    loader = LESSON.make_loader(load_config(LESSON.Config, list(map(str, words))), "train", Ranks(device=device))
     loader.batch_sampler.set_epoch(1)
     batches = iter(loader)
     next(batches)

@@ -244,8 +244,12 @@ def run_on_null_gpu(case: Case, data: Path, repository: Path = REPOSITORY) -> Ru
 
         if not case.stopped:
             return run(["train.py"])
-        # A lesson calls torch.manual_seed once before training, and then in each step.
-        fault = ["all", "torch.manual_seed", str(1 + STOPPED_IN_STEP), "SIGUSR1"]
+        fault = [
+            "all",
+            "workshop.seeds.seed_generators",
+            str(STOPPED_IN_STEP),
+            "SIGUSR1",
+        ]  # a lesson calls it in each step
         stopped = run([str(REPOSITORY / "tests/with_fault.py"), *fault, "train.py"])
         if stopped.status == 0:
             assert "stopped and saved in epoch 1" in stopped.stdout, stopped.stdout

@@ -16,7 +16,7 @@ from workshop.datasets import image_dataset
 from workshop.datasets.files import ORIGIN_FILE, prepare_command
 from workshop.errors import UserError
 from workshop.explain import RESOURCE_ERRNOS
-from workshop.paths import read_json
+from workshop.jsonfile import read_json
 
 SHARDS = 32
 

@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 
 from workshop.datasets.files import ORIGIN_FILE, prepare_command
 from workshop.errors import UserError
-from workshop.paths import read_json
+from workshop.jsonfile import read_json
+from workshop.seeds import seed_of
 
 NAME = "text"
 
@@ -84,7 +85,7 @@ class TextDataset(Dataset):
         if not self.training:
             return torch.arange(self.samples) * self.sequence_length
         if epoch not in self._starts:  # a worker needs those of one epoch after the other
-            generator = torch.Generator().manual_seed(hash((self.seed, epoch)))
+            generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
             last = len(self.tokens) - self.sequence_length
             self._starts = {epoch: torch.randint(last, (self.samples,), generator=generator)}
         return self._starts[epoch]

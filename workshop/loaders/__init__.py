@@ -9,29 +9,29 @@ from typing import Any
 import torch
 
 from workshop.config import TrainConfig
-from workshop.datasets import image_dataset
+from workshop.datasets import image_dataset, nbody
 from workshop.datasets import shards as shard_files
+from workshop.errors import UserError
+from workshop.hardware import require_memory
 from workshop.loaders.device import DeviceLoader
 from workshop.loaders.images import ImageDataset
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, Loader
 from workshop.loaders.shards import ShardLoader, ShardSampler
 from workshop.loaders.transform import BatchTransform
+from workshop.loaders.volumes import VolumeDataset, VolumeLoader
+from workshop.ranks import Ranks
 
-__all__ = ["DistributedBatchSampler", "ImageDataset", "Loader", "build_loader"]
+__all__ = ["DistributedBatchSampler", "ImageDataset", "Loader", "VolumeDataset", "build_loader", "build_volume_loader"]
 
 
-def build_loader(
-    config: TrainConfig, split: str, device: torch.device, rank: int = 0, world_size: int = 1
-) -> BatchLoader:
+def build_loader(config: TrainConfig, split: str, ranks: Ranks) -> BatchLoader:
     """Build the loader ``config.loader`` of a split of images: ``shards``, ``memory``, ``device`` or ``dali``.
 
     Args:
         config: names the data set, the loader and the samples per rank and step.
         split: ``"train"`` or ``"val"``.
-        device: that computes.
-        rank: of this process.
-        world_size: number of ranks that share the samples.
+        ranks: this process among those that share the samples.
 
     Raises:
         UserError: the data set or its shards are missing or damaged; a library is missing, or memory.
@@ -39,8 +39,10 @@ def build_loader(
     source = image_dataset(config.dataset)
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
+    device = ranks.device
     pin_memory = config.pin_memory and device.type == "cuda"
-    share: dict[str, Any] = {"rank": rank, "num_replicas": world_size, "shuffle": training, "seed": config.seed}
+    share: dict[str, Any] = {"rank": ranks.rank, "num_replicas": ranks.world_size}
+    share |= {"shuffle": training, "seed": config.seed}
     transform_of = partial(BatchTransform, source.MEAN, source.STD, source.AUGMENT and training, seed=config.seed)
 
     if config.loader == "shards":
@@ -61,3 +63,37 @@ def build_loader(
     from workshop.loaders.dali import DaliLoader  # here, because not every machine has DALI
 
     return DaliLoader(images, targets, sampler, transform, config.num_workers, device)
+
+
+def build_volume_loader(
+    config: TrainConfig, dataset: VolumeDataset, batch_sampler: DistributedBatchSampler, device: torch.device
+) -> BatchLoader:
+    """Build the loader ``config.loader`` of volumes: ``memory``, ``device`` or ``dali``.
+
+    Args:
+        config: names the loader.
+        dataset: says which cubes of which box.
+        batch_sampler: says which of them make up each batch.
+        device: that computes.
+
+    Raises:
+        UserError: there are no such shards, a library is missing, or the box does not fit into memory.
+    """
+    loader = config.loader
+    if loader == "shards":
+        raise UserError("--loader shards has no volumes; --loader map, memory, device or dali has")
+    assert loader != "map", "--loader map is built by the script itself"
+    box = dataset.box
+    where, other = (device, "memory") if loader == "device" else (torch.device("cpu"), "map")
+    cells = box.cells**3
+    if loader == "dali":  # makes a copy, and continues it if it is periodic
+        cells += (box.cells + (dataset.size - 1) * box.periodic) ** 3
+    needed = 4 * sum(nbody.CHANNELS.values()) * cells
+    require_memory(loader, needed, where, f"use --loader {other}", f" for {box.path}")
+    boxes = nbody.read(box, where)
+    if loader == "dali":
+        from workshop.loaders.volume_dali import VolumeDaliLoader  # here, because not every machine has DALI
+
+        return VolumeDaliLoader(boxes, dataset, batch_sampler, config.num_workers, device)
+    pin_memory = config.pin_memory and loader == "memory" and device.type == "cuda"
+    return VolumeLoader(boxes, dataset, batch_sampler, pin_memory)

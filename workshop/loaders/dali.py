@@ -28,7 +28,11 @@ class PipelineLoader(BatchLoader):
     pipeline's threads, which only the original process has.
     """
 
+    less_work = "--loader device"
+    can_have_workers = True
+    always_threaded = True
     pipeline: Pipeline
+    batch_sampler: DistributedBatchSampler
 
     def __init__(self, batch_sampler: DistributedBatchSampler) -> None:
         self.dataset = range(batch_sampler.num_samples)

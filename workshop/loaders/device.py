@@ -16,6 +16,8 @@ class DeviceLoader(BatchLoader):
         UserError: the device's memory cannot hold the data set and a transformed epoch of it.
     """
 
+    batch_sampler: DistributedBatchSampler
+
     def __init__(
         self,
         images: torch.Tensor,

@@ -8,6 +8,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from workshop.datasets import image_dataset
+from workshop.seeds import seed_of
 
 
 class ImageDataset(Dataset):
@@ -48,7 +49,7 @@ class ImageDataset(Dataset):
         if not self.augment:
             return self.transform(image), self.labels[index]
         with torch.random.fork_rng(devices=[]):  # without workers, the model's dropout uses this generator too
-            torch.default_generator.manual_seed(hash((self.seed, epoch, index)))
+            torch.default_generator.manual_seed(seed_of(self.seed, epoch, index))
             return self.transform(image), self.labels[index]
 
     def __len__(self) -> int:

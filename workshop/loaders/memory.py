@@ -11,6 +11,9 @@ from workshop.loaders.transform import BatchTransform
 class MemoryLoader(BatchLoader):
     """Batches (inputs, targets) in CPU memory, from arrays in CPU memory; needs no workers."""
 
+    less_work = "--loader device"
+    batch_sampler: DistributedBatchSampler
+
     def __init__(
         self,
         images: torch.Tensor,

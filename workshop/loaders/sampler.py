@@ -6,20 +6,11 @@ from typing import Any, Protocol
 import torch
 
 from workshop.errors import UserError
+from workshop.seeds import seed_of
 
 
-class DistributedBatchSampler:
-    """Keys of the samples of one epoch, batch by batch: the ``batch_sampler`` of a PyTorch ``DataLoader``.
-
-    All ranks shuffle in the same way, cut the epoch into global batches, and take every ``num_replicas``-th sample
-    of each. Therefore a step of the same global batch size has the same samples however many ranks share it. No
-    sample is repeated; `torch.utils.data.DistributedSampler` repeats some when the samples cannot be shared evenly.
-    If the last global batch has fewer samples than there are ranks, it is left out in training, because all ranks
-    must take the same number of steps; in validation (``shuffle=False``) only as many ranks as it has samples take
-    that step.
-
-    A key is a pair (epoch, index), because workers that live for several epochs hold a copy of the data set, and would
-    not see a `set_epoch` of it.
+class EpochSampler:
+    """What all samplers have in common: whose samples, of which epoch, from which step on.
 
     Args:
         num_samples: size of the data set.
@@ -69,6 +60,29 @@ class DistributedBatchSampler:
         self.epoch = epoch
         self.start_step = start_step
 
+    def steps(self) -> int:
+        """Return the number of steps in the whole epoch."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Return the number of steps in the whole epoch, also where ``start_step`` leaves some out."""
+        return self.steps() if self.max_steps is None else min(self.steps(), self.max_steps)
+
+
+class DistributedBatchSampler(EpochSampler):
+    """Keys of the samples of one epoch, batch by batch: the ``batch_sampler`` of a PyTorch ``DataLoader``.
+
+    All ranks shuffle in the same way, cut the epoch into global batches, and take every ``num_replicas``-th sample
+    of each. Therefore a step of the same global batch size has the same samples however many ranks share it. No
+    sample is repeated; `torch.utils.data.DistributedSampler` repeats some when the samples cannot be shared evenly.
+    If the last global batch has fewer samples than there are ranks, it is left out in training, because all ranks
+    must take the same number of steps; in validation (``shuffle=False``) only as many ranks as it has samples take
+    that step.
+
+    A key is a pair (epoch, index), because workers that live for several epochs hold a copy of the data set, and would
+    not see a `set_epoch` of it.
+    """
+
     def order(self) -> torch.Tensor:
         """Return the indices of all samples, (num_samples,) int64, in the order of this epoch."""
         if not self.shuffle:
@@ -83,12 +97,11 @@ class DistributedBatchSampler:
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         return ([(self.epoch, index) for index in batch.tolist()] for batch in self.batches())
 
-    def __len__(self) -> int:
-        """Return the number of steps in the whole epoch, also where ``start_step`` leaves some out."""
+    def steps(self) -> int:
+        """Return the number of steps in the whole epoch."""
         full, rest = divmod(self.num_samples, self.global_batch_size)
         enough = self.num_replicas if self.shuffle else self.rank + 1
-        steps = full + (rest >= enough)
-        return steps if self.max_steps is None else min(steps, self.max_steps)
+        return full + (rest >= enough)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -125,9 +138,15 @@ class BatchLoader:
     """Base class of the loaders that make whole batches themselves instead of collating samples."""
 
     dataset: Any
-    batch_sampler: DistributedBatchSampler
+    batch_sampler: EpochSampler
     pin_memory = False
     """put batches into memory that a GPU can copy from directly"""
+    less_work = "a larger --batch_size"
+    """what to try when loading is too slow and no CPU is free for it"""
+    can_have_workers = False
+    """whether --num_workers can make it faster"""
+    always_threaded = False
+    """whether it has threads that load, also without workers"""
 
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the batches (inputs, targets) of one epoch."""
@@ -143,5 +162,4 @@ class BatchLoader:
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """Return a source of random numbers that differ for every seed and every epoch."""
-    # torch's generator uses only the lowest 32 bits of its seed, so the hash mixes both numbers into them.
-    return torch.Generator().manual_seed(hash((seed, epoch)))
+    return torch.Generator().manual_seed(seed_of(seed, epoch))

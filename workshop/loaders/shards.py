@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from workshop.datasets.shards import SHARDS, read
 from workshop.errors import UserError
-from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
+from workshop.loaders.sampler import BatchLoader, EpochSampler
 from workshop.loaders.transform import BatchTransform
 
 SHUFFLE_BUFFER = 2000
@@ -27,7 +27,7 @@ Sample = tuple[int, bytes]
 """index, and content as stored"""
 
 
-class ShardSampler(DistributedBatchSampler):
+class ShardSampler(EpochSampler):
     """Which shards a rank reads in an epoch, and how many batches they give.
 
     The shards are shared among the ranks anew in every epoch. Where that leaves some ranks with a sample more than
@@ -53,19 +53,17 @@ class ShardSampler(DistributedBatchSampler):
         """Return how many samples are in the shards that ``rank`` reads."""
         return sum(len(self.indices(shard)) for shard in self.shards(rank))
 
-    def _steps(self) -> int:
+    def steps(self) -> int:
+        """Return the number of steps in this epoch."""
         ranks = range(self.num_replicas) if self.shuffle else [self.rank]
         return -(-min(map(self.samples_of, ranks)) // self.batch_size)
-
-    def __len__(self) -> int:
-        return self._steps() if self.max_steps is None else min(self._steps(), self.max_steps)
 
     @property
     def samples_per_epoch(self) -> int:
         """Samples that all ranks together get in this epoch: some ranks leave out their last ones, for equal steps."""
         if not self.shuffle:
             return self.num_samples
-        at_most = self._steps() * self.batch_size
+        at_most = self.steps() * self.batch_size
         return sum(min(self.samples_of(rank), at_most) for rank in range(self.num_replicas))
 
     @property
@@ -100,6 +98,10 @@ class ShardLoader(BatchLoader):
         UserError: the shards cannot be shared evenly by the ranks, or a rank could get no sample.
     """
 
+    less_work = "--loader memory"
+    can_have_workers = True
+    batch_sampler: ShardSampler
+
     def __init__(
         self,
         paths: list[Path],
@@ -119,7 +121,7 @@ class ShardLoader(BatchLoader):
         self.paths = paths
         self.sample_shape = sample_shape
         self.dataset = range(batch_sampler.num_samples)
-        self.batch_sampler: ShardSampler = batch_sampler
+        self.batch_sampler = batch_sampler
         self.transform = transform
         self.num_workers = num_workers
         self.pin_memory = pin_memory

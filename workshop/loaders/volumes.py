@@ -10,7 +10,6 @@ from torch.utils.data import Dataset
 
 from workshop.datasets import nbody
 from workshop.errors import UserError
-from workshop.hardware import require_memory
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, epoch_generator
 
 SYMMETRIES = list(product(permutations(range(3)), product((False, True), repeat=3)))
@@ -123,6 +122,8 @@ class VolumeDataset(Dataset):
 class VolumeLoader(BatchLoader):
     """Batches (inputs, targets) cut from boxes in memory: of the CPU for ``memory``, of the GPU for ``device``."""
 
+    batch_sampler: DistributedBatchSampler
+
     def __init__(
         self,
         boxes: tuple[torch.Tensor, torch.Tensor],
@@ -131,6 +132,8 @@ class VolumeLoader(BatchLoader):
         pin_memory: bool = False,
     ) -> None:
         self.boxes = boxes
+        if boxes[0].device.type == "cpu":
+            self.less_work = "--loader device"
         self.dataset = dataset
         self.batch_sampler = batch_sampler
         self.pin_memory = pin_memory
@@ -145,41 +148,3 @@ class VolumeLoader(BatchLoader):
                 for box in self.boxes
             )
             yield inputs, targets
-
-
-def build_volume_loader(
-    loader: str,
-    dataset: VolumeDataset,
-    batch_sampler: DistributedBatchSampler,
-    device: torch.device,
-    num_workers: int = 0,
-    pin_memory: bool = False,
-) -> BatchLoader:
-    """Build the loader ``memory``, ``device`` or ``dali`` of volumes.
-
-    Args:
-        loader: as ``--loader``; ``map`` is PyTorch's own ``DataLoader``, which the train scripts build themselves.
-        dataset: says which cubes of which box.
-        batch_sampler: says which of them make up each batch.
-        device: that computes.
-        num_workers: threads of DALI.
-        pin_memory: with ``memory``, put batches into memory that a GPU can copy from directly.
-
-    Raises:
-        UserError: there are no such shards, a library is missing, or the box does not fit into memory.
-    """
-    if loader == "shards":
-        raise UserError("--loader shards has no volumes; --loader map, memory, device or dali has")
-    box = dataset.box
-    where, other = (device, "memory") if loader == "device" else (torch.device("cpu"), "map")
-    cells = box.cells**3
-    if loader == "dali":  # makes a copy, and continues it if it is periodic
-        cells += (box.cells + (dataset.size - 1) * box.periodic) ** 3
-    needed = 4 * sum(nbody.CHANNELS.values()) * cells
-    require_memory(loader, needed, where, f"use --loader {other}", f" for {box.path}")
-    boxes = nbody.read(box, where)
-    if loader == "dali":
-        from workshop.loaders.volume_dali import VolumeDaliLoader
-
-        return VolumeDaliLoader(boxes, dataset, batch_sampler, num_workers, device)
-    return VolumeLoader(boxes, dataset, batch_sampler, pin_memory and loader == "memory" and device.type == "cuda")

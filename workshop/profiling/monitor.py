@@ -5,7 +5,8 @@ Its values are hints, not measurements: utilization says that something ran, not
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import psutil
@@ -13,6 +14,7 @@ import torch
 
 from workshop.errors import warn
 from workshop.hardware import available_cpus
+from workshop.log import Log
 from workshop.profiling.nvml import Gpu
 
 SHORTEST = 0.1
@@ -156,3 +158,20 @@ class Monitor:
     def _fail(self, reason: str) -> None:
         self._failure = reason
         warn(f"monitoring has ended, training goes on: {reason}")
+
+
+@contextmanager
+def monitoring(log: Log) -> Iterator[None]:
+    """With ``--monitor true``, monitor the machine on rank 0 while the context lasts."""
+    if not log.config.monitor or log.ranks.rank != 0:
+        yield
+        return
+    monitor = Monitor(log.ranks.device, lambda name, value, at: log.add("monitor", {name: value}, round(at)))
+    log.folder.monitor = monitor.summary
+    try:
+        with monitor:
+            yield
+    finally:
+        log.print(monitor.table())
+    if log.folder.epochs and not log.config.benchmark:
+        log.folder.write_summary()  # once more, with the last sample

@@ -15,7 +15,6 @@ times per step have a meaning:
     FULL        batches are loaded too: FULL - SYNTHETIC is what loading costs
 """
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -23,14 +22,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from workshop.hardware import peak_memory_bytes
+from workshop.jsonfile import write_json
 from workshop.loaders.sampler import Loader
+from workshop.log import Log
 from workshop.profiling.calibration import repeats_for
 
 TRIALS = 3
@@ -44,15 +44,6 @@ Train = Callable[[Loader], object]
 Works = dict[str, tuple[Loader, Train]]
 """what is measured, by name: what is done, and with which loader"""
 
-LESS_WORK = {
-    "map": "--loader memory",
-    "shards": "--loader memory",
-    "memory": "--loader device",
-    "device": "a larger --batch_size",
-    "dali": "--loader device",
-}
-"""what to try when loading is too slow and no CPU is free for it, by loader"""
-HAS_WORKERS = ("map", "shards", "dali")
 FASTER_STEP = "a larger --batch_size; the lesson on mixed precision makes the step itself faster"
 
 
@@ -121,51 +112,39 @@ class BarrierLoader(_LoaderLike):
 
 
 def benchmark(
-    loader: Loader,
-    train: Train,
-    device: torch.device,
-    loader_name: str,
-    folder: Path,
-    seconds: float,
-    no_sync: Callable[[], AbstractContextManager] | None = None,
-    mfu: Callable[[float], float | None] | None = None,
+    log: Log, loader: Loader, train: Train, no_sync: Callable[[], AbstractContextManager] | None = None
 ) -> None:
-    """Measure IO, SYNTHETIC and FULL, print them with a diagnosis, and write them to ``folder/throughput.json``.
+    """Measure IO, SYNTHETIC and FULL, print them with a diagnosis, and write them to the run's ``throughput.json``.
 
     The file also says how much memory was used at most. With ``no_sync`` also COMPUTE and BARRIER. Trials of all are
     taken in turn, so that the first of one and the first of another may be compared as a pair.
 
     Args:
+        log: of the run; its config says how long a trial is.
         loader: the training loader.
         train: trains on all batches of the loader it is given, as an epoch does.
-        device: that trains.
-        loader_name: the value of ``--loader``, for the diagnosis.
-        folder: the run's folder.
-        seconds: length of a trial.
         no_sync: makes a context in which ``train`` does not communicate.
-        mfu: returns the model FLOPs utilization at a throughput; if given, that of SYNTHETIC and FULL is shown too.
     """
+    device = log.ranks.device
     synthetic = SyntheticLoader(loader)
     works: Works = {"IO": (loader, _read_all), "SYNTHETIC": (synthetic, train), "FULL": (loader, train)}
     if no_sync is not None:
         train_alone = partial(_train_within, no_sync, train)
         works |= {"BARRIER": (BarrierLoader(synthetic, device), train_alone), "COMPUTE": (synthetic, train_alone)}
-    measured = _measure(works, device, seconds)
-    if loader.batch_sampler.rank != 0:
+    measured = _measure(works, device, log.config.benchmark_seconds)
+    if log.ranks.rank != 0:
         return
     print(f"\n{'':10} {'samples/s':>20}")
     for name, throughput in measured.items():
         print(f"{name:10} {throughput!s:>20}")
     figures: dict[str, Any] = {name: throughput.to_dict() for name, throughput in measured.items()}
-    if mfu is not None:
-        figures["mfu"] = {name: mfu(measured[name].mean) for name in ("SYNTHETIC", "FULL")}
-        print("mfu: " + ", ".join(f"{name} {share:.1%}" for name, share in figures["mfu"].items() if share is not None))
-    figures |= {
-        "diagnosis": diagnosis(measured, loader_name, getattr(loader, "num_workers", 0)),
-        "peak_memory_bytes": peak_memory_bytes(device),
-    }
+    shares = {name: log.mfu(measured[name].mean) for name in ("SYNTHETIC", "FULL")}
+    if log.utilization is not None:
+        figures["mfu"] = shares
+        print("mfu: " + ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share is not None))
+    figures |= {"diagnosis": diagnosis(measured, loader), "peak_memory_bytes": peak_memory_bytes(device)}
     print(f"\n{figures['diagnosis']}")
-    (folder / "throughput.json").write_text(json.dumps(figures, indent=2) + "\n")
+    write_json(log.folder.path / "throughput.json", figures)
 
 
 def _measure(works: Works, device: torch.device, seconds: float) -> dict[str, Throughput]:
@@ -224,13 +203,12 @@ def _train_within(context: Callable[[], AbstractContextManager], train: Train, l
         train(loader)
 
 
-def diagnosis(measured: dict[str, Throughput], loader: str, workers: int) -> str:
+def diagnosis(measured: dict[str, Throughput], loader: Loader) -> str:
     """Say what limits a run, by how much, and what to try next, as the flow chart of lesson 01 does.
 
     Args:
         measured: the throughputs IO, SYNTHETIC and FULL.
-        loader: as ``--loader``.
-        workers: that the loader has; with 0 the training process loads the data itself.
+        loader: that loaded. A loader of the workshop says by its attributes what can make it faster.
     """
     io, synthetic, full = (measured[name].mean for name in ("IO", "SYNTHETIC", "FULL"))
     slower, name_of_slower = min((io, "IO"), (synthetic, "SYNTHETIC"))
@@ -244,26 +222,35 @@ def diagnosis(measured: dict[str, Throughput], loader: str, workers: int) -> str
         return (
             f"Poor overlap: together they give {full:,.0f} samples/s, {full / slower:.0%} of the slower part alone, "
             f"which is {'loading' if io < synthetic else 'training'}. "
-            f"{_better_overlap(loader, workers, io < synthetic)}."
+            f"{_better_overlap(loader, io < synthetic)}."
         )
     if io < synthetic:
         faster = f"training could process {synthetic / io:.1f} times as many samples/s as the loader gives"
-        more = "more --num_workers if there are CPUs left, else " if loader in HAS_WORKERS else ""
-        return f"Data-bound: {faster}. Try {more}{LESS_WORK[loader]}."
+        more = "more --num_workers if there are CPUs left, else " if _can_have_workers(loader) else ""
+        return f"Data-bound: {faster}. Try {more}{_less_work(loader)}."
     return (
         f"Compute-bound: the loader could give {io / synthetic:.1f} times as many samples/s as training processes. "
         f"Faster loading will not help; try {FASTER_STEP}."
     )
 
 
-def _better_overlap(loader: str, workers: int, loading_is_slower: bool) -> str:
-    if workers > 0 or loader == "dali":
+def _less_work(loader: Loader) -> str:
+    """Return what to try when loading is too slow and no CPU is free for it."""
+    return getattr(loader, "less_work", "--loader memory")  # the latter for PyTorch's own DataLoader
+
+
+def _can_have_workers(loader: Loader) -> bool:
+    return getattr(loader, "can_have_workers", True)  # as PyTorch's own DataLoader
+
+
+def _better_overlap(loader: Loader, loading_is_slower: bool) -> str:
+    if getattr(loader, "num_workers", 0) > 0 or getattr(loader, "always_threaded", False):
         return (
             "Loading and training share the CPUs, or something waits in each step: look for .item() and copies without "
-            f"--pin_memory; give the workers CPUs of their own, or less work: {LESS_WORK[loader]}"
+            f"--pin_memory; give the workers CPUs of their own, or less work: {_less_work(loader)}"
         )
-    one_worker = "--num_workers 1 if a CPU is free, else " if loader in HAS_WORKERS else ""
+    one_worker = "--num_workers 1 if a CPU is free, else " if _can_have_workers(loader) else ""
     return (
         "The training process loads the data itself, so the times add up: try "
-        f"{one_worker}{LESS_WORK[loader] if loading_is_slower else FASTER_STEP}"
+        f"{one_worker}{_less_work(loader) if loading_is_slower else FASTER_STEP}"
     )

@@ -14,10 +14,10 @@ import gzip
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.autograd.profiler import emit_nvtx
@@ -25,16 +25,17 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, get_worker_info
 
 from workshop.errors import warn
+from workshop.loaders.sampler import Loader
+from workshop.log import Log
 
-Batch = TypeVar("Batch")
 SKIP, WARMUP, ACTIVE = 10, 2, 6
 """steps before the profiler starts, steps that it discards, and steps that it records"""
 LOGGED_READS = 1000
-"""batches of a worker that are logged: more than one can have prepared by the end of the trace"""
+"""maximum number of logged batches per worker, more than any worker reaches"""
 
 
 class Trace(AbstractContextManager):
-    """Traces some steps of the first epoch; the batches of later epochs pass through unchanged.
+    """Traces some steps of the first epoch.
 
     The first steps are not typical: batches are waiting, libraries choose their algorithms, memory is allocated. In a
     short epoch, fewer of them are skipped. Then the profiler warms up, as starting it costs time of its own. The
@@ -66,6 +67,9 @@ class Trace(AbstractContextManager):
         self._pending = True
         self._reads: LoggedReads | None = None
         self._stop = ExitStack()
+        self._step = self._last = 0
+        self._end_step: Callable[[], None] | None = None
+        """what to do after each traced step; None: no trace is being recorded"""
         if device.type != "cuda":  # without a GPU, the profiler would log nothing but that
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
@@ -74,43 +78,45 @@ class Trace(AbstractContextManager):
 
     def close(self) -> None:
         """End an unfinished trace and write it."""
+        self._end_step = None
         try:
             self._stop.close()
         except (OSError, RuntimeError) as error:  # the disk is full, or the device has failed
             warn(f"the trace is lost: {error}")
 
-    def traced(self, batches: Iterable[Batch], steps: int) -> Iterator[Batch]:
-        """Iterate over one epoch of ``steps`` batches; fetching a batch and what is done with it make one step.
-
-        ``batches`` is the loader, or has it as its attribute ``loader``.
-        """
-        if self._pending and steps <= WARMUP:
+    def start_epoch(self, loader: Loader) -> None:
+        """Start to trace, if this is the first epoch; a step is the wait for a batch and what is done with it."""
+        if not self._pending:
+            return
+        steps = len(loader) - loader.batch_sampler.start_step
+        if steps <= WARMUP:
             self.log(f"no trace: the epoch has {steps} step(s), and the first {WARMUP} are to warm up")
-        if not self._pending or steps <= WARMUP:
-            yield from batches
             return
         self._pending = False
         skip = max(0, min(SKIP, steps - WARMUP - ACTIVE))
         self._first = skip + WARMUP + 1
-        last = min(skip + WARMUP + ACTIVE, steps)
+        self._step, self._last = 1, min(skip + WARMUP + ACTIVE, steps)
         # Nsight Systems sets this variable for the programs that it starts.
         leave_to_nsys = self.device.type == "cuda" and "NSYS_PROFILING_SESSION_ID" in os.environ
-        with self:
-            end_step = self._start_nsys(last) if leave_to_nsys else self._start_profiler(batches, skip)
-            for self._step, batch in enumerate(batches, start=1):
-                yield batch
-                if self._step < last:
-                    end_step()
-                else:
-                    self.close()
+        self._end_step = self._start_nsys() if leave_to_nsys else self._start_profiler(loader, skip)
 
-    def _start_nsys(self, last: int) -> Callable[[], None]:
+    def end_step(self) -> None:
+        """Go on to the next step, or end after the last one."""
+        if self._end_step is None:
+            return
+        if self._step == self._last:
+            self.close()
+            return
+        self._end_step()
+        self._step += 1
+
+    def _start_nsys(self) -> Callable[[], None]:
         """Return what to call after each step: it lets Nsight Systems begin its recording.
 
         The GPU works asynchronously, so the CPU waits for it at both ends: the recording has all work of its own steps,
         and no other. In it, the ranges of ``record_function`` and all operators are NVTX ranges.
         """
-        self.log(f"leaving steps {self._first} to {last} to Nsight Systems")
+        self.log(f"leaving steps {self._first} to {self._last} to Nsight Systems")
 
         def end_step() -> None:
             if self._step == self._first - 1:
@@ -121,9 +127,8 @@ class Trace(AbstractContextManager):
 
         return end_step
 
-    def _start_profiler(self, batches: object, skip: int) -> Callable[[], None]:
+    def _start_profiler(self, loader: Loader, skip: int) -> Callable[[], None]:
         """Start the profiler and return what to call after each step."""
-        loader = getattr(batches, "loader", batches)
         if isinstance(loader, DataLoader) and loader.num_workers:
             self._reads = LoggedReads(loader.dataset, loader.num_workers)
             with suppress(AttributeError):  # of a data set that can have no attributes, such as a list
@@ -154,6 +159,20 @@ class Trace(AbstractContextManager):
             from workshop.profiling.timeline import plot_traces  # here: training does not need matplotlib
 
             self.show("trace", plot_traces({steps: self.file}))
+
+
+def tracing(log: Log) -> AbstractContextManager:
+    """Return the context in which ``--trace true`` traces some steps; without the flag it does nothing.
+
+    Each rank writes a file of its own; rank 0 plots its trace.
+    """
+    if not log.config.trace or log.config.benchmark:
+        return nullcontext()
+    rank = log.ranks.rank
+    show = log.add_figure if rank == 0 else None
+    trace = Trace(log.folder.path, log.ranks.device, name=f"rank{rank}", log=log.print, show=show)
+    log.instruments.append(trace)
+    return trace
 
 
 class LoggedReads:

@@ -12,7 +12,8 @@ from clinic.runs import Script, difference
 FEW = 3
 """compilations of a whole epoch: one for training, one for validation, and one for a last batch that is smaller"""
 STEPS = 10
-FLAGS = ("--batch_size", 32, "--optimizer", "sgd", "--dropout", "false")
+FLAGS = ("--batch_size", 32, "--optimizer", "sgd", "--dropout", "false", "--seed", 5)
+"""with this seed, the batches without their nines have six sizes"""
 
 
 def grade(script: Script) -> Iterator[str]:

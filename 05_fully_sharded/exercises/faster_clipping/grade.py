@@ -14,7 +14,7 @@ from clinic.runs import Script, difference, percent
 SMALL, LARGE = 0.6, 1.0
 STEPS = 3
 FLAGS = (
-    *("--optimizer", "sgd", "--lr", 0.1, "--warmup", 0, "--global_batch_size", 16),
+    *("--optimizer", "sgd", "--lr", 0.1, "--warmup", 0, "--global_batch_size", 16, "--seed", 8),
     *("--width", 64, "--depth", 1, "--sequence_length", SEQUENCE_LENGTH),
 )
 CLOSE = 1e-3
