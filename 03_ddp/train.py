@@ -51,7 +51,7 @@ from workshop.seeds import seed_generators
 
 @dataclass(frozen=True, kw_only=True)
 class Config(DistributedConfig):
-    """The flags of this lesson: those of the package. Add your own here, or replace some, such as ``dataset``."""
+    """The flags of this lesson. Add your own here, or replace some, such as ``dataset``."""
 
 
 @dataclass

@@ -191,7 +191,7 @@ class Training:
     scaler: torch.amp.GradScaler
     ranks: Ranks
     save_group: dist.ProcessGroup
-    """of its own, because a thread may save while training goes on"""
+    """process group for saving alone, because a thread may save while training goes on"""
     saving: list[Future] = field(default_factory=list)
     """the checkpoint that a thread is writing, if there is one"""
     progress: Progress = field(default_factory=Progress)
@@ -491,7 +491,7 @@ def sixteen_bits(precision: str) -> torch.dtype | None:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
 
-def autocast(config: Config, device: torch.device) -> torch.autocast:
+def autocast_for_ddp(config: Config, device: torch.device) -> torch.autocast:
     """Return the context of a forward pass. Only DDP needs autocast: FSDP casts the weights that it gathers."""
     dtype = sixteen_bits(config.precision) if config.shard == "none" else None
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
@@ -519,7 +519,7 @@ IGNORED = -100
 """target of a position that does not count, such as padding"""
 
 
-def loss_function(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def sum_of_losses(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the sum () of the cross-entropy over the tokens of (N, T), from scores (N, T, vocabulary) in float32."""
     return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
@@ -545,9 +545,9 @@ def train_step(
     for number, (part, part_targets) in enumerate(parts, start=1):
         # Gradients of the earlier parts stay on this rank, unsharded; they are sent once, after the last part.
         with gradient_sync(model, enabled=number == config.accumulate and config.sync_gradients):
-            with record_function("forward"), autocast(config, inputs.device):
+            with record_function("forward"), autocast_for_ddp(config, inputs.device):
                 scores = model(part)  # each block all-gathers its weights, computes, and frees the others' shards
-            loss = loss_function(scores.float(), part_targets)
+            loss = sum_of_losses(scores.float(), part_targets)
             with record_function("backward"):  # all-gathers again; each rank gets its shard of the mean gradients
                 # The mean over the ranks of this is the mean over all tokens.
                 scaler.scale(loss * training.ranks.world_size / all_tokens.clamp(min=1)).backward()
@@ -747,9 +747,9 @@ def evaluate(config: Config, training: Training, loader: Loader) -> tuple[float,
     for inputs, targets, counts in same_steps(loader, device):
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
-        with autocast(config, device):
+        with autocast_for_ddp(config, device):
             scores = model(inputs)
-        loss = loss_function(scores.float(), targets)
+        loss = sum_of_losses(scores.float(), targets)
         if counts:
             loss_sum += loss
             count += (targets != IGNORED).sum()
@@ -786,7 +786,7 @@ def write_text(model: nn.Module, config: Config, device: torch.device) -> str:
     written = torch.tensor([[ord("\n")]], device=device)
     torch.manual_seed(config.seed)
     for _ in range(config.sample):
-        with autocast(config, device):
+        with autocast_for_ddp(config, device):
             scores = model(written[:, -config.sequence_length :])[:, -1].float()
         byte = torch.multinomial(F.softmax(scores / 0.8, dim=-1), 1)  # below 1, it keeps more to what is likely
         dist.broadcast(byte, src=0)
@@ -817,7 +817,7 @@ def train(config: Config, ranks: Ranks) -> bool:
     check_compute_options(config, device)  # ends the run with one line if the device lacks an option
     # TF32: products of float32 matrices read only the first 10 bits of each number's fraction. Off unless asked for.
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
-    torch.manual_seed(config.seed + ranks.rank)  # the weights are those of rank 0
+    torch.manual_seed(config.seed + ranks.rank)  # distribute_model takes the weights of rank 0
     train_loader = make_loader(config, "train", ranks)
     val_loader = make_loader(config, "val", ranks)
     check_parts(config, ranks, num_train=len(train_loader.dataset), num_val=len(val_loader.dataset))

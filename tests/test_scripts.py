@@ -108,3 +108,40 @@ def test_a_lesson_is_a_folder_with_a_page_a_script_and_a_job() -> None:
     assert len(lessons) >= 5
     for lesson in lessons:
         assert {"README.md", "train.py", "job.slurm"} <= {file.name for file in lesson.iterdir()}
+
+
+# A copy is a promise: what has one name in two scripts is the same to the letter.
+
+OF_THE_LESSON = {
+    *("Config", "Training", "make_loader", "make_model", "make_optimizer", "train_step"),
+    *("train_one_epoch", "evaluate", "save", "resume", "main", "train"),
+}
+"""what each lesson writes anew, because it is its subject; still, the arguments are the same in all lessons"""
+
+
+def definitions(lesson: str) -> dict[str, tuple[str, str]]:
+    """Functions and classes of a script by name: their text, and of functions the arguments by name and kind."""
+    source = (REPOSITORY / lesson / "train.py").read_text()
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            text = "\n".join(source.splitlines()[first - 1 : node.end_lineno])
+            arguments = ""
+            if isinstance(node, ast.FunctionDef):
+                names = [one.arg for one in node.args.args]
+                arguments = ", ".join([*names, *(f"{one.arg}=" for one in node.args.kwonlyargs)])
+            found[node.name] = (text, arguments)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted({name for lesson in LESSONS for name in definitions(lesson)}))
+def test_a_definition_with_one_name_in_two_scripts_is_one(name: str) -> None:
+    having = {lesson: definitions(lesson)[name] for lesson in LESSONS if name in definitions(lesson)}
+    first, *others = having
+    for other in others:
+        places = f"{first}/train.py and {other}/train.py"
+        if name not in OF_THE_LESSON:
+            assert having[first][0] == having[other][0], f"{name} differs in {places}: change both, or rename one"
+        else:
+            assert having[first][1] == having[other][1], f"{name} has other arguments in {places}"

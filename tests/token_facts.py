@@ -1,6 +1,6 @@
 """Run by test_train_05.py as two ranks: padded sequences, in parts, on ranks with unequal numbers of tokens.
 
-Rank 0 prints how far the weights and the loss after two steps are from those of one plain process.
+Rank 0 writes the differences of weights and losses from one plain process, after two steps.
 """
 
 import json

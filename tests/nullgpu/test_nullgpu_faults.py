@@ -88,7 +88,7 @@ FAULTS = [
     Fault(
         "a tensor on the CPU is reduced over NCCL",
         DDP,
-        "on_device = torch.tensor(flags, dtype=torch.int32, device=device)",
+        "on_device = torch.tensor(flags, dtype=torch.int32, device=ranks.device)",
         "on_device = torch.tensor(flags, dtype=torch.int32)",
         "03, one rank",
         message="No backend type associated with device type cpu",

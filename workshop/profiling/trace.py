@@ -164,7 +164,7 @@ class Trace(AbstractContextManager):
 def tracing(log: Log) -> AbstractContextManager:
     """Return the context in which ``--trace true`` traces some steps; without the flag it does nothing.
 
-    Each rank writes a file of its own; rank 0 plots its trace.
+    Each rank writes its own file; rank 0 plots its trace.
     """
     if not log.config.trace or log.config.benchmark:
         return nullcontext()
