@@ -33,6 +33,7 @@ def start_ranks(
     With ``announced`` their world size is another number.
     """
     common = {"WORLD_SIZE": announced or count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common["PYTHONFAULTHANDLER"] = 1  # a rank that crashes says where
     processes = []
     for rank in range(count):
         variables = common | {"OMP_NUM_THREADS": 1, "RANK": rank, "LOCAL_RANK": rank}
