@@ -54,13 +54,23 @@ def test_flags_are_yaml_keys_are_fields(lesson: str, tmp_path: Path, capsys: pyt
     assert [name for name in names if f"--{name} " not in shown] == []
 
 
-def test_what_stands_later_on_the_command_line_wins(tmp_path: Path) -> None:
+def test_a_flag_wins_over_every_file_and_of_two_files_the_later_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text("batch_size: 8\nlr: 1e-2\nepochs: 3\n")
     second.write_text("batch_size: 16\n")
     words = ["--config", str(first), "--config", str(second), "--epochs", "5"]
     config = load_config(TrainConfig, words)
     assert (config.batch_size, config.lr, config.epochs) == (16, 0.01, 5)
+    assert capsys.readouterr().out == ""
+    words = ["--epochs", "4", "--batch_size", "8", f"--config={first}", "--batch_size=32", "--config", str(second)]
+    config = load_config(TrainConfig, words)
+    assert (config.batch_size, config.lr, config.epochs) == (32, 0.01, 4)
+    assert capsys.readouterr().out.splitlines() == [
+        "--batch_size 32 wins over batch_size: 16 of a later --config",
+        "--epochs 4 wins over epochs: 3 of a later --config",
+    ]
 
 
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda file: file.name)

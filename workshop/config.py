@@ -10,7 +10,7 @@ The fields are the command-line flags and the keys of the YAML files.
 import argparse
 import dataclasses
 import functools
-import itertools
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -153,22 +153,44 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHe
 
 
 def load_config(config_class: type[C], arguments: list[str], description: str | None = None) -> C:
-    """Build the configuration from ``[--config FILE ...] [--KEY VALUE ...]``; what stands later on the line wins.
+    """Build the configuration from ``[--config FILE ...] [--KEY VALUE ...]``.
+
+    A flag wins over every file, wherever it stands; of two files, and of a flag that is given twice, the later one.
 
     Raises UserError: an unknown key or flag, a value of the wrong type or range, or a file that cannot be read.
     """
     parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description, formatter_class=HelpFormatter)
-    parser.add_argument("--config", action="config", help="YAML file of flags; may be given more than once")
+    parser.add_argument(
+        "--config", action="config", help="YAML file of flags, which flags of the command line overrule; may be repeated"
+    )
     parser.add_class_arguments(config_class)
+    files, flags = files_and_flags(arguments)
     try:
-        values = parser.parse_args(arguments).as_dict()
+        values = parser.parse_args([*(f"--config={file}" for file in files), *flags]).as_dict()
+        in_order = parser.parse_args(arguments).as_dict()
     except (argparse.ArgumentError, TypeError) as error:
-        files = [file for flag, file in itertools.pairwise(arguments) if flag == "--config"]
-        files += [argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")]
         where = " or in ".join(["on the command line", *files])
         raise UserError(f"{error} ({where}); --help lists the flags") from None
     del values["config"]
+    overruled = [name for name in values if in_order[name] != values[name]]
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        for name in overruled:  # such as the --num_workers of a job file
+            print(f"--{name} {values[name]} wins over {name}: {in_order[name]} of a later --config", flush=True)
     return config_class(**values)
+
+
+def files_and_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Take the files of ``--config FILE`` and ``--config=FILE`` out of a command line; return them, and the rest."""
+    files, flags = [], []
+    words = iter(arguments)
+    for word in words:
+        if word.startswith("--config="):
+            files.append(word.removeprefix("--config="))
+        elif word == "--config" and (file := next(words, None)) is not None:
+            files.append(file)
+        else:
+            flags.append(word)
+    return files, flags
 
 
 def run_with_config(main: Callable[[C], None], config_class: type[C], description: str | None) -> None:
