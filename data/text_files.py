@@ -40,7 +40,8 @@ def write_text(data_dir: Path, source: Path | None) -> dict[str, Any]:
         UserError: the folder cannot be read, or has fewer than two files of text.
     """
     found = _contents(source)
-    total, chosen, for_validation = sum(map(len, found.values())), 0, set()
+    total, chosen = sum(map(len, found.values())), 0
+    for_validation: set[str] = set()
     for name in sorted(found, key=lambda name: zlib.crc32(name.encode())):
         if chosen < VALIDATION_SHARE * total and len(for_validation) < len(found) - 1:
             for_validation.add(name)

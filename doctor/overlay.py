@@ -215,7 +215,7 @@ def _redirect_open(overlay: Overlay) -> None:
         overlay.unmark(path)
         return descriptor
 
-    builtins.open = io.open = open_file  # type: ignore[assignment]
+    builtins.open = io.open = open_file
     _replace(os, "open", open_descriptor)
 
 

@@ -61,10 +61,10 @@ def failures(run: Run) -> Iterator[str]:
     for number, status in enumerate(run.launch.statuses):
         if status is not None and status < 0:
             yield f"process {number} was ended by signal {-status}"
-    for rank in run.cut:
-        last = max(e["step"] for e in rank.events)
+    for cut in run.cut:
+        last = max(e["step"] for e in cut.events)
         yield (
-            f"the doctor's notes of rank {rank.number} end at update {last}: there may be no space in "
+            f"the doctor's notes of rank {cut.number} end at update {last}: there may be no space in "
             f"{tempfile.gettempdir()} (choose another TMPDIR), or the script ends with os._exit"
         )
     broken = {e["text"].strip().splitlines()[-1] for rank in run.ranks for e in rank.all("doctor_failed")}

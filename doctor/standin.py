@@ -126,7 +126,7 @@ def install(config: Settings) -> None:
     _compile_nothing()
     if not config.standin:
         return
-    torch.Generator = Generator  # type: ignore[misc]
+    torch.Generator = Generator
     _answer_as_gpu(config.gpus)
     _compute_on_cpu()
     _wrap_models()
@@ -140,7 +140,7 @@ def _compile_nothing() -> None:
         return (lambda other: other) if model is None else model
 
     torch.compile = compile_nothing
-    nn.Module.compile = lambda *_, **__: None  # type: ignore[method-assign]
+    nn.Module.compile = lambda *_, **__: None
 
 
 def _answer_as_gpu(gpus: int) -> None:
@@ -228,7 +228,7 @@ def _compute_on_cpu() -> None:
             device_type, dtype = "cpu", dtype if dtype and (dtype != torch.float16 or has_fp16()) else torch.bfloat16
         own_autocast(self, device_type, dtype, enabled, cache_enabled)
 
-    torch.amp.autocast_mode.autocast.__init__ = autocast  # type: ignore[method-assign]
+    torch.amp.autocast_mode.autocast.__init__ = autocast
     changed(
         torch.amp.GradScaler,
         "__init__",
@@ -249,7 +249,7 @@ def _wrap_models() -> None:
         own_init(self, module)
         self.device_ids, self.module = [], module  # without devices it calls the module itself
 
-    parallel.DataParallel.__init__ = init  # type: ignore[method-assign]
+    parallel.DataParallel.__init__ = init
 
     def mark_as_synced(cls: type, module: nn.Module, *_: object) -> nn.Module:
         for part in module.modules():  # SyncBatchNorm itself refuses CPUs
@@ -257,7 +257,7 @@ def _wrap_models() -> None:
                 part.__dict__["_doctor_synced"] = True
         return module
 
-    nn.SyncBatchNorm.convert_sync_batchnorm = classmethod(mark_as_synced)  # type: ignore[assignment]
+    nn.SyncBatchNorm.convert_sync_batchnorm = classmethod(mark_as_synced)
 
 
 def _communicate_with_gloo() -> None:

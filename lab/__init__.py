@@ -43,4 +43,5 @@ allocations     memory by the profiler
 emulated_gpu    a GPU that takes time, and computes nothing
 flags           the command line of an experiment
 site, slides    the pages as a web site and as slides
+check_types     the types, for `make lint`
 """

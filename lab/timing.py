@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+K = TypeVar("K")
 T = TypeVar("T")
 SHORTEST_BLOCK = 0.002
 """seconds that one reading of the clock must span, so that the clock's own cost (about 100 ns) does not show"""
@@ -19,12 +20,12 @@ FEWEST_REPEATS = 3
 """repeats of even the slowest computation: fewer have no spread"""
 
 
-def alternately(configurations: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+def alternately(configurations: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
     """Measure each configuration once per round, one after the other; return the results of each.
 
     So a machine whose speed drifts slows all configurations alike, and trials of one round can be compared as pairs.
     """
-    found: dict[str, list[T]] = {name: [] for name in configurations}
+    found: dict[K, list[T]] = {name: [] for name in configurations}
     for _ in range(rounds):
         for name, measure_once in configurations.items():
             found[name].append(measure_once())

@@ -46,7 +46,9 @@ def lessons_with(file: str, words: str) -> list[str]:
 
 def check_python() -> Result:
     """See that Python is new enough."""
-    oldest = re.search(r'requires-python = ">=([\d.]+)"', (REPOSITORY / "pyproject.toml").read_text()).group(1)
+    line = re.search(r'requires-python = ">=([\d.]+)"', (REPOSITORY / "pyproject.toml").read_text())
+    assert line is not None
+    oldest = line.group(1)
     found = f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}"
     if sys.version_info[:2] < tuple(int(part) for part in oldest.split(".")):
         return Result("Python", "fail", found, f"Python {oldest} or newer, see docs/installing.md")
@@ -80,7 +82,7 @@ def check_package() -> Result:
     """See that ``import workshop`` gives the package of this clone."""
     remedy = f"`source slurm/site.sh` in {REPOSITORY}, or `export PYTHONPATH={REPOSITORY}`"
     found = importlib.util.find_spec("workshop")
-    if found is None:
+    if found is None or found.origin is None:  # no origin: only folders of this name, without a package in them
         return Result("workshop", "fail", "`import workshop` finds nothing", remedy)
     folder = Path(found.origin).parent
     if not folder.samefile(REPOSITORY / "workshop"):

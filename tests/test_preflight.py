@@ -56,6 +56,11 @@ def test_package_of_another_clone(monkeypatch: Patch, tmp_path: Path) -> None:
     says(preflight.check_package(), "fail", f"another clone, {tmp_path}", f"PYTHONPATH={REPOSITORY}")
 
 
+def test_a_folder_named_workshop_is_no_package(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace(origin=None))
+    says(preflight.check_package(), "fail", "finds nothing", f"PYTHONPATH={REPOSITORY}")
+
+
 def test_a_gpu_that_torch_does_not_find_or_cannot_compute_on(monkeypatch: Patch) -> None:
     which = "Which GPU and which driver"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

@@ -161,7 +161,9 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     """
     parser = jsonargparse.ArgumentParser(exit_on_error=False, description=description, formatter_class=HelpFormatter)
     parser.add_argument(
-        "--config", action="config", help="YAML file of flags, which flags of the command line overrule; may be repeated"
+        "--config",
+        action="config",
+        help="YAML file of flags, which flags of the command line overrule; may be repeated",
     )
     parser.add_class_arguments(config_class)
     files, flags = files_and_flags(arguments)

@@ -190,7 +190,7 @@ def row_of(problem: Problem, measured: list[Measurement]) -> list[results.Cell]:
         return f"{size:,} {problem.unit}: {best.label}, {time}"
 
     sizes = [one.size for one in measured]
-    row = [problem.title, of_fastest(min(sizes)), of_fastest(max(sizes))]
+    row: list[results.Cell] = [problem.title, of_fastest(min(sizes)), of_fastest(max(sizes))]
     row.append(pays_at(measured, lambda one: (one.threads or 0) > 1))
     if any(one.accelerator for one in measured):
         row.append(pays_at(measured, lambda one: one.accelerator and not one.copied))

@@ -30,7 +30,7 @@ from workshop.loaders import ImageDataset
 from workshop.log import Log
 from workshop.paths import default_runs_dir, lesson_name
 
-train = load_script(Path(__file__).resolve().parent.parent)
+train: Any = load_script(Path(__file__).resolve().parent.parent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,12 @@ class EmulatedConfig(train.Config):
     @property
     def durations(self) -> Durations:
         """What one sample takes."""
-        given = {"gpu": self.gpu_milliseconds, "load": self.load_milliseconds}
-        seconds = {name: value / 1e3 for name, value in given.items() if value is not None}
-        return replace(PUBLISHED[self.gpu], **seconds, **({"what": "durations of the command line"} if seconds else {}))
+        found = PUBLISHED[self.gpu]
+        if self.gpu_milliseconds is not None:
+            found = replace(found, gpu=self.gpu_milliseconds / 1e3, what="durations of the command line")
+        if self.load_milliseconds is not None:
+            found = replace(found, load=self.load_milliseconds / 1e3, what="durations of the command line")
+        return found
 
 
 class _Step(torch.autograd.Function):

@@ -9,6 +9,7 @@ read in every step. Flags that are not listed here go to emulated_gpu.py.
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -50,7 +51,7 @@ Spans = list[tuple[float, float]]
 def store_lines(rounds: int, common: Sequence[str]) -> None:
     """Store the milliseconds per step of each line of the training function."""
     many = ("--num_workers", ENOUGH, "--limit_train", 3200)
-    configurations = {
+    configurations: dict[str, tuple[object, ...]] = {
         f"{FEW} workers": ("--num_workers", FEW),
         f"{ENOUGH} workers": many,
         f"{ENOUGH} workers, `--log_interval 1`": (*many, "--log_interval", 1),
@@ -62,9 +63,9 @@ def store_lines(rounds: int, common: Sequence[str]) -> None:
         steps = next(line["hits"] for line in lines if "zero_grad" in line["text"])
         return {line["text"].partition("#")[0].strip(): 1e3 * line["seconds"] / steps for line in lines}
 
-    found = alternately({name: lambda f=flags: milliseconds(f) for name, flags in configurations.items()}, rounds)
+    found = alternately({name: partial(milliseconds, flags) for name, flags in configurations.items()}, rounds)
     total = {name: [sum(lines.values()) for lines in trials] for name, trials in found.items()}
-    rows = [
+    rows: list[list[results.Cell]] = [
         [f"`{text}`", *(mean_std([lines.get(text, 0.0) for lines in trials]) for trials in found.values())]
         for text in next(iter(found.values()))[0]
         if any(trials[0].get(text, 0.0) > SHORTEST * total[name][0] for name, trials in found.items())
@@ -89,8 +90,8 @@ def store_workers(rounds: int, common: Sequence[str]) -> None:
         found = train(LESSON, *flags, script=SCRIPT, quiet=True)
         return {kind: found[kind]["trials"] for kind in ("IO", "SYNTHETIC", "FULL")}
 
-    measured = alternately({str(workers): lambda w=workers: benchmark(w) for workers in WORKERS}, rounds)
-    rows = [
+    measured = alternately({str(workers): partial(benchmark, workers) for workers in WORKERS}, rounds)
+    rows: list[list[results.Cell]] = [
         [
             name,
             *(mean_std([value for trial in trials for value in trial[kind]]) for kind in trials[0]),
@@ -140,16 +141,16 @@ def draw(axes: Axes, timeline: Mapping[str, Spans]) -> None:
 
 def timelines(
     title: str, configurations: Mapping[str, Sequence[object]], common: Sequence[str]
-) -> tuple[Figure, list[list]]:
+) -> tuple[Figure, list[list[results.Cell]]]:
     """Trace six steps of each configuration; return their plot, and the milliseconds that a step took on average."""
     figure = Figure(figsize=(10, 0.9 + 1.4 * len(configurations)), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
-    rows = []
+    rows: list[list[results.Cell]] = []
     panels = figure.subplots(len(configurations), sharex=True, squeeze=False)[:, 0]
     for axes, (name, flags) in zip(panels, configurations.items(), strict=True):
         with tempfile.TemporaryDirectory() as folder:
-            how = {"script": SCRIPT, "quiet": True, "keep": "rank0*.json.gz", "keep_in": Path(folder)}
-            train(LESSON, "--limit_train", 160, "--log_interval", 3, *flags, "--trace", "true", *common, **how)
+            traced = ("--limit_train", 160, "--log_interval", 3, *flags, "--trace", "true", *common)
+            train(LESSON, *traced, script=SCRIPT, keep="rank0*.json.gz", keep_in=Path(folder), quiet=True)
             timeline = read_timeline(next(Path(folder).iterdir()))
         draw(axes, timeline)
         axes.set_title(name, loc="left", fontsize=11)
@@ -166,7 +167,7 @@ def timelines(
 def store_timelines(common: Sequence[str]) -> None:
     """Store two plots: few workers and enough; and without workers, the loss read rarely and in every step."""
     optimized = ("--gpu", "a100_optimized", "--num_workers", 0)
-    studies = {
+    studies: dict[str, dict[str, tuple[object, ...]]] = {
         "emulated_workers": {f"{n} workers": ("--num_workers", n) for n in (FEW, ENOUGH)},
         "emulated_overlap": {
             "every 3 steps": optimized,

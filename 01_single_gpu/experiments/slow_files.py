@@ -27,7 +27,7 @@ class SlowFiles(ImageDataset):
         return super().__getitem__(key)
 
 
-script = load_script(Path(__file__).resolve().parent.parent)
+script: Any = load_script(Path(__file__).resolve().parent.parent)
 script.ImageDataset = SlowFiles  # in place of the class that make_loader uses
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, alternately (default: %(default)s)")
     parser.add_argument("--model", default="resnet18", help="any classifier (default: %(default)s)")
     arguments = parser.parse_args()
+    flags: tuple[object, ...]
     flags = ("--config", "../configs/cifar10.yaml", "--loader", "memory", "--num_workers", 0, "--optimizer", "sgd")
     flags += ("--model", arguments.model, "--batch_size", 16, "--limit_train", 640, "--limit_val", 32)
     configurations = {title: (*flags, *caps) for title, caps in TITLES.items()}

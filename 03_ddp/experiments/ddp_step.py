@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=16, help="images per rank (default: %(default)s)")
     arguments = parser.parse_args()
     samples = RANKS * arguments.batch_size
+    flags: tuple[object, ...]
     flags = ("--config", "../configs/cifar10.yaml", "--loader", "memory", "--num_workers", 0, "--optimizer", "sgd")
     flags += ("--model", arguments.model, "--batch_size", arguments.batch_size, "--epochs", 1, "--trace", "true")
     flags += ("--limit_train", STEPS * samples, "--limit_val", samples)

@@ -150,7 +150,8 @@ def row_of(ranks: int, rounds: list[dict[str, Any]], step_seconds: float) -> lis
     for kind, buckets in zip(KINDS, (1, LAYERS), strict=True):
         row.append(_spread([alone / time for alone, time in zip(steps["no_sync"], steps[kind], strict=True)]))
         network = fit(all_reduces, ranks) if all_reduces else None
-        row.append(network and efficiency(step_seconds, GRADIENT_BYTES, buckets, network, ranks, overlap=True))
+        predicted = efficiency(step_seconds, GRADIENT_BYTES, buckets, network, ranks, overlap=True) if network else None
+        row.append(predicted)
     return row
 
 

@@ -78,6 +78,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if (gpus := torch.cuda.device_count()) < RANKS:
         raise UserError(f"this compares two NCCL backends, which takes {RANKS} GPUs; this machine shows {gpus}")
+    flags: tuple[object, ...]
     flags = ("--config", "../configs/cifar10.yaml", "--epochs", 1, "--loader", "memory", "--num_workers", 0)
     flags += ("--model", arguments.model, "--batch_size", 256, "--optimizer", "sgd")
     flags += ("--limit_train", 20 * RANKS * 256, "--limit_val", RANKS * 256, "--trace", "true")

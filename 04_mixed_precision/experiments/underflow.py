@@ -118,6 +118,7 @@ def main() -> None:
     config = read_workload(more)
     (batch,) = first_batches(config, device, steps=1)
     found = histogram(first_model(config, device), *batch)
+    rows: list[list[results.Cell]]
     rows = [["fp16", f"2<sup>{scale}</sup>", *shares(found, scale, "fp16")] for scale in SCALES]
     results.store(
         "underflow",

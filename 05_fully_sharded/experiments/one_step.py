@@ -55,9 +55,9 @@ def main() -> None:
     torch.set_num_threads(1)
     with process_group(on_cpu=True) as (rank, world_size, _):
         batches = batches_of(rank, arguments.batch_size, arguments.sequence_length, count=2)
-        ddp_model, *rest = replicated(width=arguments.width)
+        ddp_model, optimizer, step = replicated(width=arguments.width)
         counter = AllReduceCounter(ddp_model)
-        built: dict[str, Any] = {"DDP": (ddp_model.module, *rest)}
+        built: dict[str, tuple[nn.Module, torch.optim.Optimizer, Step]] = {"DDP": (ddp_model.module, optimizer, step)}
         for way in ("blocks", "keep", "root"):
             built[f"--shard {way}"] = sharded(rank, world_size, width=arguments.width, shard=way)
         shown = [describe_weight(built[name][0], name, rank) for name in ("DDP", "--shard blocks")]

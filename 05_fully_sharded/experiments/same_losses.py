@@ -62,6 +62,8 @@ Weights = dict[str, torch.Tensor]
 class Batches(BatchLoader):
     """Random bytes as the batches of a rank; each is (inputs, targets), (N, T) int64."""
 
+    batch_sampler: DistributedBatchSampler
+
     def __init__(self, samples: int, rank: int, world_size: int) -> None:
         self.bytes = torch.randint(256, (samples, LENGTH + 1), generator=torch.Generator().manual_seed(samples))
         self.dataset = range(samples)

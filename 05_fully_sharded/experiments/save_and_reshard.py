@@ -31,6 +31,7 @@ from workshop.ranks import Ranks
 LESSON = Path(__file__).resolve().parents[1]
 RESUMED_BY = {4: (4, 2, 3, 1), 1: (4,)}
 """ranks that save a checkpoint: ranks that resume from it; a global batch can be shared evenly by all of them"""
+RUN: tuple[object, ...]
 RUN = ("--width", 128, "--sequence_length", 64, "--limit_train", 192, "--limit_val", 48, "--global_batch_size", 24)
 RUN += ("--epochs", 2, "--num_workers", 0, "--resume", "true")
 SAVING = 2

@@ -66,7 +66,7 @@ def _overlap(one: list[int], other: list[int]) -> float:
 @check("The samples are shared between the ranks once.", ranks=True)
 def shared_once(run: Run) -> Iterator[Finding]:
     """A loader with a DistributedSampler, which a library shares between the ranks again, leaves most samples out."""
-    at = next((e["sampler_at"] for e in run.first.all("loader") if e.get("sampler_at")), None)
+    at = next((e["sampler_at"] for e in run.first.all("loader") if e.get("sampler_at")), "")
     need_use(at, "DistributedSampler")
     for kind, passes in run.epochs(run.training).items():
         orders = [run.numbers(event) for event in passes[0].values() if "file" in event]

@@ -82,6 +82,7 @@ if os.environ.get("DOCTOR_SETTINGS"):
     import_doctor()
     overlay = importlib.import_module("_doctor.overlay")
     overlay.install()
+    callbacks: dict[str, Callable[[], object]]
     callbacks = {name: functools.partial(overlay.redirect_library, name) for name in overlay.LIBRARIES}
     callbacks |= {"torch": observe, "accelerate": observe_accelerate}
     sys.meta_path.insert(0, AfterImport(callbacks))  # type: ignore[arg-type]

@@ -315,7 +315,7 @@ def _cut_datasets() -> None:
         super(data.Dataset, cls).__init_subclass__(**kwargs)
         cut(cls)
 
-    data.Dataset.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
+    data.Dataset.__init_subclass__ = classmethod(init_subclass)
     for kind in (data.Subset, data.TensorDataset, data.ConcatDataset):
         cut(kind)
     patch(data, "random_split", _fitting_split, data.dataset)

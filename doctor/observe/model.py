@@ -64,7 +64,7 @@ class Alive:
 
 def install() -> None:
     """Observe calls of models, dropout, batch norm, losses, and backward."""
-    nn.Module.__call__ = _call(nn.Module.__call__)  # type: ignore[method-assign]
+    nn.Module.__call__ = _call(nn.Module.__call__)
     patch(nn.Module, "__init__", _module_init)
     patch(DistributedDataParallel, "__init__", _wrap_ddp)
     patch(nn.Module, "to_empty", _to_empty)

@@ -57,7 +57,7 @@ def _fetch(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def _global_generators() -> Iterator[tuple[str, Any]]:
     yield "torch", torch.default_generator
-    yield "random", random._inst  # type: ignore[attr-defined]
+    yield "random", random._inst
     if "numpy" in sys.modules:
         yield "numpy", sys.modules["numpy"].random.mtrand._rand
 

@@ -1,0 +1,34 @@
+"""Check the types of everything but the tests and the exercises. Run by `make lint`, without PyTorch.
+
+The scripts of all lessons have the same module name, so each lesson is checked in a run of its own: train.py and its
+experiments. All runs share mypy's cache, so the packages are read once.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGES = ("workshop", "lab", "clinic", "doctor", "nullgpu")
+SCRIPTS = ("data", "slurm")
+"""folders of scripts that import each other without the name of the folder"""
+
+
+def main() -> None:
+    """Run mypy; exit with status 1 if it finds an error anywhere."""
+    checks = [(SCRIPTS, [*PACKAGES, *SCRIPTS, "exercise.py"])]
+    for script in sorted(REPOSITORY.glob("0*/train.py")):
+        experiments = script.parent / "experiments"
+        files = [script, *sorted(experiments.glob("*.py"))]
+        checks.append(((str(experiments), str(script.parent)), [str(file) for file in files]))
+    failed = False
+    for folders, what in checks:
+        path = os.pathsep.join(str(REPOSITORY / folder) for folder in (*folders, ""))
+        command = [sys.executable, "-m", "mypy", *what]
+        failed |= subprocess.run(command, cwd=REPOSITORY, env=os.environ | {"MYPYPATH": path}).returncode != 0
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
