@@ -76,7 +76,8 @@ def compute_speed(device: torch.device, seconds: float, times: int) -> float:
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     dist.barrier()
-    speeds, until = [], time.perf_counter() + seconds
+    speeds: list[float] = []
+    until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(speeds) < 3:
         began = time.perf_counter()
         for _ in range(IN_A_ROW * times):
@@ -186,10 +187,13 @@ def diagnose(ranks: Sequence[dict[str, Any]], pairs: dict[tuple[int, int], float
     ]
 
 
-def measure(mine: dict[str, Any], device: torch.device, seconds: float, times: int) -> dict[str, Any]:
+def measure(
+    mine: dict[str, Any], device: torch.device, timeout: timedelta, *, seconds: float, times: int
+) -> dict[str, Any]:
     """Return what all ranks have found together. All ranks call this."""
     rank, world_size = mine["rank"], dist.get_world_size()
-    group = dist.new_group(backend="nccl") if device.type == "cuda" else None  # what a group of gloo alone cannot do
+    # NCCL: what a group of gloo alone cannot do
+    group = dist.new_group(backend="nccl", timeout=timeout) if device.type == "cuda" else None
     mine["tflops"] = compute_speed(device, seconds, times)
     ranks: list[Any] = [None] * world_size
     dist.all_gather_object(ranks, mine)
@@ -213,13 +217,17 @@ def main() -> None:
     parser.add_argument(
         "--slow_rank", type=int, metavar="R", help="let rank R compute four times as much, to see it named"
     )
+    parser.add_argument(
+        "--timeout_minutes", type=float, default=3.0, help="longest wait of a rank for the others (default: 3)"
+    )
     flags = parser.parse_args()
     rank, local_rank, world_size, node, name = ranks_from_env()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # the backend of the lessons; 03_ddp/train.py says why
     # Over gloo first: a node whose GPUs have failed can still say so.
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(minutes=3))
+    timeout = timedelta(minutes=flags.timeout_minutes)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timeout)
     mine = {"rank": rank, "local_rank": local_rank, "node": node, "name": name, "gpus": gpus}
     mine["device"] = torch.cuda.get_device_name(device) if gpus else "CPU"
     ranks: list[Any] = [None] * world_size
@@ -230,7 +238,7 @@ def main() -> None:
         if gpus:
             torch.cuda.set_device(device)
         seconds = flags.seconds or (20.0 if gpus else 1.0)
-        found = measure(mine, device, seconds, 4 if rank == flags.slow_rank else 1)
+        found = measure(mine, device, timeout, seconds=seconds, times=4 if rank == flags.slow_rank else 1)
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:

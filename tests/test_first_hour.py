@@ -11,6 +11,7 @@ import pytest
 
 import first_hour
 from conftest import REPOSITORY
+from ranks import torchrun
 from slurm_cluster import SlurmCluster
 
 SCRIPT = REPOSITORY / "slurm/first_hour.py"
@@ -71,8 +72,8 @@ def test_a_node_that_has_lost_a_gpu_is_named_before_anything_waits_for_it() -> N
 def test_two_ranks_are_measured_and_what_is_said_follows_from_the_speeds(
     tmp_path: Path, user_environment: dict[str, str]
 ) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, SCRIPT, "--slow_rank", "1", "--out", tmp_path / "found.json"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*start, SCRIPT, "--slow_rank", "1", "--out", tmp_path / "found.json"]
     done = subprocess.run([*map(str, command)], env=user_environment, capture_output=True, text=True)
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["diagnosis"] == first_hour.diagnose(found["ranks"], {}), done.stdout
@@ -80,6 +81,13 @@ def test_two_ranks_are_measured_and_what_is_said_follows_from_the_speeds(
     assert said[-1] in done.stdout and "bus bandwidth" in done.stdout
     assert (done.returncode == 0) == (not found["diagnosis"]) and all(one["tflops"] > 0 for one in found["ranks"])
     assert all(speed > 0 for speed in found["all_reduce"].values())
+
+
+@pytest.mark.thorough
+def test_a_rank_that_does_not_answer_ends_it_after_the_timeout(user_environment: dict[str, str]) -> None:
+    fault = [REPOSITORY / "tests/with_fault.py", 1, "torch.mm", 100, "SIGSTOP"]
+    result = torchrun(2, *fault, SCRIPT, "--timeout_minutes", 0.1, cwd=REPOSITORY, environment=user_environment)
+    assert result.status != 0 and "Timed out waiting 6000ms" in result.stderr, result.stderr
 
 
 def test_without_a_launcher_it_says_how(user_environment: dict[str, str]) -> None:

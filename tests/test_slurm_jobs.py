@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slurm
 
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 4, "--epochs", 2, "--loader", "memory"]
 SHORT += ["--log_interval", 1, "--save_interval", 4]
+STEP_4 = "epoch 1  step +4/"
 WAITING = """
 import itertools, os, runpy, signal, time
 from workshop import seeds
@@ -42,6 +43,21 @@ signal.signal, seeds.seed_generators = set_handler_that_notes, wait_in_step_5
 runpy.run_path("train.py", run_name="__main__")
 """
 """a script that takes its fifth step when the signal has arrived"""
+SLOW = """
+import os, runpy, time
+from workshop import seeds
+seed_generators = seeds.seed_generators
+
+def slow_step(device, seed, epoch, step, rank):
+    if "SLURM_RESTART_COUNT" not in os.environ:
+        print(f"rank {rank} begins step {step + 1}", flush=True)
+        time.sleep(5)
+    seed_generators(device, seed, epoch, step, rank)
+
+seeds.seed_generators = slow_step
+runpy.run_path("train.py", run_name="__main__")
+"""
+"""a script whose steps take 5 s, until it is requeued"""
 
 
 @dataclass
@@ -52,26 +68,30 @@ class Jobs:
     data_dir: Path
     folder: Path
 
-    def submit(self, script: str, *options: object, waiting: bool = False) -> int:
-        """Submit a job file with options of sbatch, its name, and flags; return the job's number."""
+    def submit(self, script: str, *options: object, instead: str = "") -> int:
+        """Submit a job file with options of sbatch, its name, and flags; return the job's number.
+
+        Args:
+            instead: the text of a script that runs instead of train.py.
+        """
         lesson = self.folder / Path(script).parent
         for name in (lesson.name, "slurm"):
             shutil.copytree(REPOSITORY / name, self.folder / name, dirs_exist_ok=True)
-        (lesson / "waiting.py").write_text(WAITING)
+        (lesson / "instead.py").write_text(instead)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the copy has no .venv of its own
         variables = f"WORKSHOP_DATA={self.data_dir},WORKSHOP_RUNS={self.folder}/runs,PYTHONPATH={REPOSITORY}"
-        variables += ",SCRIPT=waiting.py" if waiting else ""
+        variables += ",SCRIPT=instead.py" if instead else ""
         words = [f"--export=ALL,PATH={path},{variables}", *options]
         return self.slurm.submit(*map(str, words), cwd=lesson)
 
     def log(self, job: int) -> str:
         return "".join(file.read_text() for file in self.folder.glob(f"*/{job}.log"))
 
-    def wait_for_step_4(self, job: int) -> None:
-        """Wait until it is in the job's log."""
+    def wait_for(self, line: str, job: int) -> None:
+        """Wait until a line with this regular expression is in the job's log."""
         until = time.monotonic() + 300
-        while not re.search("epoch 1  step +4/", self.log(job)):
-            assert time.monotonic() < until, f"no step 4 in:\n{self.log(job)}"
+        while not re.search(line, self.log(job)):
+            assert time.monotonic() < until and "error" not in self.log(job), f"no {line} in:\n{self.log(job)}"
             time.sleep(0.1)
 
     def run_dir(self, job: int) -> Path:
@@ -132,8 +152,8 @@ def test_a_job_of_each_lesson_runs(jobs: Jobs, script: str, ranks: int) -> None:
 def test_a_job_that_is_stopped_before_its_time_limit_is_requeued_and_goes_on(jobs: Jobs, script: str) -> None:
     """The signal is sent by hand here, as Slurm does before the limit; a run without it ends alike."""
     name, cpus = Path(script).name, "--cpus-per-task=2" if script.endswith("torchrun.slurm") else "--cpus-per-task=1"
-    job = jobs.submit(script, cpus, name, *short(script), waiting=True)
-    jobs.wait_for_step_4(job)
+    job = jobs.submit(script, cpus, name, *short(script), instead=WAITING)
+    jobs.wait_for(STEP_4, job)
     jobs.slurm.run("scancel", "--signal=USR1", str(job))
     assert jobs.slurm.wait(job) == "COMPLETED", jobs.log(job)
     log = jobs.log(job)
@@ -147,14 +167,29 @@ def test_a_job_that_is_stopped_before_its_time_limit_is_requeued_and_goes_on(job
     assert_equal(final_state(jobs.run_dir(job)), final_state(jobs.run_dir(whole)))
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("script", ["03_ddp/job.slurm", "05_fully_sharded/job.slurm"])
+def test_slow_steps_and_a_long_log_interval_do_not_delay_the_stop(jobs: Jobs, script: str) -> None:
+    """All ranks agree to stop in the step during which the signal arrives, or in the next one."""
+    options = ["--cpus-per-task=1", "job.slurm", *short(script), "--log_interval", 1000, "--save_interval", 1000]
+    job = jobs.submit(script, *options, instead=SLOW)
+    jobs.wait_for("rank 0 begins step 2\n", job)
+    jobs.slurm.run("scancel", "--signal=USR1", str(job))
+    assert jobs.slurm.wait(job) == "COMPLETED", jobs.log(job)
+    log = jobs.log(job)
+    stopped = re.search(r"stopped and saved in epoch 1; --resume true continues after step (\d+)\n", log)
+    assert stopped and int(stopped[1]) <= 3, log
+    assert re.search(rf"resumed from \S+: epoch 1, after step {stopped[1]}\n", log)
+
+
 @pytest.mark.parametrize(
     "script", ["03_ddp/job.slurm", pytest.param("03_ddp/torchrun.slurm", marks=pytest.mark.thorough)]
 )
 def test_a_killed_rank_ends_the_job_and_the_log_ends_with_the_cause(jobs: Jobs, script: str) -> None:
     """Far sooner than after --timeout_minutes, here an hour."""
     options = ["--nodes=2", "--ntasks-per-node=1", Path(script).name, *SHORT, "--timeout_minutes", 60]
-    job = jobs.submit(script, *options, waiting=True)
-    jobs.wait_for_step_4(job)
+    job = jobs.submit(script, *options, instead=WAITING)
+    jobs.wait_for(STEP_4, job)
     ranks = [
         process.info["pid"] for process in psutil.process_iter(["pid", "environ"]) if is_rank(process.info, "1", job)
     ]

@@ -368,15 +368,25 @@ def test_a_killed_rank_ends_the_job_and_the_output_ends_with_the_cause(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["03", "05"])
+@pytest.mark.parametrize(
+    ("name", "event", "more"),
+    [  # where rank 1 is suspended: in the group of all ranks, of a mesh (05 HSDP), and of those that save
+        ("03", SEEDED, []),
+        ("05", SEEDED, []),
+        ("05", "torch.autograd.backward", ["--shard", "none"]),
+        ("05 HSDP", "torch.autograd.backward", []),
+        ("05", "torch.distributed.checkpoint.save", []),
+        ("05 async", "torch.distributed.checkpoint.async_save", []),
+    ],
+)
 def test_a_suspended_rank_ends_the_job_after_the_timeout(
-    name: str, user_environment: dict[str, str], tmp_path: Path
+    name: str, event: str, more: list[object], user_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    fault = (1, SEEDED, 3, "SIGSTOP")
-    done = LESSONS[name].train(tmp_path, user_environment, "--timeout_minutes", 0.1, fault=fault)
+    fault = (1, event, 1 if "checkpoint" in event else 3, "SIGSTOP")
+    done = LESSONS[name].train(tmp_path, user_environment, "--timeout_minutes", 0.1, *more, fault=fault)
     assert done.status != 0
     cause = done.stderr[done.stderr.index("Root Cause (first observed failure)") :]
-    assert re.search(r"rank +: 0 ", cause) and "Timed out waiting 6000ms" in cause
+    assert re.search(r"rank +: [^1] ", cause) and "Timed out waiting 6000ms" in cause
 
 
 @pytest.mark.parametrize("lesson", ["01_single_gpu", "03_ddp", "05_fully_sharded"])
