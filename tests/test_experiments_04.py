@@ -96,7 +96,7 @@ def test_without_a_scaler_small_gradients_change_nothing(run_script: Script, tmp
     result = run_script(f"{FOLDER}/underflow.py", "--steps", 3, *SMALL, WORKSHOP_RESULTS=str(tmp_path))
     assert result.status == 0, result.stderr
     shares = {f"{form} {scale}": row for form, scale, *row in table_of(tmp_path, "underflow")["rows"]}
-    assert shares["fp16 2<sup>-8</sup>"][0] > shares["fp16 2<sup>0</sup>"][0] > shares["fp16 2<sup>16</sup>"][0] == 0
+    assert shares["fp16 2<sup>-8</sup>"][0] > shares["fp16 2<sup>0</sup>"][0] > shares["fp16 2<sup>16</sup>"][0] < 1e-3
     assert shares["bf16 2<sup>0</sup>"] == [0, 0, 0]
     losses = dict(table_of(tmp_path, "underflow_losses")["rows"])
     assert losses["fp16, scaled"] == pytest.approx(losses["fp32"], rel=0.01)

@@ -63,8 +63,8 @@ def test_one_step_counts_collectives_and_has_the_losses_of_ddp(tmp_path: Path) -
     with_torchrun(2, "one_step.py", tmp_path, "--width", 64)
     ddp, blocks, keep, root = rows_of(tmp_path, "one_step").values()
     assert ddp[0] >= 1
-    # four blocks, and the rest; one all-reduce, of the norm of the gradients
-    assert [row[:3] for row in (blocks, keep, root)] == [[1, 9, 5], [1, 5, 5], [1, 1, 1]]
+    # four blocks, and the rest; two all-reduces, of the number of tokens and of the norm of the gradients
+    assert [row[:3] for row in (blocks, keep, root)] == [[2, 9, 5], [2, 5, 5], [2, 1, 1]]
     for row in (blocks, keep, root):
         assert row[-1] == pytest.approx(ddp[-1], rel=1e-5)
         assert row[3] == pytest.approx(ddp[3] * 3 / 4 / 2, rel=0.05)  # DDP has a fourth number per weight, its buckets
