@@ -34,7 +34,7 @@ export PYTHONPATH=$clone${PYTHONPATH:+:$PYTHONPATH}
 # (c) In an image of Apptainer: see docs/container.md. python, kernprof and torchrun then start inside of it.
 #
 # export WORKSHOP_IMAGE=$HOME/workshop.sif
-# export PATH=$clone/container/bin:$PATH
+# export PATH=$clone/docs/container/bin:$PATH
 #
 # (d) As shipped: the .venv that make puts beside this folder. Without one, the python found first is taken as right.
 if [ -f "$clone/.venv/bin/activate" ]; then

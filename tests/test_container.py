@@ -1,4 +1,4 @@
-"""With container/bin first in PATH, the commands of the pages start in the image; apptainer is emulated."""
+"""With docs/container/bin first in PATH, the commands of the pages start in the image; apptainer is emulated."""
 
 import os
 import subprocess
@@ -10,11 +10,11 @@ from conftest import REPOSITORY
 
 
 def in_image(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run one of container/bin with a program for apptainer that prints its arguments, one per line."""
+    """Run one of docs/container/bin with a program for apptainer that prints its arguments, one per line."""
     (folder / "apptainer").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     (folder / "apptainer").chmod(0o755)
     return subprocess.run(
-        [REPOSITORY / "container" / "bin" / command, "train.py", "--lr", "a b"],
+        [REPOSITORY / "docs" / "container" / "bin" / command, "train.py", "--lr", "a b"],
         env={"PATH": f"{folder}:{os.environ['PATH']}", **environment},
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ import install
 from conftest import REPOSITORY
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-CONTAINER = REPOSITORY / "container"
+CONTAINER = REPOSITORY / "docs" / "container"
 TORCH = re.search(r"^torch==(.+)$", (REPOSITORY / "constraints.txt").read_text(), re.M)[1]
 
 
@@ -27,17 +27,14 @@ def test_every_dependency_has_a_tested_version() -> None:
     assert {name_of(requirement) for requirement in requirements} <= pinned
 
 
-@pytest.mark.parametrize("name", ["environment.yml", "environment-cpu.yml"])
-def test_conda_installs_the_packages_that_pyproject_names(name: str) -> None:
-    environment = yaml.safe_load((REPOSITORY / name).read_text())
+def test_conda_installs_the_packages_that_pyproject_names() -> None:
+    environment = yaml.safe_load((REPOSITORY / "environment.yml").read_text())
     python, pip, by_pip = environment["dependencies"]
     oldest = [int(part) for part in PROJECT["requires-python"].removeprefix(">=").split(".")]
     assert [int(part) for part in python.removeprefix("python=").split(".")] >= oldest
     assert pip == "pip"
-    index, dali = [], PROJECT["optional-dependencies"]["dali"]
-    if "cpu" in name:
-        index, dali = [f"--extra-index-url {install.INDEX}/cpu"], []
-    assert by_pip["pip"] == [*index, "-c constraints.txt", *PROJECT["dependencies"], *dali, "-e ."]
+    dali = PROJECT["optional-dependencies"]["dali"]
+    assert by_pip["pip"] == ["-c constraints.txt", *PROJECT["dependencies"], *dali, "-e ."]
 
 
 @pytest.mark.parametrize(
