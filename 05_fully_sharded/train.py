@@ -398,7 +398,7 @@ def make_loader(config: Config, split: str, ranks: Ranks) -> Loader:
     )
 
 
-def make_model(config: Config) -> GPT:
+def make_model(config: Config) -> nn.Module:
     """Return the model with fresh weights."""
     return GPT(gpt_size(config.model, config.width, config.depth))
 
@@ -421,8 +421,8 @@ def make_optimizer(config: Config, model: nn.Module) -> Optimizer:
 def recomputed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Return a forward that stores only its inputs: backward calls it again when the activations are needed."""
 
-    def forward_again(*inputs: Any) -> torch.Tensor:  # noqa: ANN401  # a function: torch.compile skips a partial
-        return checkpoint(forward, *inputs, use_reentrant=False)
+    def forward_again(*inputs: Any, **named: Any) -> torch.Tensor:  # noqa: ANN401  # torch.compile skips a partial
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
     return forward_again
 
@@ -459,7 +459,7 @@ def distribute_model(config: Config, ranks: Ranks) -> FSDPModule | DistributedDa
     return shard_model(config, ranks)
 
 
-def recompute_blocks(model: GPT) -> None:
+def recompute_blocks(model: nn.Module) -> None:
     """Let backward compute the activations of each block again, instead of storing them."""
     for block in model.blocks:
         block.forward = recomputed(block.forward)
@@ -469,6 +469,8 @@ def shard_model(config: Config, ranks: Ranks) -> FSDPModule:
     """Return the model, of which each rank stores one shard of every weight; rank 0 draws the initial weights."""
     with torch.device("meta"):  # shapes without memory: no GPU has to hold the whole model, not even once
         model = make_model(config)
+    if unfilled := sorted(dict(model.named_buffers()).keys() - model.state_dict().keys()):
+        raise UserError(f"nothing would fill the buffers {unfilled} after to_empty: leave out persistent=False")
     if config.activation_checkpointing:
         recompute_blocks(model)
     mesh = make_mesh(config, ranks)

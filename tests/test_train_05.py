@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import REPOSITORY, Script
 from lab.launching import load_script
@@ -55,6 +56,27 @@ def test_each_rank_stores_its_part(rows: tuple[int, Rows]) -> None:
         whole = WAYS.get(name, {"shard": "none"}).get("shard") == "none"
         parts = 1 if whole else ranks // WAYS[name].get("replicas", 1)
         assert 1 / parts <= stored < 1.05 / parts, name  # of a weight with odd rows, the first ranks store more
+
+
+def test_blocks_of_other_models_are_recomputed_too() -> None:
+    """PyTorch's own encoder calls its layers with keywords."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True), 2)
+    inputs, grads = torch.rand(2, 3, 8), []
+    for _ in range(2):
+        encoder.zero_grad()
+        encoder(inputs, src_key_padding_mask=torch.zeros(2, 3)).sum().backward()
+        grads.append(torch.cat([weight.grad.flatten() for weight in encoder.parameters()]))
+        for layer in encoder.layers:
+            layer.forward = LESSON.recomputed(layer.forward)
+    assert torch.equal(*grads)
+
+
+def test_buffers_that_nothing_would_fill_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("positions", torch.arange(2.0), persistent=False)
+    monkeypatch.setattr(LESSON, "make_model", lambda _: model)
+    with pytest.raises(UserError, match=r"fill the buffers \['positions'\] after to_empty"):
+        LESSON.shard_model(LESSON.Config(), Ranks(device=torch.device("cpu")))
 
 
 def test_padded_sequences_on_two_ranks_train_as_on_one(tmp_path: Path) -> None:
