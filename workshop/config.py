@@ -10,7 +10,6 @@ The fields are the command-line flags and the keys of the YAML files.
 import argparse
 import dataclasses
 import functools
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import jsonargparse
 
-from workshop.errors import UserError, run_reporting_user_errors
+from workshop.errors import UserError, launched_rank, run_reporting_user_errors
 from workshop.paths import check_clone, default_data_dir
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -175,7 +174,7 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
         raise UserError(f"{error} ({where}); --help lists the flags") from None
     del values["config"]
     overruled = [name for name in values if in_order[name] != values[name]]
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+    if launched_rank() == "0":
         for name in overruled:  # such as the --num_workers of a job file
             print(f"--{name} {values[name]} wins over {name}: {in_order[name]} of a later --config", flush=True)
     return config_class(**values)

@@ -16,7 +16,17 @@ class UserError(ValueError):
 
 def warn(message: str) -> None:
     """Print one line on stderr about something that works, but not as the user expects."""
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {whose()}{message}", file=sys.stderr)
+
+
+def launched_rank() -> str:
+    """Return the rank of this process according to torchrun or srun; "0" without them."""
+    return os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+
+
+def whose() -> str:
+    """Return the beginning of a line of another rank than rank 0, such as "rank 3: "."""
+    return "" if launched_rank() == "0" else f"rank {launched_rank()}: "
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -61,7 +71,7 @@ def run_reporting_user_errors(main: Callable[[], None]) -> None:
             raise
         if not first_on_node():
             wait_for_launcher(seconds=3)
-        print(f"error: {' '.join(reason.split())}", file=sys.stderr, flush=True)
+        print(f"error: {whose()}{' '.join(reason.split())}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         if several_ranks():  # without Python's clean-up, in which torch could wait for ranks that are gone
             os._exit(2)
