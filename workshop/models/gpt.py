@@ -89,13 +89,13 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     So the product of a query and a key depends on how far their tokens are apart (Su et al. 2021,
     https://arxiv.org/abs/2104.09864). The angles are computed in float32: those of late tokens are large.
     """
-    half = x.shape[-1] // 2
+    half = x.shape[-1] // 2  # number i and number i + half are a pair
     positions = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)
     speeds = ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = torch.outer(positions, speeds)  # (T, d / 2)
     cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+    others = x.roll(half, dims=-1)  # the second number of a pair where the first one was
+    return torch.addcmul(x * torch.cat([cosines, cosines], dim=-1), others, torch.cat([-sines, sines], dim=-1))
 
 
 class Block(nn.Module):
