@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
         usage="python nullgpu/run.py [options] COMMAND...",
     )
     add = it.add_argument
-    add("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="python, torchrun, kernprof, srun, ...")
+    add("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="python, torchrun, kernprof, srun, sbatch, ...")
     add("--gpus", type=int, default=1, help="number of GPUs of the machine, at most 64 (default: 1)")
     add("--gb", type=float, default=80, help="memory of each GPU in GiB (default: 80)")
     add("--sm", type=int, default=90, help="compute capability times 10: 75, 80, 86, 89, 90, 100, 120 (default: 90)")
