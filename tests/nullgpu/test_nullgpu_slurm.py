@@ -1,4 +1,4 @@
-"""A lesson's job on the null GPUs of two nodes of a real Slurm: what `sbatch` gets in its environment, the job has too."""
+"""A job of a real Slurm on null GPUs of two nodes: the job has what `sbatch` has in its environment."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cases import REPOSITORY, null_gpu
 from possible import skip_if_impossible
+
 from slurm_cluster import SlurmCluster, clean_environment
 
 skip_if_impossible()
@@ -32,7 +33,7 @@ def test_a_job_on_null_gpus_has_the_losses_of_a_job_on_cpus(
     found = {}
     for kind, prefix in (("cpu", []), ("cuda", null_gpu("--gpus", "2", "--values"))):
         variables = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # the copy has no .venv of its own
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # the copy has no .venv
             "PYTHONPATH": str(REPOSITORY),
             "WORKSHOP_DATA": str(null_data),
             "WORKSHOP_RUNS": str(tmp_path / kind),
