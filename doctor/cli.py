@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from . import report
-from .checks import Diagnosis, judge
-from .events import Run, read
-from .launch import LAUNCHERS, Plan, likely_launchers, run
+from .checks import CHECKS, Diagnosis, judge
+from .events import Run, read, write_launch
+from .launch import LAUNCHERS, Plan, file_of_module, likely_launchers, run, started_by
 
 NO_LIMIT = 10**9
 """updates; the time limit ends the run before"""
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         prog="doctor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="python -m doctor [options] SCRIPT [its arguments]",
+        usage="python -m doctor [options] SCRIPT [its arguments]   or   -m MODULE [its arguments]",
     )
     add = it.add_argument
     add("script", metavar="SCRIPT", nargs="?", help="the training script")
@@ -50,6 +50,13 @@ def parser() -> argparse.ArgumentParser:
         nargs=argparse.REMAINDER,
         help="its arguments; {rank} and {node} stand for the number of the rank, and of its node",
     )
+    add(
+        "-m",
+        dest="module",
+        metavar="MODULE",
+        nargs=argparse.REMAINDER,
+        help="the name of a module, and its arguments, instead of a script: as for python -m",
+    )
     how = it.add_argument_group("how it is run")
     add = how.add_argument
     add("--nproc", type=int, default=2, help="ranks on each node (default: 2)")
@@ -58,8 +65,8 @@ def parser() -> argparse.ArgumentParser:
         "--launcher",
         choices=("auto", *LAUNCHERS),
         default="auto",
-        help="how ranks are started: as by torchrun, as by srun, by the script itself (spawn), or a single process "
-        "(default: guessed from the script)",
+        help="how ranks are started: as by torchrun, as by srun, with the variables of both, by the script itself "
+        "(spawn), or a single process (default: guessed from the script)",
     )
     add(
         "--cpu", action="store_true", help="let the script see that there is no GPU; default: it sees one for each rank"
@@ -90,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
     out = it.add_argument_group("report")
     add = out.add_argument
     add("--json", action="store_true", help="print the report for programs")
+    add("--verbose", action="store_true", help="also list what was looked at, and what could not be judged")
     add("--report", metavar="FILE", help="write it to a file too: Markdown, or HTML if the name ends with .html")
     add("--keep", metavar="FOLDER", help="keep the events, the output and the files of the runs in this new folder")
     add("--reread", metavar="FOLDER", help="judge the runs in this folder again, without a script")
@@ -146,9 +154,19 @@ def refuse(wrong: bool, message: str) -> None:
 def make_plan(options: argparse.Namespace) -> Plan:
     """Return the ordinary run that the arguments ask for."""
     equals = "; write --resume=ARGS with an equals sign" if options.resume else ""
-    refuse(options.script is None, f"name a training script; --help shows the options{equals}")
-    script = Path(os.path.abspath(options.script))
-    refuse(not script.is_file(), f"there is no script {options.script}")
+    module, args = "", options.args
+    if options.module is not None:
+        refuse(not options.module, "-m needs the name of a module")
+        module, *args = options.module
+        found = file_of_module(module)
+        refuse(found is None, f"there is no module {module}, seen from this folder and PYTHONPATH")
+        assert found is not None
+        script = found
+    else:
+        refuse(options.script is None, f"name a training script; --help shows the options{equals}")
+        script = Path(os.path.abspath(options.script))
+        refuse(not script.is_file(), f"there is no script {options.script}")
+    refuse_what_is_no_script(script)
     for name in ("nproc", "nodes", "steps", "seconds", "batches"):
         value = getattr(options, name)
         refuse(value is not None and value <= 0, f"--{name} must be larger than 0")
@@ -166,7 +184,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
     }
     return Plan(
         script,
-        options.args,
+        args,
+        module=module,
         launcher=guessed if options.launcher == "auto" else options.launcher,
         ranks=options.nproc * options.nodes,
         nodes=options.nodes,
@@ -175,6 +194,22 @@ def make_plan(options: argparse.Namespace) -> Plan:
         gpus="real" if options.on_gpus else "none" if options.cpu else "standin",
         settings=settings,
     )
+
+
+def refuse_what_is_no_script(script: Path) -> None:
+    """End with the command to use if a file is no Python script, or one that only starts the training script."""
+    text = script.read_text(errors="replace")
+    if script.suffix == ".ipynb":
+        refuse(True, f"{script.name} is a notebook: jupyter nbconvert --to script {script.name} makes a script of it")
+    is_shell = script.suffix in (".sh", ".bash", ".slurm", ".sbatch") or re.match(r"#!.*\b(ba|z|k)?sh\b", text)
+    starts = started_by(text)
+    use = f"name the script that it starts: python doctor/run.py {starts}" if starts else "name the script it starts"
+    refuse(bool(is_shell), f"{script.name} is a shell script; {use}")
+    only_starts = re.search(r"\bsubprocess\b|os\.(system|exec\w+)\(", text) and re.search(
+        r"torchrun|distributed\.(run|launch)|accelerate|deepspeed", text
+    )
+    trains = re.search(r"init_process_group|backward\(|\.fit\(|\.train\(", text)
+    refuse(bool(only_starts and not trains), f"{script.name} starts other programs; {use}")
 
 
 def working_folder(options: argparse.Namespace, stack: contextlib.ExitStack) -> Path:
@@ -226,6 +261,7 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
     ):  # it counts on len(loader) batches
         plan = replace(plan, settings=plan.settings | {"batches": 0})
         usual = run_again(plan, folder / "run0")
+    confirm(plan, usual, folder)
     yield usual
     if not usual.any("update"):
         return
@@ -235,17 +271,40 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
         yield from stop_and_resume(options, plan, usual, folder / "run9")
 
 
+CUT_COULD_CAUSE = ("same_order",)
+"""checks whose fault can come from passes that the doctor has cut: a script with a number of steps of its own for an
+epoch then begins a pass too early"""
+
+
+def confirm(plan: Plan, usual: Run, folder: Path) -> None:
+    """Run the script once more with whole passes if a fault could come from cut ones; note in the run what is true."""
+    cut = plan.settings["batches"] and any(
+        e.get("batches", 0) > plan.settings["batches"] for rank in usual.ranks for e in rank.all("pass")
+    )
+    doubtful = {f.check for f in judge([usual]).faults if f.check in CUT_COULD_CAUSE} if cut else set()
+    if not doubtful:
+        return
+    whole = replace(plan, name="with whole passes", settings=plan.settings | {"batches": 0, "steps": NO_LIMIT})
+    again = judge([run_once(whole, folder / "run7")])
+    shutil.rmtree(folder / "run7")
+    titles = {check.name: check.title for check in CHECKS}
+    usual.launch.refuted = [name for name in sorted(doubtful) if titles[name] in again.fine]
+    usual.launch.unconfirmed = [name for name in sorted(doubtful) if titles[name] in again.unjudged]
+    write_launch(usual.launch, folder / "run0")
+
+
 def usual_run(options: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Plan, Run]:
     """Return the ordinary run, with how it was started: in the first way in which all ranks join and train."""
     usual = run_once(plan, folder)
-    if options.launcher != "auto" or all_train(usual, plan):
+    in_time = usual.launch.ended != "time"  # otherwise another way of starting it would take as long
+    if options.launcher != "auto" or all_train(usual, plan) or not in_time:
         return plan, usual
     first, failed = plan, {(plan.launcher, plan.local_rank_flag)}
     while other := other_launcher(usual, plan, failed):
         failed.add(other)
         plan = replace(plan, launcher=other[0], local_rank_flag=other[1])
         usual = run_again(plan, folder)
-        if all_train(usual, plan) or plan.launcher == "single":
+        if all_train(usual, plan) or plan.launcher == "single" or usual.launch.ended == "time":
             return plan, usual
     return (plan, usual) if plan == first else (first, run_again(first, folder))  # the first guess is the likeliest
 
@@ -325,7 +384,9 @@ def print_report(options: argparse.Namespace, runs: list[Run]) -> int:
     elif silent:
         print(report.silent(usual))
     else:
-        print(report.text(runs, diagnosis))
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        print(report.text(runs, diagnosis, verbose=options.verbose, colour=colour))
     if options.report:
-        Path(options.report).write_text(report.page(report.text(runs, diagnosis), options.report.endswith(".html")))
+        whole = report.silent(usual) if silent else report.text(runs, diagnosis, verbose=True)
+        Path(options.report).write_text(report.page(whole, options.report.endswith(".html")))
     return status

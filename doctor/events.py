@@ -8,7 +8,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     spawn       mp.spawn is called
     loader      a DataLoader was made: loader (its line and number), workers, persistent, sampler, sampler_at (line
                 of a DistributedSampler), batch_size, drop_last, iterable, dataset (class)
-    split       random_split is called
+    split       random_split is called: sizes (of the parts), order (a number for their samples), content (as for
+                dataset)
     dataset     a data set is seen first: dataset (number), cls, size, file (of a subset: its samples), objects (length
                 and name of the longest list in it), content (a number for what it holds)
     pass        a pass of a loader begins: loader, workers; if the samples have numbers: dataset, base (the data set
@@ -26,21 +27,25 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 and batch norm in training mode), samples, rows (a number for each input sample), rng, buffers; ddp and
                 sync, or inside (line of the DistributedDataParallel that has this module)
     dropout     the first dropout in training: p
-    gradients   before an update: optimizer, count, closure, gradients and weights (name: sum, sum of absolute values),
-                lr, state (number of entries), scaler (state of a GradScaler), dtypes, factor (size of the gradients,
-                divided by that after backward), others (sums of the weights of models that are in no optimizer)
+    metric      a schedule is given the value that it goes by: cls, value
+    gradients   before an update: optimizer, count, made (line of the optimizer, at its first update), closure,
+                gradients and weights (name: sum, sum of absolute values), lr, state (number of entries), scaler
+                (state of a GradScaler), dtypes, factor (size of the gradients, divided by that after backward), others
+                (sums of the weights of models that are in no optimizer)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 added (backward added to the gradients of the update before), factors (line, samples, weight of
                 a sample), waits (line and operation: count), graphs, graph_at, low_same and low_all (numbers of weights
                 in 16 bits that stayed, and all of them)
     clip        gradients are clipped: scaled, plain (no sharded tensors)
-    collective  one is called, outside of models and of torch: name, size, everyone (in the default group), features
+    collective  one is called, outside of models and of torch: name, size, everyone (in the default group), own (by a
+                file of the user's), gradient (it is that of a weight), features
                 (tensors of several dimensions that need gradients), backward (called in it)
     functional  one of torch's functional or differentiable collectives is called
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline
     join        Join: uneven numbers of steps are expected
     write       the script writes a file, once each: file, how, existed
+    folder      the script made a folder, and the doctor made it too, for libraries that are not redirected: path
     program     the script starts a program: name
     save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), parts
                 (optimizer, scheduler, scaler)
@@ -99,6 +104,12 @@ class Launch:
     ended: str = "end"
     """end, enough (updates), stopped, spawn (the script starts its ranks itself), time (limit), hang,
     lost (a rank ended, others did not)"""
+    refuted: list[str] = field(default_factory=list)
+    """names of checks that found a fault only because passes were cut: with whole ones there is none"""
+    unconfirmed: list[str] = field(default_factory=list)
+    """names of checks of which this could not be seen, because whole passes took too long"""
+    written: list[str] = field(default_factory=list)
+    """files of the user's folders that were really written"""
     stuck: dict[int, str] = field(default_factory=dict)
     """by the ids of processes: where they stood when a hanging run was ended"""
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .aftermath import changed, snapshot, undo_folders
 from .events import Launch, write_launch
 from .settings import Settings
 
@@ -28,7 +29,8 @@ PARALLEL = (
     r"init_process_group|torch\.distributed|torchrun|\bspawn\(|accelerate|lightning|ignite|deepspeed|horovod|RANK"
 )
 """what a script for several ranks has somewhere"""
-LAUNCHERS = ("torchrun", "srun", "spawn", "single")
+LAUNCHERS = ("torchrun", "srun", "both", "spawn", "single")
+"""as by torchrun, as by srun, with the variables of both, by the script itself, or one process"""
 
 
 @dataclass
@@ -37,6 +39,8 @@ class Plan:
 
     script: Path
     args: list[str]
+    module: str = ""
+    """name of the script as a module, as for ``python -m``; "": it is started by its file"""
     launcher: str = "torchrun"
     ranks: int = 2
     nodes: int = 1
@@ -48,6 +52,32 @@ class Plan:
     compared: str = ""
     settings: dict = field(default_factory=dict)
     """further fields of `Settings`"""
+
+    @property
+    def root(self) -> Path:
+        """The folder whose files are the user's: that of the script, or of the package that it is a module of."""
+        return self.script.parents[self.module.count(".") + (self.script.name == "__main__.py")]
+
+
+def file_of_module(name: str) -> Path | None:
+    """Return the file that ``python -m name`` would run from this folder; nothing is imported."""
+    for folder in (os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path):
+        base = Path(folder, *name.split("."))
+        for file in (base.with_name(f"{base.name}.py"), base / "__main__.py"):
+            if file.is_file():
+                return file.resolve()
+    return None
+
+
+STARTS = r"torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed|srun|python3?"
+"""how a line of a shell script may start a training"""
+
+
+def started_by(text: str) -> str:
+    """Return the training script that a shell script, or another text, starts last, with its arguments; "" if none."""
+    text = re.sub(r"\\\n\s*", " ", text)  # lines that are continued
+    found = re.findall(rf"(?:{STARTS})[^\n#]*?([^\s\"']+\.py\b[^\n#|;&>]*)", text)
+    return found[-1].strip(" \t\"'[](),") if found else ""
 
 
 def likely_launchers(script: Path) -> list[tuple[str, bool]]:
@@ -68,6 +98,7 @@ def likely_launchers(script: Path) -> list[tuple[str, bool]]:
     has_flag = re.search(r"""["']--local[_-]rank["']""", text)
     likely = [("torchrun", bool(has_flag and "LOCAL_RANK" not in text))]
     likely += [("srun", False)] if reads_slurm else []
+    likely += [("both", False)] if "SLURM_" in text and re.search(r"""["'](LOCAL_)?RANK["']""", text) else []
     likely += [("spawn", False)] if starts_itself else []
     likely += [("torchrun", True)] if has_flag else []
     if starts_itself and not reads_rank:
@@ -93,12 +124,19 @@ def free_port() -> int:
         return it.getsockname()[1]
 
 
+PLACE = re.compile(
+    r"(GROUP_|ROLE_|LOCAL_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|SLURM_(PROCID|LOCALID|NODEID|"
+    r"NTASKS|NPROCS|NNODES|JOB_NUM_NODES|JOB_?ID|GPUS_ON_NODE|NTASKS_PER_NODE|CPUS_PER_TASK|SUBMIT_HOST|JOB_NODELIST|"
+    r"NODELIST|GTIDS|STEP_\w+|TASK\w*|SRUN_\w+)"
+)
+"""variables with the place of a process in a job, which the doctor sets or takes away; all others are the user's"""
+
+
 def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
     """Return the variables of a rank, as its launcher would set them."""
     world, per_node = plan.ranks, plan.ranks // plan.nodes
     local = {"rank": rank % per_node, "node": rank // per_node}
-    drop = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC", "SLURM_")
-    env = {key: value for key, value in os.environ.items() if not key.startswith(drop)}
+    env = {key: value for key, value in os.environ.items() if not PLACE.fullmatch(key)}
     env |= {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(HOOK), env.get("PYTHONPATH")))),
         "DOCTOR_SETTINGS": settings.dump(),
@@ -111,9 +149,9 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
     }
     if plan.gpus != "real":
         env["CUDA_VISIBLE_DEVICES"] = ""
-    if plan.launcher in ("torchrun", "srun"):
+    if plan.launcher in ("torchrun", "srun", "both"):
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(settings.port), "WORLD_SIZE": str(world)}
-    if plan.launcher == "torchrun":
+    if plan.launcher in ("torchrun", "both"):
         env |= {
             "RANK": str(rank),
             "LOCAL_RANK": str(local["rank"]),
@@ -125,7 +163,7 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
             "TORCHELASTIC_RUN_ID": "doctor",
             "NODE_RANK": str(local["node"]),
         }
-    if plan.launcher == "srun":
+    if plan.launcher in ("srun", "both"):
         env |= {
             "SLURM_PROCID": str(rank),
             "SLURM_LOCALID": str(local["rank"]),
@@ -165,7 +203,7 @@ class Ranks:
             node = rank // (plan.ranks // plan.nodes)
             args += [arg.replace("{rank}", str(rank)).replace("{node}", str(node)) for arg in plan.args]
             with open(settings.scratch + f"/rank{rank}.out", "wb") as out:
-                command = [sys.executable, str(plan.script), *args]
+                command = [sys.executable, *(["-m", plan.module] if plan.module else [str(plan.script)]), *args]
                 self.processes.append(
                     subprocess.Popen(
                         command,
@@ -203,12 +241,9 @@ class Ranks:
 
     def stacks(self) -> dict[int, str]:
         """Return where the processes stand: of each, the lines of its stack, innermost first."""
-        for number in self.alive():
-            self.processes[number].send_signal(signal.SIGQUIT)  # faulthandler writes the stack
-        for file in self.logs.glob("*.jsonl"):
-            if int(file.stem) not in {process.pid for process in self.processes}:  # ranks of mp.spawn
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(int(file.stem), signal.SIGQUIT)
+        for file in self.logs.glob("*.stack"):  # the processes in which faulthandler waits for this signal
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(file.stem), signal.SIGQUIT)
         time.sleep(0.7)
         return {int(file.stem): file.read_text(errors="replace") for file in self.logs.glob("*.stack")}
 
@@ -242,22 +277,24 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
         (scratch / name).mkdir(parents=True)
     settings = Settings(
         scratch=str(scratch),
-        root=str(plan.script.parent),
+        root=str(plan.root),
         gpus=plan.ranks // plan.nodes,
-        started=plan.ranks // plan.nodes if plan.launcher in ("torchrun", "srun") else 1,
+        started=plan.ranks // plan.nodes if plan.launcher in ("torchrun", "srun", "both") else 1,
         port=free_port(),
         standin=plan.gpus == "standin",
         **plan.settings,
     )
     launch = Launch(
         script=str(plan.script),
-        root=str(plan.script.parent),
+        root=str(plan.root),
         name=plan.name,
         world_size=plan.ranks,
         nodes=plan.nodes,
         gpus=plan.gpus,
         compared=plan.compared,
     )
+    folders = (os.getcwd(), settings.root)
+    before = snapshot(folders, scratch) if settings.redirect else {}
     began = time.monotonic()
     ranks = Ranks(plan, settings)
     try:
@@ -267,6 +304,8 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
     finally:
         launch.statuses = ranks.kill()
         launch.seconds = round(time.monotonic() - began, 1)
+        undo_folders(scratch)
+    launch.written = changed(before, snapshot(folders, scratch)) if settings.redirect else []
     write_launch(launch, scratch)
     return launch
 

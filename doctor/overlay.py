@@ -245,6 +245,9 @@ def _redirect_folders(overlay: Overlay) -> None:
         if overlay.is_users(full):
             raise FileExistsError(17, "File exists", os.fspath(path))
         own["mkdir"](overlay.to_write(path), mode)
+        with contextlib.suppress(OSError):  # libraries in C or Rust write there; the doctor removes it after the run
+            own["mkdir"](full, mode)
+            note("folder", path=full)
         return overlay.unmark(path)
 
     for name, new in (("scandir", scandir), ("listdir", listdir), ("mkdir", mkdir)):
@@ -305,6 +308,17 @@ LIBRARIES = {
     "h5py": [("File.__init__", 1, "")],
     "pyarrow": [("memory_map", 0, "r")],
     "sqlite3": [("connect", 0, "a")],
+    "torch.jit": [
+        ("save", 1, "w"),
+        ("load", 0, "r"),
+        ("RecursiveScriptModule.save", 1, "w"),
+        ("ScriptModule.save", 1, "w"),
+    ],
+    "torchvision.io": [
+        *((name, 1, "w") for name in ("write_png", "write_jpeg")),
+        ("write_file", 0, "w"),
+        *((name, 0, "r") for name in ("read_file", "read_image")),
+    ],
 }
 """functions of libraries that open files in C: name, position of the path, and mode ("": the next argument)"""
 

@@ -58,9 +58,12 @@ def failures(run: Run) -> Iterator[str]:
                 f"  This may be what the doctor's stand-in for CUDA lacks ({place(e['inner'])}), and no fault of the "
                 "script: try --cpu, or --on_gpus."
             )
+    failed = {rank for rank, _ in errors(run)}
     for number, status in enumerate(run.launch.statuses):
         if status is not None and status < 0:
             yield f"process {number} was ended by signal {-status}"
+        elif status and number not in failed and None not in failed:
+            yield f"process {number} ended with status {status}, and without an exception"
     for cut in run.cut:
         last = max(e["step"] for e in cut.events)
         yield (
@@ -92,6 +95,12 @@ def remarks(runs: list[Run]) -> Iterator[str]:
     files = sorted({e["file"] for rank in run.ranks for e in [*rank.all("write"), *rank.workers] if e["e"] == "write"})
     if files:
         yield f"It wanted to write {len(files)} file(s), which went to a folder of the doctor's: {some_files(files)}"
+    written = sorted({file for one in runs for file in one.launch.written})
+    if written:
+        yield (
+            f"{len(written)} file(s) were REALLY written, by a library or a program that the doctor cannot redirect: "
+            f"{some_files(written)}"
+        )
     programs = {(e["name"], e["at"]) for rank in run.ranks for e in rank.all("program") if e["at"] != "?"}
     for name, at in sorted(programs)[:3]:
         yield f"It starts a program, whose files the doctor cannot redirect: {name} at {place(at)}"
@@ -103,10 +112,19 @@ def some_files(files: list[str]) -> str:
     return ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
 
 
-def lines_of(finding: Finding) -> Iterator[str]:
+COLOURS = {"FAULT": "\033[1;31m", "NOTE": "\033[1;33m", "COST": "\033[1;34m"}
+
+
+def lines_of(finding: Finding, colour: bool = False) -> Iterator[str]:
     """Yield the lines of a finding and its consequences."""
     where = f"  ({finding.run})" if finding.run else ""
-    yield f"{finding.kind.ljust(5)}  {place(finding.at)}{where}"
+    where += f"  ({finding.count} times)" if finding.count > 1 else ""
+    kind = finding.kind.ljust(5)
+    yield (
+        f"{COLOURS[finding.kind]}{kind}\033[0m  {place(finding.at)}{where}"
+        if colour
+        else f"{kind}  {place(finding.at)}{where}"
+    )
     yield f"       {finding.text}."
     yield f"       Fix: {finding.fix}."
     if finding.exercise:
@@ -123,23 +141,28 @@ def by_reason(unjudged: dict[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def text(runs: list[Run], diagnosis: Diagnosis) -> str:
-    """Return the report as text."""
+def text(runs: list[Run], diagnosis: Diagnosis, *, verbose: bool = False, colour: bool = False) -> str:
+    """Return the report as text: on one screen, or with ``verbose`` with lists of all that was looked at."""
     lines = []
     for run in runs:
         lines += [f"doctor: {heading(run)}", *(f"  {line}" for line in failures(run))]
     lines += [f"  {line}" for line in remarks(runs)]
     for finding in diagnosis.findings:
-        lines += ["", *lines_of(finding)]
+        lines += ["", *lines_of(finding, colour)]
     if not diagnosis.findings:
         lines += ["", "Nothing found."]
-    if diagnosis.fine:
-        lines += ["", f"Looked at, and fine ({len(diagnosis.fine)}):", *(f"  {title}" for title in diagnosis.fine)]
-    if diagnosis.unjudged:
+    updates = max((len(rank.all("update")) for rank in runs[0].ranks), default=0)
+    seen = f"Looked at in {updates} updates, and not seen to be wrong: {len(diagnosis.fine)}"
+    if not verbose:
+        lines += ["", f"{seen}.", f"Could not be judged: {len(diagnosis.unjudged)}."]
+        lines += [f"Not used by the script: {len(diagnosis.unused)}. (--verbose lists all of them.)"]
+    if verbose and diagnosis.fine:
+        lines += ["", f"{seen}", *(f"  {title}" for title in diagnosis.fine)]
+    if verbose and diagnosis.unjudged:
         lines += ["", f"Could not be judged ({len(diagnosis.unjudged)}):"]
         for reason, titles in by_reason(diagnosis.unjudged).items():
             lines += [f"  {title}" for title in titles] + [f"      because {reason}"]
-    if diagnosis.unused:
+    if verbose and diagnosis.unused:
         lines += ["", f"Not used by the script: {', '.join(by_reason(diagnosis.unused))}."]
     lines += [f"The check {name} itself failed: {error}" for name, error in diagnosis.broken.items()]
     return "\n".join(lines)
@@ -148,9 +171,30 @@ def text(runs: list[Run], diagnosis: Diagnosis) -> str:
 def silent(run: Run) -> str:
     """Return the report on a run without any update of weights."""
     lines = [f"doctor: {heading(run)}", *(f"  {line}" for line in failures(run))]
+    lines += [f"  {line}" for line in reached(run)]
     lines += ["No update of weights was seen, so nothing can be said. The end of the output:"]
     lines += [f"  | {line}" for line in run.output.splitlines()[-15:]] or ["  (none)"]
     return "\n".join(lines)
+
+
+def reached(run: Run) -> Iterator[str]:
+    """Yield how far a run without an update has come, and where it stood when it was ended."""
+    first: dict[str, float] = {}
+    for e in (e for events in [*(rank.events for rank in run.ranks), run.others] for e in events):
+        first[e["e"]] = min(e["t"], first.get(e["e"], e["t"]))
+    steps = {"init": "process group", "loader": "loader", "batch": "batch", "model": "call of a model"}
+    seen = [f"first {name} after {first[kind]:.0f} s" for kind, name in steps.items() if kind in first]
+    yield f"It had come to: {', '.join(seen) or 'no process group, loader or model'}."
+    for place in sorted(set(run.launch.stuck.values())):
+        yield f"It stood at {place_in(place)}."
+    if run.launch.ended == "time":
+        yield "--seconds gives it more time; a smaller model or smaller data (--preload) need less."
+
+
+def place_in(stuck: str) -> str:
+    """Return "file:line in function" as seen from the present folder."""
+    at, _, function = stuck.rpartition(" in ")
+    return f"{place(at)} in {function}" if at else stuck
 
 
 def as_json(runs: list[Run], diagnosis: Diagnosis, status: int) -> str:

@@ -64,7 +64,9 @@ def note_wait(name: str, args: tuple) -> None:
     busy = state.observing or state.loading or state.depth or state.in_backward
     if not state.training or busy or not trail.kind_of(sys._getframe(2).f_code.co_filename):
         return
-    if name == "numpy" or (args and isinstance(args[0], torch.Tensor) and type(args[0]) is not nn.Parameter):
+    if not args or not isinstance(args[0], torch.Tensor) or type(args[0]) is nn.Parameter:
+        return
+    if args[0].numel() == 1 or args[0].requires_grad:  # others may be on the CPU in truth, such as indices
         key = f"{user_line()} {name.strip('_')}"
         optimizers.waits[key] = optimizers.waits.get(key, 0) + 1
 
@@ -184,8 +186,19 @@ def _answer_as_gpu(gpus: int) -> None:
         "reset_peak_memory_stats",
         "init",
         "set_per_process_memory_fraction",
+        "reset_max_memory_allocated",
+        "reset_accumulated_memory_stats",
+        "reset_max_memory_cached",
+        # The numbers of "GPU" tensors come from the generator of the CPU, which the script has seeded on its own.
+        "manual_seed",
+        "manual_seed_all",
+        "seed",
+        "seed_all",
     ]:
         setattr(cuda, name, lambda *_, **__: None)  # one function each: torch._dynamo keeps rules by function
+    for name in ("manual_seed", "manual_seed_all", "seed", "seed_all"):
+        setattr(cuda.random, name, getattr(cuda, name))  # torch.manual_seed and torch.seed call these
+    cuda.initial_seed = cuda.random.initial_seed = torch.initial_seed
     cuda.memory_stats = lambda *_, **__: collections.defaultdict(int)
     cuda.get_device_properties = properties
     cuda.set_device = set_device
@@ -206,14 +219,6 @@ def _answer_as_gpu(gpus: int) -> None:
     accelerator.current_stream = Nothing
 
 
-def has_fp16() -> bool:
-    """Return whether this CPU computes in float16: on others, a convolution takes up to 40 times as long."""
-    try:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    except (AttributeError, RuntimeError):
-        return False
-
-
 def _compute_on_cpu() -> None:
     own_autocast = torch.amp.autocast_mode.autocast.__init__
 
@@ -224,8 +229,8 @@ def _compute_on_cpu() -> None:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        if device_type == "cuda":
-            device_type, dtype = "cpu", dtype if dtype and (dtype != torch.float16 or has_fp16()) else torch.bfloat16
+        if device_type == "cuda":  # bf16 for fp16, in which the backward of a convolution takes 200 times as long
+            device_type, dtype = "cpu", torch.bfloat16 if dtype in (None, torch.float16) else dtype
         own_autocast(self, device_type, dtype, enabled, cache_enabled)
 
     torch.amp.autocast_mode.autocast.__init__ = autocast

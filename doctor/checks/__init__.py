@@ -1,8 +1,9 @@
 """The checks, and judging runs with them."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from ..events import Run
+from ..events import Launch, Run
 from . import files, randomness, samples, speed, steps, updates, validation, weights
 from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Check, Finding, NotUsed
 from .runs import COMPARISONS
@@ -45,7 +46,7 @@ def judge(runs: list[Run]) -> Diagnosis:
         ]
         if pairs:
             found += apply(check, pairs, diagnosis)
-    diagnosis.findings = with_causes(once(found))
+    diagnosis.findings = with_causes(counted(once(found)))
     return diagnosis
 
 
@@ -61,6 +62,9 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
     found: list[Finding] = []
     judged = False
     for case in cases:
+        if check.name in case[-1].launch.refuted:
+            judged = True
+            continue
         try:
             new = check.findings(*case)
             judged = True
@@ -71,7 +75,7 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
         else:
             launch = case[-1].launch
             kinds = (FAULT, NOTE) if launch.compared else (FAULT,) if launch.name else (FAULT, NOTE, COST)
-            found += [finding for finding in new if finding.kind in kinds]
+            found += [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
     if judged and not found:
         diagnosis.fine.append(check.title)
     elif not judged and reasons:
@@ -88,17 +92,41 @@ def once(findings: Iterable[Finding]) -> list[Finding]:
     ]
 
 
+def as_confirmed(finding: Finding, launch: Launch) -> Finding:
+    """Return a finding; as a NOTE if it could come from cut passes, and whole ones took too long."""
+    if finding.check in launch.unconfirmed and finding.kind == FAULT:
+        text = f"{finding.text} (the passes were cut, and whole ones did not end in time: see --full)"
+        return replace(finding, kind=NOTE, text=text)
+    return finding
+
+
+def counted(findings: Iterable[Finding]) -> list[Finding]:
+    """Return equal findings once, with their number."""
+    found: dict[tuple[str, ...], Finding] = {}
+    for finding in findings:
+        key = finding.check, finding.kind, finding.at, finding.text, finding.run
+        if key in found:
+            found[key].count += 1
+        else:
+            found[key] = finding
+    return list(found.values())
+
+
 def with_causes(findings: list[Finding]) -> list[Finding]:
-    """Put each finding under its cause, if that was found in the same run; sort the rest by kind."""
+    """Put each finding under its first cause, if that was found in the same run; sort the rest by kind."""
     after = {check.name: check.after for check in CHECKS}
+
+    def cause_of(finding: Finding) -> Finding | None:
+        earlier = [f for f in findings if f.check in after.get(finding.check, ()) and f.run == finding.run]
+        return next((f for f in earlier if f.kind != COST and f is not finding), None)
+
     rest = []
     for finding in findings:
-        causes = [
-            f for f in findings if f.check in after.get(finding.check, ()) and f.run == finding.run and f.kind != COST
-        ]
-        causes = [f for f in causes if f is not finding]
-        if causes:
-            causes[0].consequences.append(finding)
-        else:
+        first = finding
+        while cause := cause_of(first):
+            first = cause
+        if first is finding:
             rest.append(finding)
+        else:
+            first.consequences.append(finding)
     return sorted(rest, key=lambda finding: (FAULT, NOTE, COST).index(finding.kind))

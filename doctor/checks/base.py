@@ -26,6 +26,8 @@ class Finding:
     run: str = ""
     """the name of the run that shows it; empty: the ordinary one"""
     consequences: list["Finding"] = field(default_factory=list)
+    count: int = 1
+    """how often it was found, in the same words"""
 
 
 def fault(at: str, text: str, fix: str) -> Finding:

@@ -11,7 +11,12 @@ COMPARED = 12
 """training steps of which the inputs are compared"""
 
 
-@check("Every rank trains on samples of its own.", exercise="03_ddp/exercises/same_half", ranks=True)
+@check(
+    "Every rank trains on samples of its own.",
+    exercise="03_ddp/exercises/same_half",
+    after=("same_split",),
+    ranks=True,
+)
 def same_samples(run: Run) -> Iterator[Finding]:
     """Ranks that compute the same samples do the same work: an epoch is then several epochs, and no step is larger."""
     if run.model_parallel:
@@ -113,13 +118,17 @@ def same_order(run: Run) -> Iterator[Finding]:
             text = f"the {len(order)} training samples come in the order of the data set in every epoch: no shuffling"
             yield hint(kind[0], text, "shuffle=True, or a sampler that shuffles")
         else:
-            text = f"epochs 1 and 2 have the same order of the {len(order)} samples (sampler: {kind[3]})"
+            line = events[1]["at"].rpartition(":")[2]
+            text = (
+                f"passes 1 and 2 of this loader, which line {line} begins, have the same order of the {len(order)} "
+                f"samples (sampler: {kind[3]})"
+            )
             at = run.made(events[1]["loader"]).get("sampler_at") or events[1]["at"]
             yield fault(at, text, "call set_epoch(epoch) of this sampler before each epoch")
     need(judged, ONE_EPOCH)
 
 
-@check("No validation sample is trained on.", exercise="03_ddp/exercises/held_out")
+@check("No validation sample is trained on.", exercise="03_ddp/exercises/held_out", after=("same_split",))
 def held_out(run: Run) -> Iterator[Finding]:
     """If each rank splits the data with random numbers of its own, one rank trains on what another one validates."""
     trained, validated = _by_base(run, run.training), _by_base(run, run.validating)
@@ -145,6 +154,26 @@ def _by_base(run: Run, loaders: set[str]) -> dict[int, tuple[set[int], str]]:
         for event in (e for e in passes[0].values() if "base" in e and run.same_data(passes[0])):
             found.setdefault(event["base"], (set(), kind[0]))[0].update(run.numbers(event))
     return found
+
+
+@check(
+    "random_split splits the data in the same way on all ranks.",
+    exercise="03_ddp/exercises/held_out",
+    ranks=True,
+)
+def same_split(run: Run) -> Iterator[Finding]:
+    """If each rank splits the data with random numbers of its own, ranks train on what others validate."""
+    splits = run.together("split")
+    need_use(splits, "random_split")
+    for events in splits:
+        same_place = len({e["at"] for e in events}) == 1 and len({str(e.get("sizes")) for e in events}) == 1
+        if same_place and len({e.get("order") for e in events}) > 1 and events[0].get("sizes"):
+            contents = {e["content"] for e in events}
+            if len(contents) > 1:
+                continue  # each rank splits data of its own
+            text = f"the ranks split the {sum(events[0]['sizes'])} samples in different ways"
+            fix = "split with the same seed on all ranks: random_split(..., generator=torch.Generator().manual_seed(1))"
+            yield (fault if contents != {0} else hint)(events[0]["at"], text, fix)
 
 
 @check("Each worker of a stream gives samples of its own.", exercise="03_ddp/exercises/long_epoch")

@@ -16,15 +16,21 @@ def waits(run: Run) -> Iterator[Finding]:
     need(run.launch.standin, "this is judged on the stand-in for a GPU only")
     updates = run.first.all("update")
     need_updates(run, 5)
+    steps = steps_of(updates)
     places = Counter(place for e in updates for place in e["waits"])
     for place, count in places.items():
-        if count > EVERY_STEP * len(updates):
+        if count > EVERY_STEP * steps:
             at, name = place.rsplit(" ", 1)
             yield cost(
                 at,
-                f"{name} makes the CPU wait for a GPU in {count} of {len(updates)} steps",
+                f"{name} makes the CPU wait for a GPU in {min(count, steps)} of {steps} steps",
                 "add up detached tensors, and read their value every 50 steps",
             )
+
+
+def steps_of(updates: list[Event]) -> int:
+    """Return the number of training steps: with several optimizers, the updates of the one that has most of them."""
+    return max(Counter(e["optimizer"] for e in updates).values())
 
 
 @check("The ranks wait for each other in backward only.", ranks=True)
@@ -36,14 +42,15 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
     for e in run.first.events:
         updates += e["e"] == "update"
         training = e["train"] and e["grad"] if e["e"] == "forward" else training
-        if e["e"] == "collective" and training and (e["size"] or 0) < 1000:
+        of_the_user = e.get("own", True) and not e.get("gradient")  # which the script averages itself
+        if e["e"] == "collective" and training and of_the_user and (e["size"] or 0) < 1000:
             steps.setdefault((e["at"], e["name"]), set()).add(updates)
     for (at, name), called in steps.items():
-        count = len(called)
-        if count > EVERY_STEP * updates:
+        count, number = len(called), steps_of(run.first.all("update"))
+        if count > EVERY_STEP * number:
             yield cost(
                 at,
-                f"{name} is called in {count} of {updates} steps, beside the exchange of the gradients",
+                f"{name} is called in {min(count, number)} of {number} steps, beside the exchange of the gradients",
                 "call it every 50 steps, or once an epoch",
             )
 

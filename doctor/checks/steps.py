@@ -38,6 +38,7 @@ def same_collectives(run: Run) -> Iterator[Finding]:
     """A collective ends when every rank has called it; another one in its place hangs, or mixes up the values."""
     lists = [rank.all("collective", everyone=True) for rank in run.ranks]
     need_use(any(lists), "collectives of its own")
+    need(not run.any("join"), "the script uses Join, which answers the collectives of ranks that have ended")
     for number, events in enumerate(zip(*lists, strict=False)):
         if len({(e["name"], e["size"] if e["name"] in SIZED else 0) for e in events}) > 1:
             yield fault(

@@ -18,7 +18,7 @@ def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
     return found
 
 
-@check("Validation counts every sample once.", after=("held_out",), ranks=True)
+@check("Validation counts every sample once.", after=("same_split", "held_out"), ranks=True)
 def validation_counts(run: Run) -> Iterator[Finding]:
     """DistributedSampler repeats samples until all ranks have equally many; drop_last leaves some out."""
     covered: dict[int, set[int]] = defaultdict(set)  # of each data set: a second loader may validate the rest

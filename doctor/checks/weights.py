@@ -39,6 +39,7 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     Weights are compared before each update, so whatever averages them after an update counts as right.
     """
     need(not run.sharded and not run.model_parallel, "the ranks have different parts of the weights")
+    need(not run.any("join"), "the script uses Join, in which ranks may end at different updates")
     steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
     unequal = [bool(differing(events, "weights")) for events in steps]
@@ -53,7 +54,8 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
     names, total = differing(events, "weights"), len(events[0]["weights"])
     first = run.aligned("gradients")[0]
     evidence = (
-        f"before update {events[0]['step'] + 1}, {len(names)} of {total} weights differ between ranks ({some(names)})"
+        f"{len(names)} of {total} weights differ between ranks ({some(map(_shown, names))}), first seen before update "
+        f"{events[0]['step'] + 1}"
     )
     calls = run.first.all("forward", train=True, grad=True)
     bare = next((e for e in calls if "inside" in e), None)
@@ -95,7 +97,71 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             "wrap the model in DistributedDataParallel and call the wrapped one, or average the gradients before the "
             f"update of {_line(events[0]['at'])}",
         )
-    return fault(events[0]["at"], evidence, "change weights and gradients in the same way on all ranks")
+    if outside := _outside_of_wrappers(run, names, events):
+        return outside
+    if unsynced := _last_pass_unsynced(wrapped):
+        return fault(
+            unsynced["at"],
+            "gradients are exchanged in an earlier backward pass of an update and not in the last one, so what the "
+            f"last ones add stays on its rank: {evidence}",
+            "leave no_sync() in the last pass before step()",
+        )
+    if loaded := _loaded_alone(run):
+        return fault(
+            loaded["at"],
+            f"only some ranks load a state here, after DistributedDataParallel was made, which copies weights only "
+            f"when it is made: {evidence}",
+            "load on all ranks, or before the model is wrapped",
+        )
+    shows = f"{evidence}; this line is where it shows"
+    return fault(events[0]["at"], shows, "change weights and gradients in the same way on all ranks")
+
+
+def _shown(name: str) -> str:
+    """Return the name of a weight without the number of its model."""
+    return name.partition(":")[2] or name
+
+
+def _model_of(name: str) -> int:
+    number, colon, _ = name.partition(":")
+    return int(number) if colon and number.isdecimal() else 0
+
+
+def _outside_of_wrappers(run: Run, names: list[str], events: tuple[Event, ...]) -> Finding | None:
+    """Return the finding if all weights that differ are of models that are not wrapped, and others are wrapped."""
+    calls = run.first.all("forward", train=True, grad=True)
+    covered = {e["model"] for e in calls if e.get("ddp") or "inside" in e}
+    alone = {_model_of(name) for name in names}
+    if not covered or alone & covered or not alone <= {e["model"] for e in run.first.all("model")}:
+        return None
+    models = [e for e in run.first.all("model") if e["model"] in alone]
+    same = len(events[0]["weights"]) - len(names)
+    return fault(
+        models[0]["made"],
+        f"{some(map(_shown, names))} of {models[0]['cls']} are trained on every rank alone, because they belong to no "
+        f"DistributedDataParallel; the other {same} weights are the same on all ranks",
+        "make them part of the wrapped model, or all_reduce their gradients before step()",
+    )
+
+
+def _last_pass_unsynced(wrapped: list[Event]) -> Event | None:
+    """Return the last call before an update if it exchanges no gradients, although an earlier one did."""
+    updates: dict[int, list[Event]] = {}
+    for e in wrapped:
+        updates.setdefault(e["step"], []).append(e)
+    several = [calls for calls in updates.values() if len(calls) > 1]
+    wrong = [calls[-1] for calls in several if not calls[-1]["sync"] and any(e["sync"] for e in calls)]
+    return wrong[0] if len(wrong) > 1 and len(wrong) > len(several) / 2 else None
+
+
+def _loaded_alone(run: Run) -> Event | None:
+    """Return a load that not all ranks have made, after the model was wrapped."""
+    loads = [rank.all("load") for rank in run.ranks]
+    longest = max(loads, key=len)
+    if len(longest) == min(map(len, loads)):
+        return None
+    wrapped = next((e["t"] for rank in run.ranks for e in rank.all("ddp")), None)
+    return longest[0] if wrapped is not None and longest[0]["t"] > wrapped else None
 
 
 def _made(run: Run) -> str:
@@ -136,6 +202,9 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
     for events in steps:
         if len({tuple(e["lr"]) for e in events}) > 1:
             rates = ", ".join(f"{e['lr'][0]:.3g}" for e in events)
+            if cause := _other_metric(run, events, rates) or _other_start(events, rates):
+                yield cause
+                return
             schedules = [e for rank in run.ranks for e in rank.all("schedule") if "stepped_at" in e]
             yield fault(
                 max(schedules, key=lambda e: e["steps"])["stepped_at"] if schedules else events[0]["at"],
@@ -143,6 +212,27 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
                 "call scheduler.step() on all ranks, equally often",
             )
             return
+
+
+def _other_metric(run: Run, events: tuple[Event, ...], rates: str) -> Finding | None:
+    """Return the finding if a schedule was given other values on other ranks."""
+    for given in run.together("metric"):
+        if given[0]["step"] <= events[0]["step"] and len({e["value"] for e in given}) > 1:
+            values = ", ".join(f"{e['value']:.4g}" for e in given)
+            text = (
+                f"{given[0]['cls']}.step() got {values} on ranks 0 to {run.world - 1}; from update "
+                f"{events[0]['step'] + 1} on, their learning rates are {rates}"
+            )
+            return fault(given[0]["at"], text, "combine the value over the ranks first: dist.all_reduce")
+    return None
+
+
+def _other_start(events: tuple[Event, ...], rates: str) -> Finding | None:
+    """Return the finding if an optimizer began with other learning rates on other ranks."""
+    if events[0]["count"] or not events[0].get("made"):
+        return None
+    text = f"this optimizer was made with the learning rates {rates} on the ranks"
+    return fault(events[0]["made"], text, "choose the rate on rank 0, dist.broadcast it, then make the optimizer")
 
 
 @check("The optimizer has the weights of the model that is called.")

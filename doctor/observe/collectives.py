@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..trail import note, trail, user_line
-from .common import CONFIG, patch, state
+from .common import CONFIG, optimizers, patch, state
 from .optimizer import wait_for_the_end
 
 NAMES = [
@@ -96,12 +96,15 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
             tensor = tensors[0] if tensors else None
             group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
             everyone = group is None or group is dist.group.WORLD
+            from_user = trail.kind_of(sys._getframe(1).f_code.co_filename) > 0
             note(
                 "collective",
                 name=name,
                 at=user_line(),
                 size=None if tensor is None else tensor.numel(),
                 everyone=everyone,
+                own=from_user,
+                gradient=is_gradient(tensor),
                 features=any(t.requires_grad and t.dim() > 1 for t in tensors),
                 backward=state.in_backward,
             )
@@ -114,6 +117,14 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
         return collective
 
     return wrap
+
+
+def is_gradient(tensor: torch.Tensor | None) -> bool:
+    """Return whether this is the gradient of a weight in an optimizer."""
+    if tensor is None:
+        return False
+    found = (one for known in optimizers.known.values() if (one := known()))
+    return any(p.grad is tensor for one in found for group in one.param_groups for p in group["params"])
 
 
 def _init(own: Callable[..., None]) -> Callable[..., None]:

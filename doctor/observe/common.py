@@ -77,7 +77,7 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if state.observing:
+        if state.observing or torch._C._get_tracing_state() is not None:  # torch.jit.trace would record it
             return None
         state.observing = True
         try:

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import sys
 import time
 import zlib
@@ -22,6 +23,7 @@ from .common import CONFIG, fingerprints, patch, quietly, state
 LONGEST_PLAN = 200_000
 """batches of a pass that are looked at: a sampler can be endless"""
 MANY_OBJECTS = 20_000
+LIGHTNING = re.compile(r"site-packages/(pytorch_)?lightning(_fabric)?/")
 ITERABLE = data.dataloader._DatasetKind.Iterable
 
 
@@ -48,6 +50,7 @@ def install() -> None:
 
     data.DataLoader._index_sampler = property(index_sampler)
     patch(data.DataLoader, "__init__", _loader_init)
+    patch(data.DataLoader, "__len__", _loader_length)
     patch(data.DistributedSampler, "__init__", _sampler_init)
     patch(data, "random_split", _split, data.dataset)
     iterators = data.dataloader._BaseDataLoaderIter
@@ -88,10 +91,18 @@ class ShortSampler:
 
 def _split(own: Callable[..., list]) -> Callable[..., list]:
     def split(dataset: Any, *args: Any, **kwargs: Any) -> list:
-        note("split", at=user_line())
-        return own(dataset, *args, **kwargs)
+        parts = own(dataset, *args, **kwargs)
+        note_split(dataset, parts, user_line())
+        return parts
 
     return split
+
+
+@quietly
+def note_split(dataset: Any, parts: list, at: str) -> None:
+    """Log a random split: the sizes of its parts, a number for which samples they have, and one for the data."""
+    order = zlib.crc32(json.dumps([[int(index) for index in part.indices] for part in parts]).encode())
+    note("split", at=at, sizes=[len(part) for part in parts], order=order, content=_content(dataset, len(dataset)))
 
 
 def _sampler_init(own: Callable[..., None]) -> Callable[..., None]:
@@ -136,6 +147,17 @@ def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
             loader.prefetch_factor = 2
 
     return init
+
+
+def _loader_length(own: Callable[[data.DataLoader], int]) -> Callable[[data.DataLoader], int]:
+    """Let Lightning, which validates after as many batches as a loader says, see as many as it will get."""
+
+    def length(loader: data.DataLoader) -> int:
+        size = own(loader)
+        is_cut = CONFIG.batches and LIGHTNING.search(sys._getframe(1).f_code.co_filename)
+        return min(size, CONFIG.batches) if is_cut else size
+
+    return length
 
 
 @quietly

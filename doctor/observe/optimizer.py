@@ -30,6 +30,7 @@ def install() -> None:
         patch(nn.utils, name, _clip, nn.utils.clip_grad)
     patch(torch.amp.GradScaler, "scale", _scaling(True))
     patch(torch.amp.GradScaler, "unscale_", _scaling(False))
+    patch(Optimizer, "__init__", _optimizer_init)
     for kind in (LRScheduler, ReduceLROnPlateau):
         patch(kind, "__init__", _scheduler_init)
         patch(kind, "step", _scheduler_step)
@@ -65,6 +66,7 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         "gradients",
         optimizer=number,
         count=count,
+        made=optimizer.__dict__.get("_doctor_made", "") if count == 0 else "",
         at=user_line(),
         closure=closure,
         gradients={name: None if p.grad is None else sums(p.grad) for name, p in named if p.requires_grad},
@@ -189,12 +191,28 @@ def _scheduler_init(own: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
+def _optimizer_init(own: Callable[..., None]) -> Callable[..., None]:
+    def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        optimizer.__dict__["_doctor_made"] = user_line()
+        own(optimizer, *args, **kwargs)
+
+    return init
+
+
 def _scheduler_step(own: Callable[..., None]) -> Callable[..., None]:
     def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         optimizers.schedule_lines[id(scheduler)] = user_line()
+        if isinstance(scheduler, ReduceLROnPlateau) and (args or "metrics" in kwargs):
+            note_metric(scheduler, args[0] if args else kwargs["metrics"])
         own(scheduler, *args, **kwargs)
 
     return step
+
+
+@quietly
+def note_metric(scheduler: Any, value: Any) -> None:
+    """Log the value that a schedule goes by."""
+    note("metric", cls=type(scheduler).__name__, value=float(value), at=user_line())
 
 
 def length_of(scheduler: Any) -> int | None:

@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
 
-from doctor.checks import CHECKS, judge
+from doctor.checks import CHECKS, counted, judge
+from doctor.checks.base import hint
 from doctor.events import Run
 from doctor.launch import likely_launchers
 
@@ -80,6 +82,13 @@ def no_shuffling(run: Run) -> None:
 def unseeded_split(run: Run) -> None:
     change(run, "pass", base=7)
     set_samples(run, "v", [0, 1, 90, 91], [92, 93, 94, 95])
+
+
+@faulty("same_split", "FAULT", 12)
+def each_rank_splits_in_its_own_way(run: Run) -> None:
+    for rank in run.ranks:
+        split = {"e": "split", "step": 0, "t": 0.1, "at": at(12), "sizes": [80, 20], "order": rank.number, "content": 7}
+        rank.events.insert(3, split)
 
 
 @faulty("stream_repeats", "FAULT", 10)
@@ -172,6 +181,49 @@ def never_wrapped(run: Run) -> None:
         rank.events = [e for e in rank.events if e["e"] != "ddp"]
         for e in rank.all("forward"):
             e.pop("ddp")
+
+
+@faulty("weights_agree", "FAULT", 34)
+def a_module_beside_the_wrapped_one(run: Run) -> None:
+    for rank in run.ranks:
+        for e in rank.all("gradients"):
+            e["weights"]["1:scale"] = [0.1 * rank.number * e["step"], 1.0]
+            e["gradients"]["1:scale"] = [0.5, 1.0]
+        made = next(e for e in rank.events if e["e"] == "model")
+        rank.events.insert(rank.events.index(made), made | {"model": 1, "cls": "Weighting", "made": at(34)})
+
+
+@faulty("weights_agree", "FAULT", 43)
+def gradients_are_exchanged_too_early(run: Run) -> None:
+    make_weights_differ(run)
+    for rank in run.ranks:
+        events = []
+        for e in rank.events:
+            events += [e, e | {"sync": False}] if e["e"] == "forward" and e["train"] else [e]
+        rank.events = events
+
+
+@faulty("weights_agree", "FAULT", 35)
+def only_rank_0_loads(run: Run) -> None:
+    make_weights_differ(run)
+    events = run.ranks[0].events
+    wrapped = next(i for i, e in enumerate(events) if e["e"] == "ddp")
+    events.insert(wrapped + 1, {"e": "load", "step": 0, "t": 9.0, "at": at(35), "file": "/home/me/last.pt"})
+
+
+@faulty("learning_rates_agree", "FAULT", 48)
+def each_rank_has_a_loss_of_its_own(run: Run) -> None:
+    change(run, "gradients", (1,), lr=[0.05])
+    change(run, "gradients", (0, 1), wanted={"count": 0}, lr=[0.1])
+    for rank in run.ranks:
+        metric = {"e": "metric", "step": 1, "t": 1.0, "at": at(48), "cls": "ReduceLROnPlateau"}
+        rank.events.append(metric | {"value": 0.5 + rank.number})
+
+
+@faulty("learning_rates_agree", "FAULT", 28)
+def each_rank_has_searched_a_rate_of_its_own(run: Run) -> None:
+    change(run, "gradients", (1,), lr=[0.05])
+    change(run, "gradients", wanted={"count": 0}, made=at(28))
 
 
 @faulty("learning_rates_agree", "FAULT", 47)
@@ -493,6 +545,58 @@ def test_weights_that_are_averaged_after_updates_are_right() -> None:
     for e in run.ranks[1].all("gradients")[1:3]:
         e["weights"] = {name: [0.0, 1.0] for name in NAMES}
     right(run)
+
+
+def test_two_optimizers_take_turns() -> None:
+    """In a GAN, what is called in each step is called in every second update."""
+    run = correct_run()
+    for rank in run.ranks:
+        for number, e in enumerate(rank.all("update")):
+            e["optimizer"] = number % 2
+            e["waits"] = {f"{at(49)} item": 1} if number % 2 else {}
+    add(run, "collective", 52, name="all_reduce", size=1, everyone=True, own=True)
+    found = {(f.check, f.at) for f in judge([run]).findings if f.kind == "COST"}
+    assert {("waits", at(49)), ("collectives_per_step", at(52))} <= found
+
+
+def test_collectives_of_a_library_and_of_gradients_are_no_cost() -> None:
+    run = correct_run()
+    add(run, "collective", 52, name="all_reduce", size=8, everyone=True, own=False)
+    add(run, "collective", 52, name="all_reduce", size=8, everyone=True, own=True, gradient=True)
+    assert "collectives_per_step" not in {f.check for f in judge([run]).findings}
+
+
+def test_each_rank_may_split_data_of_its_own() -> None:
+    run = correct_run()
+    each_rank_splits_in_its_own_way(run)
+    run.ranks[1].all("split")[0]["content"] = 8
+    right(run)
+
+
+def test_what_only_cut_passes_show_is_no_fault() -> None:
+    run = correct_run()
+    no_set_epoch(run)
+    run.launch.unconfirmed = ["same_order"]
+    (finding,) = judge([run]).findings
+    assert finding.kind == "NOTE" and "--full" in finding.text
+    run.launch.refuted = ["same_order"]
+    assert not judge([run]).findings
+
+
+def test_equal_findings_are_counted() -> None:
+    finding = hint(at(5), "the names have module. before them", "save the model's own state")
+    (found,) = counted([replace(finding) for _ in range(20)])
+    assert found.count == 20
+
+
+def test_ranks_may_end_at_different_updates_with_join() -> None:
+    run = correct_run()
+    run.ranks[0].events.insert(5, {"e": "join", "step": 0, "t": 0.1, "at": at(41)})
+    make_weights_differ(run)
+    add(run, "collective", 52, ranks=(0,), name="all_reduce", size=8, everyone=True)
+    right(run)
+    unjudged = judge([run]).unjudged
+    assert sum("Join" in reason for reason in unjudged.values()) >= 3
 
 
 def test_ranks_of_a_model_that_is_split_may_share_samples() -> None:

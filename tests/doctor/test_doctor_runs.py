@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -94,6 +95,61 @@ def test_faults_are_found_with_their_lines(doctor: Doctor) -> None:
     assert found["one_writer"] == "save"
     assert found["waits"] == "item"
     assert report["status"] == 1
+
+
+def test_a_script_is_started_as_a_module_of_a_package(doctor: Doctor) -> None:
+    package = doctor.folder / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "names.py").write_text("FILE = 'package.losses'\n")
+    script = (doctor.folder / "one_process.py").read_text()
+    (package / "train.py").write_text(f"from .names import FILE\n{script}\nopen(FILE, 'w').close()\n")
+    status, out, _ = doctor.run("-m", "package.train")
+    assert status == 0 and "package.losses" in out
+    _, _, err = doctor.run("-m", "package.nothing")
+    assert err.startswith("doctor: error: there is no module package.nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("book.ipynb", '{"cells": []}', "book.ipynb is a notebook: jupyter nbconvert --to script book.ipynb"),
+        ("run.sh", "torchrun --nproc-per-node 8 \\\n    train.py --lr 0.1\n", "python doctor/run.py train.py --lr 0.1"),
+        ("job", "#!/bin/bash\nsrun hostname\n", "job is a shell script; name the script it starts"),
+        ("start.py", "import subprocess\nsubprocess.run('torchrun train.py'.split())", "doctor/run.py train.py"),
+    ],
+)
+def test_what_is_no_training_script_is_refused_with_the_command_to_use(
+    doctor: Doctor, name: str, text: str, said: str
+) -> None:
+    (doctor.folder / name).write_text(text)
+    status, _, err = doctor.run(name)
+    assert status == 2 and said in err
+
+
+def test_variables_of_two_launchers_and_of_the_site_and_files_that_a_library_in_c_writes(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_OF_OUR_SITE", "7")
+    monkeypatch.setenv("SLURM_PROCID", "5")  # of the shell that the doctor is started from
+    status, out, _ = doctor.run("cluster.py")
+    assert status == 0, out
+    assert "1 file(s) were REALLY written" in out and "beside.bin" in out
+    assert (doctor.folder / "beside.bin").exists() and not (doctor.folder / "new").exists()
+
+
+def test_a_run_without_an_update_says_where_it_stood_and_is_not_repeated(doctor: Doctor) -> None:
+    began = time.monotonic()
+    status, out, _ = doctor.run("--seconds", 15, "slow_start.py")
+    assert status == 2
+    assert "It had come to: first process group after" in out
+    assert re.search(r"It stood at slow_start.py:\d+ in download", out)
+    assert out.count("doctor: slow_start.py") == 1 and time.monotonic() - began < 10 * 15
+
+
+def test_an_order_that_repeats_only_because_passes_are_cut_is_no_fault(doctor: Doctor) -> None:
+    assert doctor.findings("endless.py")[1] == {}
+    assert doctor.findings("endless.py", "same")[1] == {"same_order": "sampler"}
 
 
 @pytest.mark.thorough
