@@ -24,14 +24,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from . import report
-from .checks import CHECKS, Diagnosis, judge
+from . import formats, report
+from .accepted import BaselineError, accept
+from .checks import CHECKS, COST, FAULT, NOTE, Diagnosis, judge
 from .events import Run, read, write_launch
 from .launch import LAUNCHERS, Plan, file_of_module, likely_launchers, run, started_by
 
 NO_LIMIT = 10**9
 """updates; the time limit ends the run before"""
 OLDEST_TORCH = (2, 11)
+KINDS = (FAULT, NOTE, COST)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,7 +98,25 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", action="store_true", help="loaders with two workers, or with none if they have some")
     out = it.add_argument_group("report")
     add = out.add_argument
-    add("--json", action="store_true", help="print the report for programs")
+    add("--json", action="store_true", help="the same as --format json")
+    add(
+        "--format",
+        choices=("text", "json", "github", "sarif"),
+        default="text",
+        help="the report for people, for programs, as annotations of GitHub's, or as SARIF (default: text)",
+    )
+    add(
+        "--fail-on",
+        "--fail_on",
+        choices=("fault", "note", "cost"),
+        default="fault",
+        help="exit with status 1 from this kind of finding on (default: fault)",
+    )
+    add(
+        "--baseline",
+        metavar="FILE",
+        help="report only what is not in this file; if there is none, it is written with what is found",
+    )
     add("--verbose", action="store_true", help="also list what was looked at, and what could not be judged")
     add("--report", metavar="FILE", help="write it to a file too: Markdown, or HTML if the name ends with .html")
     add("--keep", metavar="FOLDER", help="keep the events, the output and the files of the runs in this new folder")
@@ -375,17 +395,33 @@ def print_report(options: argparse.Namespace, runs: list[Run]) -> int:
     usual = runs[0]
     silent = not usual.ranks or not usual.any("update")
     diagnosis = Diagnosis() if silent else judge(runs)
+    try:
+        accepted = accept(diagnosis, usual.launch.root, options.baseline or "")
+    except BaselineError as error:
+        refuse(True, str(error))
+        raise
     failed = bool(usual.cut or report.errors(usual)) or any(
         status for status in usual.launch.statuses if status is not None
     )
-    status = 1 if diagnosis.faults else 2 if silent or failed else 0
-    if options.json:
+    counted = KINDS[: 1 + KINDS.index(options.fail_on.upper())]
+    status = 1 if any(f.kind in counted for f in diagnosis.findings) else 2 if silent or failed else 0
+    if options.json or options.format == "json":
         print(report.as_json(runs, diagnosis, status))
+    elif options.format == "sarif":
+        print(formats.sarif(diagnosis))
+    elif options.format == "github":
+        print(*formats.github(diagnosis), sep="\n")
+        if silent:
+            print(f"::error::{report.silent(usual)}".replace("\n", "%0A"))
     elif silent:
         print(report.silent(usual))
     else:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         print(report.text(runs, diagnosis, verbose=options.verbose, colour=colour))
+        if accepted.by_comment or accepted.by_baseline:
+            print(f"Accepted: {accepted.by_comment} by a comment, {accepted.by_baseline} by the baseline.")
+    for where in accepted.unknown:
+        print(f"doctor: a comment ignores a check that does not exist: {where}", file=sys.stderr)
     if options.report:
         whole = report.silent(usual) if silent else report.text(runs, diagnosis, verbose=True)
         Path(options.report).write_text(report.page(whole, options.report.endswith(".html")))

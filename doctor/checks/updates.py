@@ -108,8 +108,14 @@ def schedule_length(run: Run) -> Iterator[Finding]:
     planned, passes = planned_steps(run)
     need(planned, "the run was ended before the end of the training: let it train for one or two epochs")
     for e in schedules:
-        if e["steps"] > 1.5 * len(run.first.all("update")):
-            continue  # accelerate makes as many steps of it at once as there are ranks
+        if e["steps"] > 1.5 * len(run.first.all("update")):  # accelerate steps it once for each rank
+            if planned >= 4 and abs(e["length"] - planned) <= passes:
+                text = (
+                    f"{e['cls']} is made for {e['length']} steps, as many as a rank has, but it is stepped {run.world} "
+                    f"times at each of them, as accelerate does: it ends after 1/{run.world} of the training"
+                )
+                yield fault(e["at"], text, f"make it for {run.world} times as many steps, before prepare()")
+            continue
         # of each pass, the steps of one rank are rounded up from those of all ranks
         if e["steps"] > passes + 1 and planned >= 4 and abs(e["length"] - run.world * planned) <= run.world * passes:
             text = f"{e['cls']} is made for {e['length']} steps, but the training on {run.world} ranks has {planned}"

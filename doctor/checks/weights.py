@@ -314,6 +314,23 @@ def weights_change(run: Run) -> Iterator[Finding]:
         yield fault(steps[0]["at"], text, "check the learning rate and its schedule")
 
 
+@check("The learning rate is above zero until the end.", after=("schedule_length",))
+def rate_above_zero(run: Run) -> Iterator[Finding]:
+    """A schedule that is too short comes to zero early: what follows trains nothing, without any error."""
+    need(run.launch.ended == "end", "the run was ended before the end of the training")
+    last = max((e["step"] for e in run.first.all("update")), default=0)
+    for number in sorted({e["optimizer"] for e in run.first.all("gradients")}):
+        steps = run.first.all("gradients", optimizer=number)
+        need(len(steps) > 9, "fewer than ten updates were compared")
+        above = [i for i, e in enumerate(steps) if max(e["lr"], default=0) > 0]
+        zero = steps[above[-1] + 1 :] if above else []
+        if len(zero) > 1 and zero[0]["step"] < 0.9 * last:
+            text = f"the learning rate is 0 from update {zero[0]['step'] + 1} of {last + 1} on"
+            at = next((e["at"] for e in run.first.all("schedule")), zero[0]["at"])
+            yield hint(at, text, "make the schedule as long as the training, in the steps that it is really stepped")
+            return
+
+
 @check("Weights and gradients are finite numbers.", exercise="03_ddp/exercises/damaged_images")
 def finite(run: Run) -> Iterator[Finding]:
     """Once a weight is NaN, all that follows is NaN."""

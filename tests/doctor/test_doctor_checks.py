@@ -211,6 +211,22 @@ def only_rank_0_loads(run: Run) -> None:
     events.insert(wrapped + 1, {"e": "load", "step": 0, "t": 9.0, "at": at(35), "file": "/home/me/last.pt"})
 
 
+@faulty("rate_above_zero", "NOTE", 33)
+def the_schedule_ends_early(run: Run) -> None:
+    for rank in run.ranks:
+        updates = rank.all("update")
+        step = updates[-1]["step"]
+        for kind in ("gradients", "update"):
+            last = rank.all(kind)[-1]
+            more = [last | {"step": step + n, "count": step + n} for n in range(1, 9)]
+            rank.events += [e | ({"lr": [0.0]} if kind == "gradients" else {}) for e in more]
+
+
+@faulty("schedule_length", "FAULT", 33)
+def accelerate_steps_it_twice(run: Run) -> None:
+    change(run, "schedule", steps=16, length=8)
+
+
 @faulty("learning_rates_agree", "FAULT", 48)
 def each_rank_has_a_loss_of_its_own(run: Run) -> None:
     change(run, "gradients", (1,), lr=[0.05])

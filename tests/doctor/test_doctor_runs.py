@@ -159,7 +159,7 @@ def test_it_is_installed_without_the_workshop(doctor: Doctor, tmp_path: Path) ->
     offline = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet"]
     subprocess.run([sys.executable, "-m", "pip", "install", *offline, "--target", site, source], check=True)
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONPATH": str(site)}
-    command = [site / "bin" / "doctor", "--json", "ddp.py", "all_save"]
+    command = [site / "bin" / "rankdoctor", "--json", "ddp.py", "all_save"]
     done = subprocess.run(command, cwd=tmp_path, env=alone, text=True, capture_output=True)
     assert done.returncode == 1, done.stderr
     assert [finding["check"] for finding in json.loads(done.stdout)["findings"]] == ["one_writer"]
