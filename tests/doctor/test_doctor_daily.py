@@ -109,7 +109,7 @@ def test_its_fixtures_of_pytest(tmp_path: Path) -> None:
     )
     (tmp_path / "test_it.py").write_text(
         "from sums import of_ranks\n\n\n"
-        "def test_training(rankdoctor):\n    assert 'Nothing found' in rankdoctor('train.py')\n\n\n"
+        "def test_training(rankdoctor):\n    assert 'FAULT' not in rankdoctor('train.py')\n\n\n"
         "def test_idle(rankdoctor):\n    rankdoctor('idle.py', seconds=60)\n\n\n"
         "def test_sum(on_ranks):\n    assert on_ranks(of_ranks, 5) == [11, 11]\n"
         "    assert on_ranks(of_ranks, 1, ranks=1) == [1]\n"
