@@ -40,6 +40,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     collective  one is called, outside of models and of torch: name, size, everyone (in the default group), own (by a
                 file of the user's), gradient (it is that of a weight), features
                 (tensors of several dimensions that need gradients), backward (called in it)
+    inner       a collective is called in a model's forward: name, features
     functional  one of torch's functional or differentiable collectives is called
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline

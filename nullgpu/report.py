@@ -72,7 +72,7 @@ def events(it: dict[str, Any], step: dict[str, float], options: argparse.Namespa
 
 def by_line(it: dict[str, Any], what: str) -> list[str]:
     """Return a line for each place where something happens in an update."""
-    rows = [row for row in it["lines"] if row[0] == what]
+    rows = sorted((row for row in it["lines"] if row[0] == what), key=lambda row: (-row[3], row[2], row[1]))
     shown = [
         f"        {number(often)}  {described(what, detail)}  {short(place)}"
         for _, detail, place, often in rows[:SHOWN]
@@ -140,8 +140,9 @@ def own_waits(it: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def first_place(it: dict[str, Any], what: str, part: str = "") -> str:
-    """Return the place of the user's where something happens most often; "" if there is none."""
-    places = (place for kind, detail, place, _ in it["lines"] if kind == what and part in detail)
+    """Return the place of the user's where something happens most; "" if not in every second update."""
+    rows = (row for row in it["lines"] if row[0] == what and part in row[1] and row[3] >= 0.5)
+    places = (place for _, _, place, _ in rows)
     return next((short(place) for place in places if not place.startswith("in ")), "")
 
 

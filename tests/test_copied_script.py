@@ -33,11 +33,13 @@ class Stripes(torch.utils.data.Dataset):
 
 
 def make_loader("""
-OWN_MODEL = "nn.Sequential(nn.Flatten(), nn.Linear(256, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2)).to(device)"
+OWN_MODEL = (
+    "nn.Sequential(nn.Flatten(), nn.Linear(256, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2)).to(ranks.device)"
+)
 CHANGES = {
     "\ndef make_loader(": OWN_DATA,
     "ImageDataset(config.dataset, config.data_dir, split, limit, seed=config.seed)": "Stripes(1024 if training else 9)",
-    "build_model(config.model, config.dataset, dropout=config.dropout).to(device)": OWN_MODEL,
+    "build_model(config.model, config.dataset, dropout=config.dropout).to(ranks.device)": OWN_MODEL,
 }
 FLAGS = ["--epochs", "2", "--batch_size", "8", "--num_workers", "1", "--log_interval", "8", "--save_interval", "20"]
 

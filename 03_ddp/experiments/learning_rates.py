@@ -23,9 +23,11 @@ def main() -> None:
     lr_factor = load_script(Path(__file__).resolve().parents[1]).lr_factor
     figure, (axis,) = panels(1, (8, 3.8))
     for label, ranks, scaling, style in RUNS:
-        config = SimpleNamespace(base_batch_size=64, lr_scaling=scaling, warmup=0.2)
+        config = SimpleNamespace(base_batch_size=64, lr_scaling=scaling, warmup=0.2, warmup_steps=None)
         steps = 3200 // (64 * ranks)
-        factors = [lr_factor(config, 64 * ranks, step, steps) for step in range(steps)]
+        factors = [
+            lr_factor(config, global_batch_size=64 * ranks, step=step, total_steps=steps) for step in range(steps)
+        ]
         axis.plot(range(1, steps + 1), factors, style, marker=".", label=label)
     axis.set(xlabel="training step", ylabel="learning rate, in units of --lr", ylim=(0, 2.1), xlim=(0, 51))
     axis.legend()

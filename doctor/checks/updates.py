@@ -139,7 +139,8 @@ def planned_steps(run: Run) -> tuple[int, int]:
 def gathered_gradients(run: Run) -> Iterator[Finding]:
     """dist.all_gather gives copies without a graph: what the losses of other ranks say of a rank's features is lost."""
     collectives = run.first.all("collective")
-    gathered = [e for e in collectives if e["name"].startswith("all_gather") and e.get("features")]
+    inside = run.first.all("inner")  # of a model
+    gathered = [e for e in (*collectives, *inside) if e["name"].startswith("all_gather") and e.get("features")]
     need_use(gathered, "gathered features")
     if not any(e.get("backward") for e in collectives):
         text = f"{len(gathered)} all_gather of features that need gradients, and no collective in backward"

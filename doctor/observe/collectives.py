@@ -90,24 +90,13 @@ class Inside:
 def _collective(name: str) -> Callable[[Callable], Callable]:
     def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if Inside.collective or state.observing or state.depth or not trail.caller_is_outside(TORCH):
+            if Inside.collective or state.observing or not trail.caller_is_outside(TORCH):
                 return own(*args, **kwargs)
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-            tensor = tensors[0] if tensors else None
-            group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
-            everyone = group is None or group is dist.group.WORLD
-            from_user = trail.kind_of(sys._getframe(1).f_code.co_filename) > 0
-            note(
-                "collective",
-                name=name,
-                at=user_line(),
-                size=None if tensor is None else tensor.numel(),
-                everyone=everyone,
-                own=from_user,
-                gradient=is_gradient(tensor),
-                features=any(t.requires_grad and t.dim() > 1 for t in tensors),
-                backward=state.in_backward,
-            )
+            if state.depth:  # such as in a loss that is a part of the wrapped model
+                note("inner", name=name, at=user_line(), features=any(t.requires_grad and t.dim() > 1 for t in tensors))
+            else:
+                note_collective(name, tensors, args, kwargs, sys._getframe(1).f_code.co_filename)
             Inside.collective = True
             try:
                 return own(*args, **kwargs)
@@ -117,6 +106,23 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
         return collective
 
     return wrap
+
+
+def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs: dict[str, Any], caller: str) -> None:
+    """Log a collective outside of models, which a function in the file ``caller`` calls."""
+    tensor = tensors[0] if tensors else None
+    group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
+    note(
+        "collective",
+        name=name,
+        at=user_line(),
+        size=None if tensor is None else tensor.numel(),
+        everyone=group is None or group is dist.group.WORLD,
+        own=trail.kind_of(caller) > 0,
+        gradient=is_gradient(tensor),
+        features=any(t.requires_grad and t.dim() > 1 for t in tensors),
+        backward=state.in_backward,
+    )
 
 
 def is_gradient(tensor: torch.Tensor | None) -> bool:

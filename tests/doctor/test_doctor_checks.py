@@ -67,6 +67,11 @@ def features_are_gathered_without_a_graph(run: Run) -> None:
     add(run, "collective", 46, name="all_gather", size=64, everyone=True, features=True, backward=False)
 
 
+@faulty("gathered_gradients", "NOTE", 47)
+def features_are_gathered_in_the_model(run: Run) -> None:
+    add(run, "inner", 47, name="all_gather", features=True)
+
+
 @faulty("same_order", "FAULT", 42)
 def no_set_epoch(run: Run) -> None:
     for rank in (0, 1):
