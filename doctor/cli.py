@@ -282,12 +282,13 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
         plan = replace(plan, settings=plan.settings | {"batches": 0})
         usual = run_again(plan, folder / "run0")
     confirm(plan, usual, folder)
+    usual.launch.left_out = left_out(options, usual)
     yield usual
     if not usual.any("update"):
         return
     for number, provoked in enumerate(provocations(options, plan, usual), start=1):
         yield run_once(provoked, folder / f"run{number}")
-    if options.resume is not None or options.thorough:
+    if options.resume is not None or (options.thorough and saves_checkpoints(usual)):
         yield from stop_and_resume(options, plan, usual, folder / "run9")
 
 
@@ -352,6 +353,25 @@ def other_launcher(run: Run, plan: Plan, failed: set[tuple[str, bool]]) -> tuple
     return ("single", False) if run.any("update") and ("single", False) not in failed else None
 
 
+def saves_checkpoints(run: Run) -> bool:
+    """Return whether the script has saved a checkpoint."""
+    return run.any("save") or run.any("sharded_save")
+
+
+def left_out(options: argparse.Namespace, usual: Run) -> list[str]:
+    """Return what --thorough leaves out because it could change nothing, and why."""
+    if not options.thorough or not usual.any("update"):
+        return []
+    found = []
+    if not usual.any("loader"):
+        found += ["uneven data and other workers (no DataLoader was seen)"]
+    if usual.world < 2:
+        found += ["what needs several ranks"]
+    if options.resume is None and not saves_checkpoints(usual):
+        found += ["a stop and a restart (no checkpoint was saved)"]
+    return found
+
+
 def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterator[Plan]:
     """Yield the further runs that were asked for."""
 
@@ -361,7 +381,8 @@ def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterato
         return replace(plan, name=name, compared=compared, settings=plan.settings | settings, **fields)
 
     several = usual.world > 1
-    if options.uneven or options.thorough:
+    has_loader = usual.any("loader")
+    if options.uneven or (options.thorough and has_loader):
         yield provoked("with uneven data", uneven=True)
     if (options.two_nodes or options.thorough) and several and plan.nodes == 1 and plan.launcher != "spawn":
         yield provoked("as on two nodes", ranks=2, nodes=2)
@@ -369,8 +390,8 @@ def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterato
         yield provoked("with a NaN on rank 1", nan_rank=1)
     if (options.one_rank or options.thorough) and several:
         yield provoked("on one rank", "other_ranks", ranks=1, nodes=1)
-    if options.workers or options.thorough:
-        has_workers = usual.any("loader") and any(e["workers"] for e in usual.first.all("loader"))
+    if options.workers or (options.thorough and has_loader):
+        has_workers = has_loader and any(e["workers"] for e in usual.first.all("loader"))
         yield provoked(
             "without workers" if has_workers else "with two workers", "other_workers", workers=0 if has_workers else 2
         )

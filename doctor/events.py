@@ -109,6 +109,8 @@ class Launch:
     """names of checks that found a fault only because passes were cut: with whole ones there is none"""
     unconfirmed: list[str] = field(default_factory=list)
     """names of checks of which this could not be seen, because whole passes took too long"""
+    left_out: list[str] = field(default_factory=list)
+    """provocations that could change nothing, with the reason"""
     written: list[str] = field(default_factory=list)
     """files of the user's folders that were really written"""
     stuck: dict[int, str] = field(default_factory=dict)

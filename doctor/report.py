@@ -95,6 +95,8 @@ def remarks(runs: list[Run]) -> Iterator[str]:
     files = sorted({e["file"] for rank in run.ranks for e in [*rank.all("write"), *rank.workers] if e["e"] == "write"})
     if files:
         yield f"It wanted to write {len(files)} file(s), which went to a folder of the doctor's: {some_files(files)}"
+    if run.launch.left_out:
+        yield f"Left out of --thorough: {'; '.join(run.launch.left_out)}."
     written = sorted({file for one in runs for file in one.launch.written})
     if written:
         yield (

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from doctor_events import correct_run
 
 from conftest import REPOSITORY
 from doctor import cli
 from doctor.accepted import BaselineError, accept, read_baseline
 from doctor.checks import Diagnosis, Finding
 from doctor.formats import github, sarif
+from doctor.launch import Plan
 
 DOCTOR = REPOSITORY / "doctor/run.py"
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -98,6 +100,21 @@ def test_fail_on_and_the_formats_of_a_run(
     assert cli.main([*again, "--verbose"]) == 0
     verbose = capsys.readouterr().out
     assert "\n  Every rank trains on samples of its own.\n" in verbose and "\033" not in verbose
+
+
+def test_thorough_leaves_out_what_can_change_nothing() -> None:
+    options, plan = cli.parser().parse_args(["--thorough", "train.py"]), Plan(Path("train.py"), [])
+    run = correct_run()
+    assert len(list(cli.provocations(options, plan, run))) == 5
+    assert cli.left_out(options, run) == []
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] not in ("loader", "save")]
+    assert [one.name for one in cli.provocations(options, plan, run)] == [
+        "as on two nodes",
+        "with a NaN on rank 1",
+        "on one rank",
+    ]
+    assert len(cli.left_out(options, run)) == 2
 
 
 def test_its_fixtures_of_pytest(tmp_path: Path) -> None:
