@@ -288,7 +288,7 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
         return
     for number, provoked in enumerate(provocations(options, plan, usual), start=1):
         yield run_once(provoked, folder / f"run{number}")
-    if options.resume is not None or (options.thorough and saves_checkpoints(usual)):
+    if options.resume is not None or (options.thorough and writes_files(usual)):
         yield from stop_and_resume(options, plan, usual, folder / "run9")
 
 
@@ -353,9 +353,9 @@ def other_launcher(run: Run, plan: Plan, failed: set[tuple[str, bool]]) -> tuple
     return ("single", False) if run.any("update") and ("single", False) not in failed else None
 
 
-def saves_checkpoints(run: Run) -> bool:
-    """Return whether the script has saved a checkpoint."""
-    return run.any("save") or run.any("sharded_save")
+def writes_files(run: Run) -> bool:
+    """Return whether the script has written anything that it could go on from."""
+    return run.any("save") or run.any("write")
 
 
 def left_out(options: argparse.Namespace, usual: Run) -> list[str]:
@@ -367,8 +367,8 @@ def left_out(options: argparse.Namespace, usual: Run) -> list[str]:
         found += ["uneven data and other workers (no DataLoader was seen)"]
     if usual.world < 2:
         found += ["what needs several ranks"]
-    if options.resume is None and not saves_checkpoints(usual):
-        found += ["a stop and a restart (no checkpoint was saved)"]
+    if options.resume is None and not writes_files(usual):
+        found += ["a stop and a restart (no file was written)"]
     return found
 
 
@@ -400,7 +400,7 @@ def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterato
 def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder: Path) -> Iterator[Run]:
     """Yield a run that is stopped after its first checkpoint, and one that finds what the first has written."""
     updates = len(usual.first.all("update"))
-    saves = [e["step"] for rank in usual.ranks for e in rank.events if e["e"] in ("save", "sharded_save")]
+    saves = [e["step"] for rank in usual.ranks for e in rank.events if e["e"] == "save"]
     after = min((step for step in saves if 0 < step < updates), default=updates // 2) + 1
     if after > updates:
         return
