@@ -92,12 +92,16 @@ def results_combined(run: Run) -> Iterator[Finding]:
 def _collective_after(run: Run, made_at: str) -> bool:
     """Return whether a collective with values follows a validation before training goes on."""
     began = False
+    # ZeroRedundancyOptimizer sends in its update, and Join in its own line
+    others = {e["at"] for kind in ("update", "join") for e in run.first.all(kind)}
     for e in run.first.events:
         if e["e"] == "forward":
             if began and e["train"] and e["grad"]:
                 return False
             began |= not e["grad"] and bool(e["loader"]) and e["loader"].startswith(made_at + "#")
-        elif began and (e["e"] == "functional" or (e["e"] == "collective" and e["name"] != "barrier")):
+        elif began and (
+            e["e"] == "functional" or (e["e"] == "collective" and e["name"] != "barrier" and e["at"] not in others)
+        ):
             return True
     return run.launch.ended != "end"  # the run was ended before it could combine them
 

@@ -316,6 +316,8 @@ def _follow(out: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) ->
 
 def _backward(own: Callable[..., None]) -> Callable[..., None]:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if state.in_backward:  # reentrant checkpointing calls it within a backward pass
+            return own(tensors, *args, **kwargs)
         note_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
         before = gradient_sizes() or {}
         state.in_backward = True
@@ -323,7 +325,7 @@ def _backward(own: Callable[..., None]) -> Callable[..., None]:
             own(tensors, *args, **kwargs)
         finally:
             state.in_backward = False
-        note_gradients(before)
+        return note_gradients(before)
 
     return backward
 

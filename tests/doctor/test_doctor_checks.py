@@ -121,6 +121,15 @@ def all_validate_all(run: Run) -> None:
 
 
 @faulty("results_combined", "FAULT", 50)
+def only_the_optimizer_sends(run: Run) -> None:
+    results_stay_apart(run)
+    for rank in run.ranks:
+        validated = [i for i, e in enumerate(rank.events) if e["e"] == "forward" and not e["train"]]
+        sent = {"e": "collective", "step": 4, "t": 1.0, "at": at(45), "name": "broadcast", "size": 10, "everyone": True}
+        rank.events.insert(validated[3] + 1, sent)  # after the first validation
+
+
+@faulty("results_combined", "FAULT", 50)
 def results_stay_apart(run: Run) -> None:
     for rank in run.ranks:
         rank.events = [e for e in rank.events if e["e"] != "collective"]
