@@ -293,8 +293,8 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
 
 
 CUT_COULD_CAUSE = ("same_order",)
-"""checks whose fault can come from passes that the doctor has cut: a script with a number of steps of its own for an
-epoch then begins a pass too early"""
+"""checks with a possible false fault in cut passes: if the script counts the steps of an epoch itself, its passes begin
+too early"""
 
 
 def confirm(plan: Plan, usual: Run, folder: Path) -> None:

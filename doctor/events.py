@@ -37,8 +37,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 a sample), waits (line and operation: count), graphs, graph_at, low_same and low_all (numbers of weights
                 in 16 bits that stayed, and all of them)
     clip        gradients are clipped: scaled, plain (no sharded tensors)
-    collective  one is called, outside of models and of torch: name, size, everyone (in the default group), own (by a
-                file of the user's), gradient (it is that of a weight), features
+    collective  one is called, outside of models and of torch: name, size, everyone (in the default group), own (the
+                caller is a file of the user's), gradient (whether the tensor is a gradient), features
                 (tensors of several dimensions that need gradients), backward (called in it)
     inner       a collective is called in a model's forward: name, features
     functional  one of torch's functional or differentiable collectives is called
@@ -111,6 +111,8 @@ class Launch:
     """names of checks of which this could not be seen, because whole passes took too long"""
     left_out: list[str] = field(default_factory=list)
     """provocations that could change nothing, with the reason"""
+    moved: list[str] = field(default_factory=list)
+    """files that a library in C or Rust wrote into folders of the script, and that were moved to the other files"""
     written: list[str] = field(default_factory=list)
     """files of the user's folders that were really written"""
     stuck: dict[int, str] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def root(self) -> Path:
-        """The folder whose files are the user's: that of the script, or of the package that it is a module of."""
+        """The folder of the user's files: that of the script, or the parent of its package."""
         return self.script.parents[self.module.count(".") + (self.script.name == "__main__.py")]
 
 
@@ -304,7 +304,7 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
     finally:
         launch.statuses = ranks.kill()
         launch.seconds = round(time.monotonic() - began, 1)
-        undo_folders(scratch)
+        launch.moved = undo_folders(scratch)
     launch.written = changed(before, snapshot(folders, scratch)) if settings.redirect else []
     write_launch(launch, scratch)
     return launch

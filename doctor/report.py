@@ -92,7 +92,8 @@ def remarks(runs: list[Run]) -> Iterator[str]:
     run = runs[0]
     if run.ranks and run.launch.world_size > 1 and run.world == 1:
         yield "The script did not join other ranks (init_process_group), so it was judged as one for a single process."
-    files = sorted({e["file"] for rank in run.ranks for e in [*rank.all("write"), *rank.workers] if e["e"] == "write"})
+    noted = {e["file"] for rank in run.ranks for e in [*rank.all("write"), *rank.workers] if e["e"] == "write"}
+    files = sorted(noted | set(run.launch.moved))
     if files:
         yield f"It wanted to write {len(files)} file(s), which went to a folder of the doctor's: {some_files(files)}"
     if run.launch.left_out:

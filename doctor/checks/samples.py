@@ -162,7 +162,7 @@ def _by_base(run: Run, loaders: set[str]) -> dict[int, tuple[set[int], str]]:
     ranks=True,
 )
 def same_split(run: Run) -> Iterator[Finding]:
-    """If each rank splits the data with random numbers of its own, ranks train on what others validate."""
+    """With other random numbers on each rank, the splits differ: one rank trains on what another one validates."""
     splits = run.together("split")
     need_use(splits, "random_split")
     for events in splits:
@@ -170,7 +170,7 @@ def same_split(run: Run) -> Iterator[Finding]:
         if same_place and len({e.get("order") for e in events}) > 1 and events[0].get("sizes"):
             contents = {e["content"] for e in events}
             if len(contents) > 1:
-                continue  # each rank splits data of its own
+                continue  # the ranks have different data
             text = f"the ranks split the {sum(events[0]['sizes'])} samples in different ways"
             fix = "split with the same seed on all ranks: random_split(..., generator=torch.Generator().manual_seed(1))"
             yield (fault if contents != {0} else hint)(events[0]["at"], text, fix)

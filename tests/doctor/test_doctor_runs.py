@@ -135,6 +135,7 @@ def test_variables_of_two_launchers_and_of_the_site_and_files_that_a_library_in_
     status, out, _ = doctor.run("cluster.py")
     assert status == 0, out
     assert "1 file(s) were REALLY written" in out and "beside.bin" in out
+    assert "wanted to write 2 file(s)" in out and "new/folder/inside.bin" in out
     assert (doctor.folder / "beside.bin").exists() and not (doctor.folder / "new").exists()
 
 

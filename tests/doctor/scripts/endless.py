@@ -1,6 +1,6 @@
 """An epoch of 20 updates, which the script counts itself; its generator goes on from one pass to the next.
 
-With the argument ``same``, no pass has an order of its own.
+With the argument ``same``, all passes have the same order.
 """
 
 import sys
