@@ -1,7 +1,7 @@
 """Check the types of everything but the tests and the exercises. Run by `make lint`, without PyTorch.
 
-All lessons have a module called train, so mypy runs once for each lesson, with train.py and the experiments. All runs share
-mypy's cache, so the packages are read once.
+All lessons have a module called train, so mypy runs once for each lesson, with train.py and the experiments. All runs
+share mypy's cache, so the packages are read once.
 """
 
 import os
