@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--cpu", action="store_true", help="let the script see that there is no GPU; default: it sees one for each rank"
     )
+    add("--null_gpu", action="store_true", help="run PyTorch's own CUDA code, on GPUs that compute nothing (needs g++)")
     add("--on_gpus", action="store_true", help="run on this machine's GPUs")
     add("--batches", type=int, default=8, help="batches of each pass of a loader (default: 8)")
     add("--full", action="store_true", help="whole passes, and as many updates as the script makes")
@@ -211,7 +212,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         nodes=options.nodes,
         local_rank_flag=flag,
         seconds=options.seconds,
-        gpus="real" if options.on_gpus else "none" if options.cpu else "standin",
+        gpus="real" if options.on_gpus else "none" if options.cpu else "null" if options.null_gpu else "standin",
         settings=settings,
     )
 

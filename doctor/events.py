@@ -98,7 +98,7 @@ class Launch:
     world_size: int = 2
     nodes: int = 1
     gpus: str = "standin"
-    """standin, real, or none"""
+    """standin, null, real, or none"""
     seconds: float = 0.0
     statuses: list[int | None] = field(default_factory=list)
     """exit status of each process that was started; None: ended by the doctor"""
@@ -121,7 +121,7 @@ class Launch:
     @property
     def standin(self) -> bool:
         """Whether CPUs stood in for GPUs."""
-        return self.gpus == "standin"
+        return self.gpus in ("standin", "null")
 
 
 @dataclass

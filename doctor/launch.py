@@ -47,7 +47,7 @@ class Plan:
     local_rank_flag: bool = False
     seconds: float = 180.0
     gpus: str = "standin"
-    """standin, real, or none"""
+    """standin, null (PyTorch's own CUDA code, on GPUs that compute nothing), real, or none"""
     name: str = ""
     compared: str = ""
     settings: dict = field(default_factory=dict)
@@ -147,7 +147,9 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
         "TMPDIR": f"{settings.scratch}/tmp",
         "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1"),
     }
-    if plan.gpus != "real":
+    if plan.gpus == "null":
+        env = with_null_gpus(env, per_node)
+    elif plan.gpus != "real":
         env["CUDA_VISIBLE_DEVICES"] = ""
     if plan.launcher in ("torchrun", "srun", "both"):
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(settings.port), "WORLD_SIZE": str(world)}
@@ -183,6 +185,21 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
             "SLURM_NODELIST": "localhost",
         }
     return env
+
+
+def with_null_gpus(env: dict[str, str], gpus: int) -> dict[str, str]:
+    """Return the variables with those of GPUs that compute nothing: the CPU computes the values.
+
+    Raises:
+        nullgpu.build.NotPossible: there can be none here, because a compiler is missing, for example.
+    """
+    from nullgpu import build, command
+
+    options = command.parser().parse_args(["--gpus", str(gpus), "--values", "python"])
+    needed = command.environment(options, build.library())
+    own = {name: value for name, value in needed.items() if name.startswith(("NULLGPU_", "LD_"))}
+    path = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(command.HOOK))))
+    return {key: value for key, value in env.items() if key != "CUDA_VISIBLE_DEVICES"} | own | {"PYTHONPATH": path}
 
 
 def end_with_parent() -> None:
@@ -282,6 +299,7 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
         started=plan.ranks // plan.nodes if plan.launcher in ("torchrun", "srun", "both") else 1,
         port=free_port(),
         standin=plan.gpus == "standin",
+        null=plan.gpus == "null",
         **plan.settings,
     )
     launch = Launch(

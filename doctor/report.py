@@ -78,7 +78,7 @@ def heading(run: Run) -> str:
     """Return what was run, and how it ended."""
     launch = run.launch
     updates = max((len(rank.all("update")) for rank in run.ranks), default=0)
-    how = {"standin": "on CPUs, as if they were GPUs", "real": "on GPUs", "none": "on CPUs"}[launch.gpus]
+    how = {"standin": "on CPUs, as if they were GPUs", "null": "on null GPUs", "real": "on GPUs", "none": "on CPUs"}[launch.gpus]
     ranks = "1 rank" if run.world == 1 else f"{run.world} ranks"
     name = f" {launch.name}" if launch.name else ""
     return (

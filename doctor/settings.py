@@ -20,6 +20,8 @@ class Settings:
     port: int = 0
     standin: bool = True
     """let the script see a GPU for each rank"""
+    null: bool = False
+    """the GPUs are null GPUs: PyTorch's own CUDA code runs"""
     redirect: bool = True
     """let the script write into the scratch folder only"""
     batches: int = 8

@@ -57,6 +57,16 @@ class ToCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class SeeWaits(TorchFunctionMode):
+    """Counts the operations that make the CPU wait, where CUDA itself runs."""
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in WAITS and args and isinstance(args[0], torch.Tensor) and args[0].is_cuda:
+            note_wait(name, args)
+        return func(*args, **(kwargs or {}))
+
+
 def note_wait(name: str, args: tuple) -> None:
     """Count, with its line, an operation of the training loop that would make the CPU wait for a GPU."""
     from .observe.common import optimizers, state
@@ -126,6 +136,8 @@ def without(*names: str, keep: int | None = None) -> Callable[[tuple, dict], tup
 def install(config: Settings) -> None:
     """Replace what needs a GPU."""
     _compile_nothing()
+    if config.null:
+        SeeWaits().__enter__()
     if not config.standin:
         return
     torch.Generator = Generator

@@ -77,15 +77,17 @@ def run_other_sitecustomize() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-run_other_sitecustomize()
-if os.environ.get("DOCTOR_SETTINGS"):
-    import_doctor()
-    overlay = importlib.import_module("_doctor.overlay")
-    overlay.install()
-    callbacks: dict[str, Callable[[], object]]
-    callbacks = {name: functools.partial(overlay.redirect_library, name) for name in overlay.LIBRARIES}
-    callbacks |= {"torch": observe, "accelerate": observe_accelerate}
-    sys.meta_path.insert(0, AfterImport(callbacks))  # type: ignore[arg-type]
-    settings = importlib.import_module("_doctor.settings").load()
-    if settings.preload:
-        run_preload(settings.preload, settings.root)
+if not getattr(sys, "_doctor_is_here", False):  # the other one may look for a module that it hides, too
+    sys._doctor_is_here = True  # type: ignore[attr-defined]
+    run_other_sitecustomize()
+    if os.environ.get("DOCTOR_SETTINGS"):
+        import_doctor()
+        overlay = importlib.import_module("_doctor.overlay")
+        overlay.install()
+        callbacks: dict[str, Callable[[], object]]
+        callbacks = {name: functools.partial(overlay.redirect_library, name) for name in overlay.LIBRARIES}
+        callbacks |= {"torch": observe, "accelerate": observe_accelerate}
+        sys.meta_path.insert(0, AfterImport(callbacks))  # type: ignore[arg-type]
+        settings = importlib.import_module("_doctor.settings").load()
+        if settings.preload:
+            run_preload(settings.preload, settings.root)
