@@ -98,15 +98,21 @@ def judged(exercise: Exercise, copy: Path) -> list[str]:
     return row
 
 
+def prepared_copy(folder: Path) -> Path:
+    """Return a copy of the workshop in this folder, with small data sets."""
+    copy = folder / "workshop"
+    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "tests"))
+    for words in (["mnist", "--synthetic"], ["cifar10", "--synthetic"], ["text"]):
+        command = [sys.executable, copy / "data/prepare.py", *words, "--data_dir", copy / "data"]
+        subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(copy)})
+    return copy
+
+
 def main() -> None:
     """Diagnose the exercises that are named, or all."""
     wanted = [exercise for exercise in exercises() if exercise.name in sys.argv[1:] or not sys.argv[1:]]
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "workshop"
-        shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "tests"))
-        for words in (["mnist", "--synthetic"], ["cifar10", "--synthetic"], ["text"]):
-            command = [sys.executable, copy / "data/prepare.py", *words, "--data_dir", copy / "data"]
-            subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(copy)})
+        copy = prepared_copy(Path(folder))
         if sys.argv[1:]:
             for exercise in wanted:
                 diagnose(exercise, copy, "--thorough", "--resume", "--resume true")
