@@ -187,16 +187,22 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
     return env
 
 
+class NoNullGPU(Exception):
+    """There can be no null GPU here; the message says why."""
+
+
 def with_null_gpus(env: dict[str, str], gpus: int) -> dict[str, str]:
-    """Return the variables with those of GPUs that compute nothing: the CPU computes the values.
+    """Return the variables with those of GPUs that compute nothing: the CPU computes the values. Raises NoNullGPU."""
+    try:
+        from nullgpu import build, command
 
-    Raises:
-        nullgpu.build.NotPossible: there can be none here, because a compiler is missing, for example.
-    """
-    from nullgpu import build, command
-
+        library = build.library()
+    except ImportError:
+        raise NoNullGPU("--null_gpu needs the package nullgpu of the workshop; leave it out") from None
+    except build.NotPossible as error:
+        raise NoNullGPU(f"{error}; leave out --null_gpu") from None
     options = command.parser().parse_args(["--gpus", str(gpus), "--values", "python"])
-    needed = command.environment(options, build.library())
+    needed = command.environment(options, library)
     own = {name: value for name, value in needed.items() if name.startswith(("NULLGPU_", "LD_"))}
     path = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(command.HOOK))))
     return {key: value for key, value in env.items() if key != "CUDA_VISIBLE_DEVICES"} | own | {"PYTHONPATH": path}

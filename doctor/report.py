@@ -21,6 +21,12 @@ ENDINGS = {
     "hang": "ended by the doctor, because nothing moved any more",
     "lost": "ended by the doctor, because a rank ended and others did not",
 }
+HARDWARE = {
+    "standin": "on CPUs, as if they were GPUs",
+    "null": "on null GPUs",
+    "real": "on GPUs",
+    "none": "on CPUs",
+}
 
 
 def place(at: str) -> str:
@@ -78,7 +84,7 @@ def heading(run: Run) -> str:
     """Return what was run, and how it ended."""
     launch = run.launch
     updates = max((len(rank.all("update")) for rank in run.ranks), default=0)
-    how = {"standin": "on CPUs, as if they were GPUs", "null": "on null GPUs", "real": "on GPUs", "none": "on CPUs"}[launch.gpus]
+    how = HARDWARE[launch.gpus]
     ranks = "1 rank" if run.world == 1 else f"{run.world} ranks"
     name = f" {launch.name}" if launch.name else ""
     return (
@@ -160,7 +166,7 @@ def text(runs: list[Run], diagnosis: Diagnosis, *, verbose: bool = False, colour
         lines += ["", f"{seen}.", f"Could not be judged: {len(diagnosis.unjudged)}."]
         lines += [f"Not used by the script: {len(diagnosis.unused)}. (--verbose lists all of them.)"]
     if verbose and diagnosis.fine:
-        lines += ["", f"{seen}", *(f"  {title}" for title in diagnosis.fine)]
+        lines += ["", seen, *(f"  {title} ({what})" for title, what in diagnosis.fine.items())]
     if verbose and diagnosis.unjudged:
         lines += ["", f"Could not be judged ({len(diagnosis.unjudged)}):"]
         for reason, titles in by_reason(diagnosis.unjudged).items():

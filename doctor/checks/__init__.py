@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ..events import Launch, Run
 from . import files, randomness, samples, speed, steps, updates, validation, weights
-from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Check, Finding, NotUsed
+from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Check, Finding, NotUsed, Observed
 from .runs import COMPARISONS
 
 __all__ = ["CHECKS", "COST", "FAULT", "NOTE", "Diagnosis", "Finding", "judge"]
@@ -17,8 +17,8 @@ class Diagnosis:
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
-        self.fine: list[str] = []
-        """titles of checks that could be judged, and found nothing"""
+        self.fine: dict[str, str] = {}
+        """title of a check that found nothing: what it has looked at, such as "updates: 24" """
         self.unjudged: dict[str, str] = {}
         """title of a check: why it could not be judged"""
         self.unused: dict[str, str] = {}
@@ -60,13 +60,14 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
     """Return what a check finds, and note in the diagnosis how far it could judge."""
     reasons: list[CannotJudge] = []
     found: list[Finding] = []
-    judged = False
+    judged, looked_at = False, ""
     for case in cases:
         if check.name in case[-1].launch.refuted:
             judged = True
             continue
         try:
             new = check.findings(*case)
+            looked_at = looked_at or ", ".join(Observed.now)  # of the first run that could be judged
             judged = True
         except CannotJudge as reason:
             reasons.append(reason)
@@ -77,7 +78,7 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
             kinds = (FAULT, NOTE) if launch.compared else (FAULT,) if launch.name else (FAULT, NOTE, COST)
             found += [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
     if judged and not found:
-        diagnosis.fine.append(check.title)
+        diagnosis.fine[check.title] = looked_at
     elif not judged and reasons:
         where = diagnosis.unused if isinstance(reasons[0], NotUsed) else diagnosis.unjudged
         where[check.title] = str(reasons[0])

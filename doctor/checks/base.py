@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ..events import Run
 
@@ -71,6 +72,7 @@ class Check:
 
     def findings(self, *runs: Run) -> list[Finding]:
         """Return what is found in a run, or by comparing two. Raises CannotJudge."""
+        Observed.now = []
         found = list(self.find(*runs))
         for finding in found:
             finding.check, finding.run = self.name, runs[-1].launch.name
@@ -103,6 +105,19 @@ def some(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
+class Observed:
+    """What the check that runs now has looked at."""
+
+    now: ClassVar[list[str]] = []
+
+
+def seen(count: int, what: str, least: int = 1) -> None:
+    """Note how much a check has looked at, for the report. Raises CannotJudge if it is less than ``least``."""
+    if count < least:
+        raise CannotJudge(f"too little was seen: {what}: {count}, and at least {least} are needed")
+    Observed.now.append(f"{what}: {count:,}")
+
+
 def need(condition: object, reason: str) -> None:
     """Raise CannotJudge with this reason if the condition does not hold."""
     if not condition:
@@ -116,5 +131,5 @@ def need_use(condition: object, what: str) -> None:
 
 
 def need_updates(run: Run, count: int = 2) -> None:
-    """Raise CannotJudge if the weights were updated less often."""
-    need(len(run.first.all("update")) >= count, f"the weights were updated fewer than {count} times")
+    """Note how many updates there are. Raises CannotJudge if the weights were updated less often."""
+    seen(len(run.first.all("update")), "updates", count)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..events import Run
-from .base import Finding, check, fault, hint, need_use, some
+from .base import Finding, check, fault, hint, need_use, seen, some
 
 
 @check("Every file is written by one rank.", ranks=True)
@@ -18,6 +18,7 @@ def one_writer(run: Run) -> Iterator[Finding]:
                 writers[e["file"]].add(rank.number)
                 places[e["file"]] = e
     need_use(writers, "files")
+    seen(len(writers), "files")
     shared = [places[file] for file, who in writers.items() if len(who) > 1]
     saved = [e for e in shared if e["how"] == "save"]
     for found in (saved, [e for e in shared if e["how"] != "save"]):
@@ -42,6 +43,7 @@ def shards_saved(run: Run) -> Iterator[Finding]:
     need_use(run.sharded, "sharded weights")
     saves = {rank.number: [e for e in rank.all("save") if e["shards"] and e["file"]] for rank in run.ranks}
     writers = [number for number, events in saves.items() if events]
+    seen(sum(len(rank.all("save")) for rank in run.ranks), "files of torch.save")
     if len(writers) == 1:  # several ranks may each save their own part
         e = saves[writers[0]][0]
         yield fault(
@@ -57,6 +59,7 @@ def wrapped_names(run: Run) -> Iterator[Finding]:
     """The state of a wrapped model has "module." before each name, so the model itself cannot load it."""
     saves = run.first.all("save")
     need_use(saves, "torch.save")
+    seen(len(saves), "files of torch.save")
     for e in [e for e in saves if e["wrapped"]][:1]:
         yield hint(
             e["at"],

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ..events import Run
-from .base import Finding, check, hint, need, need_use
+from .base import Finding, check, hint, need, need_use, seen
 
 
 @check("Each rank drops other activations.", ranks=True)
@@ -14,6 +14,7 @@ def same_dropout(run: Run) -> Iterator[Finding]:
     need(not run.model_parallel, "the model is split over several dimensions of ranks")
     calls = run.together("forward", train=True, grad=True)[:10]
     calls = [events for events in calls if all("rng" in e for e in events)]
+    seen(len(calls), "training steps compared")
     same = [events for events in calls if len({e["rng"] for e in events}) == 1]
     if len(same) > 2 or len(same) == len(calls) > 1:
         drop = run.first.all("dropout")[0]
@@ -32,6 +33,7 @@ def _states(run: Run) -> dict[tuple[str, str], dict[int, set[tuple[int, int | No
                 for name, state in e["used"].items():
                     found[e["dataset"], name][state].add((rank.number, e["worker"]))
     need_use(found, "random numbers in samples")
+    seen(sum(map(len, found.values())), "states of generators")
     return found
 
 

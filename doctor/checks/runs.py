@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import CannotJudge, Check, Finding, fault, hint, need
+from .base import CannotJudge, Check, Finding, fault, hint, need, seen
 from .updates import planned_steps
 from .weights import differing
 
@@ -18,6 +18,7 @@ def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
     if failures:
         return
     need(again.ranks and again.any("update"), "the resumed run made no update")
+    seen(len(again.first.all("update")), "updates after the resume")
     after = again.first.all("gradients")[0]
     earlier = stopped.first.all("gradients", optimizer=after["optimizer"])
     before = next((e for e in earlier if not differing((e, after), "weights")), None)
@@ -94,6 +95,7 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
     if failures:
         return
     need(usual.any("update") and other.any("update"), "one of the two runs made no update")
+    seen(min(len(run.first.all("update")) for run in (usual, other)), "updates of either run")
     for kind, passes in usual.epochs(usual.training).items():
         same = [p for k, p in other.epochs(other.training).items() if k[0] == kind[0] and k[2] == kind[2]]
         sizes = [
@@ -117,6 +119,7 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
 def other_workers(usual: Run, other: Run) -> Iterator[Finding]:
     """The number of workers must change how fast batches come, not how many there are."""
     need(usual.any("update") and other.any("update"), "one of the two runs made no update")
+    seen(min(len(run.first.all("update")) for run in (usual, other)), "updates of either run")
     for kind, passes in usual.epochs(usual.training).items():
         same = [p for k, p in other.epochs(other.training).items() if k == kind]
         counts = [p[0][0].get("batches") for p in (passes, *same) if 0 in p[0]]

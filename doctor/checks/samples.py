@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import ONE_EPOCH, CannotJudge, Finding, check, fault, hint, need, need_use
+from .base import ONE_EPOCH, CannotJudge, Finding, check, fault, hint, need, need_use, seen
 
 COMPARED = 12
 """training steps of which the inputs are compared"""
@@ -28,6 +28,9 @@ def same_samples(run: Run) -> Iterator[Finding]:
     }
     if not planned:
         yield from same_inputs(run)
+    else:
+        numbers = [n for passes in planned.values() for parts in passes for e in parts.values() for n in run.numbers(e)]
+        seen(len(numbers), "samples of all ranks")
     for kind, passes in planned.items():  # later epochs too: a sampler can count them on rank 0 only
         found = (f for number, parts in enumerate(passes, start=1) for f in _common_samples(run, kind, parts, number))
         yield from itertools.islice(found, 1)
@@ -73,13 +76,15 @@ def shared_once(run: Run) -> Iterator[Finding]:
     """A loader with a DistributedSampler, which a library shares between the ranks again, leaves most samples out."""
     at = next((e["sampler_at"] for e in run.first.all("loader") if e.get("sampler_at")), "")
     need_use(at, "DistributedSampler")
-    for kind, passes in run.epochs(run.training).items():
+    epochs = run.epochs(run.training)
+    seen(len(epochs), "loaders of training data")
+    for kind, passes in epochs.items():
         orders = [run.numbers(event) for event in passes[0].values() if "file" in event]
         step = run.world * (run.made(next(iter(passes[0].values()))["loader"])["batch_size"] or 1)
-        seen, given = len(set().union(*orders)), sum(map(len, orders))
-        one_share = abs(seen - kind[2] / run.world) <= step < (kind[2] - seen) / 2
-        if len(orders) == run.world and seen == given and one_share:
-            text = f"only {seen} of {kind[2]} samples are trained on in an epoch"
+        different, given = len(set().union(*orders)), sum(map(len, orders))
+        one_share = abs(different - kind[2] / run.world) <= step < (kind[2] - different) / 2
+        if len(orders) == run.world and different == given and one_share:
+            text = f"only {different} of {kind[2]} samples are trained on in an epoch"
             yield fault(at, text, "leave out the DistributedSampler: the library that prepares the loader has its own")
 
 
@@ -89,15 +94,17 @@ def same_inputs(run: Run) -> Iterator[Finding]:
         [e.get("rows", []) for e in events] for events in run.together("forward", train=True, grad=True)[:COMPARED]
     ]
     steps = [rows for rows in steps if all(rows) and len(set(rows[0])) > len(rows[0]) / 2]
-    need(len(steps) > 1, "fewer than two training steps with different inputs were seen")
+    seen(len(steps), "training steps with different inputs", 2)
     equal = sum(set(rows[0]) == set(rows[1]) for rows in steps)
-    seen = [[row for rows in steps for row in rows[rank]] for rank in (0, 1)]
-    common = len(set(seen[0]) & set(seen[1]))
-    without_repeats = all(len(set(rows)) > 0.95 * len(rows) for rows in seen)
-    if equal == len(steps) or (without_repeats and common > 0.6 * len(seen[0])):
+    rows_of = [[row for rows in steps for row in rows[rank]] for rank in (0, 1)]
+    common = len(set(rows_of[0]) & set(rows_of[1]))
+    without_repeats = all(len(set(rows)) > 0.95 * len(rows) for rows in rows_of)
+    if equal == len(steps) or (without_repeats and common > 0.6 * len(rows_of[0])):
         first = run.first.all("forward", train=True, grad=True)[0]
         at = run.made(first["loader"])["at"] if first["loader"] else first["at"]
-        text = f"{common} of the {len(set(seen[0]))} inputs of rank 0's model in {len(steps)} steps came to rank 1 too"
+        text = (
+            f"{common} of the {len(set(rows_of[0]))} inputs of rank 0's model in {len(steps)} steps came to rank 1 too"
+        )
         fix = "let each rank read or generate its own part: by its rank, or with a seed that has the rank in it"
         yield fault(at, text, fix)
 
@@ -126,6 +133,7 @@ def same_order(run: Run) -> Iterator[Finding]:
             at = run.made(events[1]["loader"]).get("sampler_at") or events[1]["at"]
             yield fault(at, text, "call set_epoch(epoch) of this sampler before each epoch")
     need(judged, ONE_EPOCH)
+    seen(judged, "loaders, of each the order of two passes")
 
 
 @check("No validation sample is trained on.", exercise="03_ddp/exercises/held_out", after=("same_split",))
@@ -134,6 +142,7 @@ def held_out(run: Run) -> Iterator[Finding]:
     trained, validated = _by_base(run, run.training), _by_base(run, run.validating)
     bases = trained.keys() & validated.keys()
     need(bases, "training and validation samples come from different data sets, or have no numbers")
+    seen(sum(len(validated[base][0]) for base in bases), "validation samples")
     for base in sorted(bases):
         common, at = len(trained[base][0] & validated[base][0]), validated[base][1]
         at = next((e["at"] for e in run.first.all("split")), at)
@@ -165,6 +174,7 @@ def same_split(run: Run) -> Iterator[Finding]:
     """With other random numbers on each rank, the splits differ: one rank trains on what another one validates."""
     splits = run.together("split")
     need_use(splits, "random_split")
+    seen(len(splits), "splits")
     for events in splits:
         same_place = len({e["at"] for e in events}) == 1 and len({str(e.get("sizes")) for e in events}) == 1
         if same_place and len({e.get("order") for e in events}) > 1 and events[0].get("sizes"):
@@ -182,6 +192,7 @@ def stream_repeats(run: Run) -> Iterator[Finding]:
     streams = [e for e in run.first.all("loader") if e["iterable"] and e["loader"] in run.training]
     need_use(streams, "streams (IterableDataset)")
     need(run.any("pass", workers=2), "the stream has fewer than two workers: try --workers")
+    seen(len(streams), "streams")
     for stream in streams:
         batches = _batches_of_first_pass(run, stream)
         rows = [row for batch in batches for row in batch]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import ONE_EPOCH, Finding, check, cost, hint, need, need_updates, need_use
+from .base import ONE_EPOCH, Finding, check, cost, hint, need, need_updates, need_use, seen
 
 EVERY_STEP = 0.8
 SMALL_BATCH = 16
@@ -60,6 +60,7 @@ def one_group(run: Run) -> Iterator[Finding]:
     """One call of fully_shard for the whole model makes one group: all weights are whole at the same time."""
     models = [e for e in run.first.all("model") if e["sharded"] and e["groups"]]
     need_use(models, "a model that FSDP shards")
+    seen(len(models), "models that FSDP shards")
     for e in models:
         if e["groups"] == 1 and e["blocks"] > 1:
             name = e["cls"].removeprefix("FSDP")
@@ -78,6 +79,7 @@ def workers_restarted(run: Run) -> Iterator[Finding]:
     passes: Counter[str] = Counter(e["loader"] for e in run.first.all("pass") if e["workers"])
     need_use(passes, "workers of a loader")
     need(max(passes.values()) > 1 or len(passes) > 2, ONE_EPOCH)
+    seen(sum(passes.values()), "passes of loaders with workers")
     for loader, count in passes.items():
         if count > 1 and not made[loader]["persistent"] and loader in run.training:
             yield cost(
@@ -90,16 +92,18 @@ def workers_restarted(run: Run) -> Iterator[Finding]:
 @check("The loader keeps up with the training.", exercise="01_single_gpu/exercises/slow_samples")
 def loading(run: Run) -> Iterator[Finding]:
     """What a step waits for its batch is lost; on a GPU, which computes faster, the share is larger."""
-    waits_, total, made = 0.0, 0.0, ""
+    waits_, total, made, steps = 0.0, 0.0, "", 0
     previous: Event | None = None
     for e in run.first.events:
         if e["e"] == "batch" and e["loader"] in run.training:
             if previous:  # not the first batch of a pass, for which workers may have to start
                 waits_, total, made = waits_ + e["wait"], total + e["t"] - previous["t"], e["loader"]
+                steps += 1
             previous = e
         elif e["e"] == "pass":
             previous = None
     need(total > 0, "no two batches of a pass were trained on")
+    seen(steps, "training steps", 5)
     if waits_ > 0.5 * total:
         loader = run.made(made)
         yield cost(
@@ -128,6 +132,7 @@ def graphs_kept(run: Run) -> Iterator[Finding]:
 def many_objects(run: Run) -> Iterator[Finding]:
     """Reading a Python object changes its reference count, so each worker comes to copy the memory of all objects."""
     need_use(any(e["workers"] for e in run.first.all("loader")), "workers of a loader")
+    seen(len(run.first.all("dataset")), "data sets")
     for e in run.first.all("dataset"):
         if e["objects"]:
             length, name = e["objects"]
@@ -146,6 +151,7 @@ def small_norm(run: Run) -> Iterator[Finding]:
     need_use(norms, "batch norm")
     sizes = [e["samples"] for e in run.first.all("forward", train=True, grad=True) if "samples" in e]
     need(sizes, "the size of the batches is not known")
+    seen(len(sizes), "batches")
     if max(sizes) < SMALL_BATCH:
         at = run.first.all("forward", train=True, grad=True)[0]["at"]
         yield hint(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import Finding, check, fault, need, need_use
+from .base import Finding, check, fault, need, need_use, seen
 
 ALONE = (" in select", " in poll", " in sleep", " in read")
 """where a process stands that waits for its workers, for instance, and not for another rank"""
@@ -16,6 +16,7 @@ def equal_steps(run: Run) -> Iterator[Finding]:
     epochs = run.epochs(run.training)
     need(epochs, "no training with a DataLoader was seen")
     need(not run.any("join"), "the script uses Join, for uneven numbers of steps")
+    seen(sum(e.get("batches") or 0 for passes in epochs.values() for e in passes[0].values()), "batches of all ranks")
     exchanging = run.sharded or run.any("ddp")
     for kind, passes in epochs.items():
         counts = {rank: event.get("batches") for rank, event in passes[0].items()}
@@ -39,6 +40,7 @@ def same_collectives(run: Run) -> Iterator[Finding]:
     lists = [rank.all("collective", everyone=True) for rank in run.ranks]
     need_use(any(lists), "collectives of its own")
     need(not run.any("join"), "the script uses Join, which answers the collectives of ranks that have ended")
+    seen(min(map(len, lists)), "collectives of each rank", 0)
     for number, events in enumerate(zip(*lists, strict=False)):
         if len({(e["name"], e["size"] if e["name"] in SIZED else 0) for e in events}) > 1:
             yield fault(
@@ -70,6 +72,7 @@ def hang(run: Run) -> Iterator[Finding]:
     """A rank that waits for another one waits until the time limit of the process group, and then the job fails."""
     launch = run.launch
     need(launch.ended != "time", "the time limit came while the script still ran")
+    seen(sum(len(rank.all("update")) for rank in run.ranks), "updates of all ranks", 0)
     if launch.ended in ("hang", "lost") and launch.stuck and not run.crashed:
         places = {rank.number: launch.stuck.get(rank.events[0]["pid"]) for rank in run.ranks if rank.events}
         need(

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ..events import Run
-from .base import Finding, check, cost, fault, hint, need, need_updates, need_use
+from .base import Finding, check, cost, fault, hint, need, need_updates, need_use, seen
 
 
 @check(
@@ -14,6 +14,7 @@ def clip_scaled(run: Run) -> Iterator[Finding]:
     """Gradients that are multiplied by 65,536 always exceed the limit: each update becomes that much smaller."""
     clips = run.first.all("clip")
     need_use(clips, "clipping of gradients")
+    seen(len(clips), "times that gradients were clipped")
     scaled = [e for e in clips if e["scaled"]]
     if scaled:
         text = f"gradients are clipped with the scaler's factor still in them ({len(scaled)} of {len(clips)} times)"
@@ -29,6 +30,7 @@ def clip_local(run: Run) -> Iterator[Finding]:
     """The norm of a rank's own part of sharded gradients is smaller, and another one on each rank."""
     clips = run.first.all("clip")
     need_use(run.sharded, "sharded weights")
+    seen(len(run.aligned("gradients")), "updates compared")
     plain = [e for e in clips if e["plain"]]
     steps = [events for events in run.aligned("gradients") if all(e["factor"] for e in events)]
     apart = [events for events in steps if max(e["factor"] for e in events) > 1.001 * min(e["factor"] for e in events)]
@@ -52,7 +54,7 @@ def gradients_zeroed(run: Run) -> Iterator[Finding]:
     """backward() adds to the gradients; without zero_grad() each update has the sum of all that came before."""
     for number in sorted({e["optimizer"] for e in run.first.all("update")}):
         updates = run.first.all("update", optimizer=number)[1:]
-        need(len(updates) > 2, "fewer than four updates were seen")
+        seen(len(updates), "updates after the first one", 3)
         if all(e["added"] for e in updates):
             yield fault(
                 updates[0]["at"],
@@ -92,6 +94,7 @@ def sample_weights(run: Run) -> Iterator[Finding]:
             apart += ratio > 1.05
             worst = max(worst, (ratio, at, [samples for samples, _ in found]))
     need(judged > 1, "no cross-entropy over classes was seen in training")
+    seen(judged, "updates with the weights of their samples")
     if apart > 0.3 * judged:
         text = (
             f"in {apart} of {judged} updates, samples of one update count differently, by up to {worst[0]:.2f} times "
@@ -107,6 +110,7 @@ def schedule_length(run: Run) -> Iterator[Finding]:
     need_use(schedules, "a schedule with a length")
     planned, passes = planned_steps(run)
     need(planned, "the run was ended before the end of the training: let it train for one or two epochs")
+    seen(planned, "planned steps")
     for e in schedules:
         if e["steps"] > 1.5 * len(run.first.all("update")):  # accelerate steps it once for each rank
             if planned >= 4 and abs(e["length"] - planned) <= passes:
@@ -142,6 +146,7 @@ def gathered_gradients(run: Run) -> Iterator[Finding]:
     inside = run.first.all("inner")  # of a model
     gathered = [e for e in (*collectives, *inside) if e["name"].startswith("all_gather") and e.get("features")]
     need_use(gathered, "gathered features")
+    seen(len(gathered), "all_gather of features")
     if not any(e.get("backward") for e in collectives):
         text = f"{len(gathered)} all_gather of features that need gradients, and no collective in backward"
         fix = (

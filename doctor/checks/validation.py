@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import NO_VALIDATION, Finding, check, cost, fault, hint, need, need_use
+from .base import NO_VALIDATION, Finding, check, cost, fault, hint, need, need_use, seen
 
 
 def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
@@ -15,6 +15,7 @@ def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
         (kind, passes[0]) for kind, passes in epochs.items() if kind[2] and all("file" in e for e in passes[0].values())
     ]
     need(found, "the samples of the validation have no numbers")
+    seen(sum(len(run.numbers(e)) for _, parts in found for e in parts.values()), "validation samples of all ranks")
     return found
 
 
@@ -111,6 +112,7 @@ def validation_mode(run: Run) -> Iterator[Finding]:
     """In training mode, dropout makes the result worse, and batch norm learns from the validation samples."""
     calls = [e for e in run.first.all("forward", grad=False) if e["loader"] in run.validating]
     need(calls, NO_VALIDATION)
+    seen(len(calls), "calls in validation")
     wrong = [e for e in calls if e["train"] and e["random_layers"]]
     if wrong:
         text = (
@@ -126,6 +128,7 @@ def training_mode(run: Run) -> Iterator[Finding]:
     need(calls, "no training with a DataLoader was seen")
     active = {e["model"] for e in calls if e["train"] and e["random_layers"]}
     need_use(active, "dropout, batch norm")
+    seen(len(calls), "calls in training")
     trained = {e["model"]: i for i, e in enumerate(calls) if e["train"]}
     later = [e for i, e in enumerate(calls) if not e["train"] and e["model"] in active and i > trained[e["model"]]]
     if later:
@@ -143,6 +146,7 @@ def validation_statistics(run: Run) -> Iterator[Finding]:
     """The running means come from each rank's own samples; a checkpoint has those of one rank only."""
     calls = run.together("forward", grad=False, train=False)
     need(calls, "no validation in evaluation mode was seen")
+    seen(len(calls), "calls in validation")
     with_statistics = [events for events in calls if all(e.get("buffers") for e in events)]
     different = [events for events in with_statistics if len({tuple(e["buffers"]) for e in events}) > 1]
     shared = [parts for _, parts in _first_passes(run) if len(parts) == run.world]

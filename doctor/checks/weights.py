@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import FAULT, Finding, check, fault, hint, need, need_updates, need_use, some
+from .base import FAULT, Finding, check, fault, hint, need, need_updates, need_use, seen, some
 
 TOLERANCE = 1e-6
 
@@ -42,6 +42,7 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     need(not run.any("join"), "the script uses Join, in which ranks may end at different updates")
     steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
+    seen(len(steps), "updates compared")
     unequal = [bool(differing(events, "weights")) for events in steps]
     if any(unequal) and all(unequal[unequal.index(True) :]):  # what is equal again later was averaged
         yield _cause_of_difference(run, steps[unequal.index(True)])
@@ -180,6 +181,7 @@ def teachers_agree(run: Run) -> Iterator[Finding]:
     need(not run.sharded and not run.model_parallel, "the ranks have different parts of the weights")
     steps = [events for events in run.aligned("gradients") if all(e["others"] for e in events)]
     need_use(steps, "a model that is in no optimizer")
+    seen(len(steps), "updates compared", 4)
     for number in steps[0][0]["others"]:
         calls = [[e for e in rank.all("forward") if str(e["model"]) == number] for rank in run.ranks]
         if min(map(len, calls)) < len(run.first.all("update")) / 2:
@@ -199,6 +201,7 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
     """With other learning rates, equal gradients lead to different weights."""
     steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
+    seen(len(steps), "updates compared")
     for events in steps:
         if len({tuple(e["lr"]) for e in events}) > 1:
             rates = ", ".join(f"{e['lr'][0]:.3g}" for e in events)
@@ -252,6 +255,7 @@ def orphans(run: Run) -> Iterator[Finding]:
     """A weight that gets gradients, but is in no optimizer, stays as it was at the start."""
     need_updates(run, 1)
     need(run.any("trainable"), "the script was ended before the optimizers were complete")
+    seen(sum(e["parameters"] for e in run.first.all("trainable")), "trainable weights")
     trained = {e["model"] for e in run.first.all("forward", train=True, grad=True)}
     at = run.first.all("update")[0]["at"]
     for e in run.first.all("trainable"):
@@ -282,7 +286,7 @@ def sharded_orphans(run: Run) -> Iterator[Finding]:
 def gradients_arrive(run: Run) -> Iterator[Finding]:
     """A loss that does not depend on the model's output trains nothing, without any error."""
     steps = [e for e in run.first.all("gradients") if not e["closure"]]
-    need(len(steps) > 2, "fewer than three updates with gradients were seen")
+    seen(len(steps), "updates with their gradients", 3)
     for number in sorted({e["optimizer"] for e in steps}):
         mine = [e["gradients"] for e in steps if e["optimizer"] == number]
         names = [name for name in mine[0] if all(name in gradients for gradients in mine)]
@@ -306,7 +310,7 @@ def gradients_arrive(run: Run) -> Iterator[Finding]:
 def weights_change(run: Run) -> Iterator[Finding]:
     """An update with a learning rate of zero, or one that is rounded away, changes nothing."""
     steps = [e for e in run.first.all("gradients") if e["optimizer"] == 0]
-    need(len(steps) > 3, "fewer than four updates were seen")
+    seen(len(steps), "updates compared", 4)
     names = [name for name, value in steps[0]["weights"].items() if value and name in steps[0]["gradients"]]
     same = [name for name in names if all(e["weights"].get(name) == steps[0]["weights"][name] for e in steps)]
     if names and len(same) == len(names):
@@ -321,7 +325,7 @@ def rate_above_zero(run: Run) -> Iterator[Finding]:
     last = max((e["step"] for e in run.first.all("update")), default=0)
     for number in sorted({e["optimizer"] for e in run.first.all("gradients")}):
         steps = run.first.all("gradients", optimizer=number)
-        need(len(steps) > 9, "fewer than ten updates were compared")
+        seen(len(steps), f"updates of optimizer {number + 1}", 10)
         above = [i for i, e in enumerate(steps) if max(e["lr"], default=0) > 0]
         zero = steps[above[-1] + 1 :] if above else []
         if len(zero) > 1 and zero[0]["step"] < 0.9 * last:
@@ -335,7 +339,7 @@ def rate_above_zero(run: Run) -> Iterator[Finding]:
 def finite(run: Run) -> Iterator[Finding]:
     """Once a weight is NaN, all that follows is NaN."""
     need(not run.launch.name.startswith("with a NaN"), "the doctor made a NaN itself")
-    need(run.any("gradients"), "no update was seen")
+    seen(len(run.first.all("gradients")), "updates with all weights and gradients")
     for e in run.first.all("gradients"):
         bad = [name for name, value in e["weights"].items() if value and not math.isfinite(value[1])]
         if bad:

@@ -10,7 +10,7 @@ import pytest
 from doctor_events import correct_run
 
 from conftest import REPOSITORY
-from doctor import cli
+from doctor import cli, series
 from doctor.accepted import BaselineError, accept, read_baseline
 from doctor.checks import Diagnosis, Finding
 from doctor.formats import github, sarif
@@ -105,16 +105,16 @@ def test_fail_on_and_the_formats_of_a_run(
 def test_thorough_leaves_out_what_can_change_nothing() -> None:
     options, plan = cli.parser().parse_args(["--thorough", "train.py"]), Plan(Path("train.py"), [])
     run = correct_run()
-    assert len(list(cli.provocations(options, plan, run))) == 5
-    assert cli.left_out(options, run) == []
+    assert len(list(series.provocations(options, plan, run))) == 5
+    assert series.left_out(options, run) == []
     for rank in run.ranks:
         rank.events = [e for e in rank.events if e["e"] not in ("loader", "save", "write")]
-    assert [one.name for one in cli.provocations(options, plan, run)] == [
+    assert [one.name for one in series.provocations(options, plan, run)] == [
         "as on two nodes",
         "with a NaN on rank 1",
         "on one rank",
     ]
-    assert len(cli.left_out(options, run)) == 2
+    assert len(series.left_out(options, run)) == 2
 
 
 def test_its_fixtures_of_pytest(tmp_path: Path) -> None:

@@ -1,0 +1,185 @@
+"""Which runs are made: the ordinary one, started in the way that fits, then those under provocations."""
+
+import argparse
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from . import report
+from .checks import CHECKS, judge
+from .events import Run, read, write_launch
+from .launch import Plan, likely_launchers, run
+
+NO_LIMIT = 10**9
+"""updates; the time limit ends the run before"""
+
+
+class Progress:
+    """Shows how far a run is, in one line of a terminal."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.last = name, ""
+
+    def __call__(self, state: str) -> None:
+        """Show the state, such as "12 s, 30 updates"."""
+        if sys.stderr.isatty() and state != self.last:
+            self.last = state
+            print(f"\r\033[Kdoctor: {self.name}: {state}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Remove the line."""
+        if self.last:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def run_once(plan: Plan, folder: Path) -> Run:
+    """Run a script as planned, and return its events."""
+    folder.mkdir(exist_ok=True)
+    progress = Progress(f"{plan.script.name}{' ' + plan.name if plan.name else ''}")
+    try:
+        run(plan, folder, progress)
+    finally:
+        progress.close()
+    return read(folder)
+
+
+def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[Run]:
+    """Yield the ordinary run, then those under provocations."""
+    plan, usual = usual_run(options, plan, folder / "run0")
+    if usual.any("pass", again=True) or any(
+        e["type"] == "StopIteration" or "StopIteration" in e["text"] for _, e in report.errors(usual)
+    ):  # it counts on len(loader) batches
+        plan = replace(plan, settings=plan.settings | {"batches": 0})
+        usual = run_again(plan, folder / "run0")
+    confirm(plan, usual, folder)
+    usual.launch.left_out = left_out(options, usual)
+    yield usual
+    if not usual.any("update"):
+        return
+    for number, provoked in enumerate(provocations(options, plan, usual), start=1):
+        yield run_once(provoked, folder / f"run{number}")
+    if options.resume is not None or (options.thorough and writes_files(usual)):
+        yield from stop_and_resume(options, plan, usual, folder / "run9")
+
+
+CUT_COULD_CAUSE = ("same_order",)
+"""checks with a possible false fault in cut passes: if the script counts the steps of an epoch itself, its passes begin
+too early"""
+
+
+def confirm(plan: Plan, usual: Run, folder: Path) -> None:
+    """Run the script once more with whole passes if a fault could come from cut ones; note in the run what is true."""
+    cut = plan.settings["batches"] and any(
+        e.get("batches", 0) > plan.settings["batches"] for rank in usual.ranks for e in rank.all("pass")
+    )
+    doubtful = {f.check for f in judge([usual]).faults if f.check in CUT_COULD_CAUSE} if cut else set()
+    if not doubtful:
+        return
+    whole = replace(plan, name="with whole passes", settings=plan.settings | {"batches": 0, "steps": NO_LIMIT})
+    again = judge([run_once(whole, folder / "run7")])
+    shutil.rmtree(folder / "run7")
+    titles = {check.name: check.title for check in CHECKS}
+    usual.launch.refuted = [name for name in sorted(doubtful) if titles[name] in again.fine]
+    usual.launch.unconfirmed = [name for name in sorted(doubtful) if titles[name] in again.unjudged]
+    write_launch(usual.launch, folder / "run0")
+
+
+def usual_run(options: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Plan, Run]:
+    """Return the ordinary run, with how it was started: in the first way in which all ranks join and train."""
+    usual = run_once(plan, folder)
+    in_time = usual.launch.ended != "time"  # otherwise another way of starting it would take as long
+    if options.launcher != "auto" or all_train(usual, plan) or not in_time:
+        return plan, usual
+    first, failed = plan, {(plan.launcher, plan.local_rank_flag)}
+    while other := other_launcher(usual, plan, failed):
+        failed.add(other)
+        plan = replace(plan, launcher=other[0], local_rank_flag=other[1])
+        usual = run_again(plan, folder)
+        if all_train(usual, plan) or plan.launcher == "single" or usual.launch.ended == "time":
+            return plan, usual
+    return (plan, usual) if plan == first else (first, run_again(first, folder))  # the first guess is the likeliest
+
+
+def run_again(plan: Plan, folder: Path) -> Run:
+    """Run a script in the place of an earlier run."""
+    shutil.rmtree(folder)
+    return run_once(plan, folder)
+
+
+def all_train(run: Run, plan: Plan) -> bool:
+    """Return whether as many ranks as planned have joined and trained."""
+    return bool(run.ranks) and run.any("update") and run.world == (1 if plan.launcher == "single" else plan.ranks)
+
+
+def other_launcher(run: Run, plan: Plan, failed: set[tuple[str, bool]]) -> tuple[str, bool] | None:
+    """Return another way of starting a script, with which all ranks may join and train; None if there is none."""
+    if run.launch.ended == "spawn" and ("spawn", False) not in failed:
+        return "spawn", False
+    if any(e["type"] in ("ModuleNotFoundError", "FileNotFoundError") for _, e in report.errors(run)):
+        return None  # it lacks something
+    for way in likely_launchers(plan.script):
+        if way not in failed:
+            return way
+    return ("single", False) if run.any("update") and ("single", False) not in failed else None
+
+
+def writes_files(run: Run) -> bool:
+    """Return whether the script has written anything that it could go on from."""
+    return run.any("save") or run.any("write")
+
+
+def left_out(options: argparse.Namespace, usual: Run) -> list[str]:
+    """Return what --thorough leaves out because it could change nothing, and why."""
+    if not options.thorough or not usual.any("update"):
+        return []
+    found = []
+    if not usual.any("loader"):
+        found += ["uneven data and other workers (no DataLoader was seen)"]
+    if usual.world < 2:
+        found += ["what needs several ranks"]
+    if options.resume is None and not writes_files(usual):
+        found += ["a stop and a restart (no file was written)"]
+    return found
+
+
+def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterator[Plan]:
+    """Yield the further runs that were asked for."""
+
+    def provoked(name: str, compared: str = "", **changes: Any) -> Plan:  # noqa: ANN401
+        fields = {key: value for key, value in changes.items() if hasattr(plan, key)}
+        settings = {key: value for key, value in changes.items() if not hasattr(plan, key)}
+        return replace(plan, name=name, compared=compared, settings=plan.settings | settings, **fields)
+
+    several = usual.world > 1
+    has_loader = usual.any("loader")
+    if options.uneven or (options.thorough and has_loader):
+        yield provoked("with uneven data", uneven=True)
+    if (options.two_nodes or options.thorough) and several and plan.nodes == 1 and plan.launcher != "spawn":
+        yield provoked("as on two nodes", ranks=2, nodes=2)
+    if (options.nan or options.thorough) and several:
+        yield provoked("with a NaN on rank 1", nan_rank=1)
+    if (options.one_rank or options.thorough) and several:
+        yield provoked("on one rank", "other_ranks", ranks=1, nodes=1)
+    if options.workers or (options.thorough and has_loader):
+        has_workers = has_loader and any(e["workers"] for e in usual.first.all("loader"))
+        yield provoked(
+            "without workers" if has_workers else "with two workers", "other_workers", workers=0 if has_workers else 2
+        )
+
+
+def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder: Path) -> Iterator[Run]:
+    """Yield a run that is stopped after its first checkpoint, and one that finds what the first has written."""
+    updates = len(usual.first.all("update"))
+    saves = [e["step"] for rank in usual.ranks for e in rank.events if e["e"] == "save"]
+    after = min((step for step in saves if 0 < step < updates), default=updates // 2) + 1
+    if after > updates:
+        return
+    yield run_once(replace(plan, name="stopped", settings=plan.settings | {"stop_after": after}), folder)
+    if options.keep:  # the next run needs the same folder, because the checkpoint is in it
+        shutil.copytree(folder, folder.with_name("run8"), ignore=shutil.ignore_patterns("files", "removed", "tmp"))
+    args = [*plan.args, *shlex.split(options.resume or "")]
+    yield run_once(replace(plan, name="stopped and resumed", compared="resumed", args=args), folder)
