@@ -4,7 +4,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
 (seconds); ``at`` is a line of the user's, as file:line. Numbers of samples are in files beside the events.
 
     process     first in each process: pid, parent, rank (variable RANK), argv
-    init        a process group was made: rank, world_size, seed
+    init        a process group was made: rank, world_size, seed, timeout (seconds; null: the default)
     spawn       mp.spawn is called
     loader      a DataLoader was made: loader (its line and number), workers, persistent, sampler, sampler_at (line
                 of a DistributedSampler), batch_size, drop_last, iterable, dataset (class)
@@ -33,9 +33,9 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 (state of a GradScaler), dtypes, factor (size of the gradients, divided by that after backward), others
                 (sums of the weights of models that are in no optimizer)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
-                added (backward added to the gradients of the update before), factors (line, samples, weight of
-                a sample), waits (line and operation: count), graphs, graph_at, low_same and low_all (numbers of weights
-                in 16 bits that stayed, and all of them)
+                losses (what they minimized), added (backward added to the gradients of the update before), factors
+                (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and
+                low_all (numbers of weights in 16 bits that stayed, and all of them)
     clip        gradients are clipped: scaled, plain (no sharded tensors)
     collective  one is called, outside of models and of torch: name, size, everyone (in the default group), own (the
                 caller is a file of the user's), gradient (whether the tensor is a gradient), features
@@ -44,6 +44,11 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     functional  one of torch's functional or differentiable collectives is called
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline
+    gathered_used   the loss depends on gathered tensors that have no graph (only looked for in a run of its own)
+    seed        the script seeds a generator: generator, value
+    timeout     the timeout of a group is set later
+    group       the script makes a process group: ranks (null: all), timeout (seconds; null: the default)
+    part        the value of a sharded tensor was read, of which this rank has a part only: placement
     join        Join: uneven numbers of steps are expected
     write       the script writes a file, once each: file, how, existed
     folder      the script made a folder, and the doctor made it too, for libraries that are not redirected: path
@@ -109,6 +114,8 @@ class Launch:
     """names of checks that found a fault only because passes were cut: with whole ones there is none"""
     unconfirmed: list[str] = field(default_factory=list)
     """names of checks of which this could not be seen, because whole passes took too long"""
+    used_gathers: list[str] = field(default_factory=list)
+    """lines that gather tensors without a graph, on which the loss depends"""
     left_out: list[str] = field(default_factory=list)
     """provocations that could change nothing, with the reason"""
     moved: list[str] = field(default_factory=list)

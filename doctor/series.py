@@ -72,19 +72,27 @@ too early"""
 
 
 def confirm(plan: Plan, usual: Run, folder: Path) -> None:
-    """Run the script once more with whole passes if a fault could come from cut ones; note in the run what is true."""
+    """Run the script once more for what one run cannot tell; note in the run what is true."""
     cut = plan.settings["batches"] and any(
         e.get("batches", 0) > plan.settings["batches"] for rank in usual.ranks for e in rank.all("pass")
     )
-    doubtful = {f.check for f in judge([usual]).faults if f.check in CUT_COULD_CAUSE} if cut else set()
-    if not doubtful:
-        return
-    whole = replace(plan, name="with whole passes", settings=plan.settings | {"batches": 0, "steps": NO_LIMIT})
-    again = judge([run_once(whole, folder / "run7")])
-    shutil.rmtree(folder / "run7")
-    titles = {check.name: check.title for check in CHECKS}
-    usual.launch.refuted = [name for name in sorted(doubtful) if titles[name] in again.fine]
-    usual.launch.unconfirmed = [name for name in sorted(doubtful) if titles[name] in again.unjudged]
+    found = {f.check for f in judge([usual]).findings}
+    doubtful = found & set(CUT_COULD_CAUSE) if cut else set()
+    if doubtful:
+        whole = replace(plan, name="with whole passes", settings=plan.settings | {"batches": 0, "steps": NO_LIMIT})
+        again = judge([run_once(whole, folder / "run7")])
+        shutil.rmtree(folder / "run7")
+        titles = {check.name: check.title for check in CHECKS}
+        usual.launch.refuted = [name for name in sorted(doubtful) if titles[name] in again.fine]
+        usual.launch.unconfirmed = [name for name in sorted(doubtful) if titles[name] in again.unjudged]
+    if "gathered_gradients" in found:
+        probe = replace(plan, name="with traced gathers", settings=plan.settings | {"probe_gathers": True})
+        traced = run_once(probe, folder / "run7")
+        shutil.rmtree(folder / "run7")
+        used = [e["at"] for rank in traced.ranks for e in rank.all("gathered_used")]
+        usual.launch.used_gathers = sorted(set(used))
+        if not used and traced.any("update"):
+            usual.launch.refuted.append("gathered_gradients")
     write_launch(usual.launch, folder / "run0")
 
 
@@ -172,14 +180,31 @@ def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterato
 
 
 def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder: Path) -> Iterator[Run]:
-    """Yield a run that is stopped after its first checkpoint, and one that finds what the first has written."""
+    """Yield a run that is stopped after its first checkpoint, and runs that find what the ones before have written.
+
+    The first resumed run is stopped too, if enough of the training is left, and resumed once more: some faults, such as
+    an epoch that is counted from the last start, begin there.
+    """
     updates = len(usual.first.all("update"))
     saves = [e["step"] for rank in usual.ranks for e in rank.events if e["e"] == "save"]
     after = min((step for step in saves if 0 < step < updates), default=updates // 2) + 1
     if after > updates:
         return
-    yield run_once(replace(plan, name="stopped", settings=plan.settings | {"stop_after": after}), folder)
-    if options.keep:  # the next run needs the same folder, because the checkpoint is in it
-        shutil.copytree(folder, folder.with_name("run8"), ignore=shutil.ignore_patterns("files", "removed", "tmp"))
     args = [*plan.args, *shlex.split(options.resume or "")]
-    yield run_once(replace(plan, name="stopped and resumed", compared="resumed", args=args), folder)
+    stopping = plan.settings | {"stop_after": after}
+    resumed = replace(plan, compared="resumed", args=args)
+    # all in one folder, because the checkpoints are in it; "run8" and others are copies of the events
+    yield keep_copy(options, run_once(replace(plan, name="stopped", settings=stopping), folder), folder, "run8")
+    again = run_once(replace(resumed, name="stopped and resumed", settings=stopping), folder)
+    if again.launch.ended != "stopped":
+        yield again
+    else:
+        yield keep_copy(options, again, folder, "run81")
+        yield run_once(replace(resumed, name="resumed a second time"), folder)
+
+
+def keep_copy(options: argparse.Namespace, done: Run, folder: Path, name: str) -> Run:
+    """Copy the events of a run if they are to be kept, because the next run needs its folder; return the run."""
+    if options.keep:
+        shutil.copytree(folder, folder.with_name(name), ignore=shutil.ignore_patterns("files", "removed", "tmp"))
+    return done

@@ -34,6 +34,8 @@ class Settings:
     """cut data sets to sizes that cannot be shared evenly"""
     nan_rank: int = -1
     """rank of which one input becomes NaN"""
+    probe_gathers: bool = False
+    """let gathered tensors need gradients, to see whether the loss depends on them"""
     stop_after: int = 0
     """updates after which all ranks are stopped as by a time limit; 0: never"""
     workers: int = -1

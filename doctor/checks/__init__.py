@@ -51,9 +51,9 @@ def judge(runs: list[Run]) -> Diagnosis:
 
 
 def partner(runs: list[Run], second: Run) -> Run:
-    """Return the run that another one is compared with."""
-    stopped = [run for run in runs if run.launch.ended == "stopped"]
-    return stopped[0] if second.launch.compared == "resumed" and stopped else runs[0]
+    """Return the run that another one is compared with: a resumed one with the one that was stopped before it."""
+    stopped = [run for run in runs[: runs.index(second)] if run.launch.ended == "stopped"]
+    return stopped[-1] if second.launch.compared == "resumed" and stopped else runs[0]
 
 
 def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> list[Finding]:

@@ -19,9 +19,18 @@ def same_dropout(run: Run) -> Iterator[Finding]:
     if len(same) > 2 or len(same) == len(calls) > 1:
         drop = run.first.all("dropout")[0]
         text = (
-            f"in {len(same)} of {len(calls)} steps all ranks drew the same random numbers: dropout is the same on each"
+            f"in {len(same)} of {len(calls)} steps all ranks drew the same random numbers{_seeded(run, 'torch')}: "
+            "dropout is the same on each"
         )
         yield hint(drop["at"], text, "torch.manual_seed(seed + rank), after the weights are equal on all ranks")
+
+
+def _seeded(run: Run, generator: str) -> str:
+    """Return which line gives all ranks the same seed, as a part of a sentence; "" if none does."""
+    for events in run.together("seed", generator=generator):
+        if len({(e["at"], e["value"]) for e in events}) == 1:
+            return f", because {events[0]['at'].rpartition('/')[2]} seeds all of them with {events[0]['value']}"
+    return ""
 
 
 def _states(run: Run) -> dict[tuple[str, str], dict[int, set[tuple[int, int | None]]]]:
@@ -62,6 +71,7 @@ def same_augmentation(run: Run) -> Iterator[Finding]:
         if shared:
             ranks = sorted({rank for rank, _ in shared[0]})
             text = f"the samples of {dataset} are made on ranks {ranks} from the same state of {_name(name)}"
+            text += _seeded(run, name)
             yield hint(_made(run, dataset), text, "a seed that has the rank in it")
 
 

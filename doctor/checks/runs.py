@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..events import Event, Run
+from ..events import Event, Run, passes_with_batches
 from .base import CannotJudge, Check, Finding, fault, hint, need, seen
 from .updates import planned_steps
 from .weights import differing
@@ -53,7 +53,8 @@ def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
 
 def _same_epoch_again(stopped: Run, again: Run, before: Event) -> Iterator[Finding]:
     """After a whole epoch, the order of the samples must go on with that of the next one."""
-    old = [parts[0] for passes in stopped.epochs(stopped.training).values() for parts in passes if 0 in parts]
+    passes = passes_with_batches(stopped.first)  # also one of which only the first batch was taken before the stop
+    old = [event for event, given in passes if given and event["loader"] in stopped.training]
     new = _first_trained_pass(again)
     if new is None or len(old) < 2 or old[1]["step"] > before["step"]:
         return  # it was stopped in the first epoch
@@ -61,7 +62,8 @@ def _same_epoch_again(stopped: Run, again: Run, before: Event) -> Iterator[Findi
     if len(first) > 3 and again.numbers(new) == first != second and sorted(first) != first:
         yield fault(
             new["at"],
-            f"resumed after update {before['step']}, the samples come in the order of epoch 1 again",
+            f"resumed after update {before['step']}, the samples come in the order of the first epoch "
+            "before the stop again",
             "save the number of the epoch; call sampler.set_epoch(epoch) with it",
         )
 

@@ -42,7 +42,8 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
     for e in run.first.events:
         updates += e["e"] == "update"
         training = e["train"] and e["grad"] if e["e"] == "forward" else training
-        of_the_user = e.get("own", True) and not e.get("gradient")  # which the script averages itself
+        # gradients the script averages itself, and the loss depends on features
+        of_the_user = e.get("own", True) and not e.get("gradient") and not e.get("features")
         if e["e"] == "collective" and training and of_the_user and (e["size"] or 0) < 1000:
             steps.setdefault((e["at"], e["name"]), set()).add(updates)
     for (at, name), called in steps.items():
@@ -51,7 +52,7 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
             yield cost(
                 at,
                 f"{name} is called in {min(count, number)} of {number} steps, beside the exchange of the gradients",
-                "call it every 50 steps, or once an epoch",
+                "if only a log needs its result, call it every 50 steps, or once an epoch",
             )
 
 

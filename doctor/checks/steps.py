@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..events import Event, Run
-from .base import Finding, check, fault, need, need_use, seen
+from .base import Finding, check, fault, hint, need, need_use, seen
 
 ALONE = (" in select", " in poll", " in sleep", " in read")
 """where a process stands that waits for its workers, for instance, and not for another rank"""
@@ -90,3 +90,31 @@ def hang(run: Run) -> Iterator[Finding]:
 
 def _short(place: str) -> str:
     return place.rsplit("/", 1)[-1]
+
+
+@check("Every process group has the timeout that was asked for.", ranks=True)
+def timeouts(run: Run) -> Iterator[Finding]:
+    """The timeout of init_process_group is that of its own group: new_group() has PyTorch's default, 10 minutes."""
+    asked = next((e["timeout"] for e in run.first.all("init") if e.get("timeout")), None)
+    need_use(asked, "a timeout of its own")
+    groups = [e for e in run.first.all("group") if e["ranks"] is None or run.first.number in e["ranks"]]
+    seen(len(groups) + 1, "process groups")
+    without = [e for e in groups if not e["timeout"] and not run.any("timeout")]
+    if without:
+        text = (
+            f"{len(without)} process group(s) made without a timeout have PyTorch's default, and not the "
+            f"{asked:.0f} s of init_process_group"
+        )
+        yield hint(without[0]["at"], text, "new_group(..., timeout=timeout), or set the timeout of each group")
+
+
+@check("Values of sharded tensors are those of all ranks.", ranks=True)
+def sharded_values(run: Run) -> Iterator[Finding]:
+    """item() of a sharded tensor, such as the norm of a sharded gradient, gives what this rank's part alone has."""
+    need_use(run.sharded or run.any("part"), "sharded weights")
+    seen(len(run.first.all("update")), "updates")
+    places = {e["at"]: e for e in run.first.all("part")}
+    for place, e in places.items():
+        count = len(run.first.all("part", at=place))
+        text = f"{count} times the value of a sharded tensor is read, of which this rank has a part ({e['placement']})"
+        yield fault(place, text, "tensor.full_tensor().item(), on all ranks")

@@ -141,16 +141,28 @@ def planned_steps(run: Run) -> tuple[int, int]:
 
 @check("Gradients come back from gathered features.", ranks=True)
 def gathered_gradients(run: Run) -> Iterator[Finding]:
-    """dist.all_gather gives copies without a graph: what the losses of other ranks say of a rank's features is lost."""
+    """dist.all_gather gives copies without a graph: what the losses of other ranks say of a rank's features is lost.
+
+    It is right if every rank computes the loss of the whole batch, so that the losses of the ranks are equal, or if
+    the loss does not depend on what is gathered; a run with ``probe_gathers`` tells.
+    """
     collectives = run.first.all("collective")
     inside = run.first.all("inner")  # of a model
     gathered = [e for e in (*collectives, *inside) if e["name"].startswith("all_gather") and e.get("features")]
     need_use(gathered, "gathered features")
     seen(len(gathered), "all_gather of features")
-    if not any(e.get("backward") for e in collectives):
-        text = f"{len(gathered)} all_gather of features that need gradients, and no collective in backward"
-        fix = (
-            "torch.distributed.nn.functional.all_gather, or add up the gradients of all ranks in backward; as it is, "
-            "this is right only if every rank computes the loss of the whole batch"
+    losses = [events for events in run.together("update") if all(e.get("losses") for e in events)]
+    same = [events for events in losses if len({f"{e['losses'][0]:.4g}" for e in events}) == 1]
+    if any(e.get("backward") for e in collectives) or (losses and len(same) > 0.9 * len(losses)):
+        return
+    text = f"{len(gathered)} all_gather of features that need gradients, and no collective in backward"
+    fix = "torch.distributed.nn.functional.all_gather, or add up the gradients of all ranks in backward"
+    if run.launch.used_gathers:
+        text = (
+            f"the losses of the ranks differ, and depend on {len(gathered)} all_gather, which give copies without a "
+            "graph: what another rank's loss says of the features of this one is lost"
         )
-        yield hint(gathered[0]["at"], text, fix)
+        yield fault(run.launch.used_gathers[0], text, fix)
+    else:
+        only = "as it is, this is right only if every rank computes the loss of the whole batch"
+        yield hint(gathered[0]["at"], text, f"{fix}; {only}")

@@ -121,6 +121,27 @@ def validation_mode(run: Run) -> Iterator[Finding]:
         yield fault(wrong[0]["at"], text, "model.eval() before validation, model.train() after it")
 
 
+@check("A model that generates or is tried between steps is in evaluation mode.", after=("validation_mode",))
+def generating_mode(run: Run) -> Iterator[Finding]:
+    """Samples of a generator, or results of averaged weights, are worse with dropout or statistics of a batch.
+
+    A teacher, which is called without gradients in most steps, may rightly be in training mode.
+    """
+    calls = [e for e in run.first.all("forward", grad=False) if e["loader"] not in run.validating]
+    need_use(calls, "calls of a model without gradients, outside of a validation")
+    seen(len(calls), "calls without gradients outside of a validation")
+    updates = {e["step"] for e in run.first.all("update")}
+    for number in sorted({e["model"] for e in calls}):
+        mine = [e for e in calls if e["model"] == number]
+        wrong = [e for e in mine if e["train"] and e["random_layers"]]
+        if wrong and len({e["step"] for e in mine}) < len(updates) / 2:
+            text = (
+                f"{len(wrong)} calls of {wrong[0]['cls']} without gradients, between steps of the training, were in "
+                "training mode, with dropout or batch norm active"
+            )
+            yield hint(wrong[0]["at"], text, "model.eval() before it, and model.train() after it")
+
+
 @check("Training runs in training mode.")
 def training_mode(run: Run) -> Iterator[Finding]:
     """After model.eval() for validation, dropout stays off and batch norm stands still until model.train()."""

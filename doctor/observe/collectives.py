@@ -49,6 +49,13 @@ def install() -> None:
     for name in ("all_reduce", "all_gather", "reduce", "gather"):
         patch(differentiable, name, _noting("functional"))
     patch(dist, "init_process_group", _init, dist.distributed_c10d, dist.device_mesh)
+    patch(dist, "new_group", _group, dist.distributed_c10d, dist.device_mesh)
+    for name in ("set_timeout", "_set_pg_timeout"):
+        if hasattr(dist.distributed_c10d, name):
+            patch(dist.distributed_c10d, name, _noting("timeout"))
+    sharded = importlib.import_module("torch.distributed.tensor").DTensor
+    for name in ("item", "__float__"):
+        patch(sharded, name, _value_of_sharded)
     patch(dist.algorithms.join.Join, "__init__", _join)
     patch(sys.modules["torch.multiprocessing.spawn"], "start_processes", _spawn, torch.multiprocessing)
 
@@ -99,13 +106,31 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
                 note_collective(name, tensors, args, kwargs, sys._getframe(1).f_code.co_filename)
             Inside.collective = True
             try:
-                return own(*args, **kwargs)
+                result = own(*args, **kwargs)
             finally:
                 Inside.collective = False
+            if CONFIG.probe_gathers and name in ("all_gather", "all_gather_into_tensor") and state.training:
+                follow(args[0] if args else next(iter(kwargs.values())), user_line())
+            return result
 
         return collective
 
     return wrap
+
+
+def follow(gathered: Any, at: str) -> None:
+    """Log if gathered tensors, which have no graph, get a gradient: then the loss depends on them."""
+    used = False
+
+    def hook(gradient: torch.Tensor) -> None:
+        nonlocal used
+        if not used:
+            used = True
+            note("gathered_used", at=at)
+
+    for tensor in gathered if isinstance(gathered, list | tuple) else [gathered]:
+        if tensor.is_floating_point() and tensor.is_leaf and not tensor.requires_grad:
+            tensor.requires_grad_().register_hook(hook)
 
 
 def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs: dict[str, Any], caller: str) -> None:
@@ -136,6 +161,7 @@ def is_gradient(tensor: torch.Tensor | None) -> bool:
 def _init(own: Callable[..., None]) -> Callable[..., None]:
     def init(*args: Any, **kwargs: Any) -> None:
         kwargs = redirected(args, kwargs)
+        limit = kwargs.get("timeout")
         own(*args[:1], **kwargs)
         note(
             "init",
@@ -143,9 +169,31 @@ def _init(own: Callable[..., None]) -> Callable[..., None]:
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
             seed=torch.initial_seed() % (1 << 53),
+            timeout=limit and limit.total_seconds(),
         )
 
     return init
+
+
+def _value_of_sharded(own: Callable[..., float]) -> Callable[..., float]:
+    def value(tensor: Any) -> float:
+        parts = [str(one) for one in tensor.placements if not one.is_replicate()]
+        if parts and not state.observing and trail.user_calls_library():
+            note("part", at=user_line(), placement=parts[0])
+        return own(tensor)
+
+    return value
+
+
+def _group(own: Callable[..., Any]) -> Callable[..., Any]:
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        limit = kwargs.get("timeout", args[1] if len(args) > 1 else None)
+        ranks = kwargs.get("ranks", args[0] if args else None)
+        if trail.user_calls_library():  # and not init_device_mesh, which needs other groups on CPUs than on GPUs
+            note("group", at=user_line(), ranks=ranks and list(ranks), timeout=limit and limit.total_seconds())
+        return own(*args, **kwargs)
+
+    return new_group
 
 
 def redirected(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Models:
     damaged: bool = False
     backwards: list[str] = field(default_factory=list)
     """lines of the backward passes since the last update"""
+    losses: list[float] = field(default_factory=list)
+    """what was minimized in these passes"""
     zeroed: set[int] = field(default_factory=set)
     """optimizers of which the gradients were zero before a backward pass since their last update"""
     added: set[int] = field(default_factory=set)
@@ -334,6 +336,7 @@ def _backward(own: Callable[..., None]) -> Callable[..., None]:
 def note_backward(loss: torch.Tensor, at: str) -> None:
     """Remember a backward pass, and whether its graph stays in memory."""
     models.backwards.append(at)
+    models.losses.append(float(local(loss)) if loss.numel() == 1 else 0.0)
     token, node = Alive(), loss.grad_fn
     models.graphs.append((weakref.ref(token), at))
     for _ in range(3):  # the script may keep the loss, but not what it made of it for this call, such as a scaled loss

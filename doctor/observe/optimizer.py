@@ -136,6 +136,7 @@ def note_after(optimizer: Optimizer) -> None:
         parameters=len(parameters),
         foreign=sum(id(p) not in models.names for p in parameters),
         backwards=models.backwards,
+        losses=models.losses,
         added=_number_of(optimizer) in models.added - models.zeroed,
         factors=models.factors,
         waits=optimizers.waits,
@@ -144,7 +145,7 @@ def note_after(optimizer: Optimizer) -> None:
         **what,
     )
     models.graphs = [pair for pair in models.graphs if pair[0]() is not None]
-    models.backwards, models.factors, optimizers.waits, optimizers.copies = [], [], {}, []
+    models.backwards, models.losses, models.factors, optimizers.waits, optimizers.copies = [], [], [], {}, []
     optimizers.scaled = False
     models.zeroed.discard(_number_of(optimizer))
     models.added.discard(_number_of(optimizer))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import data
 
-from ..trail import note
+from ..trail import note, trail, user_line
 from .common import fingerprint, patch
 
 FETCHES = 2
@@ -29,6 +29,25 @@ def install() -> None:
     """Observe what fetches samples, in the workers of a loader or in the training process."""
     for fetcher in (data._utils.fetch._MapDatasetFetcher, data._utils.fetch._IterableDatasetFetcher):
         patch(fetcher, "fetch", _fetch)
+    patch(torch, "manual_seed", _seed("torch"), torch.random)
+    patch(random, "seed", _seed("random"))
+    if "numpy" in sys.modules:
+        patch(sys.modules["numpy"].random, "seed", _seed("numpy"))
+
+
+def _seed(generator: str) -> Callable[[Callable], Callable]:
+    """Log which line of the script seeds a generator, with which number."""
+
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            value = next(iter((*args, *kwargs.values())), None)
+            if isinstance(value, int) and trail.user_calls_library():
+                note("seed", generator=generator, value=value % (1 << 53), at=user_line())
+            return own(*args, **kwargs)
+
+        return seed
+
+    return wrap
 
 
 def _fetch(own: Callable[..., Any]) -> Callable[..., Any]:

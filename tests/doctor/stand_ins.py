@@ -14,9 +14,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
-from exercises import NOT_FOUND, diagnose, prepared_copy, row_of  # noqa: E402
-
 from clinic.catalogue import Exercise, exercises  # noqa: E402
+from exercises import NOT_FOUND, diagnose, prepared_copy, row_of  # noqa: E402
 from lab import results  # noqa: E402
 
 WAYS = {"stand-in": (), "null GPU": ("--null_gpu",)}

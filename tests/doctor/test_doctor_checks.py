@@ -72,6 +72,36 @@ def features_are_gathered_in_the_model(run: Run) -> None:
     add(run, "inner", 47, name="all_gather", features=True)
 
 
+@faulty("gathered_gradients", "FAULT", 48)
+def the_loss_depends_on_gathered_copies(run: Run) -> None:
+    features_are_gathered_without_a_graph(run)
+    for rank in run.ranks:
+        for e in rank.all("update"):
+            e["losses"] = [1.0 + rank.number]
+    run.launch.used_gathers = [at(48)]
+
+
+@faulty("generating_mode", "NOTE", 60)
+def averaged_weights_generate_in_training_mode(run: Run) -> None:
+    for rank in run.ranks:
+        for step in (4, 8):
+            call = {"e": "forward", "step": step, "t": 1.0, "at": at(60), "model": 1, "cls": "EMA", "train": True}
+            rank.events.append(call | {"grad": False, "loader": None, "random_layers": 2})
+
+
+@faulty("timeouts", "NOTE", 5)
+def a_group_without_the_timeout(run: Run) -> None:
+    change(run, "init", timeout=7200.0)
+    for rank in run.ranks:
+        rank.events.insert(2, {"e": "group", "step": 0, "t": 0.0, "at": at(5), "ranks": [0, 1], "timeout": None})
+
+
+@faulty("sharded_values", "FAULT", 44)
+def norm_of_a_sharded_gradient(run: Run) -> None:
+    change(run, "model", sharded=True)
+    add(run, "part", 44, placement="_NormPartial(2)")
+
+
 @faulty("same_order", "FAULT", 42)
 def no_set_epoch(run: Run) -> None:
     for rank in (0, 1):
@@ -613,6 +643,30 @@ def test_what_only_cut_passes_show_is_no_fault() -> None:
     assert not judge([run]).findings
 
 
+def test_gathers_are_right_where_every_rank_has_the_loss_of_the_whole_batch() -> None:
+    run = correct_run()
+    the_loss_depends_on_gathered_copies(run)
+    for rank in run.ranks:
+        for e in rank.all("update"):
+            e["losses"] = [2.0]
+    assert not judge([run]).findings
+
+
+def test_a_teacher_may_be_in_training_mode() -> None:
+    run = correct_run()
+    averaged_weights_generate_in_training_mode(run)
+    for rank in run.ranks:
+        calls = rank.all("forward", model=1)
+        rank.events += [calls[0] | {"step": step} for step in range(8)]
+    assert not judge([run]).findings
+
+
+def test_what_is_fine_is_said_with_what_was_looked_at() -> None:
+    fine = judge([correct_run()]).fine
+    assert fine["Gradients and weights are the same on all ranks."] == "updates compared: 8"
+    assert all(any(character.isdecimal() for character in looked_at) for looked_at in fine.values())
+
+
 def test_equal_findings_are_counted() -> None:
     finding = hint(at(5), "the names have module. before them", "save the model's own state")
     (found,) = counted([replace(finding) for _ in range(20)])
@@ -783,7 +837,7 @@ def test_a_resumed_run_that_begins_with_the_first_order_is_found() -> None:
     for rank in again.ranks:
         again.samples[f"{rank.number}_1"] = stopped.samples[f"{rank.number}_0"]
     found = judge([correct_run(), stopped, again]).findings
-    assert any("order of epoch 1" in finding.text for finding in found)
+    assert any("order of the first epoch" in finding.text for finding in found)
 
 
 def test_a_resumed_run_that_skips_the_batches_it_had_is_right() -> None:

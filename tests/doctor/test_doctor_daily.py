@@ -99,7 +99,7 @@ def test_fail_on_and_the_formats_of_a_run(
     assert "1 by the baseline" in capsys.readouterr().out
     assert cli.main([*again, "--verbose"]) == 0
     verbose = capsys.readouterr().out
-    assert "\n  Every rank trains on samples of its own.\n" in verbose and "\033" not in verbose
+    assert "\n  Every rank trains on samples of its own. (samples of all ranks: " in verbose and "\033" not in verbose
 
 
 def test_thorough_leaves_out_what_can_change_nothing() -> None:

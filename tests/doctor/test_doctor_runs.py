@@ -284,10 +284,18 @@ def test_provocations_find_what_an_ordinary_run_does_not_show(doctor: Doctor) ->
 
 
 @pytest.mark.thorough
+def test_a_fault_that_begins_with_the_second_resume_is_found(doctor: Doctor) -> None:
+    """The checkpoint counts the epochs since the last start."""
+    report, found = doctor.findings("--resume=", "ddp.py", "counted_anew")
+    assert [finding["run"] for finding in report["findings"]] == ["resumed a second time"]
+    assert list(found) == ["resumed"]
+
+
+@pytest.mark.thorough
 def test_provocations_find_nothing_in_a_correct_script(doctor: Doctor) -> None:
     report, found = doctor.findings("--thorough", "ddp.py")
     assert found == {}
-    assert len(report["runs"]) == 8
+    assert len(report["runs"]) == 9
     assert "A resumed run goes on where the stopped one was." in report["fine"]
 
 

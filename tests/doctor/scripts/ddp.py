@@ -108,7 +108,8 @@ def main() -> None:
                 "scheduler": scheduler.state_dict(),
                 "scaler": scaler.state_dict(),
             }
-            torch.save(state | {"epoch": epoch + 1}, "checkpoint.pt")  # LINE save
+            done = epoch + 1 - first if "counted_anew" in faults else epoch + 1
+            torch.save(state | {"epoch": done}, "checkpoint.pt")  # LINE save
         if rank == 1 and "exit" in faults:
             os._exit(3)
         dist.barrier()
