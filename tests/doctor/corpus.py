@@ -38,6 +38,7 @@ SUBJECTS = {
     "zero gradient": ("gradients_arrive", "weights_change"),
     "weights never initialized": ("finite",),
     "same samples": ("same_samples", "shared_once"),
+    "gradients dropped": ("gathered_gradients",),
     "same order each epoch": ("same_order",),
     "validation trained on": ("held_out",),
     "validation counted twice": ("validation_counts",),
@@ -86,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     add("--keep", type=Path, help="keep the events of the runs in this folder")
     add("--thorough", action="store_true", help="with all provocations, also where no label needs one")
     add("--reread", action="store_true", help="judge what --keep has kept, without running anything")
+    add("--null_gpu", action="store_true", help="with PyTorch's own CUDA code on null GPUs, instead of the stand-in")
     add("--batches", type=int, default=4, help="batches of each pass of a loader (default: 4)")
     add("--steps", type=int, default=40, help="updates after which a run is ended (default: 40)")
     add("--seconds", type=int, default=90, help="time limit of each run (default: 90)")
@@ -183,6 +185,7 @@ def prepared(script: Script, options: argparse.Namespace, kept: Path) -> tuple[l
     wanted = {fault.get("provocation") for fault in script["faults"] if not fault.get("outside")}
     command += [flag for name, flag in PROVOCATIONS.items() if name in wanted]
     command += ["--thorough"] if options.thorough else []
+    command += ["--null_gpu"] if options.null_gpu else []
     if "resume" in wanted:
         command.append(f"--resume={script.get('resume', '')}")
     return [*command, *script.get("options", []), str(path), *script["arguments"]], folder, environment
