@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ PARALLEL = (
 """what a script for several ranks has somewhere"""
 LAUNCHERS = ("torchrun", "srun", "both", "spawn", "single")
 """as by torchrun, as by srun, with the variables of both, by the script itself, or one process"""
+
+
+INTERRUPTED = threading.Event()
+"""set if the user has interrupted the doctor, so that runs in other threads end"""
 
 
 @dataclass
@@ -356,7 +361,7 @@ def watch(ranks: Ranks, seconds: float, progress: Callable[[str], None]) -> str:
             first_end = first_end or now
             if now - first_end > GRACE:
                 return "lost"
-        if now - began > seconds:
+        if now - began > seconds or INTERRUPTED.is_set():
             return "time"
         if activity != (activity := ranks.activity()):
             moved = now

@@ -1,10 +1,12 @@
 """Which runs are made: the ordinary one, started in the way that fits, then those under provocations."""
 
 import argparse
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 from . import report
 from .checks import CHECKS, judge
 from .events import Run, read, write_launch
-from .launch import Plan, likely_launchers, run
+from .launch import INTERRUPTED, Plan, likely_launchers, run
 
 NO_LIMIT = 10**9
 """updates; the time limit ends the run before"""
@@ -60,10 +62,29 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
     yield usual
     if not usual.any("update"):
         return
-    for number, provoked in enumerate(provocations(options, plan, usual), start=1):
-        yield run_once(provoked, folder / f"run{number}")
+    yield from run_provocations(list(provocations(options, plan, usual)), folder)
     if options.resume is not None or (options.thorough and writes_files(usual)):
         yield from stop_and_resume(options, plan, usual, folder / "run9")
+
+
+def run_provocations(plans: list[Plan], folder: Path) -> Iterator[Run]:
+    """Yield the runs under provocations, in their order; they run side by side where there are CPUs enough."""
+    folders = [folder / f"run{number}" for number in range(1, len(plans) + 1)]
+    if not plans or (together := at_once(plans[0])) == 1:
+        yield from map(run_once, plans, folders)
+        return
+    with ThreadPoolExecutor(together) as pool:
+        try:
+            yield from list(pool.map(run_once, plans, folders))
+        except BaseException:  # also the user's interruption
+            INTERRUPTED.set()  # so that the others end their ranks, and the pool ends
+            raise
+
+
+def at_once(plan: Plan) -> int:
+    """Return how many runs this machine has CPUs for: each rank, and a worker of its loader, has one."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cpus // (2 * plan.ranks))
 
 
 CUT_COULD_CAUSE = ("same_order",)

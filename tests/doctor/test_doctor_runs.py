@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import REPOSITORY
-from doctor import cli
+from doctor import cli, series
 from sources import collect, generate
 
 LESSONS = sorted(folder.name for folder in REPOSITORY.glob("0*"))
@@ -281,6 +281,18 @@ def test_provocations_find_what_an_ordinary_run_does_not_show(doctor: Doctor) ->
     assert ("same_collectives", "with uneven data") in runs  # one rank has a batch more in validation
     assert ("same_collectives", "with a NaN on rank 1") in runs
     assert found["same_samples"] == "train_loader"
+
+
+@pytest.mark.thorough
+def test_provocations_side_by_side_find_the_same(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(doctor.folder)
+    monkeypatch.setattr(series, "at_once", lambda plan: 2)
+    assert cli.main(["--uneven", "--two_nodes", "--json", "ddp.py", "local_rank"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [run["name"] for run in report["runs"]] == ["", "with uneven data", "as on two nodes"]
+    assert {(f["check"], f["run"]) for f in report["findings"]} >= {("same_samples", "as on two nodes")}
 
 
 @pytest.mark.thorough
