@@ -71,9 +71,122 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-Event = dict[str, Any]
+
+class Event(TypedDict, total=False):
+    """A line of a log. Which keys it has depends on ``e``; the list of events above says which."""
+
+    e: str
+    step: int
+    t: float
+    at: str
+    # of processes, groups and errors
+    pid: int
+    parent: int
+    rank: Any  # a number, or in "process" the text of the variable RANK
+    argv: list[str]
+    world_size: int
+    seed: int
+    timeout: float | None
+    ranks: list[int] | None
+    type: str
+    text: str
+    inner: str
+    how: str
+    path: str
+    name: str
+    # of loaders, data sets and batches
+    loader: Any  # the line where it was made, and its number; None in a call before any batch
+    workers: int
+    persistent: bool
+    sampler: str
+    sampler_at: str
+    batch_size: int | None
+    drop_last: bool
+    iterable: bool
+    dataset: Any  # the number of a data set; in "loader" and "fetch" its class
+    base: int
+    batches: int
+    again: bool
+    file: Any  # a path, or None
+    size: Any  # a number of samples or of values; None if it is not known
+    objects: Any  # None, or the length and the name of a list
+    content: int
+    sizes: list[int]
+    order: int
+    wait: float
+    worker: int | None
+    count: int
+    used: dict[str, int]
+    generator: str
+    value: float
+    # of models and their calls
+    model: int
+    cls: str
+    made: str
+    parameters: int
+    sharded: bool
+    fsdp1: bool
+    groups: int
+    blocks: int
+    mesh_dims: int
+    tensor_parallel: bool
+    local_norms: int
+    frozen: int
+    train: bool
+    grad: bool
+    random_layers: int
+    samples: int
+    rows: list[int]
+    rng: int
+    buffers: list[int]
+    ddp: bool
+    sync: bool
+    inside: str
+    p: float
+    # of updates
+    optimizer: int
+    closure: bool
+    gradients: dict[str, list[float] | None]
+    weights: dict[str, list[float] | None]
+    lr: list[float]
+    state: int
+    scaler: dict[str, Any] | None
+    dtypes: list[str]
+    factor: Any  # a number, or None
+    others: dict[str, list[float]]
+    foreign: int
+    backwards: list[str]
+    losses: list[float]
+    added: bool
+    factors: list[tuple[str, int, float]]
+    waits: dict[str, int]
+    graphs: int
+    graph_at: str
+    low_same: int
+    low_all: int
+    scaled: bool
+    plain: bool
+    orphans: list[str]
+    orphans_with_gradient: int
+    steps: int
+    length: Any  # a number, or None
+    stepped_at: str
+    # of collectives and sharded values
+    everyone: bool
+    own: bool
+    gradient: bool
+    features: bool
+    backward: bool
+    placement: str
+    # of files
+    existed: bool
+    tensors: int
+    shards: int
+    wrapped: int
+    is_module: bool
+    parts: list[str]
 
 
 @dataclass

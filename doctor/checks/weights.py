@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 from ..events import Event, Run
 from .base import FAULT, Finding, check, fault, hint, need, need_updates, need_use, seen, some
@@ -9,7 +10,7 @@ from .base import FAULT, Finding, check, fault, hint, need, need_updates, need_u
 TOLERANCE = 1e-6
 
 
-def differing(events: tuple[Event, ...], what: str) -> list[str]:
+def differing(events: tuple[Event, ...], what: Literal["gradients", "weights"]) -> list[str]:
     """Return the names whose sums are not the same on all ranks; a name that some rank lacks is not compared."""
     found = []
     for name, first in events[0][what].items():
@@ -282,6 +283,10 @@ def sharded_orphans(run: Run) -> Iterator[Finding]:
             )
 
 
+def _is_zero(gradient: list[float] | None) -> bool:
+    return gradient is None or gradient[1] == 0
+
+
 @check("All weights get gradients.")
 def gradients_arrive(run: Run) -> Iterator[Finding]:
     """A loss that does not depend on the model's output trains nothing, without any error."""
@@ -290,7 +295,7 @@ def gradients_arrive(run: Run) -> Iterator[Finding]:
     for number in sorted({e["optimizer"] for e in steps}):
         mine = [e["gradients"] for e in steps if e["optimizer"] == number]
         names = [name for name in mine[0] if all(name in gradients for gradients in mine)]
-        never = [name for name in names if all(not gradients[name] or gradients[name][1] == 0 for gradients in mine)]
+        never = [name for name in names if all(_is_zero(gradients[name]) for gradients in mine)]
         at = next(e["at"] for e in steps if e["optimizer"] == number)
         if len(mine) > 2 and never and len(never) == len(names):
             backward = next((e["backwards"] for e in run.first.all("update", optimizer=number) if e["backwards"]), [at])
