@@ -58,12 +58,12 @@ def in_slurm() -> bool:
 
 
 def tasks() -> int:
-    """Return how many ranks this job or this machine has room for."""
+    """Return the number of ranks for which this job or this machine has room."""
     return int(os.environ.get("SLURM_NTASKS", "1")) if in_slurm() else torch.cuda.device_count() or available_cpus()
 
 
 def launcher(ranks: int) -> list[str]:
-    """Return the words that start so many Python processes."""
+    """Return the command words that start ``ranks`` Python processes."""
     if not in_slurm():
         return torchrun(ranks)
     per_node = tasks() // int(os.environ.get("SLURM_NNODES", "1"))
@@ -95,7 +95,7 @@ def shares(setting: Setting, trials: Trials, one_rank: Trials) -> list[results.C
 
 
 def plot(measured: dict[Setting, Trials]) -> Figure:
-    """Return a plot of throughput, with the ideal line, and of efficiency, both by number of ranks."""
+    """Return a plot of each kind of throughput, with the ideal line, and of efficiency, both by number of ranks."""
     figure, (left, right) = panels(2, (11, 4.4))
     first = next(iter(measured))
     highest = max(setting.ranks for setting in measured)
@@ -106,14 +106,18 @@ def plot(measured: dict[Setting, Trials]) -> Figure:
         chosen = [setting for setting in measured if setting.scaling == scaling or setting == first]
         ranks = [setting.ranks for setting in chosen]
         means, deviations = zip(*(mean_std(measured[setting]["FULL"]) for setting in chosen), strict=True)
-        left.errorbar(ranks, means, deviations, fmt="o-", capsize=4, color=color, label=f"{scaling} scaling")
+        left.errorbar(ranks, means, deviations, fmt="o-", capsize=4, color=color, label=f"FULL, {scaling} scaling")
         medians, low, high = zip(*(shares(s, measured[s], measured[first])[0] for s in chosen), strict=True)
         lengths = [
             [m - x for m, x in zip(medians, low, strict=True)],
             [x - m for m, x in zip(medians, high, strict=True)],
         ]
         right.errorbar(ranks, medians, lengths, fmt="o-", capsize=4, color=color, label=f"{scaling} scaling")
-    left.set(title="FULL, samples/s", xlabel="ranks", ylim=(0, None))
+    weak = [setting for setting in measured if setting.scaling == "weak"]
+    for kind, style in (("IO", "--"), ("SYNTHETIC", "-."), ("COMPUTE", ":")):
+        means = [mean_std(measured[setting][kind])[0] for setting in weak]
+        left.plot([setting.ranks for setting in weak], means, style, color="gray", label=f"{kind}, weak scaling")
+    left.set(title="Samples/s", xlabel="ranks", yscale="log")  # IO can be many times the others
     right.set(title="Efficiency", xlabel="ranks", ylim=(0, None))
     right.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     for axis in (left, right):
@@ -126,9 +130,11 @@ def main() -> None:
     """Measure all configurations alternately; store the table and the plot."""
     parser = Parser(__doc__)
     parser.add_argument(
-        "--max_ranks", type=int, help="stop at so many ranks (default: GPUs, else CPUs; tasks of a job)"
+        "--max_ranks", type=int, help="largest number of ranks (default: GPUs, else CPUs; tasks of a job)"
     )
-    parser.add_argument("--batch_size", type=int, default=64, help="of a rank; in strong scaling of all (default: 64)")
+    parser.add_argument(
+        "--batch_size", type=int, default=64, help="batch size per rank; in strong scaling of all (default: 64)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds of 3 trials of each (default: %(default)s)")
     arguments, more_flags = parser.parse_known_args()
     max_ranks = arguments.max_ranks or tasks()

@@ -189,8 +189,8 @@ def main() -> None:
         columns=["", *losses, *differences, "stored on rank 0"],
         rows=rows,
         formats=dict.fromkeys(losses, ",.7f") | dict.fromkeys(differences, ".1e") | {"stored on rank 0": ".0%"},
-        spread="largest relative difference of the five losses (four steps and validation) to those of one plain "
-        "process in float32, and of all weights, as a share of the learning rate",
+        spread="difference of the losses: largest relative one from one process in float32; of the weights: in "
+        "learning rates",
     )
 
 
