@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import wild
 
 from doctor.checks import CHECKS
 from doctor.checks.runs import COMPARISONS
@@ -69,3 +70,8 @@ def test_the_counts_are_those_of_the_stored_runs() -> None:
 @pytest.mark.parametrize(("title", "code"), DRAFTS, ids=[title for title, _ in DRAFTS])
 def test_the_script_of_a_draft_shows_the_fault(title: str, code: str) -> None:
     exec(code, {})
+
+
+def test_the_tables_of_faults_in_the_wild_are_those_of_the_labels() -> None:
+    assert wild.PAGE.read_text() == wild.page_with_tables(wild.PAGE.read_text())
+    assert wild.kinds() in wild.PAGE.read_text()
