@@ -1,0 +1,107 @@
+"""The job file for 64 GPUs, on the small Slurm of the tests: it survives its time limit and a killed rank."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+import check_node
+from conftest import REPOSITORY
+from slurm_cluster import SlurmCluster
+from test_slurm_jobs import STEP_4, WAITING, Jobs, is_rank, short
+from test_survive import assert_equal, final_state
+
+LESSON = "05_fully_sharded/job.slurm"
+OPTIONS = ["--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2", "--cpus-per-task=1"]
+JOB = "../slurm/64_gpus.slurm"
+
+
+class Jobs64(Jobs):
+    """Submits 64_gpus.slurm from the folder of lesson 05, on two nodes with two ranks each."""
+
+    def start(self, *flags: object, options: tuple = (), instead: str = "") -> int:
+        return self.submit(LESSON, *OPTIONS, *options, JOB, *short(LESSON), *flags, instead=instead)
+
+    def log(self, job: int) -> str:
+        files = [*self.folder.glob(f"*/{job}.log"), *self.folder.glob(f"*/logs/{job}/rank*.log")]
+        return "".join(file.read_text() for file in sorted(files))
+
+    def kill_rank(self, rank: int, job: int) -> None:
+        processes = psutil.process_iter(["pid", "environ"])
+        os.kill(next(found.pid for found in processes if is_rank(found.info, str(rank), job)), signal.SIGKILL)
+
+
+@pytest.fixture
+def jobs(slurm: SlurmCluster, data_dir: Path, tmp_path: Path) -> Jobs64:
+    return Jobs64(slurm, data_dir, tmp_path)
+
+
+@pytest.mark.thorough
+def test_a_job_that_reaches_its_time_limit_or_loses_a_rank_ends_as_one_that_does_not(jobs: Jobs64) -> None:
+    whole = jobs.start()
+    assert jobs.slurm.wait(whole) == "COMPLETED", jobs.log(whole)
+    expected = final_state(jobs.run_dir(whole))
+    files = sorted(file.name for file in jobs.folder.glob(f"05_fully_sharded/logs/{whole}/*"))
+    assert files == [f"rank{rank:03}.log" for rank in range(4)]
+    assert jobs.log(whole).count("not checked, because there are no GPUs of NVIDIA") == 2  # once for each node
+
+    # The ranks wait in step 5 until Slurm sends the signal, between 90 s and 150 s after the start.
+    stopped = jobs.start(options=("--time=3", "--signal=USR1@30"), instead=WAITING)
+    assert jobs.slurm.wait(stopped, seconds=600) == "COMPLETED", jobs.log(stopped)
+    assert jobs.slurm.job(stopped)["Restarts"] == "1", jobs.log(stopped)
+    assert re.search(r"stopped and saved in epoch 1; --resume true continues after step \d+\n", jobs.log(stopped))
+    assert_equal(final_state(jobs.run_dir(stopped)), expected)
+
+    # After kill -9 the job has failed. The job that waits for this goes on in its folder, after the last checkpoint.
+    killed = jobs.start(instead=WAITING)
+    folder = jobs.folder / "runs" / "05_fully_sharded" / str(killed)
+    successor = jobs.start("--run_dir", folder, options=(f"--dependency=afternotok:{killed}",))
+    jobs.wait_for(STEP_4, killed)
+    jobs.kill_rank(3, killed)
+    assert jobs.slurm.wait(killed) == "FAILED", jobs.log(killed)
+    assert re.search(r"task 3: Killed", jobs.log(killed)), jobs.log(killed)
+    assert jobs.slurm.wait(successor) == "COMPLETED", jobs.log(successor)
+    assert re.search(r"resumed from \S+: epoch 1, after step 4\n", jobs.log(successor))
+    assert_equal(final_state(folder), expected)
+
+
+@pytest.mark.parametrize(
+    ("granted", "errors", "remapped", "found"),
+    [
+        (2, [["0", "0"], ["1", "0"]], [["a", "No"], ["b", "No"]], []),
+        (2, [["0", "[N/A]"], ["1", "[N/A]"]], [], []),
+        (2, [["0", "0"]], [], ["2 GPUs were granted, 1 are there"]),
+        (2, [["0", "0"], ["1", "10"]], [["a", "0"], ["b", "0"]], ["GPU 1 has 10 uncorrected memory errors"]),
+        (1, [["0", "0"]], [["a", "Yes"]], ["GPU a could not remap a row of memory"]),
+    ],
+)
+def test_what_is_wrong_with_a_node_is_named(granted: int, errors: list, remapped: list, found: list[str]) -> None:
+    assert check_node.faults(granted, errors, remapped) == found
+
+
+def test_a_node_whose_driver_does_not_answer_fails_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nexit 9\n")
+    program.chmod(0o755)
+    for name, value in {"PATH": str(tmp_path), "SLURM_GPUS_ON_NODE": "8", "SLURMD_NODENAME": "node017"}.items():
+        monkeypatch.setenv(name, value)
+    assert check_node.main() == 1
+    assert capsys.readouterr().out.startswith("node017: nvidia-smi does not answer")
+
+
+def test_the_job_file_saves_before_its_limit_and_goes_on() -> None:
+    """The options that the page explains are those of lesson 05's job file, or are set for whole nodes."""
+    job, lesson = (
+        {
+            line.split()[1].partition("=")[0]
+            for line in (REPOSITORY / name).read_text().splitlines()
+            if "#SBATCH" in line[:7]
+        }
+        for name in ("slurm/64_gpus.slurm", "05_fully_sharded/job.slurm")
+    )
+    assert lesson - job == set() and job - lesson == {"--exclusive"}
