@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -29,9 +31,25 @@ class Jobs64(Jobs):
         files = [*self.folder.glob(f"*/{job}.log"), *self.folder.glob(f"*/logs/{job}/rank*.log")]
         return "".join(file.read_text() for file in sorted(files))
 
+    def uninterrupted(self) -> dict:
+        """Run a job to its end; return the state that it saves."""
+        job = self.start()
+        assert self.slurm.wait(job) == "COMPLETED", self.log(job)
+        files = sorted(file.name for file in self.folder.glob(f"05_fully_sharded/logs/{job}/*"))
+        assert files == [f"rank{rank:03}.log" for rank in range(4)]
+        assert self.log(job).count("not checked, because there are no GPUs of NVIDIA") == 2  # once for each node
+        return final_state(self.run_dir(job))
+
     def kill_rank(self, rank: int, job: int) -> None:
         processes = psutil.process_iter(["pid", "environ"])
         os.kill(next(found.pid for found in processes if is_rank(found.info, str(rank), job)), signal.SIGKILL)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -40,32 +58,29 @@ def jobs(slurm: SlurmCluster, data_dir: Path, tmp_path: Path) -> Jobs64:
 
 
 @pytest.mark.thorough
-def test_a_job_that_reaches_its_time_limit_or_loses_a_rank_ends_as_one_that_does_not(jobs: Jobs64) -> None:
-    whole = jobs.start()
-    assert jobs.slurm.wait(whole) == "COMPLETED", jobs.log(whole)
-    expected = final_state(jobs.run_dir(whole))
-    files = sorted(file.name for file in jobs.folder.glob(f"05_fully_sharded/logs/{whole}/*"))
-    assert files == [f"rank{rank:03}.log" for rank in range(4)]
-    assert jobs.log(whole).count("not checked, because there are no GPUs of NVIDIA") == 2  # once for each node
-
-    # The ranks wait in step 5 until Slurm sends the signal, between 90 s and 150 s after the start.
+def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_as_one_that_does_not(jobs: Jobs64) -> None:
+    """The ranks wait in step 5 until Slurm sends the signal, between 90 s and 150 s after the start."""
     stopped = jobs.start(options=("--time=3", "--signal=USR1@30"), instead=WAITING)
     assert jobs.slurm.wait(stopped, seconds=600) == "COMPLETED", jobs.log(stopped)
     assert jobs.slurm.job(stopped)["Restarts"] == "1", jobs.log(stopped)
     assert re.search(r"stopped and saved in epoch 1; --resume true continues after step \d+\n", jobs.log(stopped))
-    assert_equal(final_state(jobs.run_dir(stopped)), expected)
+    assert_equal(final_state(jobs.run_dir(stopped)), jobs.uninterrupted())
 
-    # After kill -9 the job has failed. The job that waits for this goes on in its folder, after the last checkpoint.
+
+@pytest.mark.thorough
+def test_a_job_that_waits_for_the_failure_of_another_goes_on_in_its_folder(jobs: Jobs64) -> None:
+    """After kill -9 of a rank the job has failed, and Slurm does not requeue it."""
     killed = jobs.start(instead=WAITING)
-    folder = jobs.folder / "runs" / "05_fully_sharded" / str(killed)
+    jobs.wait_for(STEP_4, killed)  # after this line the ranks save, and wait in step 5
+    folder = jobs.run_dir(killed)
+    wait_until(lambda: len(list(folder.glob("checkpoints/*/crc32_*.json"))) == 4)
     successor = jobs.start("--run_dir", folder, options=(f"--dependency=afternotok:{killed}",))
-    jobs.wait_for(STEP_4, killed)
     jobs.kill_rank(3, killed)
     assert jobs.slurm.wait(killed) == "FAILED", jobs.log(killed)
     assert re.search(r"task 3: Killed", jobs.log(killed)), jobs.log(killed)
     assert jobs.slurm.wait(successor) == "COMPLETED", jobs.log(successor)
     assert re.search(r"resumed from \S+: epoch 1, after step 4\n", jobs.log(successor))
-    assert_equal(final_state(folder), expected)
+    assert_equal(final_state(folder), jobs.uninterrupted())
 
 
 @pytest.mark.parametrize(
