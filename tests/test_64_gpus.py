@@ -1,12 +1,15 @@
 """The job file for 64 GPUs, on the small Slurm of the tests: it survives its time limit and a killed rank."""
 
+import dataclasses
 import os
 import re
+import runpy
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import psutil
 import pytest
 
@@ -19,6 +22,7 @@ from test_survive import assert_equal, final_state
 LESSON = "05_fully_sharded/job.slurm"
 OPTIONS = ["--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2", "--cpus-per-task=1"]
 JOB = "../slurm/64_gpus.slurm"
+PAGE = (REPOSITORY / "docs/64_gpus.md").read_text()
 
 
 class Jobs64(Jobs):
@@ -120,3 +124,26 @@ def test_the_job_file_saves_before_its_limit_and_goes_on() -> None:
         for name in ("slurm/64_gpus.slurm", "05_fully_sharded/job.slurm")
     )
     assert lesson - job == set() and job - lesson == {"--exclusive"}
+
+
+def test_the_data_set_on_the_page_reads_a_file_of_tokens_and_pads(tmp_path: Path) -> None:
+    numpy.arange(21, dtype=numpy.uint16).tofile(tmp_path / "train.bin")
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    names: dict = {}
+    exec(block, names)
+    data = names["TokenFile"](tmp_path / "train.bin", 4)
+    assert len(data) == 5
+    inputs, targets = data[1, 4]
+    assert inputs.tolist() == [16, 17, 18, 19] and targets.tolist() == [17, 18, 19, 20]
+    inputs, targets = names["padded"]([data[1, 0], (inputs[:2], targets[:2])])
+    assert inputs.tolist() == [[0, 1, 2, 3], [16, 17, 0, 0]]
+    assert targets.tolist() == [[1, 2, 3, 4], [17, 18, -100, -100]]
+
+
+def test_each_flag_of_the_page_is_one_of_lesson_05_or_of_a_program() -> None:
+    """Slurm's options, torchrun's and others are in the list; what is left must be a flag of train.py."""
+    lesson = runpy.run_path(str(REPOSITORY / "05_fully_sharded/train.py"))
+    flags = {field.name for field in dataclasses.fields(lesson["Config"])} | {"config"}
+    of_programs = {"nodes", "gres", "exclusive", "mem", "time", "signal", "requeue", "exclude", "dependency", "output"}
+    of_programs |= {"sm", "world", "report", "jobid", "overlap", "pid", "prefix", "two_nodes"}
+    assert set(re.findall(r"(?<![\w-])--(\w+)(?![\w-])", PAGE)) <= flags | of_programs
