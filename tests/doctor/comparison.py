@@ -1,14 +1,16 @@
-"""Ten faults of `scripts/ddp.py`, looked at with the doctor and with two other tools.
+"""Ten faults of `scripts/ddp.py`, looked at with the doctor and with three other tools.
 
-    pip install traincheck==0.2.0 guardtower==0.1.0
-    python tests/doctor/comparison.py              # about half an hour on two cores
-    python tests/doctor/comparison.py doctor       # some of the tools only
+    pip install traincheck==0.2.0 guardtower==0.1.0 torch-preflight==0.5.0
+    python tests/doctor/comparison.py                  # about half an hour on two cores
+    python tests/doctor/comparison.py doctor           # some of the tools only
+    python tests/doctor/comparison.py torch-preflight  # seconds: it reads scripts, and does not run them
 
 The other tools get the script's form for CPUs, because they have no stand-in for a GPU. A tool finds a fault if it
 says something about the faulty script that it does not say about the correct one; what it says about the correct one
 is stored as well.
 
 - guardtower audits one step on each rank, in a call that is put before the first step, as its README shows.
+- torch-preflight reads the text of the script, in which only the lines of one fault are left.
 - TrainCheck learns rules from two runs of the correct script, and looks for rules that a run breaks. It is given a
   third run of the correct script, with other random numbers, to count the rules that are noise. (Where PyTorch has
   CUDA's libraries and there is no GPU, `safe_getattr` in its `utils.py` must also ignore that there is no driver.)
@@ -17,6 +19,7 @@ PyTorch's own `TORCH_DISTRIBUTED_DEBUG=DETAIL` is not among them: with it, the c
 crashes on CPUs, in PyTorch 2.11 and 2.15.
 """
 
+import ast
 import json
 import os
 import re
@@ -24,8 +27,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
@@ -161,11 +166,51 @@ def json_values(text: str) -> list[dict]:
     return values
 
 
+class Decided(ast.NodeTransformer):
+    """Leaves in the script only what it does with one fault, as somebody would have written it."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """Replace ``"word" in faults`` by whether it is this fault."""
+        self.generic_visit(node)
+        if ast.unparse(node.comparators[0]) != "faults" or not isinstance(node.left, ast.Constant):
+            return node
+        return ast.Constant((node.left.value == self.fault) == isinstance(node.ops[0], ast.In))
+
+    def visit_If(self, node: ast.If) -> Any:  # noqa: ANN401
+        """Leave the branch that is taken."""
+        self.generic_visit(node)
+        return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        """Leave the value that is taken."""
+        self.generic_visit(node)
+        return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+
+
+def torch_preflight(fault: str, folder: Path) -> set[str]:
+    """Return the rules of torch-preflight that the text of the script breaks, with the number of places."""
+    script = folder / "train.py"
+    text = ast.unparse(ast.fix_missing_locations(Decided(fault).visit(ast.parse(SCRIPT.read_text()))))
+    if fault == "same_samples":  # as somebody would have written it: no sampler at all
+        text = re.sub(r" *sampler = .*\n", "", text).replace("sampler=sampler", "shuffle=True")
+        text = re.sub(r" *if sampler is not None:\n.*\n", "", text)
+    script.write_text(text)
+    found = run(["torch-preflight", "check", "--format", "json", script.name], folder)
+    report = json.loads(found[found.index("{") : found.rindex("}") + 1])
+    codes = Counter(each["code"] for each in report["diagnostics"])
+    return {f"{code} in {count} places" for code, count in codes.items()}
+
+
 TOOLS: dict[str, Callable[[str, Path], set[str]]] = {
     "doctor": doctor,
     "guardtower": guardtower,
     "TrainCheck": traincheck,
+    "torch-preflight": torch_preflight,
 }
+LINTER = "torch-preflight"
 
 
 def main() -> None:
@@ -183,17 +228,18 @@ def main() -> None:
                 more = new - said[CORRECT]
                 print(f"  {fault}: {len(new)} said, new: {sorted(each[:300] for each in more)[:6]}", flush=True)
                 cells[fault][name] = f"{len(new)} said" if fault == CORRECT else "yes" if more else "no"
-    if named != list(TOOLS):
+    if named not in (list(TOOLS), [LINTER]):
         return
     rows: list[list[results.Cell]] = []
     for fault, meaning in (FAULTS | {CORRECT: "none: the correct script"}).items():
-        rows.append([meaning, *(cells[fault][name] for name in TOOLS)])
+        rows.append([meaning, *(cells[fault][name] for name in named)])
+    alone = named == [LINTER]
     results.store(
-        "doctor_beside_others",
-        title="Ten faults, looked at with three tools",
-        columns=["fault", *TOOLS],
+        "doctor_beside_linter" if alone else "doctor_beside_others",
+        title=f"Ten faults, looked at with {named[0] if alone else f'{len(named)} tools'}",
+        columns=["fault", *named],
         rows=rows,
-        command="python tests/doctor/comparison.py",
+        command=f"python tests/doctor/comparison.py{f' {LINTER}' if alone else ''}",
     )
 
 

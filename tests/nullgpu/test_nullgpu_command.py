@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,20 @@ def test_a_rank_that_dies_ends_the_wait_of_the_other_one(ranks: dict, new_backen
     error, status = ranks[f"rank_dies {new_backend}"]
     assert "rank 1 has ended, while rank 0 waits for it in AllReduce" in error
     assert status == 3
+
+
+# ---- values
+
+
+def test_batch_norm_has_the_values_of_the_cpu_on_one_gpu_and_over_two() -> None:
+    """cuDNN's batch norm on one, SyncBatchNorm on two, whose kernels PyTorch has for GPUs only."""
+    script = str(HERE / "norms.py")
+    on_cpu = subprocess.run(
+        [sys.executable, script], env=environment(CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True, check=True
+    )
+    expected = [float(word) for word in on_cpu.stdout.split()]
+    launcher = ["torchrun", "--standalone", "--nproc-per-node", "2"]
+    for words in (["python", script], ["--gpus", "2", *launcher, script]):
+        done = run("--values", *words)
+        assert "no values" not in done.stderr
+        assert [float(word) for word in done.stdout.split()] == pytest.approx(expected, rel=1e-4, abs=1e-4)
