@@ -59,6 +59,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
     schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
     error       an exception ends the process: type, text, inner (innermost line)
+    no_values   operations whose values null GPUs do not compute: names
     end         how: end, error, enough, stopped, spawn
     doctor_failed   the doctor itself: text
 """
@@ -187,6 +188,7 @@ class Event(TypedDict, total=False):
     wrapped: int
     is_module: bool
     parts: list[str]
+    names: list[str]
 
 
 @dataclass

@@ -102,6 +102,9 @@ def remarks(runs: list[Run]) -> Iterator[str]:
     files = sorted(noted | set(run.launch.moved))
     if files:
         yield f"It wanted to write {len(files)} file(s), which went to a folder of the doctor's: {some_files(files)}"
+    missing = sorted({name for rank in run.ranks for e in rank.all("no_values") for name in e["names"]})
+    if missing:
+        yield f"Null GPUs do not compute {', '.join(missing[:3])}: what is said of values is not reliable here."
     if run.launch.left_out:
         yield f"Left out of --thorough: {'; '.join(run.launch.left_out)}."
     written = sorted({file for one in runs for file in one.launch.written})

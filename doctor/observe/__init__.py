@@ -65,6 +65,9 @@ def finish(how: str) -> None:
     state.ended = True
     for subject in (model, optimizer):
         subject.finish()
+    values = sys.modules.get("_nullgpu.values")
+    if values and values.not_computed:
+        note("no_values", names=sorted(values.not_computed))
     note("end", how=how)
 
 
