@@ -514,7 +514,8 @@ def lr_factor(config: Config, *, global_batch_size: int, step: int, total_steps:
     warmup = int(config.warmup * total_steps) if config.warmup_steps is None else config.warmup_steps
     if step < warmup:
         return scale * (step + 1) / warmup
-    return scale * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total_steps - warmup)))
+    cosine = 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total_steps - warmup)))
+    return scale * (config.min_lr + (1 - config.min_lr) * cosine)
 
 
 IGNORED = -100

@@ -86,6 +86,8 @@ def test_the_learning_rate_rises_and_falls(script: ModuleType) -> None:
     assert factors[:10] == sorted(factors[:10]) and factors[10:] == sorted(factors[10:], reverse=True)
     config = script.Config(lr_scaling="sqrt", warmup=0)
     assert script.lr_factor(config, step=0, global_batch_size=256, total_steps=100) == pytest.approx(2.0)
+    factors = [script.lr_factor(script.Config(min_lr=0.1), step=step, **steps) for step in range(100)]
+    assert max(factors) == 1.0 and factors[-1] == pytest.approx(0.1, abs=0.001)
     config = script.Config(warmup_steps=4)
     assert [script.lr_factor(config, step=step, **steps) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
 

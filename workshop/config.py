@@ -121,6 +121,8 @@ class DistributedConfig(TrainConfig):
     """share of all steps in which the learning rate rises from almost zero, from 0 to below 1"""
     warmup_steps: int | None = None
     """number of warm-up steps, instead of --warmup"""
+    min_lr: float = 0.0
+    """learning rate at the end of the schedule, as a share of the peak"""
     bucket_cap_mb: float | None = None
     """largest size of DDP's gradient buckets in MiB (default: PyTorch's 25, the first one 1)"""
     gradient_as_bucket_view: bool = False
@@ -145,6 +147,8 @@ class DistributedConfig(TrainConfig):
             raise UserError(f"--warmup is a share of all steps, from 0 to below 1, got {self.warmup}")
         if self.warmup_steps is not None and self.warmup_steps < 0:
             raise UserError(f"--warmup_steps must be 0 (none) or more, got {self.warmup_steps}")
+        if not 0 <= self.min_lr <= 1:
+            raise UserError(f"--min_lr is a share of the peak, from 0 to 1, got {self.min_lr}")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
