@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import shutil
+from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 
 import bandwidth
 import cpu_or_gpu
+import three_rates
 from computations import PROBLEMS
 from conftest import REPOSITORY, Script
 from cpu_or_gpu import Library, Measurement, pays_at, row_of, sweep, torch_on
@@ -55,6 +58,8 @@ def test_the_first_changes_are_compared_line_by_line(
         lines = [("for inputs, targets in loader:  # what it is", loading), ("  loss.backward()", 2)]
         return {}, [{"text": text, "percent": 100 * s / total, "seconds": s / 1000, "hits": 1} for text, s in lines]
 
+    monkeypatch.setattr("workshop.hardware.SHORTEST_LOOK", 0.0)
+    monkeypatch.setattr("workshop.hardware.OtherWork.cpus", lambda self: 0.0)
     monkeypatch.setattr("lab.launching.run", run)
     monkeypatch.setattr("lab.launching.line_profile", line_profile)
     result = run_script(f"{FOLDER}/first_changes.py", WORKSHOP_RESULTS=str(tmp_path))
@@ -264,3 +269,16 @@ def test_every_experiment_says_what_one_should_see() -> None:
     for script in (REPOSITORY / FOLDER).glob("*.py"):
         text = script.read_text()
         assert "__main__" not in text or "You should see" in text or script.name == "front_figure.py"
+
+
+def test_three_rates_count_what_comes_after_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(three_rates, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def step(batch: int) -> None:
+        clock[0] += 5.0 if batch < 10 else 0.02  # the first steps are slow
+
+    assert three_rates.rate(range(110), step) == pytest.approx(50)
+    assert three_rates.rate(repeat(10), step, steps=7) == pytest.approx(50)
+    with pytest.raises(ValueError, match="fewer than 110 batches"):
+        three_rates.rate(range(100), step)

@@ -99,13 +99,15 @@ class OtherWork:
         guests = sum(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0) for times in allowed)
         return time.monotonic(), busy - guests, processes()[0]  # Linux counts the time of guests twice
 
+    def cpus(self) -> float | None:
+        """Return the mean number of CPUs that other programs used so far; None if too little time has passed."""
+        seconds, busy, own = (now - before for now, before in zip(self._read(), self._started, strict=True))
+        return max(0.0, busy - own) / seconds if seconds >= SHORTEST_LOOK else None
+
     def note(self, workers: int = 0) -> str | None:
         """Return a sentence if too few CPUs were left to this run and its loader workers, else None."""
-        seconds, busy, own = (now - before for now, before in zip(self._read(), self._started, strict=True))
-        if seconds < SHORTEST_LOOK:
-            return None
-        wanted = min(available_cpus(), torch.get_num_threads() + workers)
-        return busy_note((busy - own) / seconds, len(allowed_cpus()), wanted)
+        others, wanted = self.cpus(), min(available_cpus(), torch.get_num_threads() + workers)
+        return None if others is None else busy_note(others, len(allowed_cpus()), wanted)
 
 
 def busy_note(others: float, cpus: int, wanted: int) -> str | None:
