@@ -128,8 +128,8 @@ def main() -> None:
         },
         unit="load and compute: of the log's last step line, without the profiler",
         spread=f"median of {ROUNDS} trials, lowest and highest; each trial measured every row without and with the "
-        "profiler, was repeated if other programs used the CPUs meanwhile, and a ratio is the median of the ratios within "
-        "a trial",
+        "profiler, and was repeated if other programs used the CPUs meanwhile; a ratio is the median of the ratios "
+        "within a trial",
     )
     median = {name: sorted(trials, key=share_of_for)[ROUNDS // 2] for name, trials in profiles.items()}
     shares = {
