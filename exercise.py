@@ -49,6 +49,15 @@ def start(exercise: Exercise, again: bool) -> None:
     exercise.start(again)
     progress.Progress(default_runs_dir()).started(exercise)
     print(f"wrote {shown(exercise.file)}; its page: {shown(exercise.folder / 'README.md')}")
+    print(help_for(exercise))
+
+
+def help_for(exercise: Exercise) -> str:
+    """Return where to type the commands of an exercise, and what helps a learner who is stuck."""
+    return (
+        f"type the commands of its page in {exercise.lesson}; if you are stuck: "
+        f"python ../exercise.py hint {exercise.name}, then solution {exercise.name}"
+    )
 
 
 def check(exercise: Exercise) -> int:
@@ -59,7 +68,9 @@ def check(exercise: Exercise) -> int:
     progress.Progress(default_runs_dir()).checked(exercise, seen)
     for line in seen:
         print(f"not yet: {line}")
-    if not seen:
+    if seen:
+        print(help_for(exercise))
+    else:
         print(f"passed: {exercise.name}; `solution {exercise.name}` says what it was about")
     return 1 if seen else 0
 

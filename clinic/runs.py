@@ -2,6 +2,7 @@
 
 import builtins
 import faulthandler
+import itertools
 import json
 import math
 import multiprocessing
@@ -157,10 +158,35 @@ class Script:
         _wait(processes)
         found = [_read(out / str(number), self.path, process.exitcode) for number, process in enumerate(processes)]
         if fail:
-            raise_if_failed(found)
+            try:
+                raise_if_failed(found)
+            except Fault as fault:
+                raise Fault(self._explained(fault, found, flags, ranks, data_dir)) from None
             if notes and not any(rank.updates for rank in found):
                 raise Fault("the script ended without an update of the weights")
         return Observed(found, run_dir)
+
+    def _explained(
+        self, fault: Fault, found: Sequence[Rank], flags: Sequence[object], ranks: int, data_dir: Path
+    ) -> str:
+        """Return a fault with the line of the script, the command, and the part that the workers have in it."""
+        words = [str(flag) for flag in flags if str(flag) != str(data_dir)]
+        launcher = "python" if ranks == 1 else f"torchrun --nproc-per-node={ranks}"
+        text = str(fault)
+        if line := _line_of(next((rank.output for rank in found if rank.status and rank.output), ""), self.path):
+            text += f"; in {self.path.name}, {line}"
+        text += f"; the command was: {' '.join([launcher, self.path.name, *words])}"
+        workers = [word for flag, word in itertools.pairwise(words) if flag == "--num_workers"]
+        if workers and workers[-1] != "0" and any("DataLoader worker" in rank.output for rank in found):
+            try:
+                self.run(*flags, "--num_workers", 0, ranks=ranks, data_dir=data_dir, notes=False)
+            except Fault:
+                return text
+            text += (
+                f". With --num_workers 0 the same command runs to its end: the error comes from {workers[-1]} worker "
+                "processes that use one object at the same time, such as a file opened before they were started"
+            )
+        return text
 
 
 def percent(share: float) -> str:
@@ -331,11 +357,18 @@ def _read(out: Path, script: Path, exitcode: int | None) -> Rank:
     return rank
 
 
+def _line_of(output: str, script: Path) -> str:
+    """Return the last line of the script in a traceback, of a loader worker's where there is one; "" without any."""
+    traceback_ = output.partition("Original Traceback")[2] or output
+    frames = re.findall(rf'File "[^"]*{re.escape(script.name)}", line (\d+), in \S+\n\s+(.*)', traceback_)
+    return f"line {frames[-1][0]}: {frames[-1][1].strip()}" if frames else ""
+
+
 def _reason(output: str) -> str:
-    """Return the line of a script's output that says why it failed."""
+    """Return the line of a script's output that says why it failed; with the next one, if it ends with a colon."""
     lines = [line.strip() for line in output.partition("Fatal Python error")[0].splitlines() if line.strip()]
     lines = [line for line in lines if not re.match(r"\d\d:\d\d:\d\d  ", line)]  # the log says what went well
     for pattern in (r"error: ", r"[\w.]*(Error|Exception|Interrupt)\b", r"what\(\): "):
-        if found := [line for line in lines if re.match(pattern, line)]:
-            return found[-1]
+        if found := [number for number, line in enumerate(lines) if re.match(pattern, line)]:
+            return " ".join(lines[found[-1] : found[-1] + (2 if lines[found[-1]].endswith(":") else 1)])
     return lines[-1] if lines else ""

@@ -81,7 +81,11 @@ def test_a_check_has_a_status_and_is_saved(run: Run, tmp_path: Path, monkeypatch
     results = iter([[["the wrong half"]], [[]]])
     monkeypatch.setattr(exercise, "judge", lambda *_: next(results))
     run("start", "same_half")
-    assert run("check", "same_half") == (1, "not yet: the wrong half\n")
+    status, out = run("check", "same_half")
+    verdict, help_line = out.splitlines()
+    assert (status, verdict) == (1, "not yet: the wrong half")
+    assert str(find("same_half").lesson) in help_line
+    assert "exercise.py hint same_half" in help_line and "solution same_half" in help_line
     status, out = run("check", "same_half")
     assert status == 0
     assert out.startswith("passed")
@@ -119,8 +123,9 @@ def test_files_that_do_not_run_are_reported_in_a_line(tmp_path: Path) -> None:
     contents = {
         "def main(:\n    pass\n": "line 1 is not Python",
         "import sys\nsys.exit('no data')\n": "the script ended with: no data",
-        "raise ValueError('no such thing')\n": "ValueError: no such thing",
-        "import os\nos._exit(7)\n": "exit status 7",
+        "raise ValueError('no such thing')\n": "ValueError: no such thing; in 2.py, line 1: raise ValueError",
+        "raise ValueError('these:\\n  two')\n": "ValueError: these: two; in 3.py, line 1: raise",
+        "import os\nos._exit(7)\n": "exit status 7; the command was: python",
         "print('nothing')\n": "without an update",
         "import time\ntime.sleep(900)\n": "the script waits for ever: rank 0 in line 2 (<module>)",
     }

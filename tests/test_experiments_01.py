@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import shutil
+from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 
 import bandwidth
 import cpu_or_gpu
+import three_rates
 from computations import PROBLEMS
 from conftest import REPOSITORY, Script
 from cpu_or_gpu import Library, Measurement, pays_at, row_of, sweep, torch_on
@@ -37,25 +40,43 @@ def test_the_first_changes_are_compared_line_by_line(
     seconds = {"map": [8, 6, 7], "memory": [1, 1, 2], "digits": [2, 2, 2]}
     runs = []
 
-    def line_profile(lesson: Path, *flags: object) -> tuple:
+    def begin(flags: tuple, how: str) -> tuple[str, int]:
         name = "memory" if "memory" in flags else "map" if "--config" in flags else "digits"
-        runs.append(name)
-        loading = seconds[name][(len(runs) - 1) // 3]
-        total = loading + 2
-        lines = [("for inputs, targets in log.batches(loader):  # what it is", loading), ("  loss.backward()", 2)]
-        found = [{"text": text, "percent": 100 * s / total, "seconds": s, "hits": 1} for text, s in lines]
-        return {"epochs": [{"samples_per_second": 100 / total}]}, found
+        runs.append((name, how))
+        return name, (len(runs) - 1) // 6
 
+    def run(words: list, folder: Path) -> str:
+        name, trial = begin(tuple(words), "plain")
+        return (
+            f"step 1/2  load 9.00 ms  compute 9.00 ms\nstep 2/2  load {seconds[name][trial]}.00 ms  compute 2.00 ms\n"
+        )
+
+    def line_profile(lesson: Path, *flags: object) -> tuple:
+        name, trial = begin(flags, "profiled")
+        loading = 2 * seconds[name][trial]  # the profiler slows loading most
+        total = loading + 2
+        lines = [("for inputs, targets in loader:  # what it is", loading), ("  loss.backward()", 2)]
+        return {}, [{"text": text, "percent": 100 * s / total, "seconds": s / 1000, "hits": 1} for text, s in lines]
+
+    monkeypatch.setattr("workshop.hardware.SHORTEST_LOOK", 0.0)
+    monkeypatch.setattr("workshop.hardware.OtherWork.cpus", lambda self: 0.0)
+    monkeypatch.setattr("lab.launching.run", run)
     monkeypatch.setattr("lab.launching.line_profile", line_profile)
     result = run_script(f"{FOLDER}/first_changes.py", WORKSHOP_RESULTS=str(tmp_path))
     assert result.status == 0, result.stderr
-    assert runs == ["map", "memory", "digits"] * 3, "alternately"
-    first = table_of(tmp_path, "first_changes")["rows"]
-    assert first[0][1] == [pytest.approx(100 * share) for share in (7 / 9, 6 / 8, 8 / 10)]
-    assert first[1][3] == [pytest.approx(ratio) for ratio in (8 / 3, 9 / 4, 10 / 3)], "ratios within a trial"
+    assert runs == [(name, how) for name in seconds for how in ("plain", "profiled")] * 3, "alternately"
+    table = table_of(tmp_path, "first_changes")
+    (_, load, compute, bound, share, _, profiled_share, slower), (*_, faster, _, _), _ = table["rows"]
+    assert load == [7, 6, 8]
+    assert compute == [2, 2, 2]
+    assert bound == [pytest.approx(1 + s / 2) for s in (7, 6, 8)], "the most that a faster loader could gain"
+    assert share == [pytest.approx(100 * part) for part in (7 / 9, 6 / 8, 8 / 10)]
+    assert profiled_share == [pytest.approx(100 * part) for part in (14 / 16, 12 / 14, 16 / 18)]
+    assert slower == [pytest.approx(ratio) for ratio in (16 / 9, 14 / 8, 18 / 10)]
+    assert faster == [pytest.approx(ratio) for ratio in (8 / 3, 9 / 4, 10 / 3)], "ratios within a trial"
     assert table_of(tmp_path, "first_changes_lines")["rows"][0] == [
-        "`for inputs, targets in log.batches(loader):`",
-        *(pytest.approx(100 * share) for share in (7 / 9, 1 / 3, 2 / 4)),
+        "`for inputs, targets in loader:`",
+        *(pytest.approx(100 * part) for part in (14 / 16, 2 / 4, 4 / 6)),
     ]
 
 
@@ -248,3 +269,16 @@ def test_every_experiment_says_what_one_should_see() -> None:
     for script in (REPOSITORY / FOLDER).glob("*.py"):
         text = script.read_text()
         assert "__main__" not in text or "You should see" in text or script.name == "front_figure.py"
+
+
+def test_three_rates_count_what_comes_after_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(three_rates, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def step(batch: int) -> None:
+        clock[0] += 5.0 if batch < 10 else 0.02  # the first steps are slow
+
+    assert three_rates.rate(range(110), step) == pytest.approx(50)
+    assert three_rates.rate(repeat(10), step, steps=7) == pytest.approx(50)
+    with pytest.raises(ValueError, match="fewer than 110 batches"):
+        three_rates.rate(range(100), step)

@@ -1,6 +1,8 @@
 """What the machine has: a GPU that was granted is used or missed, formats that are emulated and limits are known."""
 
+from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -113,3 +115,37 @@ def test_a_description_names_processor_versions_and_threads() -> None:
     assert described["cpu"] and described["memory_bytes"] > 1e8 and described["threads"] >= 1
     versions = hardware.describe_versions()
     assert versions["torch"] and {"python", "cuda", "cudnn", "nccl"} <= versions.keys()
+
+
+@pytest.mark.parametrize(
+    ("others", "cpus", "wanted", "noted"),
+    [
+        (0.1, 2, 2, False),
+        (1.0, 2, 2, True),
+        (1.0, 2, 1, False),
+        (1.9, 2, 1, True),
+        (40, 64, 8, False),
+        (60, 64, 8, True),
+    ],
+)
+def test_programs_that_take_cpus_from_a_run_are_noted(others: float, cpus: int, wanted: int, noted: bool) -> None:
+    note = hardware.busy_note(others, cpus, wanted)
+    assert bool(note) == noted
+    assert note is None or f"other programs used {others:.1f} of {cpus} CPUs" in note
+
+
+def test_the_work_of_a_run_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0])
+    busy, own = iter([100.0, 118.0]), iter([50.0, 58.0])  # of 18 s on two CPUs, 8 s are of this run
+    monkeypatch.setattr(hardware, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(hardware, "processes", lambda: (next(own), 0))
+    monkeypatch.setattr(hardware, "allowed_cpus", lambda: [0, 1])
+    monkeypatch.setattr(hardware, "available_cpus", lambda: 2)
+    monkeypatch.setattr(hardware.torch, "get_num_threads", lambda: 2)
+
+    def cpu_times(percpu: bool) -> list:
+        times = namedtuple("times", "user idle guest")
+        return [times(next(busy), 1.0, 0.0), times(0.0, 1.0, 0.0)]
+
+    monkeypatch.setattr(hardware.psutil, "cpu_times", cpu_times)
+    assert "used 1.0 of 2 CPUs" in (hardware.OtherWork().note() or "")

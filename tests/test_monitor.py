@@ -13,8 +13,9 @@ import pynvml
 import pytest
 import torch
 
+from workshop.hardware import processes
 from workshop.profiling import monitor as monitor_module
-from workshop.profiling.monitor import Monitor, processes
+from workshop.profiling.monitor import Monitor
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 UUID = "3b5d8a5e-0c1d-4f5e-9a43-6b1f0f3c2d10"

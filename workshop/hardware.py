@@ -5,6 +5,7 @@ import platform
 import re
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +22,10 @@ CPUINFO = Path("/proc/cpuinfo")
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 CPU_FLAGS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
 """what /proc/cpuinfo calls the instructions for 16-bit formats, on x86 and ARM"""
+SHORTEST_LOOK = 2.0
+"""seconds; over less, the counters of the system are too coarse"""
+CPUS_LEFT = 0.8
+"""share of the CPUs that a run can use that must be free for it"""
 PACKAGES = ("torch", "torchvision", "line_profiler", "nvidia-dali-cuda120", "numpy")
 
 
@@ -53,6 +58,72 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processes() -> tuple[float, int]:
+    """Return CPU seconds and resident bytes of this process and of those that it has started, such as loader workers.
+
+    The CPU seconds are those since their start. Memory that processes share, such as that of a data set loaded before
+    the workers were started, counts once for each.
+    """
+    cpu_seconds, rss = 0.0, 0
+    this = psutil.Process()
+    for process in [*this.children(recursive=True), this]:
+        try:
+            times = process.cpu_times()
+            rss += process.memory_info().rss
+        except psutil.Error:  # it has just ended
+            continue
+        # The time of a process that has ended is added to children_user and children_system of its parent.
+        cpu_seconds += times.user + times.system + times.children_user + times.children_system
+    return cpu_seconds, rss
+
+
+def allowed_cpus() -> list[int]:
+    """Return the numbers of the CPUs that this process is allowed to run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+class OtherWork:
+    """CPU time that programs other than this run take on its CPUs, from the creation of this object on."""
+
+    def __init__(self) -> None:
+        self._started = self._read()
+
+    def _read(self) -> tuple[float, float, float]:
+        all_cpus = psutil.cpu_times(percpu=True)
+        allowed = [all_cpus[cpu] for cpu in allowed_cpus() if cpu < len(all_cpus)]
+        busy = sum(sum(times) - times.idle - getattr(times, "iowait", 0.0) for times in allowed)
+        guests = sum(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0) for times in allowed)
+        return time.monotonic(), busy - guests, processes()[0]  # Linux counts the time of guests twice
+
+    def cpus(self) -> float | None:
+        """Return the mean number of CPUs that other programs used so far; None if too little time has passed."""
+        seconds, busy, own = (now - before for now, before in zip(self._read(), self._started, strict=True))
+        return max(0.0, busy - own) / seconds if seconds >= SHORTEST_LOOK else None
+
+    def note(self, workers: int = 0) -> str | None:
+        """Return a sentence if too few CPUs were left to this run and its loader workers, else None."""
+        others, wanted = self.cpus(), min(available_cpus(), torch.get_num_threads() + workers)
+        return None if others is None else busy_note(others, len(allowed_cpus()), wanted)
+
+
+def busy_note(others: float, cpus: int, wanted: int) -> str | None:
+    """Return a sentence on programs that take CPUs from this run, or None if they do not.
+
+    Args:
+        others: mean number of CPUs that other programs used.
+        cpus: number of CPUs that this process is allowed to run on.
+        wanted: number of CPUs that this run can use.
+    """
+    if cpus - others >= CPUS_LEFT * wanted:
+        return None
+    return (
+        f"other programs used {others:.1f} of {cpus} CPUs: these speeds, and which part is slower, are not those of "
+        "an idle machine; look at `top`, and measure again"
+    )
 
 
 def describe_hardware(device: torch.device) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 from torch.profiler import record_function
 
-from workshop.hardware import peak_memory_bytes
+from workshop.hardware import OtherWork, peak_memory_bytes
 from workshop.loaders.sampler import Loader
 from workshop.run import RunFolder
 
@@ -57,6 +57,7 @@ class Log(AbstractContextManager):
         self._steps = 0
         self._asked = 0.0
         self._waiting: Any = None
+        self._other_work = OtherWork()
         window = self.config.log_interval
         self._begins, self._waits = deque[float](maxlen=window), deque[float](maxlen=window)
 
@@ -69,6 +70,10 @@ class Log(AbstractContextManager):
         return self
 
     def __exit__(self, *exception: object) -> None:
+        # Several ranks on one machine would count each other, and a benchmark looks for itself.
+        looks = exception[0] is None and self.ranks.world_size == 1 and not self.config.benchmark
+        if looks and (note := self._other_work.note(self.config.num_workers)):
+            self.print(f"note: {note}")
         if self.board:
             self.board.close()
 

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from workshop.errors import warn
-from workshop.hardware import available_cpus
+from workshop.hardware import available_cpus, processes
 from workshop.log import Log
 from workshop.profiling.nvml import Gpu
 
@@ -21,25 +21,6 @@ SHORTEST = 0.1
 """seconds between two samples: the CPU time of a process is counted in ticks of 10 ms, GPM counters need 100 ms"""
 TIMEOUT = 5.0
 """seconds: with a GPU that has failed, a call to NVML may never return"""
-
-
-def processes() -> tuple[float, int]:
-    """Return CPU seconds and resident bytes of this process and of those that it has started, such as loader workers.
-
-    The CPU seconds are those since their start. Memory that processes share, such as that of a data set loaded before
-    the workers were started, counts once for each.
-    """
-    cpu_seconds, rss = 0.0, 0
-    this = psutil.Process()
-    for process in [*this.children(recursive=True), this]:
-        try:
-            times = process.cpu_times()
-            rss += process.memory_info().rss
-        except psutil.Error:  # it has just ended
-            continue
-        # The time of a process that has ended is added to children_user and children_system of its parent.
-        cpu_seconds += times.user + times.system + times.children_user + times.children_system
-    return cpu_seconds, rss
 
 
 class Monitor:

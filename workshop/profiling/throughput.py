@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workshop.hardware import peak_memory_bytes
+from workshop.hardware import OtherWork, peak_memory_bytes
 from workshop.jsonfile import write_json
 from workshop.loaders.sampler import Loader
 from workshop.log import Log
@@ -131,7 +131,9 @@ def benchmark(
     if no_sync is not None:
         train_alone = partial(_train_within, no_sync, train)
         works |= {"BARRIER": (BarrierLoader(synthetic, device), train_alone), "COMPUTE": (synthetic, train_alone)}
+    other_work = OtherWork()
     measured = _measure(works, device, log.config.benchmark_seconds)
+    busy = other_work.note(getattr(loader, "num_workers", 0)) if log.ranks.world_size == 1 else None
     if log.ranks.rank != 0:
         return
     print(f"\n{'':10} {'samples/s':>20}")
@@ -143,6 +145,9 @@ def benchmark(
         figures["mfu"] = shares
         print("mfu: " + ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share is not None))
     figures |= {"diagnosis": diagnosis(measured, loader), "peak_memory_bytes": peak_memory_bytes(device)}
+    if busy:
+        figures["busy"] = busy
+        print(f"\nBusy machine: {busy}. Do not rely on the diagnosis:")
     print(f"\n{figures['diagnosis']}")
     write_json(log.folder.path / "throughput.json", figures)
 

@@ -36,7 +36,7 @@ def grade(script: Script) -> Iterator[str]:
         yield f"in checkpoint.pt, {differ[0]} is not what it was at the end of the training"
     straight = script.run(*FLAGS, "--epochs", 2, **DATA)
     lesson = Script(REPOSITORY / "01_single_gpu" / "train.py", script.folder, script.exercise)
-    for name, going_on in (("it", script), ("lesson 01", lesson)):
+    for name, going_on in ((script.path.name, script), ("train.py of lesson 01", lesson)):
         if wrong := resumed(going_on, run, straight):
             yield f"{name} {wrong}"
 
@@ -68,7 +68,7 @@ def resumed(script: Script, run: Observed, straight: Observed) -> str | None:
         second = script.run(*FLAGS, "--epochs", 2, "--resume", "true", run_dir=copy, keep=True, **DATA)
     except Fault as fault:
         message = str(fault).split("checkpoint.pt ")[-1].removeprefix("the script ended with: ")
-        return f"refuses to continue from this checkpoint: {shorten(message, 200, placeholder=' ...')}"
+        return f"refuses to continue from this checkpoint: {shorten(message, 600, placeholder=' ...')}"
     if len(second[0].trained) != DATA["train"]:
         return "does not continue from this checkpoint with the second epoch"
     if any(map(differs, second[0].training[0].weights, run[0].weights.values())):
