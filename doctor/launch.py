@@ -153,7 +153,7 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
         "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1"),
     }
     if plan.gpus == "null":
-        env = with_null_gpus(env, per_node)
+        env = with_null_gpus(env, per_node) | {"NCCL_HOSTID": f"node {local['node']}"}  # one GPU 0 on each of them
     elif plan.gpus != "real":
         env["CUDA_VISIBLE_DEVICES"] = ""
     if plan.launcher in ("torchrun", "srun", "both"):

@@ -311,6 +311,17 @@ def cudnn_batch_norm_backward(
     )
 
 
+def in_32_bits(args: Any) -> list[Any]:
+    """Return the arguments with 16-bit tensors in float32."""
+    return [a.float() if isinstance(a, Tensor) and a.dtype in (torch.bfloat16, torch.float16) else a for a in args]
+
+
+def in_float32(name: str) -> Callable[..., Any]:
+    """Return an operation that computes in float32: on CUDA, its statistics are float32 where the CPU's are 16-bit."""
+    operation = getattr(torch.ops.aten, name).default
+    return lambda *args, **kwargs: operation(*in_32_bits(args), **kwargs)
+
+
 def per_channel(x: Tensor, values: Tensor) -> Tensor:
     """Return values (C,) in a shape that spreads over x (N, C, ...)."""
     return values.reshape(1, -1, *[1] * (x.dim() - 2))
@@ -418,6 +429,9 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "aten::_thnn_fused_gru_cell_backward": gru_cell_backward,
     "aten::cudnn_batch_norm": cudnn_batch_norm,
     "aten::cudnn_batch_norm_backward": cudnn_batch_norm_backward,
+    "aten::native_layer_norm_backward": in_float32("native_layer_norm_backward"),
+    "aten::native_group_norm_backward": in_float32("native_group_norm_backward"),
+    "aten::native_batch_norm_backward": in_float32("native_batch_norm_backward"),
     "aten::batch_norm_stats": sync_stats,
     "aten::batch_norm_gather_stats_with_counts": sync_gather,
     "aten::batch_norm_elemt": sync_normalize,

@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import functools
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -43,7 +44,15 @@ WITHOUT_VALUES = {
         "_nested",
         "_version",
     ),
-    *("record_stream", "is_pinned", "_pin_memory", "_local_scalar_dense", "_has_compatible_shallow_copy_type"),
+    *(
+        "_use_cudnn_ctc_loss",
+        "_use_miopen_ctc_loss",
+        "record_stream",
+        "is_pinned",
+        "_pin_memory",
+        "_local_scalar_dense",
+        "_has_compatible_shallow_copy_type",
+    ),
 }
 """operations that make or describe tensors, or read the memory itself"""
 
@@ -176,7 +185,12 @@ class Values(TorchDispatchMode):
             if special := kernels.SPECIAL.get(func._schema.name):
                 return special(*args, **kwargs)
             if torch.Tag.nondeterministic_seeded not in func.tags:
-                return func(*args, **kwargs)
+                try:
+                    return func(*args, **kwargs)
+                except (RuntimeError, NotImplementedError) as error:
+                    if not re.search("not implemented for '(BFloat16|Half)'", str(error)) or func._schema.is_mutable:
+                        raise
+                    return func(*kernels.in_32_bits(args), **kwargs)
             with self.lock:  # random numbers of the GPU must not use up those of the CPU
                 seed = torch.cuda.default_generators[torch.cuda.current_device()].initial_seed()
                 if seed != Values.seed:

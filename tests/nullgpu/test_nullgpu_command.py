@@ -228,3 +228,9 @@ def test_batch_norm_has_the_values_of_the_cpu_on_one_gpu_and_over_two() -> None:
         done = run("--values", *words)
         assert "no values" not in done.stderr
         assert [float(word) for word in done.stdout.split()] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.thorough
+def test_layers_losses_and_optimizers_have_the_values_of_the_cpu() -> None:
+    done = run("--values", "python", str(HERE / "layers.py"), NULLGPU_STRICT="1")
+    assert (done.status, done.stdout) == (0, ""), done.stderr[-3000:]
