@@ -229,6 +229,8 @@ class Launch:
     """names of checks that found a fault only because passes were cut: with whole ones there is none"""
     unconfirmed: list[str] = field(default_factory=list)
     """names of checks of which this could not be seen, because whole passes took too long"""
+    instead: str = ""
+    """the error with the stand-in for CUDA because of which the run is one on null GPUs"""
     used_gathers: list[str] = field(default_factory=list)
     """lines that gather tensors without a graph, on which the loss depends"""
     left_out: list[str] = field(default_factory=list)

@@ -102,6 +102,8 @@ def remarks(runs: list[Run]) -> Iterator[str]:
     files = sorted(noted | set(run.launch.moved))
     if files:
         yield f"It wanted to write {len(files)} file(s), which went to a folder of the doctor's: {some_files(files)}"
+    if run.launch.instead:
+        yield f"Null GPUs are used, because the doctor's stand-in for CUDA could not run it: {run.launch.instead[:150]}"
     missing = sorted({name for rank in run.ranks for e in rank.all("no_values") for name in e["names"]})
     if missing:
         yield f"Null GPUs do not compute {', '.join(missing[:3])}: what is said of values is not reliable here."

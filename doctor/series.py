@@ -14,7 +14,7 @@ from typing import Any
 from . import report
 from .checks import CHECKS, judge
 from .events import Run, read, write_launch
-from .launch import INTERRUPTED, Plan, likely_launchers, run
+from .launch import INTERRUPTED, NoNullGPU, Plan, likely_launchers, run
 
 NO_LIMIT = 10**9
 """updates; the time limit ends the run before"""
@@ -120,6 +120,8 @@ def confirm(plan: Plan, usual: Run, folder: Path) -> None:
 def usual_run(options: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Plan, Run]:
     """Return the ordinary run, with how it was started: in the first way in which all ranks join and train."""
     usual = run_once(plan, folder)
+    if plan.gpus == "standin" and any(report.is_standins_fault(usual, e) for _, e in report.errors(usual)):
+        plan, usual = on_null_gpus(plan, usual, folder)
     in_time = usual.launch.ended != "time"  # otherwise another way of starting it would take as long
     if options.launcher != "auto" or all_train(usual, plan) or not in_time:
         return plan, usual
@@ -131,6 +133,22 @@ def usual_run(options: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Pl
         if all_train(usual, plan) or plan.launcher == "single" or usual.launch.ended == "time":
             return plan, usual
     return (plan, usual) if plan == first else (first, run_again(first, folder))  # the first guess is the likeliest
+
+
+def on_null_gpus(plan: Plan, usual: Run, folder: Path) -> tuple[Plan, Run]:
+    """Return the run with PyTorch's own CUDA code if the script gets further with it than with the stand-in."""
+    other = replace(plan, gpus="null")
+    try:
+        again = run_once(other, folder.with_name("run6"))
+    except NoNullGPU:  # no compiler, or another system than Linux
+        return plan, usual
+    if len(again.first.all("update") if again.ranks else ()) > len(usual.first.all("update") if usual.ranks else ()):
+        shutil.rmtree(folder)
+        folder.with_name("run6").rename(folder)
+        again.launch.instead = next(e["text"] for _, e in report.errors(usual) if report.is_standins_fault(usual, e))
+        return other, again
+    shutil.rmtree(folder.with_name("run6"))
+    return plan, usual
 
 
 def run_again(plan: Plan, folder: Path) -> Run:

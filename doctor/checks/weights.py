@@ -295,7 +295,11 @@ def gradients_arrive(run: Run) -> Iterator[Finding]:
     for number in sorted({e["optimizer"] for e in steps}):
         mine = [e["gradients"] for e in steps if e["optimizer"] == number]
         names = [name for name in mine[0] if all(name in gradients for gradients in mine)]
-        never = [name for name in names if all(_is_zero(gradients[name]) for gradients in mine)]
+        # FSDP1 may leave a rank no part of a weight, so no gradient of it
+        of_all = [
+            e["gradients"] for rank in run.ranks if run.sharded for e in rank.all("gradients", optimizer=number)
+        ] or mine
+        never = [name for name in names if all(_is_zero(gradients.get(name)) for gradients in of_all)]
         at = next(e["at"] for e in steps if e["optimizer"] == number)
         if len(mine) > 2 and never and len(never) == len(names):
             backward = next((e["backwards"] for e in run.first.all("update", optimizer=number) if e["backwards"]), [at])

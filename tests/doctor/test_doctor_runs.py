@@ -15,6 +15,7 @@ import pytest
 
 from conftest import REPOSITORY
 from doctor import cli, series
+from nullgpu import build
 from sources import collect, generate
 
 LESSONS = sorted(folder.name for folder in REPOSITORY.glob("0*"))
@@ -58,6 +59,14 @@ class Doctor:
 @pytest.fixture
 def doctor(tmp_path: Path) -> Doctor:
     return Doctor(tmp_path)
+
+
+def null_gpus() -> None:
+    """Compile the null GPU if that was not done before; skip the test where there can be none."""
+    try:
+        build.library()
+    except build.NotPossible as reason:
+        pytest.skip(str(reason))
 
 
 def processes_of(mark: str) -> list[str]:
@@ -281,6 +290,25 @@ def test_provocations_find_what_an_ordinary_run_does_not_show(doctor: Doctor) ->
     assert ("same_collectives", "with uneven data") in runs  # one rank has a batch more in validation
     assert ("same_collectives", "with a NaN on rank 1") in runs
     assert found["same_samples"] == "train_loader"
+
+
+def test_what_the_stand_in_cannot_run_is_run_on_null_gpus(doctor: Doctor) -> None:
+    null_gpus()
+    report, found = doctor.findings("fsdp1.py")
+    assert report["runs"][0]["gpus"] == "null"
+    assert "FSDP" in report["runs"][0]["instead"]
+    assert report["updates"][0] == 16
+    assert not report["errors"]
+    assert found == {}
+
+
+@pytest.mark.thorough
+def test_faults_are_found_on_null_gpus_too(doctor: Doctor) -> None:
+    null_gpus()
+    report, found = doctor.findings("--null_gpu", "ddp.py", "bare,same_order,padded,no_eval,clip_scaled,all_save,item")
+    assert report["runs"][0]["gpus"] == "null"
+    _, expected = doctor.findings("ddp.py", "bare,same_order,padded,no_eval,clip_scaled,all_save,item")
+    assert found == expected
 
 
 @pytest.mark.thorough
