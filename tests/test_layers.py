@@ -16,7 +16,7 @@ FOLDERS = ("workshop", "lab", "doctor", "nullgpu", "clinic", "slurm", "data", "t
 MAY_IMPORT = {
     "workshop/**/*.py": {"workshop"},
     "lab/*.py": {"workshop", "lab"},
-    "doctor/**/*.py": {"doctor"},
+    "doctor/**/*.py": {"doctor", "nullgpu"},
     "nullgpu/**/*.py": {"nullgpu"},
     "clinic/*.py": {"workshop", "lab", "data", "doctor", "clinic"},
     "0*/train.py": {"workshop"},
