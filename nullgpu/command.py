@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import build
+from . import build, clock_figures, timeline
 
 HOOK = Path(__file__).resolve().parent / "hook"
 GPU_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
@@ -42,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
     add("--report", action="store_true", help="report at the end: launches, waits, copies, memory, with their lines")
     add("--snapshot", type=Path, default=Path("memory.pickle"), help="file for the memory's history (with --report)")
     add("--world", type=int, default=0, metavar="N", help="run as rank 0 of N, without the other ranks")
+    add("--clock", metavar="GPU", help="let operations take the time of this GPU: a100, h100, t4, l4, or a YAML file")
+    add("--host", type=float, default=1, help="how many times as fast the host is as this one (with --clock)")
+    add("--trace", type=Path, metavar="FILE", help="write the time line for ui.perfetto.dev (with --clock)")
     add("--timeout", type=float, default=600, help="seconds a rank waits for others in a collective (default: 600)")
     add("--beside_gpu", action="store_true", help="run although this machine has a GPU")
     return it
@@ -86,6 +89,16 @@ def main(arguments: list[str] | None = None) -> int:
         return fail("--gpus is from 1 to 64, --gb above 0, and --world 0 (no emulation of other ranks) or more")
     if options.world and options.values:
         return fail("--world has no other ranks whose values could be computed: leave out --values")
+    if options.clock and options.values:
+        return fail("--clock does without --values: computing them would take time that a GPU's host does not need")
+    if (options.trace or options.host != 1) and not options.clock:
+        return fail("--trace and --host need --clock")
+    try:
+        figures = clock_figures.read(options.clock) if options.clock else None
+    except clock_figures.Unknown as error:
+        return fail(str(error))
+    if figures:
+        options.sm, options.gb = int(figures["sm"]), float(figures["gb"])
     if any(map(os.path.exists, GPU_FILES)) and not options.beside_gpu:
         return fail("this machine has a GPU, which the command would not see: leave out nullgpu, or add --beside_gpu")
     words = resolved(options.command)
@@ -97,15 +110,18 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"nullgpu: note: not tried with torch {build.version()} yet", file=sys.stderr)
     except build.NotPossible as error:
         return fail(str(error))
-    env = environment(options, library)
-    if not options.report:
+    env = environment(options, library) | (clock_figures.environment(figures, options.host) if figures else {})
+    if not options.report and not options.clock:
         return run(words, env)
     with tempfile.TemporaryDirectory(prefix="nullgpu") as folder:
         env["NULLGPU_REPORT"] = folder
         status = run(words, env)
-        from .report import show
+        if figures:
+            timeline.show(Path(folder), figures, options.trace)
+        if options.report:
+            from .report import show
 
-        show(Path(folder), options)
+            show(Path(folder), options)
     return status
 
 

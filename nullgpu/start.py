@@ -1,5 +1,6 @@
 """Prepare a process in which torch has just been imported."""
 
+import json
 import os
 import sys
 import traceback
@@ -29,6 +30,10 @@ def start() -> None:
         from . import world as imaginary
 
         imaginary.install(world)
+    if clock := os.environ.get("NULLGPU_CLOCK"):
+        from .clock import install
+
+        install(json.loads(clock))
     if folder := os.environ.get("NULLGPU_REPORT"):
         from . import record
 

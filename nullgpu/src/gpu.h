@@ -99,12 +99,16 @@ struct Graph {
   cudaStreamCaptureMode mode;
   unsigned long thread;
   bool invalid;
+  double seconds;   // of a replay, with a clock
 };
 struct Stream {
   int device, priority;
   unsigned flags;
   Graph* capture;   // the graph that this stream is recorded into
   bool origin;      // the capture began in this stream
+  double end = 0, blocked = 0;  // with a clock (clock.h): when its last work ends; until when it waits for another stream
+  size_t put = 0;
+  double queue[1000] = {};      // ends of the last pieces of work
 };
 Stream* stream_of(cudaStream_t stream);
 bool forbidden_by_capture();         // a call that waits or allocates, which invalidates the captures of this thread

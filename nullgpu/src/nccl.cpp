@@ -9,6 +9,7 @@
 
 #include <functional>
 
+#include "clock.h"
 #include "gpu.h"
 #include "reduce.h"
 #include "shared.h"
@@ -196,9 +197,10 @@ static Call describe(const char* name, size_t bytes, ncclDataType_t type, int ro
 }
 
 // Count a collective; whether it is only recorded into a graph.
-static bool begin(const char* name, size_t bytes, cudaStream_t stream) {
+static bool begin(ncclComm_t comm, const char* name, size_t bytes, cudaStream_t stream) {
   count(counters.collectives), count(counters.collective_bytes, (int64_t)bytes);
   observe(COLLECTIVE, name, (int64_t)bytes, false);
+  if (has_clock()) put_collective(stream, name, bytes, comm->ranks);
   if (recorded(stream)) return true;
   profile_launch((std::string("ncclDevKernel_") + name).c_str(), (int)((uintptr_t)stream >> 4 & 0xffff));
   return false;
@@ -227,7 +229,7 @@ static void reduce_copies(ncclComm_t comm, void* to, const void* from, size_t n,
 static ncclResult_t all_reduce(const char* name, const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t op, int root,
                                ncclComm_t comm, cudaStream_t stream) {  // root: the only one that gets the result; -1: all
   size_t bytes = n * size_of(type);
-  if (begin(name, bytes, stream)) return ncclSuccess;
+  if (begin(comm, name, bytes, stream)) return ncclSuccess;
   if (comm->imaginary || comm->ranks == 1) return reduce_copies(comm, to, from, n, type, op), ncclSuccess;
   if (comm->clique) {
     if (!complete(comm, from, to)) return ncclSuccess;
@@ -253,7 +255,7 @@ EXPORT ncclResult_t ncclReduce(const void* from, void* to, size_t n, ncclDataTyp
 }
 EXPORT ncclResult_t ncclBroadcast(const void* from, void* to, size_t n, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = n * size_of(type);
-  if (begin("Broadcast", bytes, stream)) return ncclSuccess;
+  if (begin(comm, "Broadcast", bytes, stream)) return ncclSuccess;
   if (comm->imaginary || comm->ranks == 1) return move(to, from, comm->rank == root ? bytes : 0), ncclSuccess;
   if (comm->clique) {
     if (complete(comm, from, to))
@@ -270,7 +272,7 @@ EXPORT ncclResult_t ncclBcast(void* data, size_t n, ncclDataType_t type, int roo
 EXPORT ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = n * size_of(type);
   char* target = static_cast<char*>(to);
-  if (begin("AllGather", bytes * (size_t)comm->ranks, stream)) return ncclSuccess;
+  if (begin(comm, "AllGather", bytes * (size_t)comm->ranks, stream)) return ncclSuccess;
   if (comm->imaginary || comm->ranks == 1) {
     for (size_t rank = 0; is_done(bytes * (size_t)comm->ranks) && rank < (size_t)comm->ranks; ++rank) move(target + rank * bytes, from, bytes);
     return ncclSuccess;
@@ -291,7 +293,7 @@ EXPORT ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclData
 EXPORT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = n * size_of(type), own = (size_t)comm->rank * bytes;
   const char* source = static_cast<const char*>(from);
-  if (begin("ReduceScatter", bytes * (size_t)comm->ranks, stream)) return ncclSuccess;
+  if (begin(comm, "ReduceScatter", bytes * (size_t)comm->ranks, stream)) return ncclSuccess;
   if (comm->imaginary || comm->ranks == 1) return reduce_copies(comm, to, source + own, n, type, op), ncclSuccess;
   if (comm->clique) return fail(comm, ncclInvalidUsage, "ReduceScatter in one process is not emulated");
   std::vector<char> mine(is_done(bytes) ? bytes : 0);  // the result may lie within what is sent
@@ -404,7 +406,7 @@ static ncclResult_t finish_transfers() {
 
 static ncclResult_t transfer(bool is_send, const void* data, size_t n, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = n * size_of(type);
-  if (begin(is_send ? "Send" : "Recv", bytes, stream)) return ncclSuccess;
+  if (begin(comm, is_send ? "Send" : "Recv", bytes, stream)) return ncclSuccess;
   transfers.push_back({comm, is_send, static_cast<char*>(const_cast<void*>(data)), bytes, 0, peer});
   return group_depth ? ncclSuccess : finish_transfers();
 }

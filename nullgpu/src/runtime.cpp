@@ -1,4 +1,5 @@
 // libcudart: devices, launches, memory and errors. Streams, events and graphs are in streams.cpp.
+#include "clock.h"
 #include "gpu.h"
 
 #include <dlfcn.h>
@@ -27,7 +28,9 @@ cudaError_t error(cudaError_t code, const char* function) {
 
 void launch(const char* kernel, cudaStream_t stream) {
   count(counters.launches);
-  if (!recorded(stream)) profile_launch(kernel, (int)((uintptr_t)stream >> 4 & 0xffff));
+  bool is_recorded = recorded(stream);
+  if (has_clock() && !is_recorded) launched(stream);
+  if (!is_recorded) profile_launch(kernel, (int)((uintptr_t)stream >> 4 & 0xffff));
 }
 
 }  // namespace nullgpu
@@ -234,6 +237,7 @@ static const struct {
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
     {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
@@ -300,15 +304,26 @@ EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, c
   attributes->hostPointer = known && !block.on_host ? nullptr : const_cast<void*>(pointer);
   return cudaSuccess;
 }
+// With a clock, a copy takes its time; from or to pageable memory, the host waits.
+static void timed_copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  if (!has_clock()) return;
+  Block source{}, target{};
+  bool known_source = find(from, nullptr, &source), known_target = find(to, nullptr, &target);
+  bool from_gpu = known_source && !source.on_host, to_gpu = known_target && !target.on_host;
+  if (from_gpu || to_gpu) put_copy(stream, to_gpu, from_gpu, from_gpu != to_gpu && !(known_source && known_target), bytes);
+}
 EXPORT cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   if (forbidden_by_capture()) return error(cudaErrorStreamCaptureImplicit, "cudaMemcpy");
   copy(to, from, bytes);
   count(counters.waits);
   observe(WAIT, "cudaMemcpy", (int64_t)bytes, false);
+  timed_copy(to, from, bytes, nullptr);
+  if (has_clock()) wait_until(end_of(stream_of(nullptr)), "cudaMemcpy");
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   if (!recorded(stream)) copy(to, from, bytes);
+  timed_copy(to, from, bytes, stream);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t stream) {
@@ -316,13 +331,16 @@ EXPORT cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, siz
 }
 EXPORT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                                      cudaMemcpyKind, cudaStream_t stream) {
+  timed_copy(to, from, width * height, stream);
   if (recorded(stream)) return cudaSuccess;
   for (size_t row = 0; row < height; ++row)
     copy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream) {
-  if (!recorded(stream) && is_done(bytes)) memset(pointer, value, bytes);
+  bool is_recorded = recorded(stream);
+  if (has_clock()) put_copy(stream, true, true, false, bytes / 2);  // it only writes
+  if (!is_recorded && is_done(bytes)) memset(pointer, value, bytes);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemset(void* pointer, int value, size_t bytes) { return cudaMemsetAsync(pointer, value, bytes, nullptr); }

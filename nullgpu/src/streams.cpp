@@ -1,12 +1,15 @@
 // Streams, events and the capture of CUDA graphs, with the rules that capturing has.
 //
 // Source of the rules: CUDA C++ Programming Guide, "Stream Capture", and CUDA Runtime API, "Stream Management".
+#include "clock.h"
 #include "gpu.h"
 
 #include <pthread.h>
 #include <time.h>
 
+#include <algorithm>
 #include <set>
+#include <vector>
 
 namespace nullgpu {
 
@@ -15,6 +18,7 @@ struct Event {
   Graph* capture;  // recorded last in a stream that is captured into this graph
   timespec at;
   bool recorded;
+  double time;      // with a clock: when all work before it in its stream has ended
 };
 
 static std::mutex lock;
@@ -68,6 +72,17 @@ using namespace nullgpu;
 
 EXPORT cudaError_t cudaDeviceSynchronize() {
   if (forbidden_by_capture()) return error(cudaErrorStreamCaptureUnsupported, "cudaDeviceSynchronize");
+  if (has_clock()) {
+    double last = end_of(&defaults[current_device()]);
+    std::vector<Stream*> all;
+    {
+      std::lock_guard<std::mutex> guard(lock);
+      all.assign(streams.begin(), streams.end());
+    }
+    for (Stream* stream : all)
+      if (stream->device == current_device()) last = std::max(last, end_of(stream));
+    wait_until(last, "cudaDeviceSynchronize");
+  }
   return wait("cudaDeviceSynchronize");
 }
 
@@ -100,11 +115,13 @@ EXPORT cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
 }
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (Graph* graph = stream_of(stream)->capture) return invalidate(graph, cudaErrorStreamCaptureUnsupported, "cudaStreamQuery");
+  if (has_clock() && end_of(stream_of(stream)) > simulated_now()) return cudaErrorNotReady;
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (Graph* graph = stream_of(stream)->capture)
     return invalidate(graph, cudaErrorStreamCaptureUnsupported, "cudaStreamSynchronize");
+  if (has_clock()) wait_until(end_of(stream_of(stream)), "cudaStreamSynchronize");
   return wait("cudaStreamSynchronize");
 }
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
@@ -115,6 +132,8 @@ EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
     if (!waiting->capture) waiting->capture = it->capture, waiting->origin = false;
   } else if (waiting->capture && it->recorded) {
     return error(cudaErrorStreamCaptureIsolation, "cudaStreamWaitEvent");
+  } else if (has_clock() && it->recorded && it->time > end_of(waiting)) {
+    waiting->end = waiting->blocked = it->time;
   }
   return cudaSuccess;
 }
@@ -130,7 +149,7 @@ EXPORT cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback
 // ---- events
 
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(new Event{current_device(), nullptr, {0, 0}, false});
+  *event = reinterpret_cast<cudaEvent_t>(new Event{current_device(), nullptr, {0, 0}, false, 0});
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
@@ -143,22 +162,29 @@ EXPORT cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   it->recorded = true;
   it->capture = stream_of(stream)->capture;
   clock_gettime(CLOCK_MONOTONIC, &it->at);
+  if (has_clock()) it->time = std::max(end_of(stream_of(stream)), simulated_now());
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) { return cudaEventRecord(event, stream); }
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (Graph* graph = reinterpret_cast<Event*>(event)->capture) return invalidate(graph, cudaErrorCapturedEvent, "cudaEventQuery");
   if (forbidden_by_capture()) return error(cudaErrorStreamCaptureUnsupported, "cudaEventQuery");
+  if (has_clock() && reinterpret_cast<Event*>(event)->time > simulated_now()) return cudaErrorNotReady;
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (Graph* graph = reinterpret_cast<Event*>(event)->capture)
     return invalidate(graph, cudaErrorCapturedEvent, "cudaEventSynchronize");
+  if (has_clock()) wait_until(reinterpret_cast<Event*>(event)->time, "cudaEventSynchronize");
   return wait("cudaEventSynchronize");
 }
 EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   Event *a = reinterpret_cast<Event*>(start), *b = reinterpret_cast<Event*>(end);
   if (!a->recorded || !b->recorded) return error(cudaErrorInvalidResourceHandle, "cudaEventElapsedTime");
+  if (has_clock()) {
+    *milliseconds = 1e3f * (float)(b->time - a->time);
+    return cudaSuccess;
+  }
   *milliseconds = 1e3f * (float)(b->at.tv_sec - a->at.tv_sec) + 1e-6f * (float)(b->at.tv_nsec - a->at.tv_nsec);
   // What chooses between kernels by timing them (Triton's do_bench) repeats a kernel until some time has passed: with 0 ms
   // for ever. A millisecond is long enough for it.
@@ -215,7 +241,7 @@ EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCapture
   if ((uintptr_t)stream <= 1) return error(cudaErrorStreamCaptureUnsupported, "cudaStreamBeginCapture");
   std::lock_guard<std::mutex> guard(lock);
   Stream* it = reinterpret_cast<Stream*>(stream);
-  it->capture = new Graph{next_graph++, 0, mode, this_thread(), false};
+  it->capture = new Graph{next_graph++, 0, mode, this_thread(), false, 0};
   it->origin = true;
   return cudaSuccess;
 }
@@ -253,8 +279,9 @@ EXPORT cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t
 EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
   return cudaGraphInstantiate(executable, graph, flags);
 }
-EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
+EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   count(counters.graph_launches);
+  if (has_clock()) put(stream, reinterpret_cast<Graph*>(executable)->seconds, KERNEL, "a CUDA graph");
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaGraphRetainUserObject(cudaGraph_t, cudaUserObject_t, unsigned, unsigned) { return cudaSuccess; }

@@ -1,0 +1,204 @@
+"""How long operations would take on a GPU, and what the GPU would have waited for: the clock of ``--clock``.
+
+The time of an operation is the larger one of its arithmetic and its memory traffic, with a share of the peak that such
+operations attain, and at least some microseconds for each kernel. (A roofline: Williams, Waterman and Patterson 2009,
+https://doi.org/10.1145/1498765.1498785.) src/clock.cpp has the queues of the streams, copies and collectives.
+"""
+# ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
+
+import atexit
+import ctypes
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import dataloader
+from torch.utils.flop_counter import flop_registry
+
+from . import library
+
+ATTAINED = {"matmul": 0.75, "conv": 0.50, "attention": 0.45, "memory": 0.80}
+"""share of the peak, or of the memory's bandwidth, that large operations of a kind attain"""
+KERNEL = 2.5e-6
+"""seconds of the shortest kernel"""
+RAMP = {"matmul": 4e9, "conv": 4e9, "attention": 4e9}
+"""FLOP at which an operation attains half of that share: small ones do not fill a GPU"""
+KINDS = {"mm": "matmul", "addmm": "matmul", "bmm": "matmul", "baddbmm": "matmul", "_scaled_mm": "matmul"}
+CALIBRATED = 300
+"""operations with which the way to Python and back is measured"""
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of an operation with a known number of FLOPs."""
+    if "convolution" in name:
+        return "conv"
+    return "attention" if "attention" in name else KINDS.get(name, "matmul")
+
+
+class Clock(TorchDispatchMode):
+    """Puts each operation on the queue of its stream, with the time that it would take."""
+
+    def __init__(self, figures: dict[str, Any]) -> None:
+        super().__init__()
+        self.peak = {name: float(value) for name, value in figures["peak"].items()}
+        self.bandwidth = float(figures["bandwidth"])
+        self.library = library.load()
+        self.library.nullgpu_now.restype = ctypes.c_double
+        self.library.nullgpu_go.argtypes = [ctypes.c_double]
+        self.library.nullgpu_put.argtypes = [ctypes.c_void_p, ctypes.c_double, ctypes.c_char_p]
+        self.library.nullgpu_counters.restype = ctypes.POINTER(ctypes.c_int64)
+        self.launches = self.library.nullgpu_counters()  # the first of them
+        self.way = 0.0
+        """seconds of the way to this class and back, which a script without it would not need"""
+        self.seconds: Counter[str] = Counter()
+        self.unknown: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation; put it on the present stream."""
+        kwargs = kwargs or {}
+        self.library.nullgpu_stop()
+        going = False
+        try:
+            if any(kind is not torch.Tensor and not issubclass(kind, torch.nn.Parameter) for kind in types):
+                return NotImplemented  # the parts of a DTensor and the like come here again
+            before = self.launches[0]
+            self.library.nullgpu_go(0.0)
+            going = True
+            out = func(*args, **kwargs)
+            self.library.nullgpu_stop()
+            going = False
+            launches = self.launches[0] - before
+            if launches:
+                self.put(func, args, kwargs, out, launches)
+            return out
+        finally:
+            if not going:
+                self.library.nullgpu_go(self.way)
+
+    def put(self, func: Any, args: Any, kwargs: Any, out: Any, launches: int) -> None:
+        """Put an operation on the present stream."""
+        name = func._schema.name.partition("::")[2]
+        tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+        moved = sum(map(size_of, tensors)) + written_in_place(func, args)
+        known = {id(t) for t in tensors}
+        moved += sum(size_of(t) for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor) and id(t) not in known)
+        seconds = moved / (self.bandwidth * ATTAINED["memory"])
+        if count := flop_registry.get(func._overloadpacket):
+            flops, kind = count(*args, **kwargs, out_val=out), kind_of(name)
+            dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+            peak = self.peak[format_of(dtype, kind)]
+            seconds = max(seconds, (flops + RAMP[kind]) / (peak * ATTAINED[kind]) if flops else 0)
+        elif not moved:
+            self.unknown[name] += launches
+        seconds = max(seconds, launches * KERNEL)
+        self.seconds[name] += seconds
+        self.library.nullgpu_put(torch.cuda.current_stream().cuda_stream, seconds, name.encode())
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor on the GPU: of one that is expanded, those that it has in memory."""
+    if not tensor.is_cuda or tensor.layout is not torch.strided:
+        return 0
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def written_in_place(func: Any, args: Any) -> int:
+    """Return the bytes that an operation writes to its arguments, which it has read too."""
+    total = 0
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            total += sum(size_of(t) for t in tree_flatten(value)[0] if isinstance(t, torch.Tensor))
+    return total
+
+
+def format_of(dtype: torch.dtype, kind: str) -> str:
+    """Return the name of the format in which matrix units compute this type."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return "bf16" if dtype == torch.bfloat16 else "fp16"
+    fast = torch.backends.cudnn.allow_tf32 if kind == "conv" else torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if dtype == torch.float32 and fast else "fp32"
+
+
+class Trace:
+    """When updates ended, and when the loop waited for a batch, in simulated time."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.updates: list[float] = []
+        self.loading: list[tuple[float, float]] = []
+
+    def time_the_loaders(self) -> None:
+        """Note how long loops wait for the batches of a DataLoader."""
+        own = dataloader._BaseDataLoaderIter.__next__
+
+        def timed(it: Any) -> Any:
+            began = self.now()
+            try:
+                return own(it)
+            finally:
+                self.loading.append((began, self.now()))
+
+        dataloader._BaseDataLoaderIter.__next__ = timed
+
+
+def install(figures: dict[str, Any]) -> None:
+    """Begin: this process's operations take their time, and its clocks show simulated time."""
+    clock = Clock(figures)
+    now = clock.library.nullgpu_now
+    trace = Trace(now)
+    end = clock.library.nullgpu_end
+    end.restype, end.argtypes = ctypes.c_double, [ctypes.c_void_p]
+    register_optimizer_step_post_hook(lambda *_: trace.updates.append(end(torch.cuda.current_stream().cuda_stream)))
+    trace.time_the_loaders()
+    real = {name: getattr(time, name) for name in ("time", "perf_counter", "monotonic")}
+    offsets = {name: function() - now() for name, function in real.items()}
+    for name, offset in offsets.items():
+        setattr(time, name, lambda offset=offset: offset + now())
+    torch.cuda._lazy_call(lambda: begin(clock, real["perf_counter"]))
+    if folder := os.environ.get("NULLGPU_REPORT"):
+        atexit.register(write, clock, trace, folder)
+
+
+def begin(clock: Clock, perf_counter: Callable[[], float]) -> None:
+    """Measure the way to Python and back, then enter the mode."""
+    x = torch.zeros(16, device="cuda")
+
+    def seconds() -> float:
+        began, simulated = perf_counter(), clock.library.nullgpu_now()
+        for _ in range(CALIBRATED):
+            x.add_(1)
+        return perf_counter() - began if not inside else clock.library.nullgpu_now() - simulated
+
+    inside = False
+    plain = min(seconds() for _ in range(3))
+    inside = True
+    launch = float(os.environ["NULLGPU_LAUNCH"])
+    with clock:
+        timed = min(seconds() for _ in range(3)) - CALIBRATED * launch
+    clock.way = max(0.0, (timed - plain) / CALIBRATED)
+    clock.seconds.clear()
+    clock.__enter__()
+
+
+def write(clock: Clock, trace: Trace, folder: str) -> None:
+    """Write what the report needs."""
+    if not torch.cuda.is_initialized():
+        return
+    rank = int(os.environ.get("RANK") or 0)
+    clock.library.nullgpu_spans(f"{folder}/spans{rank}.tsv".encode())
+    found = {
+        "updates": trace.updates,
+        "loading": trace.loading,
+        "seconds": dict(clock.seconds.most_common(12)),
+        "unknown": dict(clock.unknown.most_common()),
+        "way": clock.way,
+    }
+    with open(f"{folder}/clock{rank}.json", "w") as file:
+        json.dump(found, file)

@@ -1,0 +1,141 @@
+"""The report of the clock: how busy the GPU was, what it waited for, and the time line."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+KERNEL, TRANSFER, NETWORK, HOST_WAITS = range(4)
+"""kinds of spans: enum Work in src/clock.h"""
+NOT_COUNTED = 3
+"""first updates, in which PyTorch chooses kernels and allocates memory"""
+DATA, HOST, COMMUNICATION, COPIES = "data", "the host", "communication", "copies"
+ADVICE = {
+    DATA: "the loader limits it: more workers, or samples that are cheaper to read (lesson 01)",
+    HOST: "it is launch-bound, or the host waits too often: larger batches, CUDA graphs, torch.compile, no .item()",
+    COMMUNICATION: "communication limits it: larger batches per GPU, fewer exchanges (lessons 03 and 05)",
+    COPIES: "copies limit it: pinned memory and non_blocking=True, so that they overlap",
+}
+
+
+@dataclass
+class Span:
+    """A piece of work on a stream, or a time in which the host waited; in seconds of simulated time."""
+
+    start: float
+    end: float
+    blocked: float
+    stream: int
+    kind: int
+    name: str
+
+
+def read(file: Path) -> list[Span]:
+    """Return the spans that src/clock.cpp has written."""
+    spans = []
+    for line in file.read_text().splitlines():
+        start, end, blocked, stream, kind, name = line.split("\t")
+        spans.append(Span(float(start), float(end), float(blocked), int(stream), int(kind), name))
+    return spans
+
+
+def overlap(start: float, end: float, parts: list[tuple[float, float]]) -> float:
+    """Return how much of a time lies within the parts, which do not overlap each other."""
+    return sum(max(0.0, min(end, b) - max(start, a)) for a, b in parts)
+
+
+def idle(spans: list[Span], loading: list[tuple[float, float]], begin: float, end: float) -> tuple[float, Counter[str]]:
+    """Return how long the GPU computed between two times, and how long it waited for what.
+
+    A GPU is busy if any of its streams has a kernel. What it waits for is what the stream waits for that computes
+    next: another stream (a collective, a copy), a batch, or the host.
+    """
+    work = sorted((s for s in spans if s.kind == KERNEL and s.end > begin and s.start < end), key=lambda s: s.start)
+    others = [s for s in spans if s.kind in (TRANSFER, NETWORK)]
+    ends = {round(s.end, 9): s.kind for s in others}
+    waits: Counter[str] = Counter()
+    busy, last = 0.0, begin
+    for span in work:
+        start, stop = max(span.start, begin), min(span.end, end)
+        if start > last:
+            blocked = min(span.blocked, start) - last if span.blocked > last else 0.0
+            if blocked > 0:
+                kind = ends.get(round(span.blocked, 9), NETWORK)
+                waits[COPIES if kind == TRANSFER else COMMUNICATION] += blocked
+            late = start - last - max(blocked, 0.0)
+            for_data = min(late, overlap(last, start, loading))
+            waits[DATA] += for_data
+            waits[HOST] += late - for_data
+        busy += max(0.0, stop - max(start, last))
+        last = max(last, stop)
+    if end > last:
+        for_data = overlap(last, end, loading)
+        waits[DATA] += for_data
+        waits[HOST] += end - last - for_data
+    return busy, waits
+
+
+def lines_of(found: dict[str, Any], spans: list[Span], figures: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the report."""
+    updates = found["updates"]
+    skipped = NOT_COUNTED if len(updates) > 2 * NOT_COUNTED else max(len(updates) - 2, 0)
+    updates = updates[skipped:]
+    if len(updates) < 2:
+        yield f"clock of a {figures['name']}: fewer than two updates of weights were seen"
+        return
+    begin, end = updates[0], updates[-1]
+    each = median(b - a for a, b in pairwise(updates))
+    busy, waits = idle(spans, [tuple(pair) for pair in found["loading"]], begin, end)
+    total = end - begin
+    yield (
+        f"clock of a {figures['name']} (simulated): {len(updates) - 1} updates, {1e3 * each:.2f} ms each (median), "
+        f"GPU busy {busy / total:.0%} of the time"
+    )
+    parts = [f"{what} {seconds / total:.0%}" for what, seconds in waits.most_common() if seconds > 0.005 * total]
+    if parts:
+        yield f"  it waits for {', '.join(parts)}"
+    top = sorted(found["seconds"].items(), key=lambda pair: -pair[1])[:5]
+    whole = sum(found["seconds"].values()) or 1
+    yield "  longest operations: " + ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in top)
+    if found["unknown"]:
+        listed = ", ".join(f"{name} ({count})" for name, count in list(found["unknown"].items())[:4])
+        yield f"  without a known time, counted as shortest kernels: {listed}"
+    worst, seconds = max(waits.items(), key=lambda pair: pair[1], default=("", 0.0))
+    if seconds > 0.1 * total:
+        yield f"  first thing to change: {ADVICE[worst]}"
+    yield "  The host's time is this machine's. Losses are not computed."
+
+
+def show(folder: Path, figures: dict[str, Any], trace: Path | None) -> None:
+    """Print the report of rank 0, and write the time line if that is wanted."""
+    file = folder / "clock0.json"
+    if not file.exists():
+        print("nullgpu: clock: the command has used no GPU")
+        return
+    found, spans = json.loads(file.read_text()), read(folder / "spans0.tsv")
+    for line in lines_of(found, spans, figures):
+        print(f"nullgpu: {line}")
+    if trace:
+        trace.write_text(json.dumps(chrome_trace(found, spans)))
+        print(f"nullgpu: the time line is in {trace}: open it at https://ui.perfetto.dev")
+
+
+def chrome_trace(found: dict[str, Any], spans: list[Span]) -> dict[str, Any]:
+    """Return the time line in the format of Chrome's tracing: a row for the host, and one for each stream."""
+    rows = {
+        stream: number for number, stream in enumerate(sorted({s.stream for s in spans if s.kind != HOST_WAITS}), 1)
+    }
+    names = {0: "host waits"} | {row: f"stream {row}" for row in rows.values()}
+    events: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": name}} for row, name in names.items()
+    ]
+    batches = [Span(a, b, 0, 0, HOST_WAITS, "wait for a batch") for a, b in found["loading"]]
+    for span in (*spans, *batches):
+        row = 0 if span.kind == HOST_WAITS else rows[span.stream]
+        times = {"ts": 1e6 * span.start, "dur": 1e6 * (span.end - span.start)}
+        events.append({"name": span.name, "ph": "X", "pid": 0, "tid": row, **times})
+    return {"traceEvents": events}
