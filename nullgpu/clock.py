@@ -51,7 +51,7 @@ class Clock(TorchDispatchMode):
         self.bandwidth = float(figures["bandwidth"])
         self.library = library.load()
         self.library.nullgpu_now.restype = ctypes.c_double
-        self.library.nullgpu_go.argtypes = [ctypes.c_double]
+        self.library.nullgpu_go.argtypes = self.library.nullgpu_go_back.argtypes = [ctypes.c_double]
         self.library.nullgpu_put.argtypes = [ctypes.c_void_p, ctypes.c_double, ctypes.c_char_p]
         self.library.nullgpu_counters.restype = ctypes.POINTER(ctypes.c_int64)
         self.launches = self.library.nullgpu_counters()  # the first of them
@@ -63,27 +63,26 @@ class Clock(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation; put it on the present stream."""
         kwargs = kwargs or {}
-        self.library.nullgpu_stop()
-        going = False
-        try:
-            if any(kind is not torch.Tensor and not issubclass(kind, torch.nn.Parameter) for kind in types):
-                return NotImplemented  # the parts of a DTensor and the like come here again
-            before = self.launches[0]
-            self.library.nullgpu_go(0.0)
-            going = True
-            out = func(*args, **kwargs)
-            self.library.nullgpu_stop()
-            going = False
-            launches = self.launches[0] - before
-            if launches:
-                self.put(func, args, kwargs, out, launches)
+        if any(kind is not torch.Tensor and not issubclass(kind, torch.nn.Parameter) for kind in types):
+            return NotImplemented  # the parts of a DTensor and the like come here again
+        before = self.launches[0]
+        out = func(*args, **kwargs)
+        launches = self.launches[0] - before
+        if not launches:
+            self.library.nullgpu_go_back(self.way)
             return out
+        self.library.nullgpu_stop()
+        name, seconds = "", 0.0
+        try:
+            name, seconds = self.seconds_of(func, args, kwargs, out, launches)
         finally:
-            if not going:
-                self.library.nullgpu_go(self.way)
+            self.library.nullgpu_go(self.way)
+        # Not while the clock stands: the host waits here if the queue is full.
+        self.library.nullgpu_put(torch.cuda.current_stream().cuda_stream, seconds, name.encode())
+        return out
 
-    def put(self, func: Any, args: Any, kwargs: Any, out: Any, launches: int) -> None:
-        """Put an operation on the present stream."""
+    def seconds_of(self, func: Any, args: Any, kwargs: Any, out: Any, launches: int) -> tuple[str, float]:
+        """Return the name of an operation, and how long it would take."""
         name = func._schema.name.partition("::")[2]
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         moved = sum(map(size_of, tensors)) + written_in_place(func, args)
@@ -99,7 +98,7 @@ class Clock(TorchDispatchMode):
             self.unknown[name] += launches
         seconds = max(seconds, launches * KERNEL)
         self.seconds[name] += seconds
-        self.library.nullgpu_put(torch.cuda.current_stream().cuda_stream, seconds, name.encode())
+        return name, seconds
 
 
 def size_of(tensor: torch.Tensor) -> int:

@@ -4,9 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 KERNEL, TRANSFER, NETWORK, HOST_WAITS = range(4)
@@ -88,11 +86,11 @@ def lines_of(found: dict[str, Any], spans: list[Span], figures: dict[str, Any]) 
         yield f"clock of a {figures['name']}: fewer than two updates of weights were seen"
         return
     begin, end = updates[0], updates[-1]
-    each = median(b - a for a, b in pairwise(updates))
+    each = (end - begin) / (len(updates) - 1)
     busy, waits = idle(spans, [tuple(pair) for pair in found["loading"]], begin, end)
     total = end - begin
     yield (
-        f"clock of a {figures['name']} (simulated): {len(updates) - 1} updates, {1e3 * each:.2f} ms each (median), "
+        f"clock of a {figures['name']} (simulated): {len(updates) - 1} updates, {1e3 * each:.2f} ms each, "
         f"GPU busy {busy / total:.0%} of the time"
     )
     parts = [f"{what} {seconds / total:.0%}" for what, seconds in waits.most_common() if seconds > 0.005 * total]

@@ -135,6 +135,10 @@ EXPORT void nullgpu_go(double too_much) {  // seconds of this host that were not
   if (!--stops) paused += real_now() - stopped_at;
   paused += too_much;
 }
+EXPORT void nullgpu_go_back(double seconds) {
+  std::lock_guard<std::mutex> guard(lock);
+  paused += seconds;
+}
 EXPORT void nullgpu_put(void* stream, double seconds, const char* name) {
   put(static_cast<cudaStream_t>(stream), seconds, KERNEL, name);
 }
