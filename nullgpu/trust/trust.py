@@ -1,0 +1,130 @@
+"""How far the clock can be trusted: simulated speeds beside published ones.
+
+    python nullgpu/trust/trust.py            # all: some minutes
+    python nullgpu/trust/trust.py resnet50   # those with this word in their name
+
+The shares of the peak in clock.py (ATTAINED) were chosen with the first half of the cases, and not changed afterwards.
+"""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+from lab import results  # noqa: E402
+
+WORKLOADS = "nullgpu/trust/workloads.py"
+NERSC = "NERSC, Deep Learning at Scale (SC22), log of its README"
+NVIDIA = "NVIDIA DeepLearningExamples, ResNet50 v1.5, README (container 21.03)"
+TITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
+FLOP_PER_TOKEN = 6 * 6.6e9 + 12 * 32 * 4096 * 8192
+"""of gpt_7b with sequences of 8,192 tokens: PaLM (https://arxiv.org/abs/2204.02311), appendix B"""
+LESSON_05 = (
+    "05_fully_sharded/train.py --model gpt_7b --sequence_length 8192 --batch_size 1 --precision bf16 --num_workers 0 "
+    "--activation_checkpointing true --limit_val 128 --epochs 1 --log_interval 1000 --save_interval 0"
+)
+
+
+@dataclass
+class Case:
+    """A training whose speed was published."""
+
+    name: str
+    half: str
+    """first: with it the shares were chosen; second: not"""
+    published: float
+    unit: str
+    per_update: float
+    """units of an update; the simulated speed is this divided by its seconds"""
+    command: str
+    source: str
+    gpu: str = "a100"
+    flags: str = ""
+
+
+CASES = [
+    Case("ResNet-50, TF32", "first", 938, "images/s", 256, f"{WORKLOADS} resnet50 tf32", NVIDIA),
+    Case(
+        "GPT-2 124M, attention that stores its scores",
+        "first",
+        12 * 1024 / 0.250,
+        "tokens/s",
+        12 * 1024,
+        f"{WORKLOADS} gpt2 slow",
+        "nanoGPT, README (about 250 ms for an update; batch of 12 sequences assumed)",
+    ),
+    Case("ResNet-50, mixed precision", "second", 2470, "images/s", 256, f"{WORKLOADS} resnet50 amp", NVIDIA),
+    Case("U-Net 3-D, TF32", "second", 395, "samples/s", 64, f"{WORKLOADS} unet tf32", NERSC),
+    Case("U-Net 3-D, fp32", "second", 133, "samples/s", 64, f"{WORKLOADS} unet fp32", NERSC),
+    Case("U-Net 3-D, mixed precision", "second", 513, "samples/s", 64, f"{WORKLOADS} unet amp", NERSC),
+    Case(
+        "Llama 8B as gpt_7b, FSDP on 8 GPUs",
+        "second",
+        33,
+        "% MFU",
+        8192 * FLOP_PER_TOKEN / 989e12 * 100,
+        f"{LESSON_05} --limit_train 96",
+        TITAN,
+        "h100",
+        "--gpus 8 --world 8",
+    ),
+    Case(
+        "Llama 8B as gpt_7b, FSDP on 128 GPUs",
+        "second",
+        33 * 5605 / 5762,
+        "% MFU",
+        8192 * FLOP_PER_TOKEN / 989e12 * 100,
+        f"{LESSON_05} --limit_train 1536",
+        TITAN,
+        "h100",
+        "--gpus 8 --world 128",
+    ),
+]
+
+
+def simulated(case: Case) -> tuple[float, float]:
+    """Return the milliseconds of an update, and the share of the time in which the GPU is busy."""
+    words = [sys.executable, "nullgpu/run.py", "--beside_gpu", "--clock", case.gpu, *case.flags.split()]
+    command = [*words, "python", *case.command.split()]
+    done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, timeout=1500)
+    found = re.search(r"([\d.]+) ms each, GPU busy (\d+)%", done.stdout)
+    if not found:
+        raise SystemExit(f"{case.name}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
+    return float(found[1]), float(found[2]) / 100
+
+
+def main() -> None:
+    """Run the cases, and store the table if it was all of them."""
+    wanted = [case for case in CASES if not sys.argv[1:] or any(word in case.name for word in sys.argv[1:])]
+    rows: list[list[results.Cell]] = []
+    ratios: dict[str, list[float]] = {"first": [], "second": []}
+    for case in wanted:
+        ms, busy = simulated(case)
+        speed = case.per_update / (ms / 1e3)
+        ratio = speed / case.published
+        ratios[case.half].append(max(ratio, 1 / ratio))
+        rows.append([case.half, case.name, case.unit, case.published, speed, ratio, busy, case.source])
+        print(*rows[-1], sep=" | ", flush=True)
+    errors = "; ".join(
+        f"{half} half: wrong by a factor of {median(found):.2f} in the median, {max(found):.2f} at most"
+        for half, found in ratios.items()
+        if found
+    )
+    results.store(
+        "clock_trust",
+        title=f"The clock beside published speeds ({errors})",
+        columns=["half", "training", "unit", "published", "simulated", "ratio", "GPU busy", "source"],
+        rows=rows,
+        formats={"published": ",.0f", "simulated": ",.0f", "ratio": ".2f", "GPU busy": ".0%"},
+        command="python nullgpu/trust/trust.py",
+        finished=not sys.argv[1:],
+    )
+
+
+if __name__ == "__main__":
+    main()
