@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -64,7 +65,8 @@ class Clock(TorchDispatchMode):
         """Run the operation; put it on the present stream."""
         kwargs = kwargs or {}
         if any(kind is not torch.Tensor and not issubclass(kind, torch.nn.Parameter) for kind in types):
-            return NotImplemented  # the parts of a DTensor and the like come here again
+            # A FakeTensor has shapes only; the parts of a DTensor and the like come here again.
+            return func(*args, **kwargs) if any(issubclass(kind, FakeTensor) for kind in types) else NotImplemented
         before = self.launches[0]
         out = func(*args, **kwargs)
         launches = self.launches[0] - before
@@ -133,6 +135,35 @@ class Trace:
         self.updates: list[float] = []
         self.loading: list[tuple[float, float]] = []
 
+    def count_updates(self, end: Callable[[], float]) -> None:
+        """Note when the GPU has ended each update; the replay of a graph that has recorded one counts as one."""
+        graph = torch.cuda.CUDAGraph
+        begin, capture_end, replay = graph.capture_begin, graph.capture_end, graph.replay
+        capturing: list[int] = []
+        with_update: set[int] = set()
+
+        def updated(*_: Any) -> None:
+            if capturing:
+                with_update.add(capturing[-1])
+            else:
+                self.updates.append(end())
+
+        def capture_begin(it: Any, *args: Any, **kwargs: Any) -> None:
+            capturing.append(id(it))
+            begin(it, *args, **kwargs)
+
+        def ended(it: Any) -> None:
+            capturing.clear()
+            capture_end(it)
+
+        def replayed(it: Any) -> None:
+            replay(it)
+            if id(it) in with_update:
+                self.updates.append(end())
+
+        graph.capture_begin, graph.capture_end, graph.replay = capture_begin, ended, replayed
+        register_optimizer_step_post_hook(updated)
+
     def time_the_loaders(self) -> None:
         """Note how long loops wait for the batches of a DataLoader."""
         own = dataloader._BaseDataLoaderIter.__next__
@@ -154,7 +185,7 @@ def install(figures: dict[str, Any]) -> None:
     trace = Trace(now)
     end = clock.library.nullgpu_end
     end.restype, end.argtypes = ctypes.c_double, [ctypes.c_void_p]
-    register_optimizer_step_post_hook(lambda *_: trace.updates.append(end(torch.cuda.current_stream().cuda_stream)))
+    trace.count_updates(lambda: end(torch.cuda.current_stream().cuda_stream))
     trace.time_the_loaders()
     real = {name: getattr(time, name) for name in ("time", "perf_counter", "monotonic")}
     offsets = {name: function() - now() for name, function in real.items()}

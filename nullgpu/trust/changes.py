@@ -1,0 +1,123 @@
+"""What a change of a training loop does, on a simulated A100: a table, and the time lines of two steps.
+
+    python nullgpu/trust/changes.py          # a minute or two
+
+The network is small, so that its step is launch-bound: the host needs longer for the launches than the GPU computes.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+VARIANTS = {
+    "plain": "pinned memory, non_blocking copies",
+    "item": "loss.item() in each step",
+    "pageable": "pageable memory",
+    "graph": "a CUDA graph",
+}
+STEPS, BATCH = 100, 128
+
+
+def train(variant: str) -> None:
+    """Train a small network on images that lie in the memory of the host."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    blocks = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(6)]
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3, stride=2), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+    )
+    model = model.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=True)
+    images, labels = torch.zeros(BATCH, 3, 32, 32), torch.zeros(BATCH, dtype=torch.long)
+    if variant != "pageable":
+        images, labels = images.pin_memory(), labels.pin_memory()
+    x, y = images.cuda(), labels.cuda()
+
+    def step() -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+        graph = None
+        if variant == "graph":
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                step()
+        for _ in range(STEPS):
+            x.copy_(images, non_blocking=True)
+            y.copy_(labels, non_blocking=True)
+            if graph:
+                graph.replay()
+                continue
+            loss = step()
+            if variant == "item":
+                loss.item()
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Run the variants, store the table and the plot."""
+    import matplotlib.pyplot as plt
+
+    from lab import results
+
+    rows: list[list[results.Cell]] = []
+    figure, axes = plt.subplots(len(VARIANTS), 1, figsize=(9, 7), sharex=True, layout="constrained")
+    with tempfile.TemporaryDirectory() as folder:
+        for axis, (variant, meaning) in zip(axes, VARIANTS.items(), strict=True):
+            trace = Path(folder, f"{variant}.json")
+            command = [sys.executable, "nullgpu/run.py", "--beside_gpu", "--clock", "a100", "--trace", str(trace)]
+            done = subprocess.run(
+                [*command, "python", __file__, variant], cwd=REPOSITORY, capture_output=True, text=True, check=True
+            )
+            found = re.search(r"([\d.]+) ms each, GPU busy (\d+)%", done.stdout)
+            assert found, done.stdout + done.stderr
+            waits = re.search(r"it waits for (.*)", done.stdout)
+            rows.append([meaning, float(found[1]), int(found[2]) / 100, waits[1] if waits else ""])
+            draw(axis, json.loads(trace.read_text())["traceEvents"], float(found[1]))
+            axis.set_title(f"{meaning}: {found[1]} ms, GPU busy {found[2]} %", loc="left", fontsize=10)
+    axes[-1].set_xlabel("ms of simulated time")
+    results.store(
+        "clock_changes",
+        title="A small network on a simulated A100",
+        columns=["loop", "ms per step", "GPU busy", "it waits for"],
+        rows=rows,
+        formats={"ms per step": ".2f", "GPU busy": ".0%"},
+        figure=figure,
+        command="python nullgpu/trust/changes.py",
+    )
+
+
+def draw(axis, events: list[dict], step: float) -> None:  # noqa: ANN001
+    """Draw some steps of a time line: what the host waits for, and what the GPU does."""
+    spans = [e for e in events if e["ph"] == "X"]
+    last = max(e["ts"] + e["dur"] for e in spans) / 1e3
+    begin = last - 12 * max(step, 0.5)
+    rows = {0: "host waits", 1: "copies", 2: "kernels"}
+    colors = {0: "tab:red", 1: "tab:orange", 2: "tab:blue"}
+    for e in spans:
+        row = 0 if e["tid"] == 0 else 1 if "copy to" in e["name"] or "copy from" in e["name"] else 2
+        start = e["ts"] / 1e3 - begin
+        if 0 <= start <= 16:
+            axis.barh(row, e["dur"] / 1e3, left=start, color=colors[row], edgecolor="none")
+    axis.set_yticks(list(rows), list(rows.values()))
+    axis.set_xlim(0, 16)
+    axis.invert_yaxis()
+
+
+if __name__ == "__main__":
+    train(sys.argv[1]) if len(sys.argv) > 1 else main()
