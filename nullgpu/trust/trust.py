@@ -26,7 +26,7 @@ FLOP_PER_TOKEN = 6 * 6.6e9 + 12 * 32 * 4096 * 8192
 """of gpt_7b with sequences of 8,192 tokens: PaLM (https://arxiv.org/abs/2204.02311), appendix B"""
 LESSON_05 = (
     "05_fully_sharded/train.py --model gpt_7b --sequence_length 8192 --batch_size 1 --precision bf16 --num_workers 0 "
-    "--activation_checkpointing true --limit_val 128 --epochs 1 --log_interval 1000"
+    "--activation_checkpointing true --limit_val 160 --epochs 1 --log_interval 1000"
 )
 
 
