@@ -43,7 +43,7 @@ def median_range(trials: Sequence[float]) -> list[float]:
 
 
 def ratios(base: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return by how much ``other`` is larger than ``base`` in each round."""
+    """Return the ratio ``other`` / ``base`` of each round."""
     return [b / a for a, b in zip(base, other, strict=True)]
 
 

@@ -13,14 +13,14 @@ from workshop.run import RunFolder
 
 
 class Progress(Protocol):
-    """Where a run is. The scripts have a class of this name."""
+    """How far a run has come. The scripts have a class of this name."""
 
     epoch: int
     step: int
 
 
 class Utilization(Protocol):
-    """What share of the peak of a device a throughput is."""
+    """Computes the model FLOPs utilization of a throughput."""
 
     @property
     def peak_flops_per_second(self) -> float: ...  # noqa: D102
@@ -32,7 +32,7 @@ class Utilization(Protocol):
 
 
 class Instrument(Protocol):
-    """Something that follows the steps, such as a trace."""
+    """An observer of the steps, such as a trace."""
 
     def start_epoch(self, loader: Loader) -> None: ...  # noqa: D102
 
