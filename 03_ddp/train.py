@@ -56,7 +56,7 @@ class Config(DistributedConfig):
 
 @dataclass
 class Progress:
-    """Where a run is. It is saved with the weights."""
+    """How far a run has come. It is saved with the weights."""
 
     epoch: int = 1
     """counted from 1"""
@@ -180,7 +180,7 @@ CHECK_SECONDS = 2.5
 
 
 class Checks:
-    """Says in which steps the ranks check whether to go on: all ranks in the same ones, about every CHECK_SECONDS.
+    """Chooses the steps in which all ranks check whether to go on, about every CHECK_SECONDS.
 
     The clocks of the ranks differ, so they agree on a number of steps, which follows from the time of the slowest rank.
     """
@@ -226,7 +226,7 @@ def progress_of_this_rank(saved: dict[str, Any], ranks: Ranks) -> Progress:
 
 
 def batch_size_per_rank(config: Config, world_size: int) -> int:
-    """Return how many samples each rank takes in a step."""
+    """Return the number of samples per rank and step."""
     if config.global_batch_size is None:
         return config.batch_size
     share, rest = divmod(config.global_batch_size, world_size)

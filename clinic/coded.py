@@ -39,7 +39,7 @@ class SmallReader(nn.Module):
 
 
 def label_of(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the classes (N,) of the samples ``numbers`` (N,): no two neighbours alike, and no simple pattern."""
+    """Return the classes (N,) of the samples ``numbers`` (N,): no two neighbors alike, and no simple pattern."""
     return numbers * 7919 % 104_729 % 10
 
 

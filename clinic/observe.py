@@ -46,7 +46,7 @@ class Shown:
     random_state: int
     """hash of the state of PyTorch's default generator before the call"""
     weights: list[torch.Tensor] = field(default_factory=list)
-    """before the call, in training; of sharded weights this rank's shards; like inputs and outputs, only with ``keep``"""
+    """before the call, in training; of sharded weights this rank's shards; only with ``keep``, as inputs and outputs"""
     inputs: torch.Tensor | None = None
     outputs: torch.Tensor | None = None
     unsharded: int = 0

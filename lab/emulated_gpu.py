@@ -10,7 +10,7 @@ GPU that matters for the question *where does the time go?*
 
 It is not a simulator: it knows nothing of kernels, memory or copies, and its durations are not measured. They are
 published figures (`PUBLISHED`), or what the caller says. No loss and no accuracy of a run with it means anything. Each
-figure that is made with it is labelled "emulated GPU".
+figure that is made with it is labeled "emulated GPU".
 """
 
 import gzip

@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 slurm/first_hour.py           # on one machine, without the last table
 
 You should see three tables (the speed of each rank, the bandwidth of all-reduces over all ranks, the bandwidth between
-every pair of nodes) and a diagnosis, which names ranks and nodes that are slower than the others. Exit status 3 if there are
-any. docs/first_hour.md says what to do then.
+every pair of nodes) and a diagnosis, which names ranks and nodes that are slower than the others. Exit status 3 if
+there are any. docs/first_hour.md says what to do then.
 """
 
 import argparse
@@ -69,9 +69,9 @@ def synchronize(device: torch.device) -> None:
 def compute_speed(device: torch.device, seconds: float, times: int) -> float:
     """Return the TFLOP/s of products of large matrices on this rank's device, while all ranks compute.
 
-    On a GPU it is the mean over the last third of the time, because a GPU that becomes too hot slows down after seconds;
-    on a CPU the best, because other programs disturb it. ``times`` above 1 computes each product that often and counts
-    it once. So it simulates a slow rank.
+    On a GPU it is the median of the last third of the products, because a GPU that becomes too hot slows down after
+    seconds; on a CPU the best, because other programs disturb it. ``times`` above 1 computes each product that often
+    and counts it once. So it simulates a slow rank.
     """
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -160,8 +160,8 @@ def pair_bandwidths(
 def diagnose(ranks: Sequence[dict[str, Any]], pairs: dict[tuple[int, int], float]) -> list[str]:
     """Return a line for each rank, node and pair of nodes that is slower than the others.
 
-    A node is named if its best connection is slow, because then all are; a pair if only that of these two is. Of two
-    nodes nobody can say which one it is.
+    A node is named if its best connection is slow, because then all are; a pair if only its own connection is slow.
+    With two nodes, one cannot tell which of them is at fault.
 
     Args:
         ranks: of each: rank, node (its number), name (of the node) and tflops.

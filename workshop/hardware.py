@@ -63,7 +63,7 @@ def available_cpus() -> int:
 def processes() -> tuple[float, int]:
     """Return CPU seconds and resident bytes of this process and of those that it has started, such as loader workers.
 
-    The CPU seconds are those since their start. Memory that processes share, such as that of a data set loaded before
+    The CPU seconds count from their start. Memory that processes share, such as a data set loaded before
     the workers were started, counts once for each.
     """
     cpu_seconds, rss = 0.0, 0

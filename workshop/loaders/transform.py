@@ -12,10 +12,10 @@ PADDING = 4
 
 
 class BatchTransform:
-    """Turn images (N, C, H, W) uint8 into normalised float32; while augmenting, flip and shift each at random.
+    """Turn images (N, C, H, W) uint8 into normalized float32; while augmenting, flip and shift each at random.
 
-    The augmentation of a sample depends only on the seed, the epoch, the sample's index and the number of samples. So it
-    is the same on any rank, in any worker and batch, and in a resumed run.
+    The augmentation of a sample depends only on the seed, the epoch, the sample's index and the number of samples. So
+    it is the same on any rank, in any worker and batch, and in a resumed run.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], augment: bool, samples: int, seed: int) -> None:

@@ -13,7 +13,7 @@ from workshop.errors import UserError
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, epoch_generator
 
 SYMMETRIES = list(product(permutations(range(3)), product((False, True), repeat=3)))
-"""the 48 symmetries of the cube: for each new axis the old axis, and whether it is flipped; the first is the identity"""
+"""the 48 symmetries of the cube: for each new axis the old axis, and whether it is flipped; first, the identity"""
 
 
 def cut(box: torch.Tensor | h5py.Dataset, corner: list[int], symmetry: int, size: int) -> torch.Tensor:
