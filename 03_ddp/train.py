@@ -450,7 +450,7 @@ def main(config: Config) -> None:
     # From here on, --batch_size is the number of samples per rank, also if --global_batch_size was given.
     config = replace(config, batch_size=batch_size_per_rank(config, ranks.world_size))
     finished = train(config, ranks)
-    dist.barrier()  # a rank that leaves while others still send or save can be taken for a lost one
+    dist.barrier()  # without a barrier, ranks that still send or save could take this one for failed
     dist.destroy_process_group()
     if not finished and ranks.rank == 0 and "SLURM_JOB_ID" in os.environ:  # back into the queue, to continue later
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)

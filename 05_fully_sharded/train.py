@@ -805,7 +805,7 @@ def main(config: Config) -> None:
     config = replace(config, batch_size=batch_size_per_rank(config, ranks.world_size))
     config = replace(config, precision=choose_precision(config.precision, ranks.device))  # "auto": bf16 or fp32
     finished = train(config, ranks)
-    dist.barrier()  # a rank that leaves while others still send or save can be taken for a lost one
+    dist.barrier()  # without a barrier, ranks that still send or save could take this one for failed
     dist.destroy_process_group()
     if not finished and ranks.rank == 0 and "SLURM_JOB_ID" in os.environ:  # back into the queue, to continue later
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)

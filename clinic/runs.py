@@ -197,7 +197,7 @@ def percent(share: float) -> str:
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the difference, relative to that of ``expected``."""
+    """Return the norm of the difference, relative to the norm of ``expected``."""
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 

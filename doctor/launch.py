@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def root(self) -> Path:
-        """The folder of the user's files: that of the script, or the parent of its package."""
+        """The folder of the user's files: the folder of the script, or the parent of its package."""
         return self.script.parents[self.module.count(".") + (self.script.name == "__main__.py")]
 
 

@@ -8,7 +8,7 @@ from .base import NO_VALIDATION, Finding, check, cost, fault, hint, need, need_u
 
 
 def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
-    """Return the first pass of each validation: which loader, and the event of each rank."""
+    """Return the first pass of each validation: its loader, and the event of each rank."""
     epochs = run.epochs(run.validating)
     need(epochs, NO_VALIDATION)
     found = [
@@ -51,7 +51,7 @@ def validation_counts(run: Run) -> Iterator[Finding]:
 
 
 def _all_samples(run: Run, event: Event, size: int, number: int) -> set[int]:
-    """Return the numbers of all samples of a rank's data set, in the numbers of the one below its subsets."""
+    """Return the numbers of all samples of a rank's data set, as numbers of the data set below its subsets."""
     for rank in sorted(run.ranks, key=lambda rank: rank.number != number):  # its own, or that of another rank
         for dataset in rank.all("dataset", dataset=event["dataset"]):
             if dataset["file"]:

@@ -52,7 +52,7 @@ def weights_agree(run: Run) -> Iterator[Finding]:
 
 
 def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
-    """Return the finding for weights that differ between ranks, with the best explanation."""
+    """Return the finding for weights that differ between ranks, with the most specific explanation."""
     names, total = differing(events, "weights"), len(events[0]["weights"])
     first = run.aligned("gradients")[0]
     evidence = (

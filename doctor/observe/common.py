@@ -92,12 +92,12 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this rank has: all of it unless it is sharded."""
+    """Return this rank's shard of a tensor; an unsharded tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def sums(tensor: torch.Tensor) -> list[float] | None:
-    """Return the sum of the values of this rank's part, and that of their absolute values."""
+    """Return the sum of the values of this rank's shard, and the sum of their absolute values."""
     part = local(tensor.detach())
     if part.is_meta:
         return None

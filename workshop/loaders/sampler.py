@@ -105,7 +105,7 @@ class DistributedBatchSampler(EpochSampler):
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples that all ranks together get in an epoch: all but those of a last global batch that is left out."""
+        """Samples that all ranks together get in an epoch: all, without a last global batch that is dropped."""
         rest = self.num_samples % self.global_batch_size
         left_out = rest if self.shuffle and rest < self.num_replicas else 0
         return self.num_samples - left_out

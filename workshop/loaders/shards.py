@@ -31,7 +31,7 @@ class ShardSampler(EpochSampler):
     """Which shards a rank reads in an epoch, and how many batches they give.
 
     The shards are shared among the ranks anew in every epoch. Where that leaves some ranks with a sample more than
-    others, the steps are those of the rank with the fewest, so that in training all take as many.
+    others, every rank takes as many training steps as the rank with the fewest samples.
     """
 
     def shards(self, rank: int) -> list[int]:

@@ -61,7 +61,7 @@ def utilization(config: Any, flops_per_sample: int, device: torch.device) -> Uti
     Args:
         config: the flags of the run: ``precision`` and ``batch_size``.
         flops_per_sample: of a forward and a backward pass, as from `model_flops`.
-        device: that trains. The switch for TF32 must be that of the run already.
+        device: that trains. Set the switch for TF32 before, as in the run.
     """
     return Utilization(flops_per_sample, config.batch_size, peak_flops_per_second(config.precision, device))
 
