@@ -82,7 +82,7 @@ class Exercise:
         lines = difflib.unified_diff(self.faulty().splitlines(), self.fixed().splitlines(), lineterm="")
         text = "\n".join([*list(lines)[2:], "", (self.folder / "why.md").read_text().strip()])
         if wrong := [f"- {fix.about}" for fix in self.fixes if fix.about and not fix.right]:
-            text += "\n\nUsual fixes that are wrong:\n\n" + "\n".join(wrong)
+            text += "\n\nCommon fixes that are wrong:\n\n" + "\n".join(wrong)
         return text
 
     def start(self, again: bool = False) -> None:

@@ -57,7 +57,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
             "--synthetic", action="store_true", help="generate synthetic data, in the format of the real data"
         )
         options = flags.add_argument_group("with --synthetic", argument_default=argparse.SUPPRESS)
-        options.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same data (default: 0)")
+        options.add_argument("--seed", type=int, metavar="S", help="seed of the generated data (default: 0)")
         for size, default in sizes.items():
             options.add_argument(f"--{size}", type=at_least_1, metavar="N", help=f"default: {default}")
     flags = add_data_set(data_sets, text.NAME)

@@ -114,7 +114,7 @@ def all_reduce_bandwidth(megabytes: int, device: torch.device, group: dist.Proce
 
 
 def rounds_of(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return the rounds of a round-robin tournament: every two nodes form a pair once, in one pair at a time."""
+    """Return the rounds of a round-robin tournament: each pair of nodes meets once, each node in one pair at a time."""
     places = [*range(nodes), *([-1] if nodes % 2 else [])]  # against -1 a node pauses
     rounds = []
     for _ in range(len(places) - 1):
@@ -212,13 +212,13 @@ def measure(
 def main() -> None:
     """Compare the ranks; measure; print the tables on rank 0; exit with 3 if something is slow or missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the measurements as JSON too")
-    parser.add_argument("--seconds", type=float, help="how long each rank computes (default: 20 on GPUs, 1 on CPUs)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="additional file for the measurements, as JSON")
+    parser.add_argument("--seconds", type=float, help="seconds of computing per rank (default: 20 on GPUs, 1 on CPUs)")
     parser.add_argument(
-        "--slow_rank", type=int, metavar="R", help="let rank R compute four times as much, to see it named"
+        "--slow_rank", type=int, metavar="R", help="rank that computes four times as much, to simulate a slow one"
     )
     parser.add_argument(
-        "--timeout_minutes", type=float, default=3.0, help="longest wait of a rank for the others (default: 3)"
+        "--timeout_minutes", type=float, default=3.0, help="minutes that a rank waits for the others (default: 3)"
     )
     flags = parser.parse_args()
     rank, local_rank, world_size, node, name = ranks_from_env()

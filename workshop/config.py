@@ -166,7 +166,7 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     parser.add_argument(
         "--config",
         action="config",
-        help="YAML file of flags, which flags of the command line overrule; may be repeated",
+        help="YAML file of flags; flags on the command line override it; may be repeated",
     )
     parser.add_class_arguments(config_class)
     files, flags = files_and_flags(arguments)

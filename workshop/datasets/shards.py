@@ -48,7 +48,7 @@ def check(name: str, data_dir: Path) -> dict[str, int]:
                 raise UserError(f"{folder / file}: damaged, expected {length} bytes, found {found} bytes")
         source = image_dataset(name).folder(data_dir)
         if source.exists() and read_json(source / ORIGIN_FILE) != noted["packed"]:
-            raise UserError(f"{folder} was packed from other data than {source} has now")
+            raise UserError(f"{folder} was packed from another version of the data in {source}")
     except UserError as error:
         make_room = f"move {folder} away and " if folder.exists() else ""
         command = prepare_command(name, data_dir, "--shards")

@@ -79,7 +79,7 @@ def gpt_size(name: str, width: int | None = None, depth: int | None = None) -> G
     size = replace(size, width=width or size.width, depth=depth or size.depth)
     if size.width % size.head_dimension:
         near = max(round(size.width / size.head_dimension), 1) * size.head_dimension
-        raise UserError(f"--width {size.width} is no multiple of {size.head_dimension}, the size of a head; {near} is")
+        raise UserError(f"--width {size.width} is no multiple of the head dimension {size.head_dimension}; {near} is")
     return size
 
 
