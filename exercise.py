@@ -25,7 +25,7 @@ from workshop.errors import UserError, run_reporting_user_errors
 from workshop.paths import REPOSITORY, default_runs_dir
 
 LIMIT = 600
-"""seconds that judging a file may take, on a busy machine; on an idle one it takes about 15"""
+"""time limit in seconds for judging a file on a busy machine; an idle one takes about 15"""
 
 
 def list_exercises() -> None:
@@ -76,7 +76,7 @@ def check(exercise: Exercise) -> int:
 
 
 def judge(exercise: Exercise, files: Sequence[Path], limit: float = LIMIT) -> list[list[str]]:
-    """Return what is still seen to be wrong with each file; see `clinic.check`.
+    """Return what the grader still finds wrong with each file; see `clinic.check`.
 
     The files are run in a process group of their own, of which nothing is left when this returns, for at most ``limit``
     seconds each.

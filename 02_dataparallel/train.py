@@ -48,7 +48,7 @@ class Config(TrainConfig):
 
 @dataclass
 class Progress:
-    """Where a run is. It is saved with the weights."""
+    """How far a run has come. It is saved with the weights."""
 
     epoch: int = 1
     """counted from 1"""

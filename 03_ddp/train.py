@@ -56,7 +56,7 @@ class Config(DistributedConfig):
 
 @dataclass
 class Progress:
-    """Where a run is. It is saved with the weights."""
+    """How far a run has come. It is saved with the weights."""
 
     epoch: int = 1
     """counted from 1"""
@@ -180,7 +180,7 @@ CHECK_SECONDS = 2.5
 
 
 class Checks:
-    """Says in which steps the ranks check whether to go on: all ranks in the same ones, about every CHECK_SECONDS.
+    """Chooses the steps in which all ranks check whether to go on, about every CHECK_SECONDS.
 
     The clocks of the ranks differ, so they agree on a number of steps, which follows from the time of the slowest rank.
     """
@@ -226,7 +226,7 @@ def progress_of_this_rank(saved: dict[str, Any], ranks: Ranks) -> Progress:
 
 
 def batch_size_per_rank(config: Config, world_size: int) -> int:
-    """Return how many samples each rank takes in a step."""
+    """Return the number of samples per rank and step."""
     if config.global_batch_size is None:
         return config.batch_size
     share, rest = divmod(config.global_batch_size, world_size)
@@ -450,7 +450,7 @@ def main(config: Config) -> None:
     # From here on, --batch_size is the number of samples per rank, also if --global_batch_size was given.
     config = replace(config, batch_size=batch_size_per_rank(config, ranks.world_size))
     finished = train(config, ranks)
-    dist.barrier()  # a rank that leaves while others still send or save can be taken for a lost one
+    dist.barrier()  # without a barrier, ranks that still send or save could take this one for failed
     dist.destroy_process_group()
     if not finished and ranks.rank == 0 and "SLURM_JOB_ID" in os.environ:  # back into the queue, to continue later
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)

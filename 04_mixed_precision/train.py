@@ -68,30 +68,29 @@ class Config(DistributedConfig):
     dataset: Literal["mnist", "cifar10", "nbody"] = "mnist"  # type: ignore[assignment]  # one more than in lesson 01
     """data set to train on"""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    """tf32: round what matrix products read; bf16, fp16: compute in half as many bits where autocast says it is safe;
-    auto: bf16 where the device computes in it, else fp32"""
+    """number format: tf32, or bf16 or fp16 with autocast; auto: bf16 if supported, else fp32"""
     channels_last: bool = False
-    """keep the channels of a pixel side by side in memory, as fast convolutions need them"""
+    """channels_last memory format, as fast convolution kernels need it"""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
-    """let torch.compile fuse operations into fewer kernels; the modes after default take longer to do it"""
+    """mode of torch.compile, which fuses operations; the modes after default compile longer"""
     cuda_graph: bool = False
     """on an NVIDIA GPU: record one training step, then launch all its kernels at once"""
     cudnn_benchmark: bool = False
-    """on an NVIDIA GPU: let cuDNN try its algorithms for each shape of convolution and keep the fastest"""
+    """on an NVIDIA GPU: let cuDNN time its convolution algorithms and keep the fastest"""
     fused: bool = False
     """let the optimizer update all weights in one kernel; adadelta cannot"""
     mfu: bool = may_change(False)
-    """measure the peak of this device first, and log what share of it the operations of the model are"""
+    """measure the peak of this device first, and log the model FLOPs utilization"""
     crop_size: int = 64
-    """with nbody: edge, in cells, of the cubes that are cut from the boxes at random places"""
+    """with nbody: edge of the random crops, in cells"""
     train_crops: int = 512
-    """with nbody: number of cubes in an epoch"""
+    """with nbody: number of random crops in an epoch"""
     val_crops: int = 64
-    """with nbody: number of cubes to validate on, always the same ones"""
+    """with nbody: number of crops to validate on, always the same ones"""
     unet_width: int = 64
     """with unet3d: channels after the first layer; deeper layers have more"""
     unet_depth: int = 6
-    """with unet3d: how many times it halves the edge of the volume"""
+    """with unet3d: number of times that it halves the edge of the volume"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,7 +121,7 @@ def check_volumes(config: Config) -> None:
 
 
 def check_cuda_graph(config: Config, ranks: Ranks, num_samples: int) -> None:
-    """Raise `UserError` unless a training step can be captured as a CUDA graph with these config.
+    """Raise `UserError` unless a training step can be captured as a CUDA graph with this config.
 
     Args:
         config: of the run; ``batch_size`` is the batch size of a rank.
@@ -150,7 +149,7 @@ def check_cuda_graph(config: Config, ranks: Ranks, num_samples: int) -> None:
 
 @dataclass
 class Progress:
-    """Where a run is. It is saved with the weights."""
+    """How far a run has come. It is saved with the weights."""
 
     epoch: int = 1
     """counted from 1"""
@@ -283,7 +282,7 @@ CHECK_SECONDS = 2.5
 
 
 class Checks:
-    """Says in which steps the ranks check whether to go on: all ranks in the same ones, about every CHECK_SECONDS.
+    """Chooses the steps in which all ranks check whether to go on, about every CHECK_SECONDS.
 
     The clocks of the ranks differ, so they agree on a number of steps, which follows from the time of the slowest rank.
     """
@@ -329,7 +328,7 @@ def progress_of_this_rank(saved: dict[str, Any], ranks: Ranks) -> Progress:
 
 
 def batch_size_per_rank(config: Config, world_size: int) -> int:
-    """Return how many samples each rank takes in a step."""
+    """Return the number of samples per rank and step."""
     if config.global_batch_size is None:
         return config.batch_size
     share, rest = divmod(config.global_batch_size, world_size)
@@ -431,7 +430,7 @@ def loss_function(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def set_precision(precision: str, cudnn_benchmark: bool) -> None:
-    """Set what PyTorch has one switch of for the whole process: TF32, and cuDNN's search for the fastest algorithm."""
+    """Set PyTorch's process-wide switches: TF32, and cuDNN's search for the fastest algorithm."""
     # By default, PyTorch rounds to TF32 on NVIDIA GPUs in convolutions, but not in matrix products. Its newer switches,
     # named fp32_precision, are not used: after them, parts of PyTorch fail that still read these older ones.
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -489,14 +488,14 @@ class GraphedStep:
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Run what is inside on the stream to be recorded, after all before it and before all that comes after it."""
+        """Run the body on the stream to be recorded, ordered after all earlier work and before all later work."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             yield
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def train(self, step: Step, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Do what ``step`` does: the first times by calling it, then by recording it, and from then on by replaying."""
+        """Do a training step: call ``step`` the first times, then record it, and from then on replay it."""
         assert self.graph is not None, "a step after close()"
         self.steps += 1
         if self.steps <= self.EAGER_STEPS:
@@ -662,7 +661,7 @@ def main(config: Config) -> None:
     config = replace(config, batch_size=batch_size_per_rank(config, ranks.world_size))
     config = replace(config, precision=choose_precision(config.precision, ranks.device))  # "auto": bf16 or fp32
     finished = train(config, ranks)
-    dist.barrier()  # a rank that leaves while others still send or save can be taken for a lost one
+    dist.barrier()  # without a barrier, ranks that still send or save could take this one for failed
     dist.destroy_process_group()
     if not finished and ranks.rank == 0 and "SLURM_JOB_ID" in os.environ:  # back into the queue, to continue later
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)

@@ -86,11 +86,11 @@ class Config(DistributedConfig):
     sample: int = 0
     """number of bytes to generate and print after training"""
     loader: Literal["map"] = "map"
-    """how samples reach the training loop"""
+    """kind of data loader"""
     batch_size: int = may_change(16)
     """samples per step and process"""
     optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
-    """update rule of the weights; sgd has momentum 0.9"""
+    """optimizer; sgd has momentum 0.9"""
     lr: float = 3e-3
     """learning rate, above 0"""
     beta1: float = 0.9
@@ -100,7 +100,7 @@ class Config(DistributedConfig):
     weight_decay: float | None = None
     """weight decay of matrices (default: PyTorch's, for all weights: 0.01 with adamw, else 0)"""
     warmup: float = 0.05
-    """share of all steps in which the learning rate rises from almost zero, from 0 to below 1"""
+    """length of the warm-up as a share of all steps, from 0 to below 1"""
     max_grad_norm: float | None = 1.0
     """largest norm of the gradients; larger ones are scaled down (null: never)"""
     shard: Literal["blocks", "keep", "root", "none"] = "blocks"
@@ -166,7 +166,7 @@ def check_parts(config: Config, ranks: Ranks, *, num_train: int, num_val: int) -
 
 @dataclass
 class Progress:
-    """Where a run is. It is saved with the weights."""
+    """How far a run has come. It is saved with the weights."""
 
     epoch: int = 1
     """counted from 1"""
@@ -305,7 +305,7 @@ CHECK_SECONDS = 2.5
 
 
 class Checks:
-    """Says in which steps the ranks check whether to go on: all ranks in the same ones, about every CHECK_SECONDS.
+    """Chooses the steps in which all ranks check whether to go on, about every CHECK_SECONDS.
 
     The clocks of the ranks differ, so they agree on a number of steps, which follows from the time of the slowest rank.
     """
@@ -351,7 +351,7 @@ def progress_of_this_rank(saved: dict[str, Any], ranks: Ranks) -> Progress:
 
 
 def batch_size_per_rank(config: Config, world_size: int) -> int:
-    """Return how many samples each rank takes in a step."""
+    """Return the number of samples per rank and step."""
     if config.global_batch_size is None:
         return config.batch_size
     share, rest = divmod(config.global_batch_size, world_size)
@@ -762,10 +762,10 @@ def evaluate(config: Config, training: Training, loader: Loader) -> tuple[float,
 
 
 def log_text(config: Config, training: Training, dataset: TextDataset, val_loss: float, log: Log) -> None:
-    """Say how many bits the model needs for a byte of the validation text, and print a text that it writes.
+    """Print the bits per byte of the validation text, and a text that the model generates.
 
-    A loss of x means that coding a byte takes x / ln 2 bits. All ranks call this, because each call of the model
-    gathers weights from all of them.
+    A loss of x is x / ln 2 bits per byte. All ranks call this, because each call of the model gathers weights from all
+    of them.
     """
     if training.ranks.rank == 0:
         validated = dataset.tokens[: len(dataset) * dataset.sequence_length].numpy().tobytes()
@@ -783,7 +783,7 @@ def log_text(config: Config, training: Training, dataset: TextDataset, val_loss:
 
 @torch.no_grad()
 def write_text(model: nn.Module, config: Config, device: torch.device) -> str:
-    """Return ``config.sample`` bytes that the model writes, drawn one after the other; rank 0 draws for all ranks."""
+    """Return ``config.sample`` bytes that the model generates, sampled one by one; rank 0 samples for all ranks."""
     model.eval()
     torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length of the text
     written = torch.tensor([[ord("\n")]], device=device)
@@ -805,7 +805,7 @@ def main(config: Config) -> None:
     config = replace(config, batch_size=batch_size_per_rank(config, ranks.world_size))
     config = replace(config, precision=choose_precision(config.precision, ranks.device))  # "auto": bf16 or fp32
     finished = train(config, ranks)
-    dist.barrier()  # a rank that leaves while others still send or save can be taken for a lost one
+    dist.barrier()  # without a barrier, ranks that still send or save could take this one for failed
     dist.destroy_process_group()
     if not finished and ranks.rank == 0 and "SLURM_JOB_ID" in os.environ:  # back into the queue, to continue later
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)

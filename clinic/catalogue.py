@@ -23,13 +23,13 @@ class About:
     """What ``about.toml`` says of an exercise."""
 
     order: int
-    """its place among the exercises of its lesson: any numbers that rise in the order in which they are taught"""
+    """its position in the lesson: numbers that rise in teaching order"""
     minutes: int
-    """planned, from reading the page to a fix that passes"""
+    """planned time, from reading the page to a fix that passes"""
     difficulty: int
     """1 to 3"""
     teaches: str
-    """what one knows afterwards, in less than a line, without giving the fault away"""
+    """what it teaches, in less than a line, without revealing the fault"""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Exercise:
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """The name on the command line."""
         return self.folder.name
 
     @property
@@ -50,7 +50,7 @@ class Exercise:
 
     @property
     def file(self) -> Path:
-        """Where the learner works: beside train.py, so that everything that works on train.py works on it too."""
+        """The learner's file, beside train.py, so that all commands for train.py work on it too."""
         return self.lesson / f"exercise_{self.name}.py"
 
     @cached_property
@@ -60,12 +60,12 @@ class Exercise:
 
     @property
     def hints(self) -> list[str]:
-        """Each says more than the one before."""
+        """The hints; each says more than the one before."""
         return [hint.strip() for hint in (self.folder / "hints.md").read_text().split("\n---\n")]
 
     @property
     def fixes(self) -> list[Fix]:
-        """Right and wrong ones."""
+        """Right and wrong fixes."""
         return read_fixes(self.folder / "fixes.edit")
 
     def faulty(self) -> str:
@@ -78,11 +78,11 @@ class Exercise:
         return edited(self.faulty(), solution.edit) if solution else (self.lesson / "train.py").read_text()
 
     def solution(self) -> str:
-        """Return a fix as a difference to the faulty script, why it is one, and which usual fixes are wrong."""
+        """Return the solution: a diff to the faulty script, its explanation, and common fixes that are wrong."""
         lines = difflib.unified_diff(self.faulty().splitlines(), self.fixed().splitlines(), lineterm="")
         text = "\n".join([*list(lines)[2:], "", (self.folder / "why.md").read_text().strip()])
         if wrong := [f"- {fix.about}" for fix in self.fixes if fix.about and not fix.right]:
-            text += "\n\nUsual fixes that are wrong:\n\n" + "\n".join(wrong)
+            text += "\n\nCommon fixes that are wrong:\n\n" + "\n".join(wrong)
         return text
 
     def start(self, again: bool = False) -> None:

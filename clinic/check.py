@@ -1,7 +1,7 @@
 """Judge files of learners: ``python -m clinic.check EXERCISE FILE...`` prints a line for each, a JSON list.
 
-It has what is still seen to be wrong; nothing if the exercise is passed. `exercise.py` starts this in a process group
-of its own, and ends the whole group after it.
+A line has all that the grader still finds wrong; it is empty if the exercise is passed. `exercise.py` starts this in a
+process group of its own, and ends the whole group after it.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ from clinic.runs import Fault, Script
 
 
 def check(exercise: Exercise, file: Path) -> list[str]:
-    """Return what is still seen to be wrong with a file."""
+    """Return what the grader still finds wrong with a file."""
     try:
         compile(file.read_bytes(), file.name, "exec", dont_inherit=True)
     except SyntaxError as error:

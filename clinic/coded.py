@@ -1,6 +1,6 @@
-"""Digits that carry their own number: a model's inputs show which samples they are, whichever loader read them.
+"""Digits that encode their own number: a model's inputs then show which samples they are, with any loader.
 
-Beside them there is a text of random bytes, which carry nothing, for the lesson that trains a language model.
+Beside them there is a text of random bytes for the lesson that trains a language model.
 """
 
 import sys
@@ -25,7 +25,7 @@ SEQUENCE_LENGTH = 16
 
 
 class SmallReader(nn.Module):
-    """Stands in for the lesson's model, which computes twenty times as long; it has dropout too."""
+    """A substitute for the lesson's model, which takes twenty times as long; it has dropout too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class SmallReader(nn.Module):
 
 
 def label_of(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the classes (N,) of the samples ``numbers`` (N,): no two neighbours alike, and no simple pattern."""
+    """Return the classes (N,) of the samples ``numbers`` (N,): no two neighbors alike, and no simple pattern."""
     return numbers * 7919 % 104_729 % 10
 
 
@@ -54,7 +54,7 @@ def images_of(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def numbers_of(inputs: torch.Tensor) -> torch.Tensor:
-    """Read the numbers (N,) int64 back from what a model is shown, (N, 1, 28, 28) normalised floats."""
+    """Decode the numbers (N,) int64 of samples from inputs of a model, (N, 1, 28, 28) normalized floats."""
     top = inputs[:, 0, :2].float().mean(1).view(len(inputs), 14, 2).mean(2)
     return ((top > 1).long() * BITS).sum(1)
 

@@ -1,6 +1,6 @@
-"""What a rank does, noted in places that every script has to pass; nothing here reads the script.
+"""Record what a rank does, at points that every script has to pass; nothing here reads the script.
 
-These places are the outermost call of a model, the step of an optimizer, and every operation that PyTorch dispatches.
+These points are the outermost call of a model, the step of an optimizer, and every operation that PyTorch dispatches.
 `take_notes` begins, in the process of the rank, and `clinic.runs` returns the notes to a grader.
 """
 
@@ -44,13 +44,13 @@ class Shown:
     updates: int
     """updates before it"""
     random_state: int
-    """a number that stands for the state of PyTorch's default generator before it"""
+    """hash of the state of PyTorch's default generator before the call"""
     weights: list[torch.Tensor] = field(default_factory=list)
-    """before it, in training; of sharded weights this rank's parts; like inputs and outputs noted with ``keep`` only"""
+    """before the call, in training; of sharded weights this rank's shards; only with ``keep``, as inputs and outputs"""
     inputs: torch.Tensor | None = None
     outputs: torch.Tensor | None = None
     unsharded: int = 0
-    """after it, numbers in weights that this rank has as a whole"""
+    """number of elements in unsharded weights after the call"""
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Update:
 
     lr: float
     gradients: list[torch.Tensor]
-    """of each weight of the model, as the optimizer was given it, zero where there is none; of sharded weights this
-    rank's part; noted for the first `GRADIENTS` updates"""
+    """gradient of each weight, as the optimizer got it, zero where there is none; of sharded weights this rank's shard;
+    recorded for the first `GRADIENTS` updates"""
 
     @property
     def gradient(self) -> torch.Tensor:
@@ -75,12 +75,12 @@ class Operation:
     name: str
     """one of `COLLECTIVES`, or "product" """
     numel: int
-    """numbers on one rank, of what is sent or of what is received, whichever are more; or of the product"""
+    """number of elements on one rank: the larger one of sent and received, or of the product"""
     dtype: torch.dtype
     updates: int
     """updates before it"""
     forward: bool
-    """it belongs to a forward pass of the model"""
+    """whether it is within a forward pass of the model"""
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Stop(BaseException):
 def take_notes(
     rank: Rank, keep: bool = False, operations: bool = False, graphs: bool = False, stop_after: int | None = None
 ) -> Callable[[], None]:
-    """Have ``rank`` filled from now on, for the rest of this process; what is returned adds what is known at the end.
+    """Record into ``rank`` until this process ends; return a function that adds what is known only at the end.
 
     Args:
         keep: note inputs and outputs of the model, and its weights, at each call.
@@ -229,7 +229,7 @@ def before_each_update(note: Callable[[Optimizer], None]) -> None:
 
 
 class _Calls(threading.local):
-    """The calls of modules that have begun in this thread: another thread may load data with modules of its own."""
+    """Module calls in progress in this thread: another thread may load data with modules of its own."""
 
     depth = 0
     """number of calls that have not ended; those within another one are not noted"""
@@ -238,7 +238,7 @@ class _Calls(threading.local):
 
 
 class _Operations(TorchDispatchMode):
-    """Sees every operation on plain tensors: what DDP and DTensor do too, as the operations on their tensors."""
+    """Intercepts every operation on plain tensors, those of DDP and DTensor included."""
 
     def __init__(self, rank: Rank, calls: _Calls) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ class _GraphCounter:
 
 
 class _GraphNode(torch.autograd.Function):
-    """Changes nothing, but its context is in memory for as long as the graph that it is a node of."""
+    """An identity, whose context lives as long as the autograd graph that contains it."""
 
     @staticmethod
     def forward(ctx: Any, outputs: torch.Tensor, kept: weakref.WeakSet, pending: weakref.WeakSet) -> torch.Tensor:  # noqa: ANN401

@@ -36,13 +36,13 @@ from workshop import models
 models.MODELS["mnist_cnn"] = coded.SmallReader
 
 WAITING = 10.0
-"""seconds without any computing after which ranks are taken to wait for each other for ever, or for nothing"""
+"""seconds without CPU time after which the ranks count as hanging"""
 CPU_SECONDS = 60
-"""of computing that a rank is given, which finds an endless loop; it needs a few"""
+"""CPU time of a rank after which it counts as an endless loop; a run needs a few"""
 
 
 class Fault(Exception):
-    """What is still seen to be wrong, for the learner to read; it never says how to fix it."""
+    """A remaining fault, in words for the learner, without its fix."""
 
 
 @dataclass
@@ -197,7 +197,7 @@ def percent(share: float) -> str:
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the difference, relative to that of ``expected``."""
+    """Return the norm of the difference, relative to the norm of ``expected``."""
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 

@@ -31,7 +31,7 @@ def at_least_1(text: str) -> int:
 
 
 def add_data_set(data_sets: "argparse._SubParsersAction[Parser]", name: str) -> Parser:
-    """Return the flags of a data set, with that which all have."""
+    """Add the subcommand of a data set, with the flag that all have; return its parser."""
     flags = data_sets.add_parser(name, description=__doc__, allow_abbrev=False)
     flags.add_argument(
         "--data_dir",
@@ -54,10 +54,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
                 "--shards", action="store_true", help="also pack images into tar files, for --loader shards"
             )
         flags.add_argument(
-            "--synthetic", action="store_true", help="generate data, in the files that the real ones have"
+            "--synthetic", action="store_true", help="generate synthetic data, in the format of the real data"
         )
         options = flags.add_argument_group("with --synthetic", argument_default=argparse.SUPPRESS)
-        options.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same data (default: 0)")
+        options.add_argument("--seed", type=int, metavar="S", help="seed of the generated data (default: 0)")
         for size, default in sizes.items():
             options.add_argument(f"--{size}", type=at_least_1, metavar="N", help=f"default: {default}")
     flags = add_data_set(data_sets, text.NAME)
@@ -65,9 +65,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         "--source",
         type=Path,
         metavar="DIR",
-        help="folder with texts of your own, in files of any name (default: the library of this Python, without tests)",
+        help="folder of text files (default: the standard library of this Python, without tests)",
     )
-    flags.add_argument("--synthetic", action="store_true", help="changes nothing: this text needs no network anyway")
+    flags.add_argument("--synthetic", action="store_true", help="no effect: this text needs no network")
     return parser.parse_args(words)
 
 

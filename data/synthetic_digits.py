@@ -63,7 +63,7 @@ def _draw_glyphs() -> torch.Tensor:
 
 
 def _draw_glyph(digit: str, font: ImageFont.FreeTypeFont, pen: int) -> np.ndarray:
-    """Draw one digit, centred, 19/28 of the side high, with soft edges: (56, 56) uint8."""
+    """Draw one digit, centered, 19/28 of the side high, with soft edges: (56, 56) uint8."""
     left, top, right, bottom = font.getbbox(digit, stroke_width=pen)
     ink = Image.new("L", (right - left, bottom - top))
     ImageDraw.Draw(ink).text((-left, -top), digit, font=font, fill=255, stroke_width=pen)

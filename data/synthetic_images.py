@@ -1,6 +1,6 @@
-"""Synthetic colour images of ten geometric objects, in place of CIFAR-10 where there is no network.
+"""Synthetic color images of ten geometric objects, in place of CIFAR-10 where there is no network.
 
-One object of random colour, size, place and direction lies on a noisy background of uneven colour. Neither the colours
+One object of random color, size, place and direction lies on a noisy background of uneven color. Neither the colors
 nor any single pixel show which object it is, only its outline does, and its mirror image is the same object.
 """
 
@@ -80,7 +80,7 @@ def _arrow(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _wave(x: Tensor, width: float) -> Tensor:
-    """How far x lies outside of bands of this width, one centred on 0, with gaps as wide between them."""
+    """How far x lies outside of bands of this width, one centered on 0, with gaps as wide between them."""
     return ((x / width + 1).remainder(2) - 1).abs() * width - width / 2
 
 
@@ -115,9 +115,9 @@ def _generate_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     ink = _ink(labels, generator)[:, None]
     ground = _rand(generator, 3, low=0.1, high=0.9)
     contrast = F.normalize(torch.randn(BATCH, 3, generator=generator)) * _rand(generator, 1, low=0.45, high=1.0)
-    colour = (ground + contrast)[:, :, None, None].clamp(0, 1) * _shade(generator, 0.25)
+    color = (ground + contrast)[:, :, None, None].clamp(0, 1) * _shade(generator, 0.25)
     image = ground[:, :, None, None] * _shade(generator, 0.4) + _blotches(generator)
-    image = torch.lerp(image, colour, ink)
+    image = torch.lerp(image, color, ink)
     noise = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator)
     image += noise * _rand(generator, 1, low=0.0, high=0.1)[:, :, None, None]
     return (image.clamp(0, 1) * 255).round().to(torch.uint8), labels
@@ -152,6 +152,6 @@ def _shade(generator: torch.Generator, strength: float) -> Tensor:
 
 
 def _blotches(generator: torch.Generator) -> Tensor:
-    """Smooth random deviations of the colour: (BATCH, 3, 32, 32), around 0."""
+    """Smooth random deviations of the color: (BATCH, 3, 32, 32), around 0."""
     coarse = torch.randn(BATCH, 3, 6, 6, generator=generator) * _rand(generator, 1, low=0, high=0.1)[:, :, None, None]
     return F.interpolate(coarse, size=(SIZE, SIZE), mode="bicubic", align_corners=False)

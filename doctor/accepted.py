@@ -38,7 +38,7 @@ def without_numbers(text: str) -> str:
 
 
 def key_of(finding: Finding, root: str) -> list[str]:
-    """Return what a finding is known by: the check, the file, the text of the line, and what was found."""
+    """Return the key of a finding: the check, the file, the text of the line, and the text of the finding."""
     file, _, line = finding.at.rpartition(":")
     code = linecache.getline(file, int(line)).strip() if line.isdecimal() else ""
     near = str(Path(file).relative_to(root)) if file and Path(file).is_relative_to(root) else file

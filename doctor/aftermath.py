@@ -1,4 +1,4 @@
-"""What a run has changed in the user's folders, although writing is redirected: by libraries in C, by programs."""
+"""Find what a run has changed in the user's folders past the redirection: by libraries in C, by other programs."""
 
 import contextlib
 import json

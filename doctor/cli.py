@@ -46,37 +46,35 @@ def parser() -> argparse.ArgumentParser:
         "args",
         metavar="ARGS",
         nargs=argparse.REMAINDER,
-        help="its arguments; {rank} and {node} stand for the number of the rank, and of its node",
+        help="its arguments; {rank} and {node} become the numbers of the rank and of its node",
     )
     add(
         "-m",
         dest="module",
         metavar="MODULE",
         nargs=argparse.REMAINDER,
-        help="the name of a module, and its arguments, instead of a script: as for python -m",
+        help="name of a module and its arguments, as for python -m",
     )
     how = it.add_argument_group("how it is run")
     add = how.add_argument
     add("--nproc", type=int, default=2, help="ranks on each node (default: 2)")
-    add("--nodes", type=int, default=1, help="nodes that are emulated, each with its own local ranks (default: 1)")
+    add("--nodes", type=int, default=1, help="number of emulated nodes, each with its own local ranks (default: 1)")
     add(
         "--launcher",
         choices=("auto", *LAUNCHERS),
         default="auto",
-        help="how ranks are started: as by torchrun, as by srun, with the variables of both, by the script itself "
-        "(spawn), or a single process (default: guessed from the script)",
+        help="launcher to imitate; both: the variables of torchrun and srun; spawn: the script itself "
+        "(default: guessed from the script)",
     )
-    add(
-        "--cpu", action="store_true", help="let the script see that there is no GPU; default: it sees one for each rank"
-    )
+    add("--cpu", action="store_true", help="no GPUs visible to the script (default: one for each rank)")
     add("--null_gpu", action="store_true", help="run PyTorch's own CUDA code, on GPUs that compute nothing (needs g++)")
     add("--on_gpus", action="store_true", help="run on this machine's GPUs")
     add("--batches", type=int, default=8, help="batches of each pass of a loader (default: 8)")
-    add("--full", action="store_true", help="whole passes, and as many updates as the script makes")
-    add("--steps", type=int, help="updates after which the run is ended (default: 100; with --full no limit)")
+    add("--full", action="store_true", help="whole passes over the data, and no limit on updates")
+    add("--steps", type=int, help="maximum number of updates (default: 100; with --full no limit)")
     add("--seconds", type=float, default=180, help="time limit of each run (default: 180)")
-    add("--preload", metavar="FILE", help="Python file to run in each process before the script, such as small data")
-    add("--no_redirect", action="store_true", help="let the script write where it wants to")
+    add("--preload", metavar="FILE", help="Python file to run before the script in each process, such as small data")
+    add("--no_redirect", action="store_true", help="no redirection of the files that the script writes")
     provoke = it.add_argument_group("provocations: a further run each")
     add = provoke.add_argument
     add("--thorough", action="store_true", help="all of them")
@@ -87,8 +85,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="ARGS",
         nargs="?",
         const="",
-        help="stopped after its first checkpoint, then run again; ARGS are "
-        "the arguments that make it resume, in one string, if it needs any: --resume='--resume last.pt'",
+        help="a stop after the first checkpoint, then a resumed run with these arguments: --resume='--resume last.pt'",
     )
     add("--nan", action="store_true", help="one input on one rank is not a number")
     add("--one_rank", action="store_true", help="one rank instead of several")
@@ -100,24 +97,24 @@ def parser() -> argparse.ArgumentParser:
         "--format",
         choices=("text", "json", "github", "sarif"),
         default="text",
-        help="the report for people, for programs, as annotations of GitHub's, or as SARIF (default: text)",
+        help="format of the report; github: annotations of a workflow (default: text)",
     )
     add(
         "--fail-on",
         "--fail_on",
         choices=("fault", "note", "cost"),
         default="fault",
-        help="exit with status 1 from this kind of finding on (default: fault)",
+        help="least serious kind of finding that gives exit status 1 (default: fault)",
     )
     add(
         "--baseline",
         metavar="FILE",
-        help="report only what is not in this file; if there is none, it is written with what is found",
+        help="file of known findings, which are not reported; written if it does not exist",
     )
-    add("--verbose", action="store_true", help="also list what was looked at, and what could not be judged")
-    add("--report", metavar="FILE", help="write it to a file too: Markdown, or HTML if the name ends with .html")
-    add("--keep", metavar="FOLDER", help="keep the events, the output and the files of the runs in this new folder")
-    add("--reread", metavar="FOLDER", help="judge the runs in this folder again, without a script")
+    add("--verbose", action="store_true", help="lists of what was checked, and of what could not be judged")
+    add("--report", metavar="FILE", help="additional file for the report: Markdown, or HTML if it ends with .html")
+    add("--keep", metavar="FOLDER", help="new folder for the events, the output and the files of the runs")
+    add("--reread", metavar="FOLDER", help="folder from --keep to judge again, without a run")
     return it
 
 
@@ -272,8 +269,8 @@ def print_report(options: argparse.Namespace, runs: list[Run]) -> int:
     elif silent:
         print(report.silent(usual))
     else:
-        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        print(report.text(runs, diagnosis, verbose=options.verbose, colour=colour))
+        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        print(report.text(runs, diagnosis, verbose=options.verbose, color=color))
         if accepted.by_comment or accepted.by_baseline:
             print(f"Accepted: {accepted.by_comment} by a comment, {accepted.by_baseline} by the baseline.")
     for where in accepted.unknown:

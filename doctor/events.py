@@ -1,4 +1,4 @@
-"""The events of a run: what they hold, and reading those of all ranks.
+"""The events of a run: their contents, and how to read the events of all ranks.
 
 Each process writes one JSON object per event. All have ``e`` (the kind), ``step`` (updates before it) and ``t``
 (seconds); ``at`` is a line of the user's, as file:line. Numbers of samples are in files beside the events.
@@ -21,7 +21,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     model       a model is called first: model (number), cls, made (line), parameters, sharded, fsdp1, groups (of
                 FSDP), blocks (modules of one kind in a row), mesh_dims, tensor_parallel (sharded, but not by FSDP),
                 local_norms
-    empty       a model got memory that holds anything: to_empty()
+    empty       a model got uninitialized memory: to_empty()
     ddp         DistributedDataParallel was made: cls, frozen (number of parameters)
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
                 and batch norm in training mode), samples, rows (a number for each input sample), rng, buffers; ddp and
@@ -44,7 +44,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     functional  one of torch's functional or differentiable collectives is called
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline
-    gathered_used   the loss depends on gathered tensors that have no graph (only looked for in a run of its own)
+    gathered_used   the loss depends on gathered tensors that have no graph (only recorded in a separate run)
     seed        the script seeds a generator: generator, value
     timeout     the timeout of a group is set later
     group       the script makes a process group: ranks (null: all), timeout (seconds; null: the default)

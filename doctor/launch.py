@@ -23,13 +23,13 @@ from .settings import Settings
 HOOK = Path(__file__).resolve().parent / "hook"
 PACKAGE = HOOK.parent
 GRACE = 20.0
-"""seconds that the other ranks have to end, after one has ended"""
+"""seconds for the other ranks to end after one has ended"""
 IDLE = 15.0
 """seconds without an event and without computing, after which a run counts as hanging"""
 PARALLEL = (
     r"init_process_group|torch\.distributed|torchrun|\bspawn\(|accelerate|lightning|ignite|deepspeed|horovod|RANK"
 )
-"""what a script for several ranks has somewhere"""
+"""names of which a script for several ranks contains at least one"""
 LAUNCHERS = ("torchrun", "srun", "both", "spawn", "single")
 """as by torchrun, as by srun, with the variables of both, by the script itself, or one process"""
 
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def root(self) -> Path:
-        """The folder of the user's files: that of the script, or the parent of its package."""
+        """The folder of the user's files: the folder of the script, or the parent of its package."""
         return self.script.parents[self.module.count(".") + (self.script.name == "__main__.py")]
 
 
@@ -197,7 +197,7 @@ class NoNullGPU(Exception):
 
 
 def with_null_gpus(env: dict[str, str], gpus: int) -> dict[str, str]:
-    """Return the variables with those of GPUs that compute nothing: the CPU computes the values. Raises NoNullGPU."""
+    """Add to the environment the variables of null GPUs, whose values the CPU computes. Raises NoNullGPU."""
     try:
         from nullgpu import build, command
 

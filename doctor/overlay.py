@@ -1,8 +1,8 @@
 """Let a script write, without changing a file of the user's: what it writes goes into a folder of the doctor's.
 
-A file that the script would write at /home/me/model.pt is written at SCRATCH/files/home/me/model.pt, and whoever reads
-it finds it there. A file that it would remove gets a mark below SCRATCH/removed instead. This holds for what Python's
-own functions open, and for some libraries that open files in C, but not for other programs: see README.
+A file that the script would write at /home/me/model.pt is written at SCRATCH/files/home/me/model.pt, and read from
+there. A file that it would remove gets a mark below SCRATCH/removed instead. This holds for files that Python's own
+functions open, and for some libraries that open files in C, but not for other programs: see README.
 """
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 

@@ -126,17 +126,17 @@ def some_files(files: list[str]) -> str:
     return ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
 
 
-COLOURS = {"FAULT": "\033[1;31m", "NOTE": "\033[1;33m", "COST": "\033[1;34m"}
+COLORS = {"FAULT": "\033[1;31m", "NOTE": "\033[1;33m", "COST": "\033[1;34m"}
 
 
-def lines_of(finding: Finding, colour: bool = False) -> Iterator[str]:
+def lines_of(finding: Finding, color: bool = False) -> Iterator[str]:
     """Yield the lines of a finding and its consequences."""
     where = f"  ({finding.run})" if finding.run else ""
     where += f"  ({finding.count} times)" if finding.count > 1 else ""
     kind = finding.kind.ljust(5)
     yield (
-        f"{COLOURS[finding.kind]}{kind}\033[0m  {place(finding.at)}{where}"
-        if colour
+        f"{COLORS[finding.kind]}{kind}\033[0m  {place(finding.at)}{where}"
+        if color
         else f"{kind}  {place(finding.at)}{where}"
     )
     yield f"       {finding.text}."
@@ -155,14 +155,14 @@ def by_reason(unjudged: dict[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def text(runs: list[Run], diagnosis: Diagnosis, *, verbose: bool = False, colour: bool = False) -> str:
+def text(runs: list[Run], diagnosis: Diagnosis, *, verbose: bool = False, color: bool = False) -> str:
     """Return the report as text: on one screen, or with ``verbose`` with lists of all that was looked at."""
     lines = []
     for run in runs:
         lines += [f"doctor: {heading(run)}", *(f"  {line}" for line in failures(run))]
     lines += [f"  {line}" for line in remarks(runs)]
     for finding in diagnosis.findings:
-        lines += ["", *lines_of(finding, colour)]
+        lines += ["", *lines_of(finding, color)]
     if not diagnosis.findings:
         lines += ["", "Nothing found."]
     updates = max((len(rank.all("update")) for rank in runs[0].ranks), default=0)

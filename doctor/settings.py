@@ -1,4 +1,4 @@
-"""What the doctor passes to the processes of the script, in the variable DOCTOR_SETTINGS."""
+"""The settings that the doctor passes to the processes of the script, in the variable DOCTOR_SETTINGS."""
 
 import json
 import os

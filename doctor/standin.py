@@ -1,7 +1,7 @@
 """Let a script that was written for CUDA and NCCL run on CPUs with gloo, unchanged.
 
 A device "cuda" becomes "cpu" wherever a function of torch gets one, and `torch.cuda` answers as if there were one GPU
-for each rank. What is missing here ends the script with an error, which the report then names; it accuses nobody of it.
+for each rank. Whatever the stand-in lacks raises an error; the report says so and does not blame the script.
 """
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
@@ -90,7 +90,7 @@ class Generator(torch.Generator):
 
 
 class Nothing:
-    """Stands for a stream, an event or a graph: takes all calls, and does nothing."""
+    """A substitute for a stream, an event or a graph: accepts all calls, and does nothing."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What experiments share, and how their figures come into the pages; `workshop` knows none of it.
+"""What experiments share, and how their figures come into the pages; `workshop` does not import it.
 
 An experiment is one script in the folder `experiments` of its lesson. It measures, prints its table, and stores exactly
 this table:

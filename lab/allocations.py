@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 def recorder() -> profile:
     """Return a profiler that sees each allocation on the CPU, to be used in a with statement."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # all the profiler's log has to say here is that there is no GPU
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler would only log that there is no GPU
     return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
 
@@ -25,11 +25,11 @@ def trace_events(recorded: profile) -> list[dict[str, Any]]:
 
 
 def peak_of(events: list[dict[str, Any]], level: int) -> int:
-    """Return the most bytes that were allocated at a time.
+    """Return the peak of the allocated bytes.
 
     Args:
         events: as from `trace_events`.
-        level: bytes that were allocated before the first event.
+        level: bytes allocated before the first event.
     """
     peak = level
     for event in events:

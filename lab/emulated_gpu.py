@@ -10,7 +10,7 @@ GPU that matters for the question *where does the time go?*
 
 It is not a simulator: it knows nothing of kernels, memory or copies, and its durations are not measured. They are
 published figures (`PUBLISHED`), or what the caller says. No loss and no accuracy of a run with it means anything. Each
-figure that is made with it is labelled "emulated GPU".
+figure that is made with it is labeled "emulated GPU".
 """
 
 import gzip
@@ -89,12 +89,12 @@ class EmulatedGPU:
     """A queue of work that takes time, but no CPU.
 
     No thread is needed. When a piece is launched, the moment at which it will be done is known: it begins when the
-    piece before it is done, or now. Who waits for it sleeps until then.
+    piece before it is done, or now. Waiting for it means sleeping until then.
 
     Args:
-        depth: pieces that can be queued; whoever launches one more waits until the oldest is done.
+        depth: length of the queue; launching one more waits until the oldest is done.
         clock: returns the time in seconds.
-        sleep: waits for so many seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class EmulatedGPU:
 
 
 class EmulatedTensor(torch.Tensor):
-    """A tensor in the memory of the emulated GPU: whoever reads a number from it waits until all queued work is done.
+    """A tensor in the memory of the emulated GPU: reading a number from it waits until all queued work is done.
 
     What is computed from it is on the emulated GPU too. As a process that trains has one GPU, `gpu` belongs to the
     class. The numbers in it are those of the CPU, which has to compute a few bytes, such as a loss.

@@ -89,7 +89,7 @@ def train(
     Args:
         lesson: its folder.
         flags: of the script.
-        ranks: start so many of them with torchrun; None starts one process with ``start``.
+        ranks: number of ranks to start with torchrun; None starts one process with ``start``.
         start: the words before the script.
         script: ``train.py``, or an experiment that takes the same flags.
         keep: pattern of files to copy from the run's folder to ``keep_in``.

@@ -204,7 +204,7 @@ def main() -> None:
     """Measure what is named on the command line."""
     parser = Parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"gpu, or some of: {', '.join(m.name for m in CPU)}")
-    parser.add_argument("--minutes", type=float, default=8.0, help="with gpu: stop in time (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit, with gpu (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the tables and plots (default: results/)")
     arguments = parser.parse_args()
     out = arguments.out.resolve()

@@ -76,7 +76,7 @@ def place(page: Path, target: str) -> str:
 def main() -> None:
     """Write the notebooks of all lessons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--address", required=True, help="of the repository, for links and for fetching it")
+    parser.add_argument("--address", required=True, help="address of the repository, for links and for cloning it")
     parser.add_argument("--out", type=Path, default=OUT, help="folder (default: build/notebooks)")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

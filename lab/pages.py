@@ -201,7 +201,7 @@ def rendered(text: str, page: Path) -> tuple[str, list[str]]:
             if kind == "figure" and re.fullmatch(r"[\s>]*([-*+]|\d+\.)?\s*", before):
                 raise LookupError("a figure must not begin a line")
             shown = SHOW[kind](what, page)
-        except Exception as error:  # whatever is wrong with one marker, the others are looked at too
+        except Exception as error:  # report all wrong markers, not only the first
             problems.append(f"{page}: <!-- {kind}: {what} -->: {error}")
             return marker[0]
         if kind != "figure":

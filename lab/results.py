@@ -143,7 +143,7 @@ def load(machine: str, name: str) -> dict[str, Any]:
 
 
 def cell(path: str) -> Cell:
-    """Return a cell of a stored table: that of "machine/table row.column".
+    """Return the cell of a stored table that has the path "machine/table row.column".
 
     A row is named by its first cell, or by its first cells joined with ", ". Backticks and asterisks do not count.
 

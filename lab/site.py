@@ -23,7 +23,7 @@ COMMENT = r"(?P<comment>^<!--(?:(?!-->).)*-->\n|<!--.*?-->)"
 LINK = r"(?<=\]\()(?P<target>[^)\s#:]+)(?=[)#])"
 PART = re.compile(f"{CODE}|{COMMENT}|{LINK}", re.DOTALL | re.MULTILINE)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".slurm": "bash", ".sh": "bash", ".toml": "toml", "": ""}
-"""linked files that are shown as pages, by how their names end, and the language in which they are coloured"""
+"""linked files that are shown as pages, by how their names end, and the language in which they are colored"""
 
 SETTINGS = """\
 [project]

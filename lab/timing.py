@@ -43,7 +43,7 @@ def median_range(trials: Sequence[float]) -> list[float]:
 
 
 def ratios(base: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return by how much ``other`` is larger than ``base`` in each round."""
+    """Return the ratio ``other`` / ``base`` of each round."""
     return [b / a for a, b in zip(base, other, strict=True)]
 
 
@@ -73,7 +73,7 @@ def measure(run: Callable[[], Any], min_seconds: float) -> Timing:
 
 
 def cpu_share() -> float:
-    """Return the share of the CPUs' time that this process gets if it wants all: 1 where nobody else computes."""
+    """Return the share of all CPUs' time that this process gets under full load: 1 on an idle machine."""
     import torch
     from threadpoolctl import threadpool_limits
 

@@ -73,7 +73,7 @@ def environment(options: argparse.Namespace, library: Path) -> dict[str, str]:
             "LOCAL_WORLD_SIZE": min(options.world, options.gpus),
         }
         env |= {name: str(value) for name, value in names.items()}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # nobody listens there, and nobody asks
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # required by init_process_group, but never used
         env["TORCH_NCCL_RANKS_PER_ROOT"] = "1000000"  # otherwise, from 128 ranks on, others send addresses too
     return env
 

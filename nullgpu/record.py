@@ -1,4 +1,4 @@
-"""Note, in a process of the command, what a report is made of; `report` reads it when the command has ended."""
+"""Record, in a process of the command, the data of the report; `report` reads it when the command has ended."""
 # ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
 import atexit

@@ -28,7 +28,7 @@ def show(folder: Path, options: argparse.Namespace) -> None:
 
 
 def others(ranks: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each rank whose peak differs from that of the first one by more than a percent."""
+    """Return a line for each rank whose peak differs from the peak of the first one by more than one percent."""
     first = ranks[0]["peak"]
     different = [it for it in ranks[1:] if abs(it["peak"] - first) > first / 100]
     return [f"Rank {it['rank']} has another peak: {size(it['peak'])}." for it in different]

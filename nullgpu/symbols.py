@@ -5,7 +5,7 @@ runtime, its driver, cuBLAS, cuDNN, cuSPARSE, cuSOLVER, cuFFT, NCCL or CUPTI. Ea
 
 - *written*: it is in ``src/*.cpp``, because PyTorch reads what it answers
 - *work*: it only computes something on the GPU, so it counts as a launch, and does nothing
-- *create*: it makes a handle or a descriptor, which nobody reads
+- *create*: it makes a handle or a descriptor, whose content is never read
 - *accept*: it sets or frees something
 - *size*: it answers how much workspace another function needs: none
 - *missing*: it ends the process with its name

@@ -1,7 +1,7 @@
 """One process as rank 0 of a job of any size: the other ranks do not exist.
 
-In the collectives of NCCL the others count as copies of this rank (src/nccl.cpp). Here, the same for what PyTorch does
-on the CPU: the store in which ranks find one another, groups of gloo, checkpoints of which each rank writes a part.
+In the collectives of NCCL the others count as copies of this rank (src/nccl.cpp). This module does the same for what
+PyTorch does on the CPU: the store of the rendezvous, groups of gloo, and distributed checkpoints.
 """
 # ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 

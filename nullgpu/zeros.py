@@ -1,8 +1,8 @@
-"""Without values: what is still computed, and what need not be.
+"""Adapt a process without --values: skip large random tensors, and compute what ranks exchange as Python objects.
 
-Nothing needs to be drawn: large random tensors on the CPU stay as they are, and take no memory. A model of 7 billion
-weights is otherwise drawn in minutes, on rank 0 of lesson 05 for example, and takes 26 GB.
-Python objects that ranks exchange need values, because PyTorch adds up their sizes on the GPU.
+Large random tensors on the CPU are left uninitialized, so they take no memory. Otherwise the initialization of a model
+of 7 billion weights, for example on rank 0 of lesson 05, takes minutes and 26 GB. Python objects that ranks exchange
+need values, because PyTorch computes their sizes on the GPU.
 """
 # ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
@@ -20,7 +20,7 @@ OBJECTS = (
     *("send_object_list", "recv_object_list"),
 )
 LARGE = 1 << 20
-"""numbers in a tensor, above which it is not drawn"""
+"""number of elements above which a random tensor is not initialized"""
 METHODS = ("normal_", "uniform_", "random_", "exponential_", "log_normal_", "cauchy_", "bernoulli_", "geometric_")
 
 
@@ -46,7 +46,7 @@ def with_values(exchange: Any) -> Any:
 
 
 def unless_large(draw: Any) -> Any:
-    """Return a method that draws only small tensors."""
+    """Return a method that draws random numbers for small tensors only."""
 
     @functools.wraps(draw)
     def drawn(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 slurm/first_hour.py           # on one machine, without the last table
 
 You should see three tables (the speed of each rank, the bandwidth of all-reduces over all ranks, the bandwidth between
-each two nodes) and a diagnosis, which names ranks and nodes that are slower than the others. Exit status 3 if there are
-any. docs/first_hour.md says what to do then.
+every pair of nodes) and a diagnosis, which names ranks and nodes that are slower than the others. Exit status 3 if
+there are any. docs/first_hour.md says what to do then.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SLOW = 0.8
 CPU_SIZES, GPU_SIZES = (1, 16), (1, 64, 1024)
 """MB that are all-reduced"""
 IN_A_ROW = 10
-"""transfers that are started before their end is waited for, so that starting them does not count"""
+"""number of transfers in flight before waiting, so that the time to start them does not count"""
 
 
 def ranks_from_env() -> tuple[int, int, int, int, str]:
@@ -69,9 +69,9 @@ def synchronize(device: torch.device) -> None:
 def compute_speed(device: torch.device, seconds: float, times: int) -> float:
     """Return the TFLOP/s of products of large matrices on this rank's device, while all ranks compute.
 
-    On a GPU that of the last third of the time, because a GPU that becomes too hot slows down after seconds; on a CPU
-    the best, because other programs disturb it. With ``times`` above 1 each product is computed so often, and counted
-    once: a slow rank, to see that it is named.
+    On a GPU it is the median of the last third of the products, because a GPU that becomes too hot slows down after
+    seconds; on a CPU the best, because other programs disturb it. ``times`` above 1 computes each product that often
+    and counts it once. So it simulates a slow rank.
     """
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -114,7 +114,7 @@ def all_reduce_bandwidth(megabytes: int, device: torch.device, group: dist.Proce
 
 
 def rounds_of(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return rounds, a round-robin tournament: each two nodes are a pair once, and a node is in one pair at a time."""
+    """Return the rounds of a round-robin tournament: each pair of nodes meets once, each node in one pair at a time."""
     places = [*range(nodes), *([-1] if nodes % 2 else [])]  # against -1 a node pauses
     rounds = []
     for _ in range(len(places) - 1):
@@ -160,8 +160,8 @@ def pair_bandwidths(
 def diagnose(ranks: Sequence[dict[str, Any]], pairs: dict[tuple[int, int], float]) -> list[str]:
     """Return a line for each rank, node and pair of nodes that is slower than the others.
 
-    A node is named if its best connection is slow, because then all are; a pair if only that of these two is. Of two
-    nodes nobody can say which one it is.
+    A node is named if its best connection is slow, because then all are; a pair if only its own connection is slow.
+    With two nodes, one cannot tell which of them is at fault.
 
     Args:
         ranks: of each: rank, node (its number), name (of the node) and tflops.
@@ -212,13 +212,13 @@ def measure(
 def main() -> None:
     """Compare the ranks; measure; print the tables on rank 0; exit with 3 if something is slow or missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the measurements as JSON too")
-    parser.add_argument("--seconds", type=float, help="how long each rank computes (default: 20 on GPUs, 1 on CPUs)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="additional file for the measurements, as JSON")
+    parser.add_argument("--seconds", type=float, help="seconds of computing per rank (default: 20 on GPUs, 1 on CPUs)")
     parser.add_argument(
-        "--slow_rank", type=int, metavar="R", help="let rank R compute four times as much, to see it named"
+        "--slow_rank", type=int, metavar="R", help="rank that computes four times as much, to simulate a slow one"
     )
     parser.add_argument(
-        "--timeout_minutes", type=float, default=3.0, help="longest wait of a rank for the others (default: 3)"
+        "--timeout_minutes", type=float, default=3.0, help="minutes that a rank waits for the others (default: 3)"
     )
     flags = parser.parse_args()
     rank, local_rank, world_size, node, name = ranks_from_env()

@@ -367,7 +367,7 @@ def test_a_step_that_fails_is_shown_with_its_traceback(
 @pytest.mark.parametrize(
     ("script", "flags", "message"),
     [
-        ("recompute.py", ("--width", 30), "--width 30 is no multiple of 64"),
+        ("recompute.py", ("--width", 30), "--width 30 is no multiple of the head dimension 64"),
         ("accumulation.py", ("--batch_size", 2), "--batch_size 2 has no 4 parts"),
         ("same_losses.py", ("--ranks", "1,5"), "takes divisors of 24 with commas between them, got 1,5"),
         ("tensor_parallel.py", (), "the four attention heads are divided over 2 or 4 ranks"),

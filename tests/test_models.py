@@ -96,7 +96,7 @@ def test_every_weight_of_the_unet_is_trained(width: int, depth: int, shape: tupl
 
 
 def test_skips_of_the_unet_reach_every_level() -> None:
-    """With all layers but the skip cut off, outputs still follow the inputs; with all of them, neighbours matter."""
+    """With all layers but the skip cut off, outputs still follow the inputs; with all of them, neighbors matter."""
     torch.manual_seed(0)
     model = UNet3D(width=2, depth=2)
     volumes = torch.zeros(1, 4, 8, 8, 8)

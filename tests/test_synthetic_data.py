@@ -42,7 +42,7 @@ def test_digits_look_like_mnist_to_a_linear_model() -> None:
     assert 0.7 < accuracy_of_linear_model(pixels, labels) < 0.95
 
 
-def test_a_linear_model_cannot_separate_the_colour_images() -> None:
+def test_a_linear_model_cannot_separate_the_color_images() -> None:
     images, labels = generate_images(8000, seed=0)
     pixels = images.float() / 255
     torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.tensor(cifar10.MEAN), atol=0.06, rtol=0)

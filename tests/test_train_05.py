@@ -107,7 +107,7 @@ def train(run_script: Script) -> Script:
         (["--accumulate", 17], "--accumulate 17: a batch of 16 per rank has fewer samples than parts"),
         (["--accumulate", 4, "--limit_train", 35], "less than a sample for each part"),
         (["--max_grad_norm", 0.0], "max_grad_norm"),
-        (["--width", 100], "--width 100 is no multiple of 64, the size of a head; 128 is"),
+        (["--width", 100], "--width 100 is no multiple of the head dimension 64; 128 is"),
         (["--replicas", 2], "--replicas 2 does not divide the 1 rank(s) of this job"),
         (["--sequence_length", 10_000_000], "--sequence_length 10000000 needs 10000001 bytes"),
         (["--model", "gpt_huge"], "gpt_huge"),

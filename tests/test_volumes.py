@@ -105,8 +105,8 @@ def test_each_cell_of_a_cube_is_that_of_the_box_which_the_symmetry_says(symmetry
     box = torch.randn(5, cells, cells, cells)
     cube, turn = cut(box, corner, symmetry, size), matrix(symmetry)
     for place in product(range(size), repeat=3):
-        centred = torch.tensor(place) - (size - 1) / 2
-        inside = (turn.T @ centred + (size - 1) / 2).round().long()
+        centered = torch.tensor(place) - (size - 1) / 2
+        inside = (turn.T @ centered + (size - 1) / 2).round().long()
         x, y, z = ((torch.tensor(corner) + inside) % cells).tolist()
         found, expected = cube[(slice(None), *place)], box[:, x, y, z]
         assert torch.equal(found[[0, 4]], expected[[0, 4]])

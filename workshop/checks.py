@@ -1,4 +1,4 @@
-"""What a device does not have, and flags that do not fit together, are refused here: with one line, before the run."""
+"""Refuse, in one line and before the run, options that the device lacks and flags that exclude each other."""
 
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ def check_compute_options(flags: Any, device: torch.device) -> None:  # noqa: AN
 
 
 def _check_compiler(device: torch.device) -> None:
-    """Raise `UserError` unless something small can be compiled: a trial is better than a list of what it needs."""
+    """Raise `UserError` unless torch.compile works here: compile something small, as its requirements change."""
     try:
         torch.compile(torch.square)(torch.ones(2, device=device))
     except Exception as error:  # torch raises many types, some of its own

@@ -54,47 +54,47 @@ class TrainConfig:
     model: str = "mnist_cnn"
     """model to train"""
     dropout: bool = True
-    """false: train the model without its dropout layers"""
+    """dropout layers in the model (false: none)"""
     loader: Literal["map", "shards", "memory", "device", "dali"] = "map"
-    """how samples reach the training loop"""
+    """kind of data loader"""
     batch_size: int = may_change(64)
     """samples per step and process"""
     num_workers: int = may_change(1)
-    """processes (with dali: threads) that prepare batches; 0 loads in the training process itself"""
+    """number of loader workers (with dali: threads); 0: load in the training process"""
     prefetch_factor: int = may_change(2)
-    """batches that each worker prepares ahead"""
+    """number of batches that each worker prefetches"""
     persistent_workers: bool = may_change(True)
-    """keep the workers from one epoch to the next"""
+    """keep the workers alive between epochs"""
     pin_memory: bool = may_change(True)
-    """put batches into page-locked memory, which a GPU can copy from directly; without a GPU this changes nothing"""
+    """put batches into pinned (page-locked) memory, for faster copies to a GPU"""
     non_blocking: bool = may_change(True)
-    """let copies to the GPU overlap with the work after them"""
+    """copy to the GPU asynchronously, so that copies overlap with other work"""
     epochs: int = may_change(1)
-    """passes over the training data"""
+    """number of passes over the training data"""
     lr: float = 1e-3
     """learning rate, above 0"""
     optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = "adam"
-    """how the weights are updated, with PyTorch's defaults; sgd has momentum 0.9"""
+    """optimizer, with PyTorch's defaults; sgd has momentum 0.9"""
     seed: int = 1
     """seed of weights, sample order and augmentation"""
     log_interval: int = may_change(100)
-    """steps between two log lines"""
+    """number of steps between log lines"""
     limit_train: int | None = None
-    """train on this many samples only"""
+    """number of training samples to use (default: all)"""
     limit_val: int | None = may_change(None)
-    """validate on this many samples only"""
+    """number of validation samples to use (default: all)"""
     save_interval: int | None = may_change(None)
-    """steps between two checkpoints within an epoch (default: none; there is one after each epoch)"""
+    """number of steps between checkpoints within an epoch (default: only one after each epoch)"""
     resume: bool = may_change(False)
     """continue from the checkpoint in the run folder, if there is one"""
     benchmark: bool = may_change(False)
-    """instead of training, measure how fast loading and training are, alone and together"""
+    """measure the speed of loading and training, alone and together, instead of training"""
     benchmark_seconds: float = may_change(1.0)
-    """length of each trial of --benchmark"""
+    """seconds of each trial of --benchmark"""
     trace: bool = may_change(False)
-    """record a few training steps, operator by operator, into the run folder; plot them; print what takes most time"""
+    """record a trace of a few steps in the run folder; plot and summarize it"""
     monitor: bool = may_change(False)
-    """measure the load of CPUs, memory and GPU: curves in TensorBoard, mean and maximum in summary.json"""
+    """monitor CPUs, memory and GPU: curves in TensorBoard, mean and maximum in summary.json"""
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "epochs", "log_interval", "save_interval", "prefetch_factor")
@@ -112,13 +112,13 @@ class DistributedConfig(TrainConfig):
     """The flags of the lessons with several ranks."""
 
     global_batch_size: int | None = None
-    """samples per step over all ranks; if given, each rank gets an equal part, and --batch_size is ignored"""
+    """samples per step over all ranks, shared equally; overrides --batch_size"""
     lr_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """growth of --lr, which is meant for steps of base_batch_size samples, with the global batch size"""
+    """scaling of --lr with the global batch size, relative to --base_batch_size"""
     base_batch_size: int = 64
-    """global batch size that --lr is meant for"""
+    """global batch size for which --lr was chosen"""
     warmup: float = 0.1
-    """share of all steps in which the learning rate rises from almost zero, from 0 to below 1"""
+    """length of the warm-up as a share of all steps, from 0 to below 1"""
     warmup_steps: int | None = None
     """number of warm-up steps, instead of --warmup"""
     min_lr: float = 0.0
@@ -128,13 +128,13 @@ class DistributedConfig(TrainConfig):
     gradient_as_bucket_view: bool = False
     """make the gradients views into DDP's buckets: saves the memory of one copy"""
     static_graph: bool = False
-    """promise that every step uses the same parameters in the same way, which lets DDP optimize more"""
+    """declare the autograd graph the same in every step, so that DDP optimizes more"""
     forward_sync_buffers: bool = True
     """broadcast rank 0's buffers, such as batch norm's statistics, before each forward pass"""
     sync_gradients: bool = True
     """false: no communication, to measure its cost; each rank then trains its own model"""
     timeout_minutes: float = may_change(10.0)
-    """longest wait of a rank for the others; saving, validating and compiling must take less"""
+    """minutes that a rank waits for the others, longer than saving, validation and compilation"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,7 +166,7 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
     parser.add_argument(
         "--config",
         action="config",
-        help="YAML file of flags, which flags of the command line overrule; may be repeated",
+        help="YAML file of flags; flags on the command line override it; may be repeated",
     )
     parser.add_class_arguments(config_class)
     files, flags = files_and_flags(arguments)
@@ -185,7 +185,7 @@ def load_config(config_class: type[C], arguments: list[str], description: str | 
 
 
 def files_and_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Take the files of ``--config FILE`` and ``--config=FILE`` out of a command line; return them, and the rest."""
+    """Split a command line into the files of ``--config FILE`` or ``--config=FILE``, and the other arguments."""
     files, flags = [], []
     words = iter(arguments)
     for word in words:
@@ -210,7 +210,7 @@ def run_with_config(main: Callable[[C], None], config_class: type[C], descriptio
 
 
 def settings(config: TrainConfig, global_batch_size: int) -> dict[str, str]:
-    """Return what a checkpoint stores of the flags: those that must not change on resume.
+    """Return the flags that a checkpoint stores: those that must not change on resume.
 
     The samples of a step must be the same, so the global batch size counts and not the batch size of a rank.
     """

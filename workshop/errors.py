@@ -49,8 +49,8 @@ def several_ranks() -> bool:
 def run_reporting_user_errors(main: Callable[[], None]) -> None:
     """Call ``main()``; report a mistake of the user in one line, with exit status 2.
 
-    All ranks of a job often find the same mistake. So the first rank of each node prints at once, and the others wait:
-    by then the launcher, which sees that a rank has failed, has ended them. If it has not, the mistake is theirs alone,
+    All ranks of a job often find the same mistake. So the first rank of each node prints at once, and the others wait.
+    Meanwhile the launcher sees that a rank has failed, and ends them. If it does not, only they have found the mistake,
     and they print it.
     """
     try:

@@ -1,7 +1,7 @@
 """Errors of PyTorch and of the operating system that users get, and what to do about them.
 
-This module alone leans on private names of torch and on the words of its messages. If the words change, a user sees a
-traceback in place of one line.
+Only this module relies on private names of torch and on the wording of its messages. If the wording changes, a user
+sees a traceback instead of one line.
 """
 
 import errno

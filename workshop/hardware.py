@@ -25,7 +25,7 @@ CPU_FLAGS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16"
 SHORTEST_LOOK = 2.0
 """seconds; over less, the counters of the system are too coarse"""
 CPUS_LEFT = 0.8
-"""share of the CPUs that a run can use that must be free for it"""
+"""minimum share of this run's CPUs that must be free"""
 PACKAGES = ("torch", "torchvision", "line_profiler", "nvidia-dali-cuda120", "numpy")
 
 
@@ -63,7 +63,7 @@ def available_cpus() -> int:
 def processes() -> tuple[float, int]:
     """Return CPU seconds and resident bytes of this process and of those that it has started, such as loader workers.
 
-    The CPU seconds are those since their start. Memory that processes share, such as that of a data set loaded before
+    The CPU seconds count from their start. Memory that processes share, such as a data set loaded before
     the workers were started, counts once for each.
     """
     cpu_seconds, rss = 0.0, 0
@@ -87,7 +87,7 @@ def allowed_cpus() -> list[int]:
 
 
 class OtherWork:
-    """CPU time that programs other than this run take on its CPUs, from the creation of this object on."""
+    """CPU time that other programs take on the CPUs of this run, since this object was created."""
 
     def __init__(self) -> None:
         self._started = self._read()
@@ -169,7 +169,7 @@ def describe_versions() -> dict[str, str | None]:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory used so far: on CUDA that allocated there, else the resident set of this process."""
+    """Return the peak memory in bytes: allocated memory on CUDA, else the resident set of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -201,7 +201,7 @@ def require_memory(loader: str, needed: int, device: torch.device, advice: str, 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes of memory that are free on ``device``; except on CUDA, what machine and job have left.
+    """Return the free memory in bytes: on CUDA of ``device``, else the smallest limit of the machine and the job.
 
     Slurm and containers limit a job by a control group; the kernel kills a process that goes beyond, without a message.
     """

@@ -13,14 +13,14 @@ from workshop.run import RunFolder
 
 
 class Progress(Protocol):
-    """Where a run is. The scripts have a class of this name."""
+    """How far a run has come. The scripts have a class of this name."""
 
     epoch: int
     step: int
 
 
 class Utilization(Protocol):
-    """What share of the peak of a device a throughput is."""
+    """Computes the model FLOPs utilization of a throughput."""
 
     @property
     def peak_flops_per_second(self) -> float: ...  # noqa: D102
@@ -32,7 +32,7 @@ class Utilization(Protocol):
 
 
 class Instrument(Protocol):
-    """Something that follows the steps, such as a trace."""
+    """An observer of the steps, such as a trace."""
 
     def start_epoch(self, loader: Loader) -> None: ...  # noqa: D102
 
@@ -194,7 +194,7 @@ class Log(AbstractContextManager):
             self.folder.write_summary()
 
     def log_utilization(self, utilization: Utilization) -> None:
-        """Show the model FLOPs utilization in log lines and summary.json from here on; that of rank 0's device."""
+        """Show the model FLOPs utilization of rank 0's device in log lines and summary.json from here on."""
         self.utilization = utilization
         peak, step = utilization.peak_flops_per_second, utilization.model_flops_per_step
         self.log_summary(
@@ -211,7 +211,7 @@ class Log(AbstractContextManager):
         return self.utilization.mfu(samples_per_second / self.ranks.world_size)
 
     def _speed(self, samples_per_second: float) -> str:
-        """Return the speed of all ranks, in samples or tokens; of tokens also that of one rank."""
+        """Return the speed of all ranks, in samples or tokens; with tokens, the speed of one rank too."""
         if not self.tokens_per_sample:
             return f"{samples_per_second:,.0f} samples/s"
         tokens = samples_per_second * self.tokens_per_sample

@@ -1,4 +1,4 @@
-"""Which of the processes that train together this one is."""
+"""The rank of this process, and its device."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """This process among all that train together, and its device. By default it is the only one."""
+    """Rank, local rank, world size and device of this process; by default it is the only one."""
 
     device: torch.device
-    """that this process trains on"""
+    """device that this process trains on"""
     rank: int = 0
-    """number of this process in the whole job"""
+    """number of this process in the whole job, from 0"""
     local_rank: int = 0
-    """number of this process on its node"""
+    """number of this process on its node, from 0"""
     world_size: int = 1
-    """number of processes that train together"""
+    """number of ranks"""

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write into it, what an earlier run left there, and summary.json."""
+"""The folder of a run: its lock, the files of earlier runs, and summary.json."""
 
 import dataclasses
 import fcntl
@@ -61,7 +61,7 @@ class RunFolder(AbstractContextManager):
         self.epochs: list[dict[str, Any]] = []
         """the results of the finished epochs"""
         self.facts: dict[str, Any] = {}
-        """what else the summary says"""
+        """further entries of the summary"""
         self.monitor: Callable[[], dict[str, Any]] | None = None
         """returns what the monitor has seen"""
         self._opened = ExitStack()

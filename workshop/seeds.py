@@ -1,11 +1,11 @@
-"""Seeds that follow from other numbers, such as seed, epoch and step: a resumed run then draws the same numbers."""
+"""Derive seeds from seed, epoch, step and so on, so that a resumed run draws the same random numbers."""
 
 import numpy as np
 import torch
 
 
 def seed_of(*numbers: int) -> int:
-    """Return a seed for numbers that are 0 or more: another one for any others, the same on every machine.
+    """Return a seed derived from numbers of 0 or more: a different one for different numbers, equal on all machines.
 
     `numpy.random.SeedSequence` mixes all bits of all numbers. With their sum, seed 1 in step 2 would be seed 2 in step
     1. Source: https://numpy.org/doc/stable/reference/random/parallel.html

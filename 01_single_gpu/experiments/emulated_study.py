@@ -43,7 +43,7 @@ COLORS = {
     "forward": "#56B4E9",
     "backward": "#0072B2",
 }
-"""of what CPU and GPU do; also for people who are colour-blind (Okabe and Ito)"""
+"""of what CPU and GPU do; also for people who are color-blind (Okabe and Ito)"""
 Spans = list[tuple[float, float]]
 """start and length of each, in milliseconds"""
 

@@ -10,7 +10,7 @@ from lab.plots import panels
 from workshop.errors import run_reporting_user_errors
 
 PANELS = {
-    "A change that pays: the loader\nsmall colour images, 128 per step": (
+    "A change that pays: the loader\nsmall color images, 128 per step": (
         128,
         {"one image at a time": "loaders map, 0 workers", "a whole batch at a time": "loaders memory"},
     ),

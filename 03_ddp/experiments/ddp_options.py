@@ -3,7 +3,7 @@
     python experiments/ddp_options.py
 
 You should see the number of all-reduces change with --bucket_cap_mb, and nothing else: on CPUs the differences in speed
-are noise. All settings are measured in turn, so that a machine whose speed drifts favours none.
+are noise. All settings are measured in turn, so that a machine whose speed drifts favors none.
 """
 
 from pathlib import Path

@@ -17,7 +17,7 @@ from lab.flags import Parser
 from lab.launching import train
 from workshop.errors import run_reporting_user_errors
 from workshop.profiling.chrome_trace import CPU_RANGE, read_events
-from workshop.profiling.timeline import COLOURS
+from workshop.profiling.timeline import COLORS
 
 LESSON = Path(__file__).resolve().parents[1]
 RANKS, STEPS = 2, 16
@@ -58,16 +58,16 @@ def plot(ranks: tuple[Step, ...]) -> Figure:
     for rank, (axes, step) in enumerate(zip(panels, ranks, strict=True)):
         for name in PARTS:
             bars = [(start - first, length) for start, length in step[name]]
-            axes.broken_barh(bars, (-0.4, 0.8), color=COLOURS[name])
+            axes.broken_barh(bars, (-0.4, 0.8), color=COLORS[name])
         for number, (start, length) in enumerate(step[REDUCED], start=1):
             top = 0.6 + 0.4 * ((number + 1) % 2)  # above and below in turn: a bucket may begin before the last one ends
-            axes.broken_barh([(start - first, length)], (top, 0.4), color=COLOURS[REDUCED], edgecolor="white")
+            axes.broken_barh([(start - first, length)], (top, 0.4), color=COLORS[REDUCED], edgecolor="white")
             middle = start - first + length / 2
             axes.text(middle, top + 0.2, str(number), ha="center", va="center", fontsize=9, color="white")
         axes.set(ylim=(1.6, -0.6), xlim=(0, None), yticks=(0, 1), yticklabels=("train.py", REDUCED))
         axes.set_title(f"rank {rank}", loc="left", fontsize=11)
     panels[-1].set_xlabel("milliseconds; the numbers are those of the buckets, in the order in which they are ready")
-    handles = [Patch(color=COLOURS[name], label=name) for name in PARTS]
+    handles = [Patch(color=COLORS[name], label=name) for name in PARTS]
     figure.legend(handles=handles, loc="outside upper right", ncols=3, fontsize=9, frameon=False)
     return figure
 

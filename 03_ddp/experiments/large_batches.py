@@ -33,7 +33,7 @@ OVERLAYS = {
     LONG: ("512, sqrt and 3x the epochs", "tab:blue"),
     LARGEST: ("2048, sqrt and 12x the epochs", "tab:purple"),
 }
-"""files in configs/, and what the plots call and colour them"""
+"""files in configs/, and what the plots call and color them"""
 IMAGES = 10_000
 """of the study"""
 FEWER_SEEDS = 3

@@ -13,7 +13,7 @@ MODULES = (samples, validation, weights, steps, updates, randomness, files, spee
 
 
 class Diagnosis:
-    """What the checks say of one or several runs of a script."""
+    """The results of all checks for one or several runs of a script."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -28,7 +28,7 @@ class Diagnosis:
 
     @property
     def faults(self) -> list[Finding]:
-        """The certain findings, those that others are the cause of included."""
+        """The certain findings, including the consequences of others."""
         return [finding for finding in self.findings if finding.kind == FAULT]
 
 
@@ -51,7 +51,7 @@ def judge(runs: list[Run]) -> Diagnosis:
 
 
 def partner(runs: list[Run], second: Run) -> Run:
-    """Return the run that another one is compared with: a resumed one with the one that was stopped before it."""
+    """Return the run to compare another one with: for a resumed run, the run that was stopped before it."""
     stopped = [run for run in runs[: runs.index(second)] if run.launch.ended == "stopped"]
     return stopped[-1] if second.launch.compared == "resumed" and stopped else runs[0]
 

@@ -1,4 +1,4 @@
-"""What a check is: a function over the events of a run, which yields what it found."""
+"""Define checks: functions over the events of a run that yield their findings."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -47,11 +47,11 @@ def cost(at: str, text: str, fix: str) -> Finding:
 
 
 class CannotJudge(Exception):
-    """The events do not say whether this is right; the message says why."""
+    """Raised if the events do not tell whether this is right; the message says why."""
 
 
 class NotUsed(CannotJudge):
-    """The script does not do what the check is about; the message says what that is."""
+    """Raised if a check does not apply to the script; the message names what the script does not use."""
 
 
 @dataclass

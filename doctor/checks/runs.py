@@ -82,7 +82,7 @@ def _first_trained_pass(run: Run) -> Event | None:
 
 
 def _failure(run: Run, when: str) -> Iterator[Finding]:
-    """Yield that the script ends with an error, before its first update, in a run that differs from the usual one."""
+    """Yield a finding if the script fails before its first update, in a run that differs from the usual one."""
     errors = [e for e in [e for rank in run.ranks for e in rank.events] + run.others if e["e"] == "error"]
     if errors and not run.any("update"):
         said = " ".join(errors[0]["text"].split())[:200]

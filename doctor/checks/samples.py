@@ -73,7 +73,7 @@ def _overlap(one: list[int], other: list[int]) -> float:
 
 @check("The samples are shared between the ranks once.", ranks=True)
 def shared_once(run: Run) -> Iterator[Finding]:
-    """A loader with a DistributedSampler, which a library shares between the ranks again, leaves most samples out."""
+    """If a library splits a loader that has a DistributedSampler already, most samples are left out."""
     at = next((e["sampler_at"] for e in run.first.all("loader") if e.get("sampler_at")), "")
     need_use(at, "DistributedSampler")
     epochs = run.epochs(run.training)

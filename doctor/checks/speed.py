@@ -58,7 +58,7 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
 
 @check("Sharded weights are gathered block by block.", exercise="05_fully_sharded/exercises/one_big_group", ranks=True)
 def one_group(run: Run) -> Iterator[Finding]:
-    """One call of fully_shard for the whole model makes one group: all weights are whole at the same time."""
+    """One call of fully_shard for the whole model makes one group: all weights are gathered at the same time."""
     models = [e for e in run.first.all("model") if e["sharded"] and e["groups"]]
     need_use(models, "a model that FSDP shards")
     seen(len(models), "models that FSDP shards")
@@ -92,7 +92,7 @@ def workers_restarted(run: Run) -> Iterator[Finding]:
 
 @check("The loader keeps up with the training.", exercise="01_single_gpu/exercises/slow_samples")
 def loading(run: Run) -> Iterator[Finding]:
-    """What a step waits for its batch is lost; on a GPU, which computes faster, the share is larger."""
+    """The time that a step waits for its batch is lost; on a GPU, which computes faster, its share is larger."""
     waits_, total, made, steps = 0.0, 0.0, "", 0
     previous: Event | None = None
     for e in run.first.events:
@@ -131,7 +131,7 @@ def graphs_kept(run: Run) -> Iterator[Finding]:
 
 @check("Workers can share the memory of the data set.", exercise="01_single_gpu/exercises/growing_memory")
 def many_objects(run: Run) -> Iterator[Finding]:
-    """Reading a Python object changes its reference count, so each worker comes to copy the memory of all objects."""
+    """Reading a Python object changes its reference count, so copy-on-write copies all objects for every worker."""
     need_use(any(e["workers"] for e in run.first.all("loader")), "workers of a loader")
     seen(len(run.first.all("dataset")), "data sets")
     for e in run.first.all("dataset"):

@@ -36,7 +36,7 @@ def equal_steps(run: Run) -> Iterator[Finding]:
     ranks=True,
 )
 def same_collectives(run: Run) -> Iterator[Finding]:
-    """A collective ends when every rank has called it; another one in its place hangs, or mixes up the values."""
+    """A collective ends when every rank has called it; a different one in its place hangs, or mixes up the values."""
     lists = [rank.all("collective", everyone=True) for rank in run.ranks]
     need_use(any(lists), "collectives of its own")
     need(not run.any("join"), "the script uses Join, which answers the collectives of ranks that have ended")
@@ -69,7 +69,7 @@ def _described(events: tuple[Event, ...]) -> str:
 
 @check("No rank waits for ever.", after=("equal_steps", "same_collectives"), exercise="03_ddp/exercises/one_image_more")
 def hang(run: Run) -> Iterator[Finding]:
-    """A rank that waits for another one waits until the time limit of the process group, and then the job fails."""
+    """A rank that waits for another one hangs until the timeout of the process group, and then the job fails."""
     launch = run.launch
     need(launch.ended != "time", "the time limit came while the script still ran")
     seen(sum(len(rank.all("update")) for rank in run.ranks), "updates of all ranks", 0)
@@ -94,7 +94,7 @@ def _short(place: str) -> str:
 
 @check("Every process group has the timeout that was asked for.", ranks=True)
 def timeouts(run: Run) -> Iterator[Finding]:
-    """The timeout of init_process_group is that of its own group: new_group() has PyTorch's default, 10 minutes."""
+    """The timeout of init_process_group holds for the default group only; new_group() has its own, 10 minutes."""
     asked = next((e["timeout"] for e in run.first.all("init") if e.get("timeout")), None)
     need_use(asked, "a timeout of its own")
     groups = [e for e in run.first.all("group") if e["ranks"] is None or run.first.number in e["ranks"]]
@@ -110,7 +110,7 @@ def timeouts(run: Run) -> Iterator[Finding]:
 
 @check("Values of sharded tensors are those of all ranks.", ranks=True)
 def sharded_values(run: Run) -> Iterator[Finding]:
-    """item() of a sharded tensor, such as the norm of a sharded gradient, gives what this rank's part alone has."""
+    """item() of a sharded tensor, such as the norm of a sharded gradient, returns the value of one rank's shard."""
     need_use(run.sharded or run.any("part"), "sharded weights")
     seen(len(run.first.all("update")), "updates")
     places = {e["at"]: e for e in run.first.all("part")}

@@ -11,7 +11,7 @@ from .base import Finding, check, cost, fault, hint, need, need_updates, need_us
     "Gradients are clipped after the scaler's factor is removed.", exercise="04_mixed_precision/exercises/stuck_in_fp16"
 )
 def clip_scaled(run: Run) -> Iterator[Finding]:
-    """Gradients that are multiplied by 65,536 always exceed the limit: each update becomes that much smaller."""
+    """Gradients that are multiplied by 65,536 always exceed the limit, so clipping makes each update far too small."""
     clips = run.first.all("clip")
     need_use(clips, "clipping of gradients")
     seen(len(clips), "times that gradients were clipped")
@@ -27,7 +27,7 @@ def clip_scaled(run: Run) -> Iterator[Finding]:
     ranks=True,
 )
 def clip_local(run: Run) -> Iterator[Finding]:
-    """The norm of a rank's own part of sharded gradients is smaller, and another one on each rank."""
+    """The norm of one rank's shard of the gradients is too small, and differs between the ranks."""
     clips = run.first.all("clip")
     need_use(run.sharded, "sharded weights")
     seen(len(run.aligned("gradients")), "updates compared")
@@ -82,7 +82,7 @@ def accumulation(run: Run) -> Iterator[Finding]:
 
 @check("All samples of an update count alike.", exercise="03_ddp/exercises/rare_classes")
 def sample_weights(run: Run) -> Iterator[Finding]:
-    """The mean of each batch is over its own number of samples, class weights or tokens; their average is no mean."""
+    """Each batch divides by its own number of samples, class weights or tokens; an average of such means is biased."""
     apart, worst, judged = 0, (1.0, "", [0]), 0
     for events in run.together("update"):
         factors = defaultdict(list)
@@ -141,7 +141,7 @@ def planned_steps(run: Run) -> tuple[int, int]:
 
 @check("Gradients come back from gathered features.", ranks=True)
 def gathered_gradients(run: Run) -> Iterator[Finding]:
-    """dist.all_gather gives copies without a graph: what the losses of other ranks say of a rank's features is lost.
+    """dist.all_gather returns copies without a graph, so the losses of other ranks give a rank's features no gradient.
 
     It is right if every rank computes the loss of the whole batch, so that the losses of the ranks are equal, or if
     the loss does not depend on what is gathered; a run with ``probe_gathers`` tells.

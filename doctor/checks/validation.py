@@ -8,7 +8,7 @@ from .base import NO_VALIDATION, Finding, check, cost, fault, hint, need, need_u
 
 
 def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
-    """Return the first pass of each validation: which loader, and the event of each rank."""
+    """Return the first pass of each validation: its loader, and the event of each rank."""
     epochs = run.epochs(run.validating)
     need(epochs, NO_VALIDATION)
     found = [
@@ -51,7 +51,7 @@ def validation_counts(run: Run) -> Iterator[Finding]:
 
 
 def _all_samples(run: Run, event: Event, size: int, number: int) -> set[int]:
-    """Return the numbers of all samples of a rank's data set, in the numbers of the one below its subsets."""
+    """Return the numbers of all samples of a rank's data set, as numbers of the data set below its subsets."""
     for rank in sorted(run.ranks, key=lambda rank: rank.number != number):  # its own, or that of another rank
         for dataset in rank.all("dataset", dataset=event["dataset"]):
             if dataset["file"]:
@@ -61,7 +61,7 @@ def _all_samples(run: Run, event: Event, size: int, number: int) -> set[int]:
 
 @check("The ranks do not repeat each other's validation.", ranks=True)
 def validation_repeated(run: Run) -> Iterator[Finding]:
-    """If all ranks validate all samples the result is right, but no rank saves the others any time."""
+    """If all ranks validate all samples, the result is right, but validation takes as long as on one rank."""
     for kind, parts in _first_passes(run):
         read = [set(run.numbers(event)) for event in parts.values()]  # each rank may have a Subset of its own
         full = sum(len(samples) == kind[2] and samples == read[0] for samples in read)
@@ -75,7 +75,7 @@ def validation_repeated(run: Run) -> Iterator[Finding]:
 
 @check("Results of validation are combined over the ranks.", exercise="03_ddp/exercises/two_accuracies", ranks=True)
 def results_combined(run: Run) -> Iterator[Finding]:
-    """What rank 0 prints is otherwise the result of its own part of the samples."""
+    """Otherwise rank 0 prints the result of its own part of the samples."""
     for kind, parts in _first_passes(run):
         share = {rank: len(set(run.numbers(event))) for rank, event in parts.items()}
         of_all_ranks = set().union(*(run.numbers(event) for event in parts.values()))
@@ -164,7 +164,7 @@ def training_mode(run: Run) -> Iterator[Finding]:
     ranks=True,
 )
 def validation_statistics(run: Run) -> Iterator[Finding]:
-    """The running means come from each rank's own samples; a checkpoint has those of one rank only."""
+    """Each rank computes running means from its own samples; a checkpoint holds the means of one rank only."""
     calls = run.together("forward", grad=False, train=False)
     need(calls, "no validation in evaluation mode was seen")
     seen(len(calls), "calls in validation")

@@ -52,7 +52,7 @@ def weights_agree(run: Run) -> Iterator[Finding]:
 
 
 def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
-    """Return the finding for weights that differ between ranks, with the best explanation."""
+    """Return the finding for weights that differ between ranks, with the most specific explanation."""
     names, total = differing(events, "weights"), len(events[0]["weights"])
     first = run.aligned("gradients")[0]
     evidence = (
@@ -199,7 +199,7 @@ def teachers_agree(run: Run) -> Iterator[Finding]:
 
 @check("All ranks use the same learning rate.", ranks=True, after=("equal_steps",))
 def learning_rates_agree(run: Run) -> Iterator[Finding]:
-    """With other learning rates, equal gradients lead to different weights."""
+    """With different learning rates, equal gradients lead to different weights."""
     steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
     seen(len(steps), "updates compared")
@@ -329,7 +329,7 @@ def weights_change(run: Run) -> Iterator[Finding]:
 
 @check("The learning rate is above zero until the end.", after=("schedule_length",))
 def rate_above_zero(run: Run) -> Iterator[Finding]:
-    """A schedule that is too short comes to zero early: what follows trains nothing, without any error."""
+    """A schedule that is too short reaches zero early: the rest of the run trains nothing, without any error."""
     need(run.launch.ended == "end", "the run was ended before the end of the training")
     last = max((e["step"] for e in run.first.all("update")), default=0)
     for number in sorted({e["optimizer"] for e in run.first.all("gradients")}):

@@ -65,7 +65,7 @@ optimizers = Optimizers()
 
 
 def patch(target: Any, name: str, wrap: Callable[[Callable], Callable], *others: Any) -> None:
-    """Replace ``target.name``, and the same name in ``others``, by what ``wrap`` makes of it."""
+    """Replace ``target.name``, and the same name in ``others``, by ``wrap(original)``."""
     original = getattr(target, name)
     new = functools.wraps(original)(wrap(original))
     for place in (target, *others):
@@ -73,7 +73,7 @@ def patch(target: Any, name: str, wrap: Callable[[Callable], Callable], *others:
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let what ``function`` computes be unobserved; an error in it is logged, and does not reach the script."""
+    """Run ``function`` without observing it; log its errors instead of raising them in the script."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -92,12 +92,12 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this rank has: all of it unless it is sharded."""
+    """Return this rank's shard of a tensor; an unsharded tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def sums(tensor: torch.Tensor) -> list[float] | None:
-    """Return the sum of the values of this rank's part, and that of their absolute values."""
+    """Return the sum of the values of this rank's shard, and the sum of their absolute values."""
     part = local(tensor.detach())
     if part.is_meta:
         return None
@@ -106,12 +106,12 @@ def sums(tensor: torch.Tensor) -> list[float] | None:
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
-    """Return a number that is the same for equal values, and hardly ever for others."""
+    """Return a hash of the values."""
     return fingerprints(local(tensor.detach()).reshape(1, -1))[0]
 
 
 def fingerprints(rows: torch.Tensor, most_values: int = 4096) -> list[int]:
-    """Return a number for each row of (N, ...) values; of long rows, evenly spaced values are compared."""
+    """Return a hash of each row of (N, ...) values; of long rows, only evenly spaced values are hashed."""
     flat = rows.detach().reshape(len(rows), -1)
     flat = flat[:, :: 1 + flat.shape[1] // most_values].contiguous()
     values = flat.view(torch.uint8).long() + 1

@@ -62,7 +62,7 @@ def install() -> None:
 
 
 class ShortSampler:
-    """Stands before the sampler of a loader: logs the samples of a pass, and lets some of its batches through.
+    """Wraps the sampler of a loader: logs the samples of a pass, and passes on some of its batches.
 
     The last batch is always among them, because it may be smaller, and because epochs end with it.
     """
@@ -216,7 +216,7 @@ def _inner(dataset: Any) -> data.Dataset | None:
 def _below_subsets(dataset: Any) -> tuple[Any, Any, list[int] | None]:
     """Return the data set, the one below all subsets, and the numbers there of its samples (None: the same).
 
-    What has another data set of its own size inside is taken for a layer that changes samples, but not their numbers.
+    A data set that contains another one of the same size is taken for a wrapper that changes samples, but not numbers.
     """
     base, indices = dataset, None
     while (inner := _inner(base)) is not None:
@@ -253,7 +253,7 @@ def _number_of(dataset: Any) -> int:
 
 
 def _content(dataset: Any, size: int) -> int:
-    """Return a number that differs between data sets of which sample k is not the same sample.
+    """Return a hash that differs between data sets in which sample k is not the same sample.
 
     It is made from the lists, arrays and tensors in the data set that have one entry for each sample.
     """

@@ -237,7 +237,7 @@ def _wrap_ddp(own: Callable[..., None]) -> Callable[..., None]:
 
 
 def _to_empty(own: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Let memory that holds anything hold NaN, so that what is never initialized is always seen."""
+    """Fill uninitialized memory with NaN, so that weights that are never initialized are always noticed."""
 
     def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         module = own(module, *args, **kwargs)

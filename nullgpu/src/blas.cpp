@@ -1,4 +1,5 @@
-// cuBLAS: products are not computed. What only computes is generated (symbols.py); here are the functions that answer.
+// cuBLAS: products are not computed. Functions that only compute are generated (symbols.py); those that return a value
+// which PyTorch reads are here.
 #include "gpu.h"
 
 #include <cublasLt.h>

@@ -1,8 +1,8 @@
 // cuDNN: convolutions, batch norm and attention are not computed. PyTorch uses two interfaces.
 //
-// The older one has a function for each operation. What only computes is generated (symbols.py); here are the functions that
-// answer. The newer one ("backend", https://docs.nvidia.com/deeplearning/cudnn/backend/latest) describes everything by
-// descriptors with attributes: those that are set are kept, and given back when they are asked for.
+// The older one has a function for each operation. Functions that only compute are generated (symbols.py); those that
+// return a value are here. The newer one ("backend", https://docs.nvidia.com/deeplearning/cudnn/backend/latest) describes
+// everything by descriptors with attributes: this library stores the attributes that are set, and returns them on request.
 #include "gpu.h"
 
 #include <cudnn.h>

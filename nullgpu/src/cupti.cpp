@@ -1,7 +1,7 @@
 // libcupti, with which torch.profiler sees kernels: those that were launched, at the time of the launch.
 //
-// A kernel takes no time here; its record says 1,000 ticks of the profiler's clock, so that it is seen in a trace. Only what PyTorch's profiler (Kineto) asks
-// for is answered. Source of names and layouts: cupti_activity.h.
+// A kernel takes no time here; its record says 1,000 ticks of the profiler's clock, so that it is visible in a trace. Only
+// the functions that PyTorch's profiler (Kineto) calls are here. Source of names and layouts: cupti_activity.h.
 #include "cupti.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
-// cuFFT: transforms are not computed. What only computes is generated (symbols.py); here are the functions that answer.
+// cuFFT: transforms are not computed. Functions that only compute are generated (symbols.py); those that return a value
+// which PyTorch reads are here.
 #include "gpu.h"
 
 #include <cufftXt.h>

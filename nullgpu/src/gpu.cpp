@@ -134,8 +134,8 @@ static unsigned long long from_proc(const char* path, const char* format) {  // 
   return number;
 }
 
-// With values, the memory of the GPUs is in RAM. Linux kills a process that takes more than there is, without a word. What
-// was allocated and not yet written to still counts as available, so it is added to what is needed.
+// With values, the memory of the GPUs is in RAM. Linux kills a process that uses more than there is, without a message.
+// Memory that is allocated but not yet written to still counts as available, so it is added to what is needed.
 void end_if_host_is_full(size_t bytes) {
   static std::atomic<size_t> since_check{0};
   constexpr size_t CHECK_EACH = 64 << 20, RESERVE = 256 << 20;

@@ -30,7 +30,7 @@ struct Settings {
   int sm;                // compute capability, 90 for 9.0: NULLGPU_SM
   bool values;           // NULLGPU_VALUES: the CPU computes the values (values.py), so copies and fills are real
   size_t largest_copy;   // without values, copies and fills of more bytes than this are not done
-  int world;             // NULLGPU_WORLD: this process is rank 0 of so many, and the others do not exist; else 0
+  int world;             // NULLGPU_WORLD: number of ranks; this process is rank 0, the others do not exist. Else 0
   double timeout;        // NULLGPU_TIMEOUT: seconds that a collective waits for the other ranks
   std::string host;      // names the node, so that GPU 0 of two nodes are two GPUs
 };
@@ -81,7 +81,7 @@ bool find(const void* pointer, uintptr_t* start, Block* block);
 void charge(int device, int64_t bytes);      // of the memory of a GPU
 size_t used(int device);
 bool fits(int device, size_t bytes);
-void end_if_host_is_full(size_t bytes);      // with values, so many more bytes of this machine's memory are needed
+void end_if_host_is_full(size_t bytes);      // with values: before this many more bytes of RAM are used
 void* reserve(size_t size);
 
 // Do a copy, or a fill: all of them with values, small ones without.

@@ -1,6 +1,7 @@
-// libnccl: data really move between the ranks of one machine, at once, so a rank waits in each call for the others.
+// libnccl: data really move between the ranks of one machine. Each call blocks until all ranks have made it.
 //
-// Real NCCL waits on the GPU, and the CPU goes on. Where ranks differ in what they call, real NCCL hangs; here they say so.
+// Real NCCL waits on the GPU, and the CPU goes on. If ranks call different collectives, real NCCL hangs; here they get an
+// error that names both calls.
 #include <nccl.h>
 #include <stdio.h>
 #include <string.h>

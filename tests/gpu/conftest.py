@@ -48,7 +48,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Few digits and colour images, with shards, and boxes of 32^3 cells."""
+    """Few digits and color images, with shards, and boxes of 32^3 cells."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("mnist", "cifar10"):
         generate(name, folder, train_samples=1280, val_samples=256)

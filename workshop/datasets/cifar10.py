@@ -1,4 +1,4 @@
-"""CIFAR-10: 50,000 + 10,000 colour images of animals and vehicles, 32x32 (Krizhevsky 2009).
+"""CIFAR-10: 50,000 + 10,000 color images of animals and vehicles, 32x32 (Krizhevsky 2009).
 
 The files lie where torchvision's ``CIFAR10(root=data_dir)`` looks for them, ``data_dir/cifar-10-batches-py``: six
 pickled dictionaries, each with ``data``, (N, 3072) uint8, and ``labels``, a list of N classes; and one with the names

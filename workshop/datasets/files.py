@@ -10,7 +10,7 @@ from workshop.errors import UserError
 from workshop.paths import REPOSITORY, default_data_dir
 
 ORIGIN_FILE = "ORIGIN.json"
-"""says how `data/prepare.py` got the files beside it: downloaded, generated with which seed and sizes, or packed"""
+"""file that records how `data/prepare.py` got the files beside it: downloaded, generated (seed, sizes) or packed"""
 
 
 def prepare_command(name: str, data_dir: Path, *options: str) -> str:
@@ -23,7 +23,7 @@ def prepare_command(name: str, data_dir: Path, *options: str) -> str:
 
 @contextmanager
 def with_fix_hint(name: str, data_dir: Path, folder: Path) -> Iterator[None]:
-    """While files in ``folder`` are read: report what is wrong with them in one line, with the commands that help.
+    """Turn errors in reading the files of ``folder`` into one line, with the commands that fix them.
 
     Raises UserError: a `UserError` or an `OSError`, such as that of a missing file, is raised inside.
     """

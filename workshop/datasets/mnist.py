@@ -1,4 +1,4 @@
-"""MNIST: 60,000 + 10,000 grey images of handwritten digits, 28x28 (LeCun, Cortes and Burges).
+"""MNIST: 60,000 + 10,000 gray images of handwritten digits, 28x28 (LeCun, Cortes and Burges).
 
 The files lie where torchvision's ``MNIST(root=data_dir)`` looks for them, ``data_dir/MNIST/raw``, in the IDX format:
 a big-endian header (a magic number for type and dimensions, then the size of each dimension), then the bytes.

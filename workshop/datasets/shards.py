@@ -1,4 +1,4 @@
-"""Any data set of images again, as tar files to be read from front to back, in the format of WebDataset.
+"""Data sets of images packed into tar files (shards) for sequential reading, in the format of WebDataset.
 
 ``data_dir/shards/<name>/<split>-<shard>.tar`` has one member for each sample, ``<index>.bin``: the bytes of the image
 (C, H, W), then a byte with its class. Sample i is in shard i % SHARDS, so that any first n samples are spread evenly,
@@ -34,8 +34,8 @@ def shard_paths(name: str, data_dir: Path, split: str) -> list[Path]:
 def check(name: str, data_dir: Path) -> dict[str, int]:
     """Return the number of samples in each split.
 
-    Raises UserError: there are no shards, one has not the length that it was written with, or they hold other samples
-    than the data set has now; names the command that packs them.
+    Raises UserError: there are no shards, one is truncated, or they were packed from another version of the data set;
+    names the command that packs them.
     """
     folder = folder_of(name, data_dir)
     noted = read_json(folder / ORIGIN_FILE)
@@ -48,7 +48,7 @@ def check(name: str, data_dir: Path) -> dict[str, int]:
                 raise UserError(f"{folder / file}: damaged, expected {length} bytes, found {found} bytes")
         source = image_dataset(name).folder(data_dir)
         if source.exists() and read_json(source / ORIGIN_FILE) != noted["packed"]:
-            raise UserError(f"{folder} was packed from other data than {source} has now")
+            raise UserError(f"{folder} was packed from another version of the data in {source}")
     except UserError as error:
         make_room = f"move {folder} away and " if folder.exists() else ""
         command = prepare_command(name, data_dir, "--shards")
@@ -57,7 +57,7 @@ def check(name: str, data_dir: Path) -> dict[str, int]:
 
 
 def write(path: Path, shard: int, images: torch.Tensor, targets: torch.Tensor) -> None:
-    """Pack into a new file those of the images (N, C, H, W) uint8, and their classes (N,), that are in this shard."""
+    """Write the samples of one shard, of images (N, C, H, W) uint8 and their classes (N,), into a new file."""
     with tarfile.open(path, "w") as tar:
         for index in range(shard, len(images), SHARDS):
             content = images[index].numpy().tobytes() + bytes([int(targets[index])])
@@ -67,7 +67,7 @@ def write(path: Path, shard: int, images: torch.Tensor, targets: torch.Tensor) -
 
 
 def read(path: Path, indices: range) -> Iterator[tuple[int, bytes]]:
-    """Yield index and content of the samples ``indices``, the first ones of a shard; what follows them is not read.
+    """Yield index and content of the first samples of a shard, ``indices``; the rest is not read.
 
     Raises UserError: the shard is missing, or does not have these samples.
     """

@@ -28,7 +28,7 @@ def file_of(data_dir: Path, split: str) -> Path:
 
 
 def tokens(data_dir: Path, split: str) -> torch.Tensor:
-    """Return the bytes of a split, (N,) uint8, mapped into memory: what is not looked at is not read from the disk.
+    """Return the bytes of a split, (N,) uint8, as a memory map: pages that are not accessed are not read.
 
     Raises:
         UserError: the file is missing, or not as long as when it was written.
@@ -51,9 +51,9 @@ def check(data_dir: Path) -> None:
 class TextDataset(Dataset):
     """Sequences of a text; ``dataset[epoch, index]`` is a sample: inputs (T,) and targets (T,), both int64.
 
-    The target of each byte is the byte after it. In training, sequences begin at random places, which follow from the
-    seed, the epoch and the number of the sample: so it does not matter which rank, worker or batch a sample turns up
-    in, and each rank has others. Validation has all bytes in their order, without a last sequence that is not full.
+    The target of each byte is the byte after it. Training sequences begin at random positions, which depend only on the
+    seed, the epoch and the number of the sample. So a sample is the same on any rank, in any worker and batch, and no
+    two ranks share one. Validation covers all bytes in order, without an incomplete last sequence.
 
     Args:
         data_dir: folder of all data sets.

@@ -22,10 +22,10 @@ except ImportError:
 class PipelineLoader(BatchLoader):
     """Batches (inputs, targets) from a DALI pipeline that begins an epoch whenever it is iterated over.
 
-    Whoever builds the ``pipeline`` feeds it from a generator that looks up the sampler's epoch when it begins. This
-    generator must not refer to the loader, because loader, pipeline and generator would then refer to each other in a
-    circle, which only the garbage collector frees. If it ran in a forked process, it would wait for ever for the
-    pipeline's threads, which only the original process has.
+    The caller feeds the ``pipeline`` from a generator that reads the sampler's epoch when an epoch begins. The
+    generator must not refer to the loader: that would make a reference cycle, which only the garbage collector frees.
+    If the collector ran in a forked process, it would wait for ever for the pipeline's threads, which exist only in the
+    original process.
     """
 
     less_work = "--loader device"

@@ -15,8 +15,8 @@ class ImageDataset(Dataset):
     """Images and classes as torchvision's data sets give them; ``dataset[epoch, index]`` is one sample.
 
     A sample is a tensor (C, H, W) float32, augmented at random in training and normalized, and its class, an int. The
-    random numbers of a sample follow from the seed, the epoch and the index alone. So it does not matter which rank or
-    worker prepares it, and a resumed run gets the samples that it would have got without the stop.
+    random numbers of a sample depend only on the seed, the epoch and the index. So it does not matter which rank or
+    worker prepares it, and a resumed run gets the same samples as one without a stop.
 
     Args:
         name: ``"mnist"`` or ``"cifar10"``.

@@ -1,4 +1,4 @@
-"""Which samples make up each batch of an epoch, on each rank; and what all loaders have in common."""
+"""Samplers (which samples make up each batch, on each rank), and the interface of all loaders."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from workshop.seeds import seed_of
 
 
 class EpochSampler:
-    """What all samplers have in common: whose samples, of which epoch, from which step on.
+    """Base class of the samplers: the samples of one rank in one epoch, from a given step on.
 
     Args:
         num_samples: size of the data set.
@@ -105,7 +105,7 @@ class DistributedBatchSampler(EpochSampler):
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples that all ranks together get in an epoch: all but those of a last global batch that is left out."""
+        """Samples that all ranks together get in an epoch: all, without a last global batch that is dropped."""
         rest = self.num_samples % self.global_batch_size
         left_out = rest if self.shuffle and rest < self.num_replicas else 0
         return self.num_samples - left_out
@@ -117,7 +117,7 @@ class DistributedBatchSampler(EpochSampler):
 
 
 class Loader(Protocol):
-    """What every loader is, PyTorch's ``DataLoader`` included, if its ``batch_sampler`` is a `DistributedBatchSampler`.
+    """Interface of every loader, PyTorch's ``DataLoader`` included if its sampler is a `DistributedBatchSampler`.
 
     Iterating gives one epoch of batches (inputs, targets); ``len(loader)`` is their number, and ``len(loader.dataset)``
     the number of samples of all ranks.

@@ -19,9 +19,9 @@ from workshop.loaders.sampler import BatchLoader, EpochSampler
 from workshop.loaders.transform import BatchTransform
 
 SHUFFLE_BUFFER = 2000
-"""samples a worker holds back and chooses from: enough to mix what lies side by side in a shard"""
+"""size of a worker's shuffle buffer in samples: enough to mix neighbors in a shard"""
 SHUFFLE_START = 100
-"""samples in the buffer before the first one is chosen, so that the first batch need not wait for a full buffer"""
+"""samples in the shuffle buffer before the first is drawn, so that the first batch does not wait for a full one"""
 
 Sample = tuple[int, bytes]
 """index, and content as stored"""
@@ -31,7 +31,7 @@ class ShardSampler(EpochSampler):
     """Which shards a rank reads in an epoch, and how many batches they give.
 
     The shards are shared among the ranks anew in every epoch. Where that leaves some ranks with a sample more than
-    others, the steps are those of the rank with the fewest, so that in training all take as many.
+    others, every rank takes as many training steps as the rank with the fewest samples.
     """
 
     def shards(self, rank: int) -> list[int]:
@@ -145,12 +145,12 @@ class ShardLoader(BatchLoader):
 
 
 def ignore_stop_signal(worker_id: int) -> None:
-    """Let a worker ignore the signal before Slurm's time limit, which the whole job gets, and which ends a process."""
+    """Ignore, in a worker, the signal that Slurm sends to the whole job before the time limit: it would end it."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def shuffled(samples: Iterator[Sample], random: random.Random) -> Iterator[Sample]:
-    """Yield the samples in an order that is random within a buffer, which fills by two for each one that is chosen."""
+    """Yield the samples in random order, from a shuffle buffer; until it is full, it reads two for each one drawn."""
     buffer: list[Sample] = []
     for sample in samples:
         buffer.append(sample)
@@ -169,7 +169,7 @@ def _pick(buffer: list[Sample], random: random.Random) -> Sample:
 
 
 def rebatched(parts: Iterable[list[Sample]], batch_size: int) -> Iterator[list[Sample]]:
-    """Join lists of any length, as the workers end with, into lists of ``batch_size``; the last may be shorter."""
+    """Regroup lists of any length into lists of ``batch_size``; the last may be shorter."""
     rest: list[Sample] = []
     for part in parts:
         rest += part

@@ -1,4 +1,4 @@
-"""From stored bytes to what a model trains on, a whole batch at once: augment, scale, normalise."""
+"""Turn stored bytes into inputs of a model, a whole batch at once: augment, scale, normalize."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,10 @@ PADDING = 4
 
 
 class BatchTransform:
-    """Turn images (N, C, H, W) uint8 into normalised float32; while augmenting, flip and shift each at random.
+    """Turn images (N, C, H, W) uint8 into normalized float32; while augmenting, flip and shift each at random.
 
-    What happens to a sample in an epoch follows from the seed, the epoch, the sample's index and the number of samples
-    alone. So it does not matter which rank, worker or batch it turns up in, and a resumed run sees what it would have
-    seen.
+    The augmentation of a sample depends only on the seed, the epoch, the sample's index and the number of samples. So
+    it is the same on any rank, in any worker and batch, and in a resumed run.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], augment: bool, samples: int, seed: int) -> None:

@@ -13,8 +13,7 @@ from workshop.errors import UserError
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, epoch_generator
 
 SYMMETRIES = list(product(permutations(range(3)), product((False, True), repeat=3)))
-"""the 48 symmetries of the cube: for each new axis, which old axis it is, and whether it then runs the other way;
-the first one changes nothing"""
+"""the 48 symmetries of the cube: for each new axis the old axis, and whether it is flipped; first, the identity"""
 
 
 def cut(box: torch.Tensor | h5py.Dataset, corner: list[int], symmetry: int, size: int) -> torch.Tensor:
@@ -92,9 +91,8 @@ class VolumeDataset(Dataset):
     def places(self, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return corner (crops, 3) int64 and symmetry (crops,) int64 of each cube of an epoch; see `cut`.
 
-        They follow from the seed, the epoch, the cube's index and the number of cubes alone, so it does not matter
-        which rank, worker or batch it turns up in, no two ranks see the same ones, and a resumed run sees what it
-        would have seen.
+        They depend only on the seed, the epoch, the cube's index and the number of cubes. So a cube is the same on any
+        rank, in any worker and batch, and in a resumed run; and no two ranks see the same cube.
         """
         generator = epoch_generator(self.seed, epoch) if self.training else epoch_generator(0, 0)
         corners = self.box.cells if self.box.periodic else self.box.cells - self.size + 1

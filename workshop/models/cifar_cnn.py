@@ -6,7 +6,7 @@ from torch import nn
 
 
 class CifarCNN(nn.Module):
-    """Classify 32x32 colour images into 10 classes; 62 thousand parameters."""
+    """Classify 32x32 color images into 10 classes; 62 thousand parameters."""
 
     def __init__(self) -> None:
         super().__init__()

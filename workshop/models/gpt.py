@@ -1,9 +1,9 @@
-"""A language model in the usual form: blocks of causal attention and a gated network, each added to its input.
+"""A decoder-only transformer: blocks of causal self-attention and a gated MLP, each with a residual connection.
 
-The form is that of Llama (Touvron et al. 2023, https://arxiv.org/abs/2302.13971): RMSNorm before each part, rotary
-positions, SwiGLU, no biases. The weights of the embedding are those of the output too, as in GPT-2. The initial values
-are GPT-2's (Radford et al. 2019): normal with a standard deviation of 0.02, and smaller by sqrt(2 x depth) where a part
-is added to its input, so that the sum of all parts starts no larger in a deep model.
+The architecture is Llama's (Touvron et al. 2023, https://arxiv.org/abs/2302.13971): RMSNorm before attention and MLP,
+rotary position embeddings, SwiGLU, no biases. Embedding and output layer share their weights, as in GPT-2. The
+initialization is GPT-2's (Radford et al. 2019): normal with a standard deviation of 0.02, divided by sqrt(2 x depth) in
+the layers that write to the residual stream, so that its values start no larger in a deep model.
 """
 
 import math
@@ -23,14 +23,14 @@ ROTARY_BASE = 10_000.0
 
 @dataclass(frozen=True)
 class GPTSize:
-    """What one model of the family is made of."""
+    """Size of one model of the family."""
 
     width: int
-    """numbers that describe a token"""
+    """embedding width (d_model)"""
     depth: int
     """number of blocks"""
     vocabulary: int = 256
-    """kinds of tokens; a byte has 256"""
+    """number of different tokens; 256 for bytes"""
     head_dimension: int = HEAD_DIMENSION
 
     @property
@@ -40,7 +40,7 @@ class GPTSize:
 
     @property
     def hidden(self) -> int:
-        """Numbers in the middle of the gated network: 8/3 of the width, rounded up to a multiple of 256."""
+        """Hidden width of the gated MLP (d_ff): 8/3 of the width, rounded up to a multiple of 256."""
         return 256 * math.ceil(8 * self.width / 3 / 256)
 
     @property
@@ -50,11 +50,11 @@ class GPTSize:
         return self.vocabulary * self.width + self.depth * block + self.width
 
     def flops_per_token(self, sequence_length: int) -> int:
-        """Return the operations of a forward and a backward pass for one token.
+        """Return the floating-point operations of a forward and a backward pass for one token.
 
         Six for each weight of a matrix, the output's included (a product and a sum, forward once and backward twice),
         and for attention to all tokens, as if it were not causal: 12 x depth x width x sequence length. This is the
-        count of the PaLM paper, appendix B, with which others state their utilization too.
+        count of the PaLM paper, appendix B, which the MFU of other publications is based on too.
         """
         matrices = self.parameters - (2 * self.depth + 1) * self.width
         return 6 * matrices + 12 * self.depth * self.width * sequence_length
@@ -79,14 +79,14 @@ def gpt_size(name: str, width: int | None = None, depth: int | None = None) -> G
     size = replace(size, width=width or size.width, depth=depth or size.depth)
     if size.width % size.head_dimension:
         near = max(round(size.width / size.head_dimension), 1) * size.head_dimension
-        raise UserError(f"--width {size.width} is no multiple of {size.head_dimension}, the size of a head; {near} is")
+        raise UserError(f"--width {size.width} is no multiple of the head dimension {size.head_dimension}; {near} is")
     return size
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of numbers of (N, heads, T, d) by an angle that grows with the token's position.
+    """Apply rotary position embeddings to (N, heads, T, d): rotate pairs of numbers by angles that grow with T.
 
-    So the product of a query and a key depends on how far their tokens are apart (Su et al. 2021,
+    So the dot product of a query and a key depends on the distance between their tokens (Su et al. 2021,
     https://arxiv.org/abs/2104.09864). The angles are computed in float32: those of late tokens are large.
     """
     half = x.shape[-1] // 2  # number i and number i + half are a pair
@@ -99,7 +99,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """Attention and a gated network, each added to its input: (N, T, width) -> the same shape."""
+    """A transformer block: causal self-attention and a gated MLP; (N, T, width) -> the same shape."""
 
     def __init__(self, size: GPTSize) -> None:
         super().__init__()
@@ -123,9 +123,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predict each next token: (N, T) int64 -> scores of every token, (N, T, vocabulary).
+    """Predict each next token: (N, T) int64 -> logits (N, T, vocabulary).
 
-    The scores at position t depend on the tokens up to t alone.
+    The logits at position t depend only on the tokens up to t.
     """
 
     def __init__(self, size: GPTSize) -> None:
@@ -137,7 +137,7 @@ class GPT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw fresh weights; also after `to_empty` has given a model from the meta device its memory."""
+        """Initialize the weights; also those that `to_empty` has moved from the meta device."""
         for name, weight in self.named_parameters():
             if name.endswith("norm.weight"):
                 nn.init.ones_(weight)

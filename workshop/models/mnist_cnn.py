@@ -6,7 +6,7 @@ from torch import nn
 
 
 class MnistCNN(nn.Module):
-    """Classify 28x28 grey images into 10 classes; 1.2 million parameters."""
+    """Classify 28x28 gray images into 10 classes; 1.2 million parameters."""
 
     def __init__(self) -> None:
         super().__init__()

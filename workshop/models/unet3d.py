@@ -1,4 +1,4 @@
-"""The 3D U-Net that maps dark matter to gas: convolutions that halve the volume, convolutions that double it again.
+"""The 3D U-Net that maps dark matter to gas: an encoder of strided convolutions, a decoder, and skip connections.
 
 Its shape is that of the pix2pix generator (Isola et al. 2017, https://arxiv.org/abs/1611.07004) in three dimensions and
 without batch norm, as in NERSC's tutorial "Deep Learning at Scale" (https://github.com/NERSC/sc22-dl-tutorial).
@@ -43,7 +43,7 @@ class UNet3D(nn.Module):
         )
         self.up = nn.ModuleList(
             (DeepestUp if level == depth - 1 else nn.ConvTranspose3d)(
-                # all but the deepest also see what the way down left at their size
+                # skip connections: all but the deepest also get the encoder's output of their size
                 channels[level] * (1 if level == depth - 1 else 2),
                 channels[level - 1] if level else OUT_CHANNELS,
                 kernel_size=4,
@@ -54,7 +54,7 @@ class UNet3D(nn.Module):
         )
         self.skip = nn.Conv3d(
             IN_CHANNELS, OUT_CHANNELS, kernel_size=1
-        )  # at full size, where gas looks much like matter
+        )  # a skip connection at full resolution, where gas resembles matter
         for layer in self.modules():
             if isinstance(layer, (nn.Conv3d, nn.ConvTranspose3d)):
                 nn.init.normal_(layer.weight, std=0.02)  # as pix2pix does

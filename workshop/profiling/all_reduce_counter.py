@@ -1,4 +1,4 @@
-"""Counting what DistributedDataParallel sends in a training step."""
+"""Count what DistributedDataParallel sends in a training step."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""How often to repeat something so that it takes about as long as a measurement should."""
+"""Choose the number of repeats of a measurement from the time that it should take."""
 
 from collections.abc import Callable
 

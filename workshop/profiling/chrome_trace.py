@@ -1,8 +1,8 @@
-"""Reading the Chrome traces that ``torch.profiler`` writes, on the clock that a question is about.
+"""Read the Chrome traces of ``torch.profiler``: times on the CPU, and times on the GPU.
 
-With a GPU there are two clocks. The CPU launches kernels and goes on, so its ranges (``forward``, ``backward``, ...)
-say how long launching took. How long the work took is measured on the GPU, from the first to the last piece of work
-that was launched within the CPU's range (`launched_within`).
+With a GPU the two differ. The CPU launches kernels and goes on, so its ranges (``forward``, ``backward``, ...) say how
+long launching took. The time of the work itself is that on the GPU, from the first to the last kernel or copy that was
+launched within the CPU's range (`launched_within`).
 
 The profiler also writes ranges of the GPU, category ``gpu_user_annotation``, which have the same names as the CPU's.
 They are not used here, because they leave out all kernels that another thread launched. That is the case for almost all

@@ -1,11 +1,11 @@
-"""Model FLOPs utilization (MFU): the share of a device's peak that the operations of the model make up.
+"""Model FLOPs utilization (MFU): the FLOP/s of the model as a share of the device's peak.
 
     MFU = model FLOPs of a step / (seconds of a step x FLOP/s at the peak)
 
-The definition is that of Appendix B of the PaLM paper (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311). The
-model FLOPs are the floating-point operations that forward and backward need, whoever computes them: what activation
-checkpointing computes a second time does not count, nor does the optimizer. So a run cannot raise its MFU by computing
-more than it must, and runs with different options can be compared.
+The definition is from Appendix B of the PaLM paper (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311). The model
+FLOPs are the floating-point operations that forward and backward need. The recomputation of activation checkpointing
+does not count, nor does the optimizer. So a run cannot raise its MFU by computing more than it must, and runs with
+different options can be compared.
 
 The paper divides by the peak that the vendor states, which few devices reach in practice. Here the peak is, everywhere
 in this workshop, the fastest product of large square matrices that this process measures on its device, in the number
@@ -29,14 +29,14 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SIZES = {"cuda": (4096, 8192), "cpu": (512, 1024, 2048)}
 """rows and columns of the matrices, by type of device; of other devices the sizes are those of a CPU"""
 SECONDS_PER_SIZE = 0.2
-"""how long products of one size are repeated"""
+"""seconds for which products of one size are repeated"""
 LONGEST_PRODUCT = 0.25
 """seconds: a product that would take longer is not tried, as on CPUs that only emulate a number format"""
 
 
 @dataclass(frozen=True)
 class Utilization:
-    """What one rank computes in a step, and what its device could compute."""
+    """The FLOPs of one rank in a step, and the peak of its device."""
 
     flops_per_sample: int
     """floating-point operations of a forward and a backward pass for one sample"""
@@ -56,12 +56,12 @@ class Utilization:
 
 
 def utilization(config: Any, flops_per_sample: int, device: torch.device) -> Utilization:  # noqa: ANN401
-    """Measure the peak of ``device``, for a run whose model computes so many operations for a sample.
+    """Measure the peak of ``device``, for a run whose model needs this many operations per sample.
 
     Args:
         config: the flags of the run: ``precision`` and ``batch_size``.
         flops_per_sample: of a forward and a backward pass, as from `model_flops`.
-        device: that trains. The switch for TF32 must be that of the run already.
+        device: that trains. Set the switch for TF32 before, as in the run.
     """
     return Utilization(flops_per_sample, config.batch_size, peak_flops_per_second(config.precision, device))
 

@@ -30,7 +30,7 @@ class Monitor:
     A run shorter than the interval gets one sample, at its end. The quantities are those of `workshop.profiling.nvml`
     and
 
-    - ``cpu_percent``: CPU time since the sample before, as a share of that of the CPUs this process may use
+    - ``cpu_percent``: CPU time since the last sample, as a share of the time of all CPUs that this process may use
     - ``rss_bytes``: resident memory of the `processes`
     - ``system_memory_bytes``: memory in use on the whole machine, by everyone
 

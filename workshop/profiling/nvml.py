@@ -1,7 +1,7 @@
 """The counters that an NVIDIA GPU reports through NVML, the library behind ``nvidia-smi``.
 
-Source of names, units and meanings: https://docs.nvidia.com/deploy/nvml-api. All figures are those of the whole GPU,
-whoever uses it.
+Source of names, units and meanings: https://docs.nvidia.com/deploy/nvml-api. All figures are for the whole
+GPU, including other processes.
 """
 
 import math
@@ -31,7 +31,7 @@ class Gpu:
     Args:
         uuid: as torch gives it. A number would not do: ``CUDA_VISIBLE_DEVICES`` renumbers GPUs for CUDA, not for NVML.
 
-    Raises whatever NVML raises, where it is missing or does not know the GPU.
+    Raises the errors of NVML, if it is missing or does not know the GPU.
     """
 
     def __init__(self, uuid: str) -> None:

@@ -87,7 +87,7 @@ class _LoaderLike:
 
 
 class SyntheticLoader(_LoaderLike):
-    """A loader that gives one batch over and over, wherever the real loader left it: training at its fastest."""
+    """A loader that repeats one batch, in the memory where the real loader put it: the fastest possible loader."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
@@ -98,7 +98,7 @@ class SyntheticLoader(_LoaderLike):
 
 
 class BarrierLoader(_LoaderLike):
-    """A loader whose batches come when all ranks have asked for one, so that none gets ahead of the slowest."""
+    """A loader that synchronizes the ranks before each batch, so that none gets ahead of the slowest."""
 
     def __init__(self, loader: Loader, device: torch.device) -> None:
         super().__init__(loader)

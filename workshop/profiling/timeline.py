@@ -9,9 +9,9 @@ from workshop.profiling.chrome_trace import CPU_RANGE, GPU_WORK, Event, launched
 
 Spans = list[tuple[float, float]]
 """start and length of each, in milliseconds"""
-COLOURS = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73", "worker": "#D55E00"}
-COLOURS |= {"all-reduces": "#CC79A7", "kernels": "#000000", "copies": "#999999"}
-"""of the rows, from top to bottom, by their first word; also for people who are colour-blind (Okabe and Ito)"""
+COLORS = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73", "worker": "#D55E00"}
+COLORS |= {"all-reduces": "#CC79A7", "kernels": "#000000", "copies": "#999999"}
+"""of the rows, from top to bottom, by their first word; also for people who are color-blind (Okabe and Ito)"""
 STEP_RANGES = ("data", "forward", "backward", "optimizer")
 
 
@@ -39,7 +39,7 @@ def read_rows(file: Path) -> dict[str, list[Spans]]:
     rows["all-reduces"] = _spans(_all_reduces_of_gradients(events, ranges["backward"]))
     rows["kernels on the GPU"] = _spans([event for event in by_category["kernel"] if "AllReduce" not in event["name"]])
     rows["copies on the GPU"] = _spans(by_category["gpu_memcpy"])
-    order = sorted(filter(rows.get, rows), key=lambda row: (list(COLOURS).index(row.partition(" ")[0]), row))
+    order = sorted(filter(rows.get, rows), key=lambda row: (list(COLORS).index(row.partition(" ")[0]), row))
     buckets = round(len(rows["all-reduces"]) / max(1, len(rows["data"]))) or 1
     lanes = dict.fromkeys(order, 1) | {"all-reduces": buckets}
     return {row: [rows[row][lane :: lanes[row]] for lane in range(lanes[row])] for row in order}
@@ -76,7 +76,7 @@ def plot_traces(traces: dict[str, Path]) -> Figure:
         zero = steps[0][0]
         for place, (row, lanes) in enumerate(rows.items()):
             height = 0.8 / len(lanes)
-            style = {"color": COLOURS[row.partition(" ")[0]], "linewidth": 0}
+            style = {"color": COLORS[row.partition(" ")[0]], "linewidth": 0}
             if row.startswith("worker"):  # which may begin the next batch at once: an edge separates the two
                 style |= {"edgecolor": "white", "linewidth": 1}
             for lane, spans in enumerate(lanes):

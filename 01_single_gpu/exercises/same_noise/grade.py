@@ -1,6 +1,6 @@
 """Random numbers that workers repeat: what happens to a sample is to follow from seed, epoch and sample alone.
 
-The images here show where they were moved to: one bright pixel, in a frame of even colour that carries the number.
+The images here show where they were moved to: one bright pixel, in a frame of even color that carries the number.
 """
 
 from collections import Counter
@@ -90,7 +90,7 @@ def moves_of(script: Script, workers: int, data_dir: Path, *more_flags: object) 
 
 
 def write_images(folder: Path) -> None:
-    """Write images of one colour, which is their number, with one bright pixel."""
+    """Write images of one color, which is their number, with one bright pixel."""
     folder.mkdir(parents=True)
     for split, count in (("train", SAMPLES), ("val", BATCH)):
         images = torch.zeros(count, 3, 32, 32, dtype=torch.uint8)

@@ -25,7 +25,7 @@ BYTES = 28 * 28 + 8
 """of an image and its label"""
 ALLOWED = 0.12
 """of what is added to the archive may be read in addition for each sample; HDF5 reads 0.07 of it, because it reads some
-neighbours of a sample too, and an archive that is read once for each batch 0.24"""
+neighbors of a sample too, and an archive that is read once for each batch 0.24"""
 
 
 def grade(script: Script) -> Iterator[str]:
