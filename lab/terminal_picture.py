@@ -3,6 +3,7 @@
 python -m lab.terminal_picture results/drawings/doctor_report.svg python doctor/run.py docs/doctor_example.py
 """
 
+import io
 import os
 import pty
 import sys
@@ -34,7 +35,7 @@ def printed(command: list[str]) -> str:
 def main() -> None:
     """Run the command; write the picture."""
     out, *command = sys.argv[1:]
-    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
     shown = " ".join(word if index else Path(word).name for index, word in enumerate(command))
     console.print(Text(f"$ {shown}", style="bold"))
     console.print(Text.from_ansi(printed(command)))

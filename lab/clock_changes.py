@@ -1,6 +1,6 @@
 """What a change of a training loop does, on a simulated A100: a table, and the time lines of two steps.
 
-    python nullgpu/trust/changes.py          # a minute or two
+    python lab/clock_changes.py          # a minute or two
 
 The network is small, so that its step is launch-bound: the host needs longer for the launches than the GPU computes.
 """
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 VARIANTS = {
@@ -98,7 +98,7 @@ def main() -> None:
         rows=rows,
         formats={"ms per step": ".2f", "GPU busy": ".0%"},
         figure=figure,
-        command="python nullgpu/trust/changes.py",
+        command="python lab/clock_changes.py",
     )
 
 

@@ -1,7 +1,7 @@
 """How far the clock can be trusted: simulated speeds beside published ones.
 
-    python nullgpu/trust/trust.py            # all: some minutes
-    python nullgpu/trust/trust.py resnet50   # those with this word in their name
+    python lab/clock_trust.py            # all: some minutes
+    python lab/clock_trust.py resnet50   # those with this word in their name
 
 The shares of the peak in clock.py (ATTAINED) were chosen with the first half of the cases, and not changed afterwards.
 """
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from lab import results  # noqa: E402
 
-WORKLOADS = "nullgpu/trust/workloads.py"
+WORKLOADS = "lab/clock_workloads.py"
 NERSC = "NERSC, Deep Learning at Scale (SC22), log of its README"
 NVIDIA = "NVIDIA DeepLearningExamples, ResNet50 v1.5, README (container 21.03)"
 TITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
@@ -121,7 +121,7 @@ def main() -> None:
         columns=["half", "training", "unit", "published", "simulated", "ratio", "GPU busy", "source"],
         rows=rows,
         formats={"published": ",.0f", "simulated": ",.0f", "ratio": ".2f", "GPU busy": ".0%"},
-        command="python nullgpu/trust/trust.py",
+        command="python lab/clock_trust.py",
         finished=not sys.argv[1:],
     )
 

@@ -1,6 +1,6 @@
-"""Trainings whose speed on real GPUs was published, with data that lies on the GPU: run by trust.py under the clock.
+"""Trainings whose speed on real GPUs was published, with data that lies on the GPU: run by clock_trust.py under the clock.
 
-python nullgpu/run.py --clock a100 python nullgpu/trust/workloads.py resnet50 amp
+python nullgpu/run.py --clock a100 python lab/clock_workloads.py resnet50 amp
 """
 
 import sys
