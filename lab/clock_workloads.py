@@ -1,4 +1,4 @@
-"""Trainings whose speed on real GPUs was published, with data that lies on the GPU: run by clock_trust.py under the clock.
+"""Trainings whose speed on real GPUs was published, with data on the GPU. Run by clock_trust.py.
 
 python nullgpu/run.py --clock a100 python lab/clock_workloads.py resnet50 amp
 """

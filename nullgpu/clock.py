@@ -11,7 +11,7 @@ import ctypes
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +58,7 @@ class Clock(TorchDispatchMode):
         self.launches = self.library.nullgpu_counters()  # the first of them
         self.way = 0.0
         """seconds of the way to this class and back, which a script without it would not need"""
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.unknown: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -226,7 +226,7 @@ def write(clock: Clock, trace: Trace, folder: str) -> None:
     found = {
         "updates": trace.updates,
         "loading": trace.loading,
-        "seconds": dict(clock.seconds.most_common(12)),
+        "seconds": dict(sorted(clock.seconds.items(), key=lambda pair: -pair[1])[:12]),
         "unknown": dict(clock.unknown.most_common()),
         "way": clock.way,
     }

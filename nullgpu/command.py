@@ -101,6 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
         options.sm, options.gb = int(figures["sm"]), float(figures["gb"])
     if any(map(os.path.exists, GPU_FILES)) and not options.beside_gpu:
         return fail("this machine has a GPU, which the command would not see: leave out nullgpu, or add --beside_gpu")
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return fail("CUDA_VISIBLE_DEVICES is empty, which hides the null GPUs too: unset CUDA_VISIBLE_DEVICES")
     words = resolved(options.command)
     if shutil.which(words[0]) is None:
         return fail(f"no command {words[0]}")

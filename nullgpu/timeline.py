@@ -1,7 +1,7 @@
 """The report of the clock: how busy the GPU was, what it waited for, and the time line."""
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,9 @@ def overlap(start: float, end: float, parts: list[tuple[float, float]]) -> float
     return sum(max(0.0, min(end, b) - max(start, a)) for a, b in parts)
 
 
-def idle(spans: list[Span], loading: list[tuple[float, float]], begin: float, end: float) -> tuple[float, Counter[str]]:
+def idle(
+    spans: list[Span], loading: list[tuple[float, float]], begin: float, end: float
+) -> tuple[float, dict[str, float]]:
     """Return how long the GPU computed between two times, and how long it waited for what.
 
     A GPU is busy if any of its streams has a kernel. What it waits for is what the stream waits for that computes
@@ -55,7 +57,7 @@ def idle(spans: list[Span], loading: list[tuple[float, float]], begin: float, en
     work = sorted((s for s in spans if s.kind == KERNEL and s.end > begin and s.start < end), key=lambda s: s.start)
     others = [s for s in spans if s.kind in (TRANSFER, NETWORK)]
     ends = {round(s.end, 9): s.kind for s in others}
-    waits: Counter[str] = Counter()
+    waits: defaultdict[str, float] = defaultdict(float)
     busy, last = 0.0, begin
     for span in work:
         start, stop = max(span.start, begin), min(span.end, end)
@@ -93,7 +95,11 @@ def lines_of(found: dict[str, Any], spans: list[Span], figures: dict[str, Any]) 
         f"clock of a {figures['name']} (simulated): {len(updates) - 1} updates, {1e3 * each:.2f} ms each, "
         f"GPU busy {busy / total:.0%} of the time"
     )
-    parts = [f"{what} {seconds / total:.0%}" for what, seconds in waits.most_common() if seconds > 0.005 * total]
+    parts = [
+        f"{what} {seconds / total:.0%}"
+        for what, seconds in sorted(waits.items(), key=lambda pair: -pair[1])
+        if seconds > 0.005 * total
+    ]
     if parts:
         yield f"  it waits for {', '.join(parts)}"
     top = sorted(found["seconds"].items(), key=lambda pair: -pair[1])[:5]

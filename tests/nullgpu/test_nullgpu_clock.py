@@ -1,0 +1,183 @@
+"""The clock: waits, copies, graphs and collectives take the time that they should; the report says what limits a loop.
+
+No test depends on the speed of this machine: times of the GPU follow from its figures, and the host is only slower.
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from cases import environment, null_gpu
+from possible import skip_if_impossible
+
+from nullgpu import clock_figures, timeline
+
+skip_if_impossible()
+pytest_plugins = ["null_fixtures"]
+pytestmark = pytest.mark.usefixtures("null_library")
+
+SCRIPT = """
+import json, sys, time
+import torch
+
+big = torch.zeros(8192, 8192, device="cuda", dtype=torch.bfloat16)
+found = {}
+def timed(function, count=1):
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    start.record()
+    for _ in range(count):
+        function()
+    end.record()
+    issued = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end), 1e3 * issued, 1e3 * (time.perf_counter() - began)]
+
+found["matmul"] = timed(lambda: big @ big, 20)
+host = torch.zeros(64 << 20, dtype=torch.uint8)
+pinned, target = host.pin_memory(), torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+found["pinned"] = timed(lambda: target.copy_(pinned, non_blocking=True))
+found["pageable"] = timed(lambda: target.copy_(host, non_blocking=True))
+side = torch.cuda.Stream()
+def two_streams():
+    big @ big
+    with torch.cuda.stream(side):
+        big @ big
+    torch.cuda.current_stream().wait_stream(side)
+found["two streams"] = timed(two_streams, 1)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    for _ in range(10):
+        big @ big
+found["graph"] = timed(graph.replay)
+done = torch.cuda.Event()
+big @ big
+done.record()
+found["early"] = done.query()
+torch.cuda.synchronize()
+found["late"] = done.query()
+json.dump(found, open(sys.argv[1], "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What the script has measured with CUDA's own events: GPU, issued, all; in ms."""
+    folder = tmp_path_factory.mktemp("clock")
+    (folder / "script.py").write_text(SCRIPT)
+    command = null_gpu("--clock", "a100", "python", str(folder / "script.py"), str(folder / "found.json"))
+    subprocess.run(command, env=environment(), check=True, capture_output=True, text=True, timeout=200)
+    return json.loads((folder / "found.json").read_text())
+
+
+MATMUL = 2 * 8192**3 / 312e12 * 1e3
+"""ms at the peak of an A100"""
+
+
+def test_a_large_matrix_product_attains_a_share_of_the_peak_and_the_host_runs_ahead(found: dict) -> None:
+    gpu, issued, whole = found["matmul"]
+    assert 20 * MATMUL < gpu < 3 * 20 * MATMUL
+    assert issued < 0.7 * gpu  # launches only
+    assert whole >= 0.99 * gpu  # synchronize() waits
+
+
+def test_the_host_waits_for_pageable_copies_only(found: dict) -> None:
+    figures = clock_figures.read("a100")
+    for kind in ("pinned", "pageable"):
+        assert found[kind][0] >= 0.99e3 * (64 << 20) / float(figures[kind])
+    assert found["pinned"][1] < found["pinned"][0]
+    assert found["pageable"][1] >= 0.99 * found["pageable"][0]
+
+
+def test_streams_are_queues_of_their_own(found: dict) -> None:
+    one = found["matmul"][0] / 20
+    assert found["two streams"][0] < 1.9 * one or found["two streams"][1] > one  # unless the host was so slow
+
+
+def test_a_graph_takes_the_time_of_what_it_has_recorded(found: dict) -> None:
+    assert found["graph"][0] == pytest.approx(found["matmul"][0] / 2, rel=0.2)
+
+
+def test_an_event_is_not_done_before_its_time(found: dict) -> None:
+    assert (found["early"], found["late"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--clock", "a9000", "true"], "--clock knows a100, h100, l4, t4"),
+        (["--clock", "a100", "--values", "true"], "--clock does without --values"),
+        (["--trace", "x.json", "true"], "--trace and --host need --clock"),
+    ],
+)
+def test_misuse_is_one_line(words: list[str], said: str) -> None:
+    done = subprocess.run(null_gpu(*words), env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_hidden_gpus_are_one_line() -> None:
+    hidden = environment(CUDA_VISIBLE_DEVICES="")
+    done = subprocess.run(null_gpu("python", "-V"), env=hidden, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "unset CUDA_VISIBLE_DEVICES" in done.stderr
+
+
+def span(start: float, end: float, kind: int = timeline.KERNEL, stream: int = 1, blocked: float = 0) -> timeline.Span:
+    return timeline.Span(start, end, blocked, stream, kind, "it")
+
+
+def test_idle_times_have_their_causes() -> None:
+    spans = [
+        span(0, 1),
+        span(3, 4),  # the loop waited for a batch from 1 to 2.5, and the host needed the rest
+        span(3.5, 6, timeline.NETWORK, stream=2),
+        span(6, 7, blocked=6),  # waits for the collective from 4 to 6
+    ]
+    busy, waits = timeline.idle(spans, [(1, 2.5)], 0, 8)
+    assert busy == 3
+    assert waits == {timeline.DATA: 1.5, timeline.HOST: 1.5, timeline.COMMUNICATION: 2}
+
+
+def test_every_gpu_has_all_figures() -> None:
+    for file in clock_figures.FOLDER.glob("*.yaml"):
+        figures = clock_figures.read(file.stem)
+        assert all(float(value) > 0 for value in (*figures["peak"].values(), figures["bandwidth"]))
+        assert clock_figures.environment(figures, 1)["NULLGPU_CLOCK"]
+
+
+def test_the_report_of_a_training_and_its_time_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nm = torch.nn.Linear(4096, 4096).cuda()\no = torch.optim.SGD(m.parameters(), 0.1)\n"
+        "d = torch.utils.data.DataLoader(torch.zeros(64, 4096), 4)\n"
+        "for x in d:\n    o.zero_grad()\n    m(x.cuda()).sum().backward()\n    o.step()\n"
+    )
+    trace = tmp_path / "trace.json"
+    command = null_gpu("--clock", "h100", "--trace", str(trace), "python", str(script))
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200)
+    assert re.search(r"clock of a H100 \(simulated\): 12 updates, [\d.]+ ms each, GPU busy \d+%", done.stdout)
+    assert "Losses are not computed" in done.stdout
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"addmm", "wait for a batch"} <= names
+
+
+def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path) -> None:
+    script = tmp_path / "reduce.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\n"
+        "x = torch.zeros(250_000_000, device='cuda')\ndist.all_reduce(x)\ntorch.cuda.synchronize()\n"
+        "a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))\n"
+        "a.record()\ndist.all_reduce(x)\nb.record()\ntorch.cuda.synchronize()\nprint('ms', a.elapsed_time(b))\n"
+    )
+    times = []
+    for world in (8, 64):
+        command = null_gpu("--clock", "h100", "--gpus", "8", "--world", str(world), "python", str(script))
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200)
+        times.append(float(re.search(r"ms ([\d.]+)", done.stdout)[1]))  # type: ignore[index]
+    inside = float(clock_figures.read("h100")["inside"]["bandwidth"])
+    assert times[0] == pytest.approx(1e3 * 2 * 7 / 8 * 1e9 / inside, rel=0.1)
+    assert times[1] > times[0]
