@@ -6,6 +6,7 @@ python -m lab.terminal_picture results/drawings/doctor_report.svg python doctor/
 import io
 import os
 import pty
+import re
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-WIDTH = 118
+WIDTH = 148
 """columns"""
 
 
@@ -29,7 +30,7 @@ def printed(command: list[str]) -> str:
     pty.spawn(command, read)
     text = b"".join(chunks).decode(errors="replace").replace("\r\n", "\n")
     # A progress line is written again and again after a carriage return: its last state counts.
-    return "\n".join(line.rpartition("\r")[2].rpartition("\x1b[K")[2] for line in text.splitlines())
+    return "\n".join(line.rpartition("\r")[2].rpartition("\x1b[K")[2] for line in text.split("\n"))
 
 
 def main() -> None:
@@ -39,7 +40,9 @@ def main() -> None:
     shown = " ".join(word if index else Path(word).name for index, word in enumerate(command))
     console.print(Text(f"$ {shown}", style="bold"))
     console.print(Text.from_ansi(printed(command)))
-    Path(out).write_text(console.export_svg(title="", theme=MONOKAI))
+    svg = console.export_svg(title="", theme=MONOKAI)
+    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # fonts of another site: the reader's own will do
+    Path(out).write_text(svg)
     print(f"\n{out}")
 
 
