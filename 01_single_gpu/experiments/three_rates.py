@@ -2,8 +2,8 @@
 
     python experiments/three_rates.py
 
-The demonstration reads images whose transformation is Python code, without workers and with one. Without workers, FULL
-is about 1 / (1/IO + 1/SYNTHETIC).
+The demonstration reads images whose transformation is Python code, without workers and with one. You should see that
+FULL is about 1 / (1/IO + 1/SYNTHETIC) without workers.
 """
 
 import argparse
