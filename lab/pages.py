@@ -10,6 +10,7 @@ and `<!-- end -->`:
     <!-- code: 03_ddp/train.py ranks_from_env main -->              definitions of a script
     <!-- code: 03_ddp/train.py train from "TEXT" to "TEXT" -->      lines of one; without "to", one statement
     <!-- output: results/example_output/NAME.txt -->                a text file
+    <!-- output: results/example_output/NAME.txt | lines: a; b -->  its lines that contain one of these texts
     <!-- exercises: 03_ddp -->                      the exercises of a lesson, or of `all`
     <!-- stored: all -->                            all stored tables, with machine, date, commit and command
 
@@ -146,8 +147,20 @@ def lines_of(text: str, first: str, last: str | None) -> str:
 
 
 def output(what: str, page: Path) -> str:
-    """Return a text file as a block of text, without the command that its first line may name."""
-    shown = re.sub(r"\A\$ .*\n", "", (REPOSITORY / what).read_text())
+    """Return a text file, or some of its lines, as a block of text, without the command that its first line may name.
+
+    Raises:
+        LookupError: no line contains one of the texts.
+    """
+    name, _, texts = what.partition(" | lines: ")
+    shown = re.sub(r"\A\$ .*\n", "", (REPOSITORY / name).read_text())
+    if texts:
+        wanted = texts.split("; ")
+        lines = shown.splitlines()
+        for text in wanted:
+            if not any(text in line for line in lines):
+                raise LookupError(f"no line contains {text!r}")
+        shown = "\n".join(line for line in lines if any(text in line for text in wanted))
     return "```text\n" + shown.strip("\n") + "\n```"
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from itertools import repeat
 from pathlib import Path
@@ -282,3 +283,17 @@ def test_three_rates_count_what_comes_after_the_first_steps(monkeypatch: pytest.
     assert three_rates.rate(repeat(10), step, steps=7) == pytest.approx(50)
     with pytest.raises(ValueError, match="fewer than 110 batches"):
         three_rates.rate(range(100), step)
+
+
+def test_the_lines_to_paste_run_with_nothing_else_and_with_few_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (REPOSITORY / "01_single_gpu" / "own_script.md").read_text()
+    section = page.partition("## Measure without the package")[2]
+    imports, functions, call = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[:3]
+    names: dict = {"loader": [torch.ones(2, 3)] * 40, "device": "cpu"}
+    exec(imports + functions, names)
+    with pytest.raises(ValueError, match="fewer than 110 batches"):
+        exec(call, names)
+    few = re.search(r"`(three_rates\(.*, steps=30\))`", section)
+    assert few
+    exec(few[1], names)
+    assert len(re.findall(r"^IO \S+  SYNTHETIC \S+  FULL \S+ batches/s$", capsys.readouterr().out, re.MULTILINE)) == 3

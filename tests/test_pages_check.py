@@ -97,6 +97,8 @@ def test_code_is_that_of_the_script() -> None:
 
 def test_an_output_is_shown_without_its_command() -> None:
     assert shown("output: out.txt") == "\n```text\nepoch 1\n```\n"
+    (pages.REPOSITORY / "long.txt").write_text("$ python script.py\nepoch 1\nstep 7\nepoch 2\n")
+    assert shown("output: long.txt | lines: epoch 2; step") == "\n```text\nstep 7\nepoch 2\n```\n"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,7 @@ def test_an_output_is_shown_without_its_command() -> None:
         ("<!-- table: m/speeds | rows: device -->\n<!-- end -->", "'device' is not in list"),
         ("<!-- code: script.py evaluate -->\n<!-- end -->", "no definition evaluate"),
         ('<!-- code: script.py train from "nothing" -->\n<!-- end -->', "'nothing'"),
+        ("<!-- output: out.txt | lines: epoch; loss -->\n<!-- end -->", "no line contains 'loss'"),
         ("<!-- table: m/speeds -->\n\n<!-- output: out.txt -->\n<!-- end -->", "it has no <!-- end -->"),
         ('<!-- assert: value("m/speeds map.FULL") > value("m/speeds memory.FULL") -->', "not so: "),
         ('<!-- assert: value("m/speeds map.IO") > 1 -->', "0 cells"),
@@ -142,7 +145,7 @@ def test_everything_stored_is_shown_on_a_page_here() -> None:
 
 def test_an_output_here_stands_below_its_command() -> None:
     for page, text in TEXTS.items():
-        for marker in re.finditer(r"<!-- output: (results/example_output/\S+) -->", text):
+        for marker in re.finditer(r"<!-- output: (results/example_output/\S+)(?: \| .*?)? -->", text):
             command = (REPOSITORY / marker[1]).read_text().partition("\n")[0].removeprefix("$ ")
             if marker[1].endswith("_speeds.txt"):  # shown once more, beside the text that explains the speeds
                 continue

@@ -2,8 +2,8 @@
 
     python experiments/three_rates.py
 
-The demonstration reads images whose transformation is Python code, without workers and with one. Without workers, FULL
-is about 1 / (1/IO + 1/SYNTHETIC).
+The demonstration reads images whose transformation is Python code, without workers and with one. You should see that
+FULL is about 1 / (1/IO + 1/SYNTHETIC) without workers.
 """
 
 import argparse
@@ -26,15 +26,15 @@ def rate(batches: Iterable, step: Callable = lambda batch: None, skip: int = 10,
             started = time.perf_counter()
         if number == skip + steps:
             return steps / (time.perf_counter() - started)
-    raise ValueError(f"the loader has fewer than {skip + steps} batches: measure fewer steps")
+    raise ValueError(f"the loader has fewer than {skip + steps} batches: pass a smaller number of steps")
 
 
-def three_rates(loader: DataLoader, train_step: Callable) -> None:
-    """Print IO, SYNTHETIC and FULL three times; ``train_step`` takes a batch, as the loader gives it."""
+def three_rates(loader: Iterable, train_step: Callable, steps: int = 100) -> None:
+    """Print IO, SYNTHETIC and FULL three times; ``train_step`` takes a batch, as the loader gives it, and trains."""
     for _ in range(3):
-        io = rate(loader)
-        synthetic = rate(repeat(next(iter(loader))), train_step)
-        full = rate(loader, train_step)
+        io = rate(loader, steps=steps)
+        synthetic = rate(repeat(next(iter(loader))), train_step, steps=steps)
+        full = rate(loader, train_step, steps=steps)
         print(f"IO {io:.1f}  SYNTHETIC {synthetic:.1f}  FULL {full:.1f} batches/s")
 
 
