@@ -68,6 +68,25 @@ def test_the_counts_are_those_of_the_stored_runs() -> None:
         assert f"| {of_set['set']} | {found} |" in EVIDENCE
 
 
+def test_the_counts_of_both_editions_are_those_of_the_stored_runs() -> None:
+    here = Path(__file__)
+    second = json.loads(here.with_name("corpus_results_2.json").read_text())
+    old = {one["name"]: one for one in json.loads(here.with_name("corpus_results.json").read_text())}
+    first = [old[one["name"]] for one in second]
+    rows = {
+        "scripts that make updates": lambda runs: str(sum(one["updates"] > 0 for one in runs)),
+        "labeled faults found": lambda runs: f"{sum(f['found'] for f in labels(runs))} of {len(labels(runs))}",
+        "found within three lines of the label": lambda runs: str(sum(f["line_is_near"] for f in labels(runs))),
+    }
+    for title, count in rows.items():
+        assert f"| {title} | {count(first)} | {count(second)} |" in EVIDENCE
+
+
+def labels(runs: list[dict]) -> list[dict]:
+    """Return the labeled faults of all scripts."""
+    return [label for one in runs for label in one["faults"]]
+
+
 @pytest.mark.parametrize(("title", "code"), DRAFTS, ids=[title for title, _ in DRAFTS])
 def test_the_script_of_a_draft_shows_the_fault(title: str, code: str) -> None:
     exec(code, {})
