@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 FOLDER = Path(__file__).resolve().parent / "gpus"
 KEYS = ("name", "sm", "gb", "peak", "bandwidth", "pinned", "pageable", "inside", "between")
 LAUNCH = 4e-6
@@ -22,6 +20,8 @@ def read(name: str) -> dict[str, Any]:
     if not file.is_file():
         known = ", ".join(sorted(one.stem for one in FOLDER.glob("*.yaml")))
         raise Unknown(f"--clock knows {known}, or takes a YAML file like those in {FOLDER}; there is no {name}")
+    import yaml  # the rest of this package needs torch alone
+
     try:
         found = yaml.safe_load(file.read_text())
     except yaml.YAMLError as error:
