@@ -31,15 +31,17 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     gradients   before an update: optimizer, count, made (line of the optimizer, at its first update), closure,
                 gradients and weights (name: sum, sum of absolute values), lr, state (number of entries), scaler
                 (state of a GradScaler), dtypes, factor (size of the gradients, divided by that after backward), others
-                (sums of the weights of models that are in no optimizer)
+                (sums of the weights of models that are in no optimizer), kept (size of the gradients, divided by that
+                of what the script has added up over the ranks; null: nothing)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 losses (what they minimized), added (backward added to the gradients of the update before), factors
                 (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and
                 low_all (numbers of weights in 16 bits that stayed, and all of them)
+    half        the first autocast in float16 in training
     clip        gradients are clipped: scaled, plain (no sharded tensors)
     collective  one is called, outside of models and of torch: name, size, everyone (in the default group), own (the
                 caller is a file of the user's), gradient (whether the tensor is a gradient), features
-                (tensors of several dimensions that need gradients), backward (called in it)
+                (tensors of several dimensions that need gradients), backward, in_step (called in it, or in an update)
     inner       a collective is called in a model's forward: name, features
     functional  one of torch's functional or differentiable collectives is called
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
@@ -157,6 +159,7 @@ class Event(TypedDict, total=False):
     dtypes: list[str]
     factor: Any  # a number, or None
     others: dict[str, list[float]]
+    kept: float | None
     foreign: int
     backwards: list[str]
     losses: list[float]
@@ -180,6 +183,7 @@ class Event(TypedDict, total=False):
     gradient: bool
     features: bool
     backward: bool
+    in_step: bool
     placement: str
     # of files
     existed: bool
@@ -309,8 +313,15 @@ class Run:
         return [rank for rank in self.ranks if ended and not rank.all("end")]
 
     def aligned(self, kind: str) -> list[tuple[Event, ...]]:
-        """Return the events about the same update of the same optimizer on all ranks."""
-        of_ranks = [{(e["optimizer"], e["count"]): e for e in rank.all(kind)} for rank in self.ranks]
+        """Return the events about the same update of the same optimizer on all ranks.
+
+        An optimizer is known by the line where it was made: some ranks may have one that the others lack.
+        """
+        names = [optimizers_of(rank) for rank in self.ranks]
+        of_ranks = [
+            {(name[e["optimizer"]], e["count"]): e for e in rank.all(kind)}
+            for rank, name in zip(self.ranks, names, strict=True)
+        ]
         return [tuple(events[key] for events in of_ranks) for key in of_ranks[0] if all(key in e for e in of_ranks)]
 
     @cached_property
@@ -355,6 +366,18 @@ class Run:
     def numbers(self, event: Event) -> list[int]:
         """Return the numbers of the samples of a pass or a data set."""
         return self.samples.get(event.get("file") or "", [])
+
+
+def optimizers_of(rank: Rank) -> dict[int, tuple[str, int]]:
+    """Return for each number of an optimizer the line where it was made, and which one of this line it is."""
+    names: dict[int, tuple[str, int]] = {}
+    made_at: Counter[str] = Counter()
+    for event in rank.all("gradients"):
+        if event["optimizer"] not in names:
+            line = event.get("made") or f"optimizer {event['optimizer']}"
+            names[event["optimizer"]] = line, made_at[line]
+            made_at[line] += 1
+    return names
 
 
 def passes_with_batches(rank: Rank) -> list[tuple[Event, int]]:

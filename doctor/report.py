@@ -44,7 +44,9 @@ def errors(run: Run) -> list[tuple[int | None, Event]]:
 
 def is_standins_fault(run: Run, error: Event) -> bool:
     """Return whether an exception comes from what the stand-in for CUDA lacks, not from the script."""
-    said = re.search(r"cuda|nccl|nvidia|stand-in|accelerator", error["text"] + error["inner"], flags=re.IGNORECASE)
+    said = re.search(
+        r"cuda|nccl|nvidia|stand-in|accelerator|ProcessGroupGloo", error["text"] + error["inner"], flags=re.IGNORECASE
+    )
     return run.launch.standin and bool(said or "/doctor/" in error["inner"])
 
 

@@ -87,9 +87,9 @@ def at_once(plan: Plan) -> int:
     return max(1, cpus // (2 * plan.ranks))
 
 
-CUT_COULD_CAUSE = ("same_order",)
-"""checks with a possible false fault in cut passes: if the script counts the steps of an epoch itself, its passes begin
-too early"""
+CUT_COULD_CAUSE = ("same_order", "results_combined")
+"""checks with a possible false fault in cut passes: a script that counts the batches of an epoch begins its passes too
+early, and never comes to what it does in the last one"""
 
 
 def confirm(plan: Plan, usual: Run, folder: Path) -> None:

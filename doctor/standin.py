@@ -241,6 +241,7 @@ def _compute_on_cpu() -> None:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
+        self._doctor_half = device_type == "cuda" and enabled and dtype in (None, torch.float16)
         if device_type == "cuda":  # bf16 for fp16, in which the backward of a convolution takes 200 times as long
             device_type, dtype = "cpu", torch.bfloat16 if dtype in (None, torch.float16) else dtype
         own_autocast(self, device_type, dtype, enabled, cache_enabled)

@@ -21,6 +21,37 @@ def clip_scaled(run: Run) -> Iterator[Finding]:
         yield fault(scaled[0]["at"], text, "scaler.unscale_(optimizer) before clipping")
 
 
+@check("Gradients that the script adds up are divided by the number of ranks.", ranks=True)
+def gradients_averaged(run: Run) -> Iterator[Finding]:
+    """With the sum in place of the mean, every update is as many times as large as there are ranks."""
+    steps = [e for e in run.first.all("gradients") if e.get("kept")]
+    need_use(steps, "gradients that the script adds up itself")
+    seen(len(steps), "updates", 2)
+    factors = [entry for e in run.first.all("update") for entry in e["factors"] if entry[2]]
+    scale = next((e["scaler"]["scale"] for e in steps if e["scaler"] and "scale" in e["scaler"]), 1.0)
+    # a GradScaler divides by its factor between the sum and the update
+    whole = [e for e in steps if any(0.99 < (e["kept"] or 0) * by < 1.01 for by in (1.0, scale))]
+    shares = [samples * factor / scale for _, samples, factor in factors]  # of the loss; 1: its mean on this rank
+    divided = shares and max(shares) < 0.9
+    if len(whole) > 0.8 * len(steps) and not divided:
+        at = next((e["at"] for e in run.first.all("collective") if e.get("gradient")), steps[0]["at"])
+        text = f"gradients are added up over {run.world} ranks and not divided, in {len(whole)} of {len(steps)} updates"
+        yield hint(
+            at, text, f"divide them by dist.get_world_size(): on {run.world} ranks, updates are that much larger"
+        )
+
+
+@check("Losses in float16 are scaled.")
+def losses_scaled(run: Run) -> Iterator[Finding]:
+    """Gradients below 6e-8 are zero in float16; a GradScaler multiplies the loss so that they stay above."""
+    half = run.first.all("half")
+    need_use(half, "autocast in float16")
+    seen(len(run.first.all("gradients")), "updates")
+    if not any(e["scaler"] for e in run.first.all("gradients")):
+        text = "training computes in float16 without a GradScaler, so small gradients become zero"
+        yield hint(half[0]["at"], text, "torch.amp.GradScaler, or bfloat16, which needs none")
+
+
 @check(
     "Gradients are clipped by their norm over all ranks.",
     exercise="05_fully_sharded/exercises/faster_clipping",

@@ -94,17 +94,18 @@ def _collective_after(run: Run, made_at: str) -> bool:
     """Return whether a collective with values follows a validation before training goes on."""
     began = False
     # ZeroRedundancyOptimizer sends in its update, and Join in its own line
-    others = {e["at"] for kind in ("update", "join") for e in run.first.all(kind)}
+    joins = {e["at"] for e in run.first.all("join")}
     for e in run.first.events:
         if e["e"] == "forward":
             if began and e["train"] and e["grad"]:
                 return False
             began |= not e["grad"] and bool(e["loader"]) and e["loader"].startswith(made_at + "#")
-        elif began and (
-            e["e"] == "functional" or (e["e"] == "collective" and e["name"] != "barrier" and e["at"] not in others)
-        ):
+        elif began and (e["e"] == "functional" or (e["e"] == "collective" and e["name"] != "barrier")):
+            if e.get("in_step") or (e["e"] == "collective" and e["at"] in joins):
+                continue
             return True
-    return run.launch.ended != "end"  # the run was ended before it could combine them
+    # the run was ended, or has failed, before it could combine them
+    return run.launch.ended != "end" or run.any("error")
 
 
 @check("Validation runs in evaluation mode.")

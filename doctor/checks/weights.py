@@ -44,10 +44,13 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
     seen(len(steps), "updates compared")
-    unequal = [bool(differing(events, "weights")) for events in steps]
-    if any(unequal) and all(unequal[unequal.index(True) :]):  # what is equal again later was averaged
-        yield _cause_of_difference(run, steps[unequal.index(True)])
-    elif len(steps) == 1 and differing(steps[0], "gradients") and not steps[0][0]["closure"]:
+    for number in sorted({events[0]["optimizer"] for events in steps}):
+        mine = [events for events in steps if events[0]["optimizer"] == number]
+        unequal = [bool(differing(events, "weights")) for events in mine]
+        if any(unequal) and all(unequal[unequal.index(True) :]):  # what is equal again later was averaged
+            yield _cause_of_difference(run, mine[unequal.index(True)])
+            return
+    if len(steps) == 1 and differing(steps[0], "gradients") and not steps[0][0]["closure"]:
         yield _cause_of_difference(run, steps[0])
 
 
@@ -185,16 +188,20 @@ def teachers_agree(run: Run) -> Iterator[Finding]:
     seen(len(steps), "updates compared", 4)
     for number in steps[0][0]["others"]:
         calls = [[e for e in rank.all("forward") if str(e["model"]) == number] for rank in run.ranks]
-        if min(map(len, calls)) < len(run.first.all("update")) / 2:
-            continue  # it is not called in training, on every rank
+        if not all(calls):
+            continue  # not every rank calls it
+        taught = min(map(len, calls)) >= len(run.first.all("update")) / 2  # in training, on every rank
         sums = [[e["others"][number] for e in events] for events in steps if all(number in e["others"] for e in events)]
         unequal = [any(not _equal(of_ranks[0], other) for other in of_ranks) for of_ranks in sums]
-        if len(unequal) > 3 and sum(unequal) > len(unequal) / 2 and unequal[-1]:  # equal at the beginning, perhaps
+        moves = len({str(of_ranks[0]) for of_ranks in sums}) > 1
+        if len(unequal) > 3 and sum(unequal) > len(unequal) / 2 and unequal[-1] and (taught or moves):
             text = (
                 f"the {calls[0][0]['cls']} that is called here gets no gradients, and has other weights on each rank "
                 f"in {sum(unequal)} of {len(unequal)} updates"
             )
-            yield fault(calls[0][0]["at"], text, "update it in the same way on every rank, or broadcast it from rank 0")
+            yield (fault if taught else hint)(
+                calls[0][0]["at"], text, "update it in the same way on every rank, or broadcast it from rank 0"
+            )
 
 
 @check("All ranks use the same learning rate.", ranks=True, after=("equal_steps",))

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..trail import note, trail, user_line
-from .common import CONFIG, optimizers, patch, state
+from .common import CONFIG, local, optimizers, patch, quietly, state
 from .optimizer import wait_for_the_end
 
 NAMES = [
@@ -109,6 +109,8 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
                 result = own(*args, **kwargs)
             finally:
                 Inside.collective = False
+            if name == "all_reduce" and tensors and not state.depth and not optimizers.depth:
+                note_reduced(tensors[0], args, kwargs)
             if CONFIG.probe_gathers and name in ("all_gather", "all_gather_into_tensor") and state.training:
                 follow(args[0] if args else next(iter(kwargs.values())), user_line())
             return result
@@ -147,15 +149,35 @@ def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs:
         gradient=is_gradient(tensor),
         features=any(t.requires_grad and t.dim() > 1 for t in tensors),
         backward=state.in_backward,
+        in_step=optimizers.depth > 0,
     )
 
 
+@quietly
+def note_reduced(tensor: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Remember the size of gradients that the script has added up over the ranks itself."""
+    op = kwargs.get("op", args[1] if len(args) > 1 else dist.ReduceOp.SUM)
+    if op == dist.ReduceOp.SUM and is_gradient(tensor):
+        optimizers.reduced += float(local(tensor).double().abs().sum())
+
+
 def is_gradient(tensor: torch.Tensor | None) -> bool:
-    """Return whether this is the gradient of a weight in an optimizer."""
+    """Return whether this is the gradient of a weight in an optimizer, or has all of them one after the other."""
     if tensor is None:
         return False
-    found = (one for known in optimizers.known.values() if (one := known()))
-    return any(p.grad is tensor for one in found for group in one.param_groups for p in group["params"])
+    found = [one for known in optimizers.known.values() if (one := known())]
+    for one in found:
+        sizes = [p.grad.numel() for group in one.param_groups for p in group["params"] if p.grad is not None]
+        if len(sizes) > 1 and tensor.dim() == 1 and tensor.numel() == sum(sizes):
+            return True
+    place = tensor.data_ptr()  # of p.grad.data too, which is another object
+    return any(
+        p.grad is not None and (p.grad is tensor or p.grad.data_ptr() == place != 0)
+        for one in found
+        for group in one.param_groups
+        for p in group["params"]
+        if not hasattr(p.grad, "to_local")
+    )
 
 
 def _init(own: Callable[..., None]) -> Callable[..., None]:

@@ -56,6 +56,8 @@ class Optimizers:
     """weights in 16 bits, and their values before the update"""
     waits: dict[str, int] = field(default_factory=dict)
     """operations since the last update that make the CPU wait for a GPU, with their lines"""
+    reduced: float = 0.0
+    """size of the gradients that the script has added up over the ranks itself since the last update"""
     schedulers: list[tuple[Any, str]] = field(default_factory=list)
     schedule_lines: dict[int, str] = field(default_factory=dict)
     """by the ids of schedulers: the line of the last step"""

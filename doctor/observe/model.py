@@ -291,7 +291,7 @@ def _attention(own: Callable[..., Any]) -> Callable[..., Any]:
 def _loss(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         out = own(input, target, *args, **kwargs)
-        if state.training and not state.observing and out.requires_grad and out.dim() == 0:
+        if state.training and not state.observing and out.requires_grad:
             named = (
                 dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False))
                 | kwargs
@@ -310,10 +310,22 @@ def _follow(out: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) ->
     kept = target[target != options.get("ignore_index", -100)]
     weight = options.get("weight")
     count = 1.0
+    if out.dim():  # reduction="none": the script adds them up itself
+        place = user_line()
+        out.register_hook(lambda gradient: note_factor(place, gradient))
+        return
     if options.get("reduction", "mean") == "mean":
         count = (float(weight[kept].sum()) if weight is not None else float(kept.numel())) or 1.0
     at, samples = user_line(), int(kept.numel())
     out.register_hook(lambda factor: models.factors.append((at, samples, float(factor.detach()) / count)))
+
+
+@quietly
+def note_factor(at: str, gradient: torch.Tensor) -> None:
+    """Remember how much each sample counts, if all that count do so alike."""
+    counted = gradient[gradient != 0].abs()
+    if counted.numel() and float(counted.max()) <= 1.01 * float(counted.min()):
+        models.factors.append((at, int(counted.numel()), float(counted.mean())))
 
 
 def _backward(own: Callable[..., None]) -> Callable[..., None]:

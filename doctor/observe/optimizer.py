@@ -31,6 +31,7 @@ def install() -> None:
     patch(torch.amp.GradScaler, "scale", _scaling(True))
     patch(torch.amp.GradScaler, "unscale_", _scaling(False))
     patch(Optimizer, "__init__", _optimizer_init)
+    patch(torch.amp.autocast_mode.autocast, "__enter__", _autocast)
     for kind in (LRScheduler, ReduceLROnPlateau):
         patch(kind, "__init__", _scheduler_init)
         patch(kind, "step", _scheduler_step)
@@ -59,6 +60,7 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
     if any(id(p) not in models.names for p in parameters):
         name_parameters()
     count = optimizers.updates[number] = optimizers.updates.get(number, -1) + 1
+    reduced, optimizers.reduced = optimizers.reduced, 0.0
     if count >= FIRST and count % 10 != 9:
         return
     named = [(models.names.get(id(p), f"?{i}"), p) for i, p in enumerate(parameters[:MOST_PARAMETERS])]
@@ -77,9 +79,15 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         dtypes=sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
         factor=_ratio(gradient_size(optimizer), models.sizes.get(number)),
         others=_weights_of_others(),
+        kept=size_of_all(parameters) / reduced if reduced else None,
     )
     low = [p for p in parameters if has_memory(p) and p.dtype in LOW_PRECISION and p.grad is not None][:8]
     optimizers.copies = [(p, local(p).flatten()[:4096].clone()) for p in low]
+
+
+def size_of_all(parameters: list[torch.Tensor]) -> float:
+    """Return the sum of the absolute values of all gradients."""
+    return sum(float(local(p.grad).double().abs().sum()) for p in parameters if p.grad is not None)
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -181,6 +189,24 @@ def _scaling(scaled: bool) -> Callable[[Callable], Callable]:
         return scaling
 
     return wrap
+
+
+class Half:
+    """Whether autocast in float16 was noted."""
+
+    noted = False
+
+
+def _autocast(own: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(context: Any) -> Any:
+        # The stand-in computes in bf16 what the script wanted in fp16.
+        half = context.__dict__.get("_doctor_half", context.fast_dtype == torch.float16 and context._enabled)
+        if half and not Half.noted and torch.is_grad_enabled():
+            Half.noted = True
+            note("half", at=user_line())
+        return own(context)
+
+    return enter
 
 
 def _scheduler_init(own: Callable[..., None]) -> Callable[..., None]:

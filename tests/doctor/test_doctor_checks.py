@@ -89,6 +89,19 @@ def averaged_weights_generate_in_training_mode(run: Run) -> None:
             rank.events.append(call | {"grad": False, "loader": None, "random_layers": 2})
 
 
+@faulty("gradients_averaged", "NOTE", 44)
+def gradients_are_added_up_only(run: Run) -> None:
+    change(run, "gradients", kept=1.0)
+    add(run, "collective", 44, name="all_reduce", size=30, everyone=True, gradient=True)
+
+
+@faulty("losses_scaled", "NOTE", 42)
+def float16_without_a_scaler(run: Run) -> None:
+    change(run, "gradients", scaler=None)
+    for rank in run.ranks:
+        rank.events.append({"e": "half", "step": 1, "t": 1.0, "at": at(42)})
+
+
 @faulty("timeouts", "NOTE", 5)
 def a_group_without_the_timeout(run: Run) -> None:
     change(run, "init", timeout=7200.0)
@@ -156,6 +169,7 @@ def only_the_optimizer_sends(run: Run) -> None:
     for rank in run.ranks:
         validated = [i for i, e in enumerate(rank.events) if e["e"] == "forward" and not e["train"]]
         sent = {"e": "collective", "step": 4, "t": 1.0, "at": at(45), "name": "broadcast", "size": 10, "everyone": True}
+        sent["in_step"] = True
         rank.events.insert(validated[3] + 1, sent)  # after the first validation
 
 
