@@ -28,7 +28,7 @@ def gradients_averaged(run: Run) -> Iterator[Finding]:
     need_use(steps, "gradients that the script adds up itself")
     seen(len(steps), "updates", 2)
     factors = [entry for e in run.first.all("update") for entry in e["factors"] if entry[2]]
-    scale = next((e["scaler"]["scale"] for e in steps if e["scaler"] and "scale" in e["scaler"]), 1.0)
+    scale = next((scaler["scale"] for e in steps if "scale" in (scaler := e.get("scaler") or {})), 1.0)
     # a GradScaler divides by its factor between the sum and the update
     whole = [e for e in steps if any(0.99 < (e["kept"] or 0) * by < 1.01 for by in (1.0, scale))]
     shares = [samples * factor / scale for _, samples, factor in factors]  # of the loss; 1: its mean on this rank
@@ -36,9 +36,7 @@ def gradients_averaged(run: Run) -> Iterator[Finding]:
     if len(whole) > 0.8 * len(steps) and not divided:
         at = next((e["at"] for e in run.first.all("collective") if e.get("gradient")), steps[0]["at"])
         text = f"gradients are added up over {run.world} ranks and not divided, in {len(whole)} of {len(steps)} updates"
-        yield hint(
-            at, text, f"divide them by dist.get_world_size(): on {run.world} ranks, updates are that much larger"
-        )
+        yield hint(at, text, "divide them by dist.get_world_size(), otherwise updates grow with the number of ranks")
 
 
 @check("Losses in float16 are scaled.")
