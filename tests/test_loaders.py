@@ -224,10 +224,10 @@ def test_shards_missing_damaged_or_of_other_data_are_one_line(few: Path, run_scr
     for path in (few / "MNIST" / "raw").iterdir():
         path.unlink()
     assert (
-        "packed from other data"
+        "packed from another version"
         in run_script("data/prepare.py", "mnist", "--synthetic", "--train_samples", 128, "--data_dir", few).error
     )
-    assert "packed from other data" in run_script(*train).error
+    assert "packed from another version" in run_script(*train).error
 
 
 def test_shards_that_change_while_they_are_read_are_one_line(few: Path, run_script: Script) -> None:
