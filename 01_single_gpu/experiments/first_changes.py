@@ -87,7 +87,7 @@ def main() -> None:
         for name, flags in RUNS.items()
         for how, function in (("plain", plain_run), ("profiled", line_profile))
     }
-    found = alternately(measure, ROUNDS)
+    found: dict[tuple[str, str], list[Any]] = alternately(measure, ROUNDS)
     times = {name: found[name, "plain"] for name in RUNS}
     steps = {name: [load + compute for load, compute in trials] for name, trials in times.items()}
     profiles = {name: [lines for _, lines in found[name, "profiled"]] for name in RUNS}

@@ -115,8 +115,8 @@ def plot(measured: dict[Setting, Trials]) -> Figure:
         right.errorbar(ranks, medians, lengths, fmt="o-", capsize=4, color=color, label=f"{scaling} scaling")
     weak = [setting for setting in measured if setting.scaling == "weak"]
     for kind, style in (("IO", "--"), ("SYNTHETIC", "-."), ("COMPUTE", ":")):
-        means = [mean_std(measured[setting][kind])[0] for setting in weak]
-        left.plot([setting.ranks for setting in weak], means, style, color="gray", label=f"{kind}, weak scaling")
+        speeds = [mean_std(measured[setting][kind])[0] for setting in weak]
+        left.plot([setting.ranks for setting in weak], speeds, style, color="gray", label=f"{kind}, weak scaling")
     left.set(title="Samples/s", xlabel="ranks", yscale="log")  # IO can be many times the others
     right.set(title="Efficiency", xlabel="ranks", ylim=(0, None))
     right.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
