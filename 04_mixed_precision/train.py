@@ -581,6 +581,7 @@ def resume(training: Training, log: Log) -> None:
     dist.broadcast_object_list(found)  # from rank 0
     file = found[0]
     if file is None:
+        log.print(f"no checkpoint in {log.folder.path}: training begins at step 0")
         return
     state = torch.load(file, map_location="cpu", weights_only=True)
     check_same_run(state["settings"], log.folder.settings, file)

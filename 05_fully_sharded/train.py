@@ -663,6 +663,7 @@ def resume(training: Training, log: Log) -> None:
     """Continue from the newest checkpoint in the run's folder, if there is one. All ranks call this."""
     folder = find_sharded_checkpoint(log.folder.path / "checkpoints", training.ranks)
     if folder is None:
+        log.print(f"no checkpoint in {log.folder.path}: training begins at step 0")
         return
     saved = {"settings": ""}
     dcp.load(saved, checkpoint_id=folder)  # first this entry alone: is it a checkpoint of the same run?
