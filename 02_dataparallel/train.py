@@ -186,6 +186,7 @@ def resume(training: Training, log: Log) -> None:
     """Continue from the newest checkpoint in the run's folder, if there is one."""
     file = find_checkpoint(log.folder.path / "checkpoint.pt")
     if file is None:
+        log.print(f"no checkpoint in {log.folder.path}: training begins at step 0")
         return
     state = torch.load(file, map_location="cpu", weights_only=True)
     check_same_run(state["settings"], log.folder.settings, file)

@@ -42,7 +42,8 @@ if [ -f "$clone/.venv/bin/activate" ]; then
     source "$clone/.venv/bin/activate"
 fi
 
-# 3. For a class only: data for all, and runs that the instructor can read. docs/instructors/class_folder.md says how.
+# 3. Data and runs outside of this clone, such as on a scratch file system: a home folder may be too small for them.
+#    For a class (docs/instructors/class_folder.md), data for all, and runs that the instructor can read:
 #
 # export WORKSHOP_DATA=/shared/class/data
 # export WORKSHOP_RUNS=/shared/runs/$USER

@@ -1,13 +1,18 @@
 """The job file for 64 GPUs, on the small Slurm of the tests: it survives its time limit and a killed rank."""
 
 import dataclasses
+import json
 import os
 import re
 import runpy
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import psutil
@@ -126,11 +131,54 @@ def test_the_job_file_saves_before_its_limit_and_goes_on() -> None:
     assert lesson - job == set() and job - lesson == {"--exclusive"}
 
 
+def blocks_of_python() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+class Bytes:
+    """Stands in for a tokenizer of the package tokenizers: each byte is a token, and 256 is the end of a text."""
+
+    vocabulary = 257
+
+    @classmethod
+    def from_file(cls, file: str) -> "Bytes":
+        assert file == "tokenizer.json"
+        return cls()
+
+    def token_to_id(self, token: str) -> int:
+        return {"<|endoftext|>": 256}[token]
+
+    def get_vocab_size(self) -> int:
+        return self.vocabulary
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[SimpleNamespace]:
+        assert not add_special_tokens
+        return [SimpleNamespace(ids=list(text.encode())) for text in texts]
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(257, numpy.uint16), (70_000, numpy.uint32)])
+def test_the_script_on_the_page_writes_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary: int, dtype: type
+) -> None:
+    texts = [f"text {number}" for number in range(400)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    monkeypatch.setattr(Bytes, "vocabulary", vocabulary)
+    monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=Bytes))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "argv", ["write_tokens.py", str(tmp_path / "texts.jsonl"), str(tmp_path)])
+    exec(blocks_of_python()[0], {})
+    written = {}
+    for name in ("train", "val"):
+        tokens = numpy.fromfile(tmp_path / f"{name}.bin", dtype).tolist()
+        parts = "".join("\n" if token == 256 else chr(token) for token in tokens)
+        written[name] = parts.splitlines()
+    assert len(written["val"]) == 2 and sorted(written["val"] + written["train"]) == sorted(texts)
+    assert written["train"] != sorted(written["train"], key=texts.index)
+
+
 def test_the_data_set_on_the_page_reads_a_file_of_tokens_and_pads(tmp_path: Path) -> None:
     numpy.arange(21, dtype=numpy.uint16).tofile(tmp_path / "train.bin")
-    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     names: dict = {}
-    exec(block, names)
+    exec(blocks_of_python()[1], names)
     data = names["TokenFile"](tmp_path / "train.bin", 4)
     assert len(data) == 5
     inputs, targets = data[1, 4]
@@ -138,6 +186,43 @@ def test_the_data_set_on_the_page_reads_a_file_of_tokens_and_pads(tmp_path: Path
     inputs, targets = names["padded"]([data[1, 0], (inputs[:2], targets[:2])])
     assert inputs.tolist() == [[0, 1, 2, 3], [16, 17, 0, 0]]
     assert targets.tolist() == [[1, 2, 3, 4], [17, 18, -100, -100]]
+    limited = names["TokenFile"](tmp_path / "train.bin", 4, limit=2)
+    assert len(limited) == 2 and limited.tokens is None  # nothing large is pickled for a worker
+    first = [int(limited[epoch, index][0][0]) for epoch in (1, 2, 3) for index in (0, 1)]
+    assert first == [0, 4, 8, 12, 16, 0] and int(limited[0, 1][0][0]) == 4  # epoch 0 is the validation's
+    numpy.array([70_000, 1, 2], numpy.uint32).tofile(tmp_path / "large.bin")
+    assert names["TokenFile"](tmp_path / "large.bin", 2, dtype=numpy.uint32)[1, 0][0].tolist() == [70_000, 1]
+
+
+def test_the_script_on_the_page_validates_a_checkpoint(
+    tmp_path: Path, data_dir: Path, user_environment: dict[str, str]
+) -> None:
+    shutil.copy(REPOSITORY / "05_fully_sharded/train.py", tmp_path)
+    (tmp_path / "validate.py").write_text(blocks_of_python()[2])
+    flags = ["--width", "64", "--depth", "1", "--sequence_length", "16", "--limit_train", "64", "--limit_val", "32"]
+    flags += ["--num_workers", "0", "--data_dir", str(data_dir)]
+    environment = user_environment | {"PYTHONPATH": str(REPOSITORY)}
+
+    def run(*words: str) -> str:
+        command = [sys.executable, *words, *flags]
+        return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+
+    run("train.py", "--run_dir", "run", "--resume", "true")
+    (epoch,) = json.loads((tmp_path / "run/summary.json").read_text())["epochs"]
+    checkpoint = "run/checkpoints/epoch0002_step0000000"
+    assert f"{checkpoint}: validation loss {epoch['val_loss']:.6f}\n" in run("validate.py", checkpoint)
+    log = run("train.py", "--run_dir", "other", "--resume", "true")
+    assert "no checkpoint in other: training begins at step 0\n" in log
+
+
+def test_the_numbers_of_steps_and_tokens_on_the_page() -> None:
+    number = r"([\d,]+)"
+    (found,) = re.findall(rf"{number} × {number} / {number} = {number};", PAGE)
+    epochs, samples, batch, steps = (int(text.replace(",", "")) for text in found)
+    assert epochs * samples / batch == steps
+    assert f"--limit_train {samples} --epochs {epochs}" in PAGE and f"--global_batch_size {batch} " in PAGE
+    assert round(steps * batch * 2048 / 1e9) == 132 and 614_400 * 4 / 512 == 4800
+    assert round(500 * batch * 2048 / 487_000 / 60) == 72
 
 
 def test_each_flag_of_the_page_is_one_of_lesson_05_or_of_a_program() -> None:
@@ -146,4 +231,5 @@ def test_each_flag_of_the_page_is_one_of_lesson_05_or_of_a_program() -> None:
     flags = {field.name for field in dataclasses.fields(lesson["Config"])} | {"config"}
     of_programs = {"nodes", "gres", "exclusive", "mem", "time", "signal", "requeue", "exclude", "dependency", "output"}
     of_programs |= {"sm", "world", "report", "jobid", "overlap", "pid", "prefix", "two_nodes"}
+    of_programs |= {"array", "wrap", "start", "label", "standalone"}
     assert set(re.findall(r"(?<![\w-])--(\w+)(?![\w-])", PAGE)) <= flags | of_programs
