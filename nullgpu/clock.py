@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import dataloader
 from torch.utils.flop_counter import flop_registry
 
 from . import library
+from .record import call_after_updates, time_the_loaders
 
 ATTAINED = {"matmul": 0.65, "conv": 0.35, "attention": 0.40, "memory": 0.62}
 """share of the peak, or of the memory's bandwidth, that large operations of a kind attain"""
@@ -130,63 +129,21 @@ def format_of(dtype: torch.dtype, kind: str) -> str:
 class Trace:
     """When updates ended, and when the loop waited for a batch, in simulated time."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now = now
+    def __init__(self) -> None:
         self.updates: list[float] = []
         self.loading: list[tuple[float, float]] = []
-
-    def count_updates(self, end: Callable[[], float]) -> None:
-        """Note when the GPU has ended each update; the replay of a graph that has recorded one counts as one."""
-        graph = torch.cuda.CUDAGraph
-        begin, capture_end, replay = graph.capture_begin, graph.capture_end, graph.replay
-        capturing: list[int] = []
-        with_update: set[int] = set()
-
-        def updated(*_: Any) -> None:
-            if capturing:
-                with_update.add(capturing[-1])
-            else:
-                self.updates.append(end())
-
-        def capture_begin(it: Any, *args: Any, **kwargs: Any) -> None:
-            capturing.append(id(it))
-            begin(it, *args, **kwargs)
-
-        def ended(it: Any) -> None:
-            capturing.clear()
-            capture_end(it)
-
-        def replayed(it: Any) -> None:
-            replay(it)
-            if id(it) in with_update:
-                self.updates.append(end())
-
-        graph.capture_begin, graph.capture_end, graph.replay = capture_begin, ended, replayed
-        register_optimizer_step_post_hook(updated)
-
-    def time_the_loaders(self) -> None:
-        """Note how long loops wait for the batches of a DataLoader."""
-        own = dataloader._BaseDataLoaderIter.__next__
-
-        def timed(it: Any) -> Any:
-            began = self.now()
-            try:
-                return own(it)
-            finally:
-                self.loading.append((began, self.now()))
-
-        dataloader._BaseDataLoaderIter.__next__ = timed
 
 
 def install(figures: dict[str, Any]) -> None:
     """Begin: this process's operations take their time, and its clocks show simulated time."""
     clock = Clock(figures)
     now = clock.library.nullgpu_now
-    trace = Trace(now)
+    trace = Trace()
     end = clock.library.nullgpu_end
     end.restype, end.argtypes = ctypes.c_double, [ctypes.c_void_p]
-    trace.count_updates(lambda: end(torch.cuda.current_stream().cuda_stream))
-    trace.time_the_loaders()
+    # when the GPU has ended the update, not when the host has launched it
+    call_after_updates(lambda: trace.updates.append(end(torch.cuda.current_stream().cuda_stream)))
+    time_the_loaders(now, lambda began, ended: trace.loading.append((began, ended)))
     real = {name: getattr(time, name) for name in ("time", "perf_counter", "monotonic")}
     offsets = {name: function() - now() for name, function in real.items()}
     for name, offset in offsets.items():

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from types import FrameType
@@ -44,8 +45,6 @@ class Recorder:
         self.now: Counter[tuple[str, str, str]] = Counter()
         self.loading = 0.0
         self.last = (time.perf_counter(), library.counters(), 0.0)
-        self.captured: set[int] = set()
-        self.capturing: int | None = None
         self.out_of_memory: dict[str, Any] | None = None
 
     def event(self, kind: int, name: str, size: int, pageable: bool) -> None:
@@ -58,11 +57,12 @@ class Recorder:
         key = (what, detail, place(sys._getframe(1)))
         self.now[key] += 1
 
+    def add_loading(self, began: float, ended: float) -> None:
+        """Add up the seconds in which loops wait for batches."""
+        self.loading += ended - began
+
     def update_ends(self) -> None:
         """Note what has happened since the end of the update before."""
-        if self.capturing is not None:
-            self.captured.add(self.capturing)
-            return
         clock, before, loading = self.last
         now, counted = time.perf_counter(), library.counters()
         row: dict[str, float] = {name: counted[name] - before[name] for name in counted}
@@ -176,9 +176,8 @@ def install(folder: str) -> None:
     """Begin to note."""
     recorder = Recorder(folder)
     library.observe(recorder.event, library.WAIT, library.COPY, library.COLLECTIVE, library.MISSING)
-    register_optimizer_step_post_hook(lambda *_: recorder.update_ends())
-    time_the_loaders(recorder)
-    watch_graphs(recorder)
+    call_after_updates(recorder.update_ends)
+    time_the_loaders(time.perf_counter, recorder.add_loading)
 
     def begin() -> None:
         torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MOST_ENTRIES)
@@ -191,36 +190,45 @@ def install(folder: str) -> None:
     atexit.register(recorder.write)
 
 
-def time_the_loaders(recorder: Recorder) -> None:
-    """Add up the seconds in which loops wait for the batches of a DataLoader."""
+def time_the_loaders(clock: Callable[[], float], note: Callable[[float, float], None]) -> None:
+    """Call ``note`` with the times, by this clock, between which a loop has waited for a batch of a DataLoader."""
     own = dataloader._BaseDataLoaderIter.__next__
 
     def timed(self: Any) -> Any:
-        began = time.perf_counter()
+        began = clock()
         try:
             return own(self)
         finally:
-            recorder.loading += time.perf_counter() - began
+            note(began, clock())
 
     dataloader._BaseDataLoaderIter.__next__ = timed
 
 
-def watch_graphs(recorder: Recorder) -> None:
-    """Let the replay of a graph that has recorded an update count as one."""
+def call_after_updates(ended: Callable[[], None]) -> None:
+    """Call ``ended`` after each update, and after the replay of a graph that has recorded one."""
     graph = torch.cuda.CUDAGraph
     begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
+    capturing: list[int] = []
+    with_update: set[int] = set()
+
+    def updated(*_: Any) -> None:
+        if capturing:
+            with_update.add(capturing[-1])
+        else:
+            ended()
 
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        recorder.capturing = id(self)
+        capturing.append(id(self))
         begin(self, *args, **kwargs)
 
     def capture_end(self: Any) -> None:
-        recorder.capturing = None
+        capturing.clear()
         end(self)
 
     def replayed(self: Any) -> None:
         replay(self)
-        if id(self) in recorder.captured:
-            recorder.update_ends()
+        if id(self) in with_update:
+            ended()
 
     graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replayed
+    register_optimizer_step_post_hook(updated)

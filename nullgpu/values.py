@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from . import kernels
+from . import kernels, norms
 
 CPU = torch.device("cpu")
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -190,7 +190,7 @@ class Values(TorchDispatchMode):
                 except (RuntimeError, NotImplementedError) as error:
                     if not re.search("not implemented for '(BFloat16|Half)'", str(error)) or func._schema.is_mutable:
                         raise
-                    return func(*kernels.in_32_bits(args), **kwargs)
+                    return func(*norms.in_32_bits(args), **kwargs)
             with self.lock:  # random numbers of the GPU must not use up those of the CPU
                 seed = torch.cuda.default_generators[torch.cuda.current_device()].initial_seed()
                 if seed != Values.seed:
