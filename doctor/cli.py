@@ -24,8 +24,8 @@ from typing import NoReturn
 from . import formats, report
 from .accepted import BaselineError, accept
 from .checks import COST, FAULT, NOTE, Diagnosis, judge
-from .events import Run, read
 from .launch import LAUNCHERS, NoNullGPU, Plan, file_of_module, likely_launchers, started_by
+from .runs import Run, read
 from .series import NO_LIMIT, run_all
 
 OLDEST_TORCH = (2, 11)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .aftermath import changed, snapshot, undo_folders
-from .events import Launch, write_launch
+from .runs import Launch, write_launch
 from .settings import Settings
 
 HOOK = Path(__file__).resolve().parent / "hook"

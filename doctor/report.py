@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .checks import Diagnosis, Finding
-from .events import Event, Run
+from .events import Event
+from .runs import Run
 
 ENDINGS = {
     "end": "to its end",

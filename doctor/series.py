@@ -13,8 +13,8 @@ from typing import Any
 
 from . import report
 from .checks import CHECKS, judge
-from .events import Run, read, write_launch
 from .launch import INTERRUPTED, NoNullGPU, Plan, likely_launchers, run
+from .runs import Run, read, write_launch
 
 NO_LIMIT = 10**9
 """updates; the time limit ends the run before"""

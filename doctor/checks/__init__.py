@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..events import Launch, Run
+from ..runs import Launch, Run
 from . import files, randomness, samples, speed, steps, updates, validation, weights
 from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Check, Finding, NotUsed, Observed
-from .runs import COMPARISONS
+from .comparisons import COMPARISONS
 
 __all__ = ["CHECKS", "COST", "FAULT", "NOTE", "Diagnosis", "Finding", "judge"]
 MODULES = (samples, validation, weights, steps, updates, randomness, files, speed)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ..events import Run
+from ..runs import Run
 
 FAULT, NOTE, COST = "FAULT", "NOTE", "COST"
 NO_VALIDATION = "no validation with a DataLoader was seen"

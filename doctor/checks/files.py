@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..events import Run
+from ..runs import Run
 from .base import Finding, check, fault, hint, need_use, seen, some
 
 

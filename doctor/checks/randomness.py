@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ..events import Run
+from ..runs import Run
 from .base import Finding, check, hint, need, need_use, seen
 
 

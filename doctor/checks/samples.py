@@ -4,7 +4,8 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
-from ..events import Event, Run
+from ..events import Event
+from ..runs import Run
 from .base import ONE_EPOCH, CannotJudge, Finding, check, fault, hint, need, need_use, seen
 
 COMPARED = 12

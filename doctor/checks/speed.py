@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from ..events import Event, Run
+from ..events import Event
+from ..runs import Run
 from .base import ONE_EPOCH, Finding, check, cost, hint, need, need_updates, need_use, seen
 
 EVERY_STEP = 0.8

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ..events import Event, Run
+from ..events import Event
+from ..runs import Run
 from .base import Finding, check, fault, hint, need, need_use, seen
 
 ALONE = (" in select", " in poll", " in sleep", " in read")

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from ..events import Run
+from ..runs import Run
 from .base import Finding, check, cost, fault, hint, need, need_updates, need_use, seen
 
 

@@ -3,7 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from ..events import Event, Run
+from ..events import Event
+from ..runs import Run
 from .base import NO_VALIDATION, Finding, check, cost, fault, hint, need, need_use, seen
 
 

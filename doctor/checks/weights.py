@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from ..events import Event, Run
+from ..events import Event
+from ..runs import Run
 from .base import FAULT, Finding, check, fault, hint, need, need_updates, need_use, seen, some
 
 TOLERANCE = 1e-6

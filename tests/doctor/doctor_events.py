@@ -1,6 +1,7 @@
 """Events of a correct run on two ranks, written by hand, for tests of the checks: each test changes some of them."""
 
-from doctor.events import Event, Launch, Rank, Run
+from doctor.events import Event
+from doctor.runs import Launch, Rank, Run
 
 SCRIPT = "/home/me/train.py"
 TRAIN, VAL = f"{SCRIPT}:10#0", f"{SCRIPT}:20#0"

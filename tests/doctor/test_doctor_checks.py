@@ -10,8 +10,8 @@ from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_r
 
 from doctor.checks import CHECKS, counted, judge
 from doctor.checks.base import hint
-from doctor.events import Run
 from doctor.launch import likely_launchers
+from doctor.runs import Run
 
 FAULTS: dict[str, tuple[str, int, Callable[[Run], object]]] = {}
 """for each check: kind of the finding, line, and what makes the events faulty"""

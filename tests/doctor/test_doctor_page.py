@@ -10,7 +10,7 @@ import pytest
 import wild
 
 from doctor.checks import CHECKS
-from doctor.checks.runs import COMPARISONS
+from doctor.checks.comparisons import COMPARISONS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "doctor/README.md").read_text()

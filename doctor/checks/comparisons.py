@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ..events import Event, Run, passes_with_batches
+from ..events import Event
+from ..runs import Run, passes_with_batches
 from .base import CannotJudge, Check, Finding, fault, hint, need, seen
 from .updates import planned_steps
 from .weights import differing
