@@ -1,7 +1,7 @@
 """Judge files of learners: ``python -m clinic.check EXERCISE FILE...`` prints a line for each, a JSON list.
 
 A line has all that the grader still finds wrong; it is empty if the exercise is passed. `exercise.py` starts this in a
-process group of its own, and ends the whole group after it.
+separate process group, and ends the whole group after it.
 """
 
 import importlib.util

@@ -229,7 +229,7 @@ def before_each_update(note: Callable[[Optimizer], None]) -> None:
 
 
 class _Calls(threading.local):
-    """Module calls in progress in this thread: another thread may load data with modules of its own."""
+    """Module calls in progress in this thread: another thread may load data with other modules."""
 
     depth = 0
     """number of calls that have not ended; those within another one are not noted"""
@@ -238,7 +238,7 @@ class _Calls(threading.local):
 
 
 class _Operations(TorchDispatchMode):
-    """Intercepts every operation on plain tensors, those of DDP and DTensor included."""
+    """Intercepts every operation on plain tensors, also inside DDP and DTensor."""
 
     def __init__(self, rank: Rank, calls: _Calls) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .checks import CHECKS, Diagnosis, Finding
-from .checks.runs import COMPARISONS
+from .checks.comparisons import COMPARISONS
 
 FORMAT = 1
 """of a baseline; another number cannot be compared"""

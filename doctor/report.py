@@ -109,7 +109,7 @@ def remarks(runs: list[Run]) -> Iterator[str]:
         yield f"Null GPUs are used, because the doctor's stand-in for CUDA could not run it: {run.launch.instead[:150]}"
     missing = sorted({name for rank in run.ranks for e in rank.all("no_values") for name in e["names"]})
     if missing:
-        yield f"Null GPUs do not compute {', '.join(missing[:3])}: what is said of values is not reliable here."
+        yield f"Null GPUs do not compute {', '.join(missing[:3])}: findings about values are not reliable here."
     if run.launch.left_out:
         yield f"Left out of --thorough: {'; '.join(run.launch.left_out)}."
     written = sorted({file for one in runs for file in one.launch.written})

@@ -119,7 +119,7 @@ def test_a_node_whose_driver_does_not_answer_fails_the_check(
 
 
 def test_the_job_file_saves_before_its_limit_and_goes_on() -> None:
-    """The options that the page explains are those of lesson 05's job file, or are set for whole nodes."""
+    """The page explains the options of lesson 05's job file, and the options for whole nodes."""
     job, lesson = (
         {
             line.split()[1].partition("=")[0]

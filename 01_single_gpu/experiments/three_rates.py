@@ -1,4 +1,4 @@
-"""IO, SYNTHETIC and FULL in a few lines, for a script of your own: copy `rate` and `three_rates` into it.
+"""IO, SYNTHETIC and FULL in a few lines, for your script: copy `rate` and `three_rates` into it.
 
     python experiments/three_rates.py
 

@@ -97,7 +97,7 @@ def _short(place: str) -> str:
 def timeouts(run: Run) -> Iterator[Finding]:
     """The timeout of init_process_group holds for the default group only; new_group() has its own, 10 minutes."""
     asked = next((e["timeout"] for e in run.first.all("init") if e.get("timeout")), None)
-    need_use(asked, "a timeout of its own")
+    need_use(asked, "a timeout for init_process_group")
     groups = [e for e in run.first.all("group") if e["ranks"] is None or run.first.number in e["ranks"]]
     seen(len(groups) + 1, "process groups")
     without = [e for e in groups if not e["timeout"] and not run.any("timeout")]

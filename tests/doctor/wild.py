@@ -18,7 +18,7 @@ FIXES = {
     "same order each epoch": "`sampler.set_epoch(epoch)` before each epoch",
     "lost state": "save and load the state of optimizer, scheduler and scaler too",
     "same samples": "a share of the samples per rank: `DistributedSampler`, after the same order on all ranks",
-    "shared file": "let rank 0 alone write, or give each rank a file of its own",
+    "shared file": "let rank 0 alone write, or give each rank another file",
     "wrong metric": "add up sums and counts, and divide once at the end",
     "epoch repeated": "save the number of the next epoch",
     "ranks differ": "let DDP average all gradients, and change weights and learning rates equally on all ranks",
