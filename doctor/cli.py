@@ -135,6 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("\ndoctor: interrupted; all ranks are ended", file=sys.stderr)
             return 130
+        except BrokenPipeError:  # the reader of the report, such as head, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 2
         except (OSError, NoNullGPU) as error:
             refuse(str(error))
 

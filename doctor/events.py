@@ -28,11 +28,12 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 sync, or inside (line of the DistributedDataParallel that has this module)
     dropout     the first dropout in training: p
     metric      a schedule is given the value that it goes by: cls, value
-    gradients   before an update: optimizer, count, made (line of the optimizer, at its first update), closure,
-                gradients and weights (name: sum, sum of absolute values), lr, state (number of entries), scaler
-                (state of a GradScaler), dtypes, factor (size of the gradients, divided by that after backward), others
-                (sums of the weights of models that are in no optimizer), kept (size of the gradients, divided by that
-                of what the script has added up over the ranks; null: nothing)
+    gradients   before an update: optimizer, count, made and made_lr (line and learning rates of the optimizer when it
+                was made; at its first update), closure, gradients and weights (name: sum, sum of absolute values), lr,
+                state (number of entries), scaler (state of a GradScaler), dtypes, factor (size of the gradients,
+                divided by the size after backward), others (sums of the weights of models that are in no optimizer),
+                kept (size of the gradients, divided by the size of what the script has added up over the ranks; null:
+                nothing)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 losses (what they minimized), added (backward added to the gradients of the update before), factors
                 (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and
@@ -41,7 +42,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     clip        gradients are clipped: scaled, plain (no sharded tensors)
     collective  one is called, outside of models and of torch: name, size, everyone (in the default group), own (the
                 caller is a file of the user's), gradient (whether the tensor is a gradient), features
-                (tensors of several dimensions that need gradients), backward, in_step (called in it, or in an update)
+                (tensors of several dimensions that need gradients), backward, in_step (called in it, or in an update),
+                passes (backward passes since the last update)
     inner       a collective is called in a model's forward: name, features
     functional  one of torch's functional or differentiable collectives is called
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
@@ -146,6 +148,7 @@ class Event(TypedDict, total=False):
     gradients: dict[str, list[float] | None]
     weights: dict[str, list[float] | None]
     lr: list[float]
+    made_lr: list[float]
     state: int
     scaler: dict[str, Any] | None
     dtypes: list[str]
@@ -176,6 +179,7 @@ class Event(TypedDict, total=False):
     features: bool
     backward: bool
     in_step: bool
+    passes: int
     placement: str
     # of files
     existed: bool

@@ -38,14 +38,17 @@ def steps_of(updates: list[Event]) -> int:
 def collectives_per_step(run: Run) -> Iterator[Finding]:
     """Each further collective in a step costs a round trip over the network, and waits for the slowest rank."""
     need_updates(run, 5)
-    updates, training = 0, False
+    updates, training, has_batch = 0, False, False
     steps: dict[tuple[str, str], set[int]] = {}
     for e in run.first.events:
         updates += e["e"] == "update"
+        has_batch = e["e"] != "update" and (has_batch or e["e"] == "batch")
         training = e["train"] and e["grad"] if e["e"] == "forward" else training
         # gradients the script averages itself, and the loss depends on features
         of_the_user = e.get("own", True) and not e.get("gradient") and not e.get("features")
-        if e["e"] == "collective" and training and of_the_user and (e["size"] or 0) < 1000:
+        # between a batch and its backward pass, such as the number of tokens over all ranks
+        for_the_loss = has_batch and e.get("passes") == 0
+        if e["e"] == "collective" and training and of_the_user and not for_the_loss and (e["size"] or 0) < 1000:
             steps.setdefault((e["at"], e["name"]), set()).add(updates)
     for (at, name), called in steps.items():
         count, number = len(called), steps_of(run.first.all("update"))

@@ -150,7 +150,8 @@ def schedule_length(run: Run) -> Iterator[Finding]:
                 yield fault(e["at"], text, f"make it for {run.world} times as many steps, before prepare()")
             continue
         # of each pass, the steps of one rank are rounded up from those of all ranks
-        if e["steps"] > passes + 1 and planned >= 4 and abs(e["length"] - run.world * planned) <= run.world * passes:
+        too_long = e["length"] > planned + passes and abs(e["length"] - run.world * planned) <= run.world * passes
+        if e["steps"] > passes + 1 and planned >= 4 and too_long:
             text = f"{e['cls']} is made for {e['length']} steps, but the training on {run.world} ranks has {planned}"
             yield hint(e["at"], text, "count the steps with the global batch: len(loader) of a rank times epochs")
 

@@ -214,7 +214,7 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
     for events in steps:
         if len({tuple(e["lr"]) for e in events}) > 1:
             rates = ", ".join(f"{e['lr'][0]:.3g}" for e in events)
-            if cause := _other_metric(run, events, rates) or _other_start(events, rates):
+            if cause := _other_metric(run, events, rates) or _other_start(events):
                 yield cause
                 return
             schedules = [e for rank in run.ranks for e in rank.all("schedule") if "stepped_at" in e]
@@ -239,11 +239,13 @@ def _other_metric(run: Run, events: tuple[Event, ...], rates: str) -> Finding | 
     return None
 
 
-def _other_start(events: tuple[Event, ...], rates: str) -> Finding | None:
+def _other_start(events: tuple[Event, ...]) -> Finding | None:
     """Return the finding if an optimizer began with other learning rates on other ranks."""
-    if events[0]["count"] or not events[0].get("made"):
-        return None
-    text = f"this optimizer was made with the learning rates {rates} on the ranks"
+    made = [e.get("made_lr", []) for e in events]
+    if not events[0].get("made") or len({tuple(one) for one in made}) == 1:
+        return None  # a schedule has changed them since, on one rank more often than on another
+    listed = ", ".join(f"{one[0]:.3g}" if one else "none" for one in made)
+    text = f"this optimizer was made with the learning rates {listed} on the ranks"
     return fault(events[0]["made"], text, "choose the rate on rank 0, dist.broadcast it, then make the optimizer")
 
 

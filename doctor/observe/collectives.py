@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ..trail import note, trail, user_line
 from .common import CONFIG, local, optimizers, patch, quietly, state
+from .model import models
 from .optimizer import wait_for_the_end
 
 NAMES = [
@@ -150,6 +151,7 @@ def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs:
         features=any(t.requires_grad and t.dim() > 1 for t in tensors),
         backward=state.in_backward,
         in_step=optimizers.depth > 0,
+        passes=len(models.backwards),
     )
 
 

@@ -71,6 +71,7 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         made=optimizer.__dict__.get("_doctor_made", "") if count == 0 else "",
         at=user_line(),
         closure=closure,
+        made_lr=optimizer.__dict__.get("_doctor_rates", []) if count == 0 else [],
         gradients={name: None if p.grad is None else sums(p.grad) for name, p in named if p.requires_grad},
         weights={name: sums(p) for name, p in named if has_memory(p)},
         lr=[float(group["lr"]) for group in optimizer.param_groups],
@@ -222,6 +223,7 @@ def _optimizer_init(own: Callable[..., None]) -> Callable[..., None]:
     def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         optimizer.__dict__["_doctor_made"] = user_line()
         own(optimizer, *args, **kwargs)
+        optimizer.__dict__["_doctor_rates"] = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
 
     return init
 

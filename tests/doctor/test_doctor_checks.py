@@ -297,7 +297,17 @@ def each_rank_has_a_loss_of_its_own(run: Run) -> None:
 @faulty("learning_rates_agree", "FAULT", 28)
 def each_rank_has_searched_a_rate_of_its_own(run: Run) -> None:
     change(run, "gradients", (1,), lr=[0.05])
-    change(run, "gradients", wanted={"count": 0}, made=at(28))
+    change(run, "gradients", wanted={"count": 0}, made=at(28), made_lr=[0.1])
+    change(run, "gradients", (1,), wanted={"count": 0}, made_lr=[0.05])
+
+
+def test_a_rank_that_leaves_out_its_first_update_has_made_its_optimizer_in_the_same_way() -> None:
+    """Its schedule has gone on meanwhile, so its first update has another rate."""
+    run = correct_run()
+    each_rank_has_searched_a_rate_of_its_own(run)
+    change(run, "gradients", wanted={"count": 0}, made_lr=[0.1])
+    (finding,) = judge([run]).faults
+    assert finding.at != at(28)
 
 
 @faulty("learning_rates_agree", "FAULT", 47)
@@ -638,6 +648,24 @@ def test_collectives_of_a_library_and_of_gradients_are_no_cost() -> None:
     add(run, "collective", 52, name="all_reduce", size=8, everyone=True, own=False)
     add(run, "collective", 52, name="all_reduce", size=8, everyone=True, own=True, gradient=True)
     assert "collectives_per_step" not in {f.check for f in judge([run]).findings}
+
+
+def test_what_the_loss_needs_is_no_cost() -> None:
+    """Such as the number of tokens of all ranks, between a batch and its backward pass."""
+    run = correct_run()
+    for rank in run.ranks:
+        training = [e for e in rank.events if e["e"] == "forward" and e["train"]]
+        for e in training:
+            sent = {"e": "collective", "step": e["step"], "t": e["t"], "at": at(44), "name": "all_reduce", "size": 1}
+            rank.events.insert(rank.events.index(e), sent | {"everyone": True, "passes": 0})
+    assert "collectives_per_step" not in {f.check for f in judge([run]).findings}
+
+
+def test_a_schedule_of_few_steps_may_have_the_right_length() -> None:
+    run = correct_run()
+    change(run, "schedule", steps=4, length=4)
+    change(run, "pass", wanted={"loader": TRAIN}, batches=2)
+    assert "schedule_length" not in {f.check for f in judge([run]).findings}
 
 
 def test_each_rank_may_split_data_of_its_own() -> None:

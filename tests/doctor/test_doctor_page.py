@@ -82,6 +82,23 @@ def test_the_counts_of_both_editions_are_those_of_the_stored_runs() -> None:
         assert f"| {title} | {count(first)} | {count(second)} |" in EVIDENCE
 
 
+def test_the_counts_of_the_third_blind_round_are_the_stored_ones() -> None:
+    found = json.loads(Path(__file__).with_name("blind_results_3.json").read_text())
+    written, public, lines = found["written"], found["public"], found["lines"]
+    rows = {
+        "faults in scripts written for it, plain run": f"{written['found_plain']} of {written['faulty']}",
+        "the same, with every run that was made": f"{written['found']} of {written['faulty']}",
+        "correct scripts accused by a FAULT": f"{written['accused']} of {written['correct']}",
+        "labeled faults in public scripts that the runs reached": f"{public['found']} of {public['faults_reached']}",
+        "wrong FAULTs in public scripts": str(public["wrong_faults"]),
+        "public scripts that the doctor itself hindered": f"{public['hindered']} of {public['scripts']}",
+        "named line (21 found): to change, within three lines, only the symptom": ", ".join(map(str, lines.values())),
+    }
+    for title, count in rows.items():
+        assert f"| {title} | {count} |" in EVIDENCE
+    assert sum(lines.values()) == written["found"] + public["found"]
+
+
 def labels(runs: list[dict]) -> list[dict]:
     """Return the labeled faults of all scripts."""
     return [label for one in runs for label in one["faults"]]
