@@ -40,7 +40,7 @@ process_group   an experiment that is itself started as ranks
 timing          repeated and alternating trials, and their spread
 plots           panels; time lines of traced runs
 allocations     memory by the profiler
-emulated_gpu    a GPU that takes time, and computes nothing
+simulated       runs on a simulated GPU
 flags           the command line of an experiment
 site, slides    the pages as a web site and as slides
 check_types     the types, for `make lint`

@@ -5,11 +5,7 @@
 The network is small, so that its step is launch-bound: the host needs longer for the launches than the GPU computes.
 """
 
-import json
-import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -74,22 +70,16 @@ def main() -> None:
     import matplotlib.pyplot as plt
 
     from lab import results
+    from lab.simulated import simulate
 
     rows: list[list[results.Cell]] = []
     figure, axes = plt.subplots(len(VARIANTS), 1, figsize=(9, 7), sharex=True, layout="constrained")
-    with tempfile.TemporaryDirectory() as folder:
-        for axis, (variant, meaning) in zip(axes, VARIANTS.items(), strict=True):
-            trace = Path(folder, f"{variant}.json")
-            command = [sys.executable, "nullgpu/run.py", "--beside_gpu", "--clock", "a100", "--trace", str(trace)]
-            done = subprocess.run(
-                [*command, "python", __file__, variant], cwd=REPOSITORY, capture_output=True, text=True, check=True
-            )
-            found = re.search(r"([\d.]+) ms each, GPU busy (\d+)%", done.stdout)
-            assert found, done.stdout + done.stderr
-            waits = re.search(r"it waits for (.*)", done.stdout)
-            rows.append([meaning, float(found[1]), int(found[2]) / 100, waits[1] if waits else ""])
-            draw(axis, json.loads(trace.read_text())["traceEvents"], float(found[1]))
-            axis.set_title(f"{meaning}: {found[1]} ms, GPU busy {found[2]} %", loc="left", fontsize=10)
+    for axis, (variant, meaning) in zip(axes, VARIANTS.items(), strict=True):
+        found = simulate("a100", "python", Path(__file__).resolve(), variant)
+        rows.append([meaning, found.milliseconds, found.busy, found.waits])
+        draw(axis, found.events, found.milliseconds)
+        title = f"{meaning}: {found.milliseconds} ms, GPU busy {found.busy:.0%}"
+        axis.set_title(title, loc="left", fontsize=10)
     axes[-1].set_xlabel("ms of simulated time")
     results.store(
         "clock_changes",

@@ -6,8 +6,6 @@
 The shares of the peak in clock.py (ATTAINED) were chosen with the first half of the cases, and not changed afterwards.
 """
 
-import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from lab import results  # noqa: E402
+from lab.simulated import simulate  # noqa: E402
 
 WORKLOADS = "lab/clock_workloads.py"
 NERSC = "NERSC, Deep Learning at Scale (SC22), log of its README"
@@ -44,7 +43,7 @@ class Case:
     command: str
     source: str
     gpu: str = "a100"
-    flags: str = ""
+    ranks: int = 0
 
 
 CASES = [
@@ -71,7 +70,7 @@ CASES = [
         f"{LESSON_05} --limit_train 96",
         TITAN,
         "h100",
-        "--gpus 8 --world 8",
+        8,
     ),
     Case(
         "Llama 8B as gpt_7b, FSDP on 120 GPUs (128)",
@@ -82,20 +81,9 @@ CASES = [
         f"{LESSON_05} --limit_train 1440",
         TITAN,
         "h100",
-        "--gpus 8 --world 120",
+        120,
     ),
 ]
-
-
-def simulated(case: Case) -> tuple[float, float]:
-    """Return the milliseconds of an update, and the share of the time in which the GPU is busy."""
-    words = [sys.executable, "nullgpu/run.py", "--beside_gpu", "--clock", case.gpu, *case.flags.split()]
-    command = [*words, "python", *case.command.split()]
-    done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, timeout=1500)
-    found = re.search(r"([\d.]+) ms each, GPU busy (\d+)%", done.stdout)
-    if not found:
-        raise SystemExit(f"{case.name}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
-    return float(found[1]), float(found[2]) / 100
 
 
 def main() -> None:
@@ -104,11 +92,11 @@ def main() -> None:
     rows: list[list[results.Cell]] = []
     ratios: dict[str, list[float]] = {"first": [], "second": []}
     for case in wanted:
-        ms, busy = simulated(case)
-        speed = case.per_update / (ms / 1e3)
+        found = simulate(case.gpu, "python", *case.command.split(), gpus=min(case.ranks, 8), world=case.ranks)
+        speed = case.per_update / (found.milliseconds / 1e3)
         ratio = speed / case.published
         ratios[case.half].append(max(ratio, 1 / ratio))
-        rows.append([case.half, case.name, case.unit, case.published, speed, ratio, busy, case.source])
+        rows.append([case.half, case.name, case.unit, case.published, speed, ratio, found.busy, case.source])
         print(*rows[-1], sep=" | ", flush=True)
     errors = "; ".join(
         f"{half} half: wrong by a factor of {median(found):.2f} in the median, {max(found):.2f} at most"

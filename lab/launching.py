@@ -107,16 +107,22 @@ def train(
         return json.loads(file.read_text())
 
 
-def line_profile(lesson: Path, *flags: object, **how: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # noqa: ANN401
+def line_profile(
+    lesson: Path,
+    *flags: object,
+    before: Sequence[object] = (),
+    **how: Any,  # noqa: ANN401
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run a train script under the line profiler; return its summary and the lines of its first profiled function.
 
-    Each line is a dictionary with ``line``, ``hits``, ``seconds``, ``percent`` and ``text``.
+    Each line is a dictionary with ``line``, ``hits``, ``seconds``, ``percent`` and ``text``. ``before`` are words
+    before Python, for example of the null GPU.
     """
     import line_profiler  # not every machine has it
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "train.lprof")
-        kernprof = (PYTHON, "-m", "kernprof", "-l", "-o", file)
+        kernprof = (*before, PYTHON, "-m", "kernprof", "-l", "-o", file)
         summary = train(lesson, *flags, start=kernprof, **how)
         stats = line_profiler.load_stats(str(file))
     (source, _, _), timings = next(item for item in stats.timings.items() if item[1])

@@ -28,8 +28,8 @@ ATTAINED = {"matmul": 0.65, "conv": 0.35, "attention": 0.40, "memory": 0.62}
 """share of the peak, or of the memory's bandwidth, that large operations of a kind attain"""
 KERNEL = 2.5e-6
 """seconds of the shortest kernel"""
-RAMP = {"matmul": 4e9, "conv": 4e9, "attention": 4e9}
-"""FLOP at which an operation attains half of that share: small ones do not fill a GPU"""
+RAMP = 1e-5
+"""seconds that an operation with arithmetic takes beside it: a small one does not fill a GPU (assumed, not fitted)"""
 KINDS = {"mm": "matmul", "addmm": "matmul", "bmm": "matmul", "baddbmm": "matmul", "_scaled_mm": "matmul"}
 CALIBRATED = 300
 """operations with which the way to Python and back is measured"""
@@ -94,7 +94,7 @@ class Clock(TorchDispatchMode):
             flops, kind = count(*args, **kwargs, out_val=out), kind_of(name)
             dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
             peak = self.peak[format_of(dtype, kind)]
-            seconds = max(seconds, (flops + RAMP[kind]) / (peak * ATTAINED[kind]) if flops else 0)
+            seconds = max(seconds, flops / (peak * ATTAINED[kind]) + RAMP if flops else 0)
         elif not moved:
             self.unknown[name] += launches
         seconds = max(seconds, launches * KERNEL)
@@ -132,6 +132,8 @@ class Trace:
     def __init__(self) -> None:
         self.updates: list[float] = []
         self.loading: list[tuple[float, float]] = []
+        self.began: tuple[float, float] | None = None
+        """real and simulated time when the GPU was used first"""
 
 
 def install(figures: dict[str, Any]) -> None:
@@ -148,9 +150,17 @@ def install(figures: dict[str, Any]) -> None:
     offsets = {name: function() - now() for name, function in real.items()}
     for name, offset in offsets.items():
         setattr(time, name, lambda offset=offset: offset + now())
-    torch.cuda._lazy_call(lambda: begin(clock, real["perf_counter"]))
+
+    def both() -> tuple[float, float]:
+        return real["perf_counter"](), now()
+
+    def first_use() -> None:
+        begin(clock, real["perf_counter"])
+        trace.began = both()
+
+    torch.cuda._lazy_call(first_use)
     if folder := os.environ.get("NULLGPU_REPORT"):
-        atexit.register(write, clock, trace, folder)
+        atexit.register(lambda: write(clock, trace, folder, both()))
 
 
 def begin(clock: Clock, perf_counter: Callable[[], float]) -> None:
@@ -174,9 +184,9 @@ def begin(clock: Clock, perf_counter: Callable[[], float]) -> None:
     clock.__enter__()
 
 
-def write(clock: Clock, trace: Trace, folder: str) -> None:
-    """Write what the report needs."""
-    if not torch.cuda.is_initialized():
+def write(clock: Clock, trace: Trace, folder: str, ended: tuple[float, float]) -> None:
+    """Write what the report needs; ``ended`` is the real and the simulated time."""
+    if not torch.cuda.is_initialized() or trace.began is None:
         return
     rank = int(os.environ.get("RANK") or 0)
     clock.library.nullgpu_spans(f"{folder}/spans{rank}.tsv".encode())
@@ -186,6 +196,8 @@ def write(clock: Clock, trace: Trace, folder: str) -> None:
         "seconds": dict(sorted(clock.seconds.items(), key=lambda pair: -pair[1])[:12]),
         "unknown": dict(clock.unknown.most_common()),
         "way": clock.way,
+        "real": ended[0] - trace.began[0],
+        "simulated": ended[1] - trace.began[1],
     }
     with open(f"{folder}/clock{rank}.json", "w") as file:
         json.dump(found, file)

@@ -111,7 +111,8 @@ def lines_of(found: dict[str, Any], spans: list[Span], figures: dict[str, Any]) 
     worst, seconds = max(waits.items(), key=lambda pair: pair[1], default=("", 0.0))
     if seconds > 0.1 * total:
         yield f"  first thing to change: {ADVICE[worst]}"
-    yield "  The host's time is this machine's. Losses are not computed."
+    minute = 60 * found["real"] / max(found["simulated"], 1e-9)
+    yield f"  The host's time is this machine's; a simulated minute took {minute:.0f} s. Losses are not computed."
 
 
 def show(folder: Path, figures: dict[str, Any], trace: Path | None) -> None:

@@ -2,7 +2,7 @@
 
 Large random tensors on the CPU are left uninitialized, so they take no memory. Otherwise the initialization of a model
 of 7 billion weights, for example on rank 0 of lesson 05, takes minutes and 26 GB. Python objects that ranks exchange
-need values, because PyTorch computes their sizes on the GPU.
+need values, because PyTorch computes their sizes on the GPU; so do optimizers, which check a learning rate on the GPU.
 """
 # ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
@@ -30,19 +30,22 @@ def install() -> None:
         if own := getattr(c10d, name, None):
             setattr(c10d, name, with_values(own))
             setattr(dist, name, getattr(c10d, name))
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+            kind.__init__ = with_values(kind.__init__)  # type: ignore[method-assign]
     for name in METHODS:
         setattr(torch.Tensor, name, unless_large(getattr(torch.Tensor, name)))
 
 
-def with_values(exchange: Any) -> Any:
-    """Return a collective for objects that computes on the CPU what it needs."""
+def with_values(function: Any) -> Any:
+    """Return a function that computes on the CPU what it needs."""
 
-    @functools.wraps(exchange)
-    def exchanged(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(function)
+    def computed(*args: Any, **kwargs: Any) -> Any:
         with Values():
-            return exchange(*args, **kwargs)
+            return function(*args, **kwargs)
 
-    return exchanged
+    return computed
 
 
 def unless_large(draw: Any) -> Any:

@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a Slurm, and the studies, which no lesson's main path needs."""
     for item in items:
-        if item.path.name.startswith(("test_experiments_", "test_emulated_gpu")):
+        if item.path.name.startswith("test_experiments_"):
             item.add_marker("thorough")
         if "slurm" in item.fixturenames:
             item.add_marker("slurm")

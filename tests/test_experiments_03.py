@@ -6,13 +6,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 import alpha_beta
-import emulated_scaling
 import large_batches
 import nccl_backends
 import quick_python
@@ -144,31 +141,6 @@ def test_one_command_measures_scaling(stored: Path, run_script: Script) -> None:
     result = run_script(f"{FOLDER}/scaling.py", *flags)
     assert result.status == 0, result.stderr
     assert len(table(stored, "scaling")["rows"]) == 3
-
-
-# Emulated GPUs.
-
-
-def test_emulated_ranks_are_measured_and_predicted(stored: Path, run_script: Script) -> None:
-    result = run_script(f"{FOLDER}/emulated_scaling.py", "--ranks", 1, 2, "--rounds", 1, "--batch_size", 1)
-    assert result.status == 0, result.stderr
-    found = table(stored, "emulated_scaling")
-    one, two = (dict(zip(found["columns"], row, strict=True)) for row in found["rows"])
-    for row in (one, two):
-        assert row["step without communication, ms"][0] >= 1.4  # the emulated GPU needs as long at least
-    assert one["all-reduce alone, ms"] is None and two["all-reduce alone, ms"][0] > 0
-    for kind in ("one bucket", "a bucket per layer"):
-        assert one[f"{kind}, predicted"] is None and 0 < two[f"{kind}, predicted"] < 1
-
-
-def test_the_gradients_of_the_emulated_network_are_true() -> None:
-    waited = []
-    gpu = SimpleNamespace(launch=lambda name, seconds: name, wait_for=lambda piece, why: waited.append(piece))
-    network = emulated_scaling.Network(0.08, gpu)
-    network(torch.full((3,), 2.0)).sum().backward()
-    assert waited == ["backward"] * emulated_scaling.LAYERS
-    for weights in network.weights:  # each multiplies by its mean, 1
-        assert weights.grad == pytest.approx(torch.full_like(weights, 6 / len(weights)))
 
 
 # Time lines.

@@ -19,13 +19,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from lab.emulated_gpu import FORWARD_SHARE
 from lab.flags import Parser
 from lab.plots import COLORS, panels
 from lab.results import RESULTS
 from workshop.errors import UserError, run_reporting_user_errors
 
-BACKWARD_SHARE = 1 - FORWARD_SHARE
+BACKWARD_SHARE = 2 / 3
+"""of computing: backward computes two gradients, of inputs and of weights, where forward computes once"""
 PARAMETERS, BUCKETS = 117e6, 8
 """of NERSC's 3D U-Net, counted from its layers; all-reduces per step, https://github.com/NERSC/sc22-dl-tutorial"""
 SAMPLES_PER_SECOND = {64: 708, 128: 769}

@@ -23,7 +23,7 @@ def main() -> None:
     lr_factor = load_script(Path(__file__).resolve().parents[1]).lr_factor
     figure, (axis,) = panels(1, (8, 3.8))
     for label, ranks, scaling, style in RUNS:
-        config = SimpleNamespace(base_batch_size=64, lr_scaling=scaling, warmup=0.2, warmup_steps=None)
+        config = SimpleNamespace(base_batch_size=64, lr_scaling=scaling, warmup=0.2, warmup_steps=None, min_lr=0)
         steps = 3200 // (64 * ranks)
         factors = [
             lr_factor(config, global_batch_size=64 * ranks, step=step, total_steps=steps) for step in range(steps)

@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import line_profiler
 import pytest
 from cases import environment, null_gpu
 from possible import skip_if_impossible
@@ -163,6 +164,24 @@ def test_the_report_of_a_training_and_its_time_line(tmp_path: Path) -> None:
     assert "Losses are not computed" in done.stdout
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"addmm", "wait for a batch"} <= names
+
+
+def test_a_line_profile_shows_simulated_time(tmp_path: Path) -> None:
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import time, torch\nx = torch.zeros(16384, 16384, device='cuda')\n@profile\ndef work():\n"
+        "    time.sleep(0.2)\n    y = x @ x\n    y.sum().item()\nwork()\n"
+    )
+    found = tmp_path / "work.lprof"
+    kernprof = ("kernprof", "-l", "-o", str(found), str(script))
+    command = null_gpu("--clock", "t4", "--host", "3", *kernprof)
+    subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200)
+    stats = line_profiler.load_stats(str(found))
+    (lines,) = stats.timings.values()
+    sleeping, _, reading = (stats.unit * time for _, _, time in lines)
+    assert sleeping >= 3 * 0.2, "a host that is three times as fast does three times as much in this time"
+    matmul = 2 * 16384**3 / float(clock_figures.read("t4")["peak"]["fp32"])
+    assert reading > matmul, "the product shows where its result is read"
 
 
 def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path) -> None:

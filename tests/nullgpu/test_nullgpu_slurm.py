@@ -40,9 +40,12 @@ def test_a_job_on_null_gpus_has_the_losses_of_a_job_on_cpus(
         }
         words = [*prefix, "sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "job.slurm"]
         environment = clean_environment(**slurm.environment, **variables)
+        if prefix:
+            environment.pop("CUDA_VISIBLE_DEVICES", None)  # empty in the tests, which would hide null GPUs too
         submitted = subprocess.run(
             [*words, *FEW, *FLAGS[lesson]], cwd=tmp_path / lesson, env=environment, capture_output=True, text=True
         )
+        assert submitted.returncode == 0, submitted.stderr
         job = int(submitted.stdout)
         log = tmp_path / lesson / f"{job}.log"
         assert slurm.wait(job) == "COMPLETED", log.read_text()

@@ -1,0 +1,58 @@
+"""The studies of lessons 01, 03 and 04 on simulated GPUs, with little work: what they store is what the pages say."""
+
+import json
+from pathlib import Path
+
+import pytest
+from possible import skip_if_impossible
+
+from conftest import Script
+from nullgpu import clock_figures
+
+skip_if_impossible()
+pytest_plugins = ["null_fixtures"]
+pytestmark = [pytest.mark.usefixtures("null_library"), pytest.mark.thorough]
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder in which experiments store their tables."""
+    monkeypatch.setenv("WORKSHOP_RESULTS", str(tmp_path))
+    return tmp_path
+
+
+def rows(folder: Path, name: str) -> list[list]:
+    """The rows of a stored table."""
+    (file,) = folder.glob(f"*/{name}.json")
+    return json.loads(file.read_text())["rows"]
+
+
+def test_where_the_time_of_a_simulated_gpu_shows(stored: Path, run_script: Script) -> None:
+    result = run_script("01_single_gpu/experiments/simulated_gpu.py", "--rounds", 2, "--limit_train", 2000)
+    assert result.status == 0, result.stderr
+    lines = {row[0]: [cell[0] for cell in row[1:]] for row in rows(stored, "simulated_lines")}
+    (reading,) = (cells for line, cells in lines.items() if "loss.item()" in line)
+    assert reading[2] > reading[3], "in every step the loop waits there"
+    for name in ("simulated_loaders", "simulated_overlap"):
+        assert len(rows(stored, name)) == 2
+        assert list(stored.glob(f"*/{name}.png"))
+
+
+def test_scaling_over_simulated_gpus(stored: Path, run_script: Script) -> None:
+    flags = ("--ranks", 1, 2, "--rounds", 1, "--benchmark_seconds", 0.01)
+    result = run_script("03_ddp/experiments/simulated_scaling.py", *flags)
+    assert result.status == 0, result.stderr
+    found = rows(stored, "simulated_scaling")
+    assert [row[:3] for row in found] == [["both", 1, 512], ["weak", 2, 512], ["strong", 2, 256]]
+    inside = float(clock_figures.read("t4")["inside"]["bandwidth"])
+    all_reduce = 1e3 * 4 * 11.7e6 / inside  # ms, of 11.7 million gradients over two ranks
+    for _, ranks, _, compute, one_bucket, *_ in found[:2]:
+        assert one_bucket > compute + (0.9 * all_reduce if ranks > 1 else -compute / 2)
+
+
+def test_what_formats_and_graphs_gain_on_a_simulated_gpu(stored: Path, run_script: Script) -> None:
+    flags = ("--rounds", 1, "--benchmark_seconds", 0.01, "--workload", "a small network")
+    result = run_script("04_mixed_precision/experiments/simulated_gains.py", *flags)
+    assert result.status == 0, result.stderr
+    graph = rows(stored, "simulated_gains")[-1]
+    assert graph[0] == "bf16, CUDA graph" and graph[2] > 1, "one launch takes less of the host than many"
