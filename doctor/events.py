@@ -50,6 +50,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     message     a point-to-point message is sent or received, such as between the stages of a pipeline
     gathered_used   the loss depends on gathered tensors that have no graph (only recorded in a separate run)
     seed        the script seeds a generator: generator, value
+    noise       a line draws random numbers for a batch, after the first update: samples, values (a number for them)
     timeout     the timeout of a group is set later
     group       the script makes a process group: ranks (null: all), timeout (seconds; null: the default)
     part        the value of a sharded tensor was read, of which this rank has a part only: placement
@@ -116,6 +117,7 @@ class Event(TypedDict, total=False):
     worker: int | None
     count: int
     used: dict[str, int]
+    values: int
     generator: str
     value: float
     # of models and their calls

@@ -8,6 +8,7 @@ https://doi.org/10.1145/1498765.1498785.) src/clock.cpp has the queues of the st
 
 import atexit
 import ctypes
+import functools
 import json
 import os
 import time
@@ -17,8 +18,9 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
+from torch.utils.data import dataloader
 from torch.utils.flop_counter import flop_registry
 
 from . import library
@@ -31,8 +33,8 @@ KERNEL = 2.5e-6
 RAMP = 1e-5
 """seconds that an operation with arithmetic takes beside it: a small one does not fill a GPU (assumed, not fitted)"""
 KINDS = {"mm": "matmul", "addmm": "matmul", "bmm": "matmul", "baddbmm": "matmul", "_scaled_mm": "matmul"}
-CALIBRATED = 300
-"""operations with which the way to Python and back is measured"""
+CALIBRATED, TRIALS = 200, 8
+"""operations, and how often, with which the way to Python and back is measured"""
 
 
 def kind_of(name: str) -> str:
@@ -55,7 +57,7 @@ class Clock(TorchDispatchMode):
         self.library.nullgpu_put.argtypes = [ctypes.c_void_p, ctypes.c_double, ctypes.c_char_p]
         self.library.nullgpu_counters.restype = ctypes.POINTER(ctypes.c_int64)
         self.launches = self.library.nullgpu_counters()  # the first of them
-        self.way = 0.0
+        self.way = self.way_on_cpu = 0.0
         """seconds of the way to this class and back, which a script without it would not need"""
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.unknown: Counter[str] = Counter()
@@ -70,7 +72,7 @@ class Clock(TorchDispatchMode):
         out = func(*args, **kwargs)
         launches = self.launches[0] - before
         if not launches:
-            self.library.nullgpu_go_back(self.way)
+            self.library.nullgpu_go_back(self.way_on_cpu)
             return out
         self.library.nullgpu_stop()
         name, seconds = "", 0.0
@@ -145,6 +147,8 @@ def install(figures: dict[str, Any]) -> None:
     end.restype, end.argtypes = ctypes.c_double, [ctypes.c_void_p]
     # when the GPU has ended the update, not when the host has launched it
     call_after_updates(lambda: trace.updates.append(end(torch.cuda.current_stream().cuda_stream)))
+    dataloader.DataLoader.__iter__ = without_modes(dataloader.DataLoader.__iter__)  # it starts the workers
+    dataloader._BaseDataLoaderIter.__next__ = without_modes(dataloader._BaseDataLoaderIter.__next__)
     time_the_loaders(now, lambda began, ended: trace.loading.append((began, ended)))
     real = {name: getattr(time, name) for name in ("time", "perf_counter", "monotonic")}
     offsets = {name: function() - now() for name, function in real.items()}
@@ -163,23 +167,40 @@ def install(figures: dict[str, Any]) -> None:
         atexit.register(lambda: write(clock, trace, folder, both()))
 
 
+def without_modes(function: Any) -> Any:
+    """Return a function whose operations do not come to the clock: those of a loader, on the CPU and in its workers."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return called
+
+
 def begin(clock: Clock, perf_counter: Callable[[], float]) -> None:
     """Measure the way to Python and back, then enter the mode."""
-    x = torch.zeros(16, device="cuda")
-
-    def seconds() -> float:
-        began, simulated = perf_counter(), clock.library.nullgpu_now()
-        for _ in range(CALIBRATED):
-            x.add_(1)
-        return perf_counter() - began if not inside else clock.library.nullgpu_now() - simulated
-
-    inside = False
-    plain = min(seconds() for _ in range(3))
-    inside = True
+    host = float(os.environ["NULLGPU_HOST_SPEED"])
     launch = float(os.environ["NULLGPU_LAUNCH"])
+
+    def fastest(x: torch.Tensor, now: Callable[[], float]) -> float:
+        """Return the seconds of an operation in the trial that was disturbed least."""
+        trials = []
+        for _ in range(TRIALS):
+            began = now()
+            for _ in range(CALIBRATED):
+                x.add_(1)
+            trials.append((now() - began) / CALIBRATED)
+        return min(trials)
+
+    def simulated() -> float:
+        return clock.library.nullgpu_now() / host
+
+    on_gpu, on_cpu = torch.zeros(16, device="cuda"), torch.zeros(16)
+    plain, plain_on_cpu = fastest(on_gpu, perf_counter), fastest(on_cpu, perf_counter)
     with clock:
-        timed = min(seconds() for _ in range(3)) - CALIBRATED * launch
-    clock.way = max(0.0, (timed - plain) / CALIBRATED)
+        clock.way = max(0.0, fastest(on_gpu, simulated) - launch / host - plain)
+        clock.way_on_cpu = max(0.0, fastest(on_cpu, simulated) - plain_on_cpu)
     clock.seconds.clear()
     clock.__enter__()
 

@@ -27,7 +27,18 @@ from workshop.errors import UserError, run_reporting_user_errors
 
 LESSON = Path(__file__).resolve().parent.parent
 GPU = "t4"
-FLAGS = ("--config", "../configs/cifar10.yaml", "--model", "resnet18", "--batch_size", 512, "--limit_val", 128)
+FLAGS = (
+    "--config",
+    "../configs/cifar10.yaml",
+    "--model",
+    "resnet18",
+    "--batch_size",
+    512,
+    "--limit_train",
+    25600,
+    "--limit_val",
+    128,
+)
 SLOW = ("--epochs", 1, "--loader", "map", "--num_workers", 1)
 FAST = ("--epochs", 1, "--loader", "device")
 SHORTEST = 0.02
@@ -71,11 +82,12 @@ def store_lines(rounds: int, common: Sequence[object]) -> None:
 
 
 def draw(axes: Axes, events: list[dict[str, Any]]) -> None:
-    """Draw when the CPU waits, and below it when the GPU computes, from a batch in the second half of the run."""
+    """Draw when the CPU waits, and below it when the GPU computes, from a batch in the middle of the run."""
     spans = [event for event in events if event["ph"] == "X"]
-    copies = sorted(event["ts"] for event in spans if event["name"].startswith(("copy to", "pageable copy to")))
-    launches = sorted(event["ts"] for event in spans if event["tid"])
-    begin = next(ts for ts in copies or launches if ts > launches[len(launches) // 2])
+    kernels = sorted(event["ts"] for event in spans if event["tid"])
+    middle = kernels[len(kernels) // 2]
+    copies = sorted(event["ts"] for event in spans if "copy to" in event["name"])
+    begin = next((ts for ts in copies if middle < ts < middle + 1e3 * WIDTH), middle)
     drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in COLORS}
     for event in spans:
         start, length = (event["ts"] - begin) / 1e3, event["dur"] / 1e3

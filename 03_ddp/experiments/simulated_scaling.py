@@ -8,22 +8,27 @@ efficiency. The other ranks do not exist: they count as equally fast, so no rank
 the null GPU needs (nullgpu/README.md).
 """
 
+import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import yaml
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from alpha_beta import GB_PER_SECOND, PUBLISHED
 from lab import results
 from lab.flags import Parser
 from lab.launching import train
 from lab.plots import COLORS, panels
 from lab.simulated import start
 from lab.timing import alternately, mean_std
+from nullgpu import clock_figures
 from workshop.errors import run_reporting_user_errors
 
 LESSON = Path(__file__).resolve().parents[1]
+LESSON_04 = LESSON.parent / "04_mixed_precision"
 GPU, ON_A_NODE = "t4", 8
 FLAGS = ("--config", "../configs/cifar10.yaml", "--model", "resnet18", "--loader", "device", "--limit_val", 128)
 BATCH = 512
@@ -32,6 +37,7 @@ BUCKETS = {"one bucket": 1000, "DDP's buckets": 25}
 """--bucket_cap_mb: all gradients in one all-reduce, or PyTorch's default"""
 SMALLEST = 16
 """samples of a GPU, below which strong scaling ends"""
+UNET = ("--config", "../configs/unet3d.yaml", "--precision", "bf16", "--loader", "device", "--val_crops", 128)
 
 
 def step(ranks: int, batch: int, megabytes: int, seconds: float) -> dict[str, float]:
@@ -40,6 +46,35 @@ def step(ranks: int, batch: int, megabytes: int, seconds: float) -> dict[str, fl
     flags = (*FLAGS, "--batch_size", batch, "--bucket_cap_mb", megabytes, *benchmark)
     found = train(LESSON, *flags, start=(*start(GPU, gpus=ON_A_NODE, world=ranks), "python"), quiet=True)
     return {kind: 1e3 * ranks * batch / mean_std(found[kind]["trials"])[0] for kind in ("SYNTHETIC", "COMPUTE")}
+
+
+def store_published(seconds: float) -> None:
+    """Store the throughput of the U-Net beside the published one, both relative to the same GPUs without communication.
+
+    The network is the one of `alpha_beta`: two adapters of 100 Gb/s for the four GPUs of a node.
+    """
+    figures = clock_figures.read("a100")
+    figures["between"]["bandwidth"] = 1e9 * GB_PER_SECOND
+    rows: list[list[results.Cell]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "a100_slingshot10.yaml")
+        file.write_text(yaml.safe_dump(figures))
+        for (ranks, batch), published in PUBLISHED.items():
+            crops = ("--train_crops", 4 * ranks * batch, "--global_batch_size", ranks * batch)
+            benchmark = ("--benchmark", "true", "--benchmark_seconds", seconds)
+            begin = (*start(str(file), gpus=4, world=ranks), "python")
+            found = train(LESSON_04, *UNET, *crops, *benchmark, start=begin, quiet=True)
+            simulated = mean_std(found["SYNTHETIC"]["trials"])[0] / mean_std(found["COMPUTE"]["trials"])[0]
+            rows.append([ranks, batch, published, simulated])
+            print(*rows[-1], sep=" | ", flush=True)
+    results.store(
+        "simulated_scaling_published",
+        title="The U-Net on simulated A100s beside published figures",
+        columns=["GPUs", "batch per GPU", "published", "simulated"],
+        rows=rows,
+        formats={"published": ".0%", "simulated": ".0%"},
+        unit="throughput with synthetic data, relative to the same GPUs without communication",
+    )
 
 
 def plot(rows: Sequence[Sequence[results.Cell]]) -> Figure:
@@ -63,7 +98,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="numbers of GPUs")
     parser.add_argument("--rounds", type=int, default=3, help="how often all is measured (default: %(default)s)")
     parser.add_argument("--benchmark_seconds", type=float, default=0.5, help="of a trial (default: %(default)s)")
+    parser.add_argument("--published", action="store_true", help="only lesson 04's U-Net beside published figures")
     arguments = parser.parse_args()
+    if arguments.published:
+        store_published(arguments.benchmark_seconds)
+        return
     weak = [("weak" if ranks > 1 else "both", ranks, BATCH) for ranks in arguments.ranks]
     strong = [("strong", n, BATCH // n) for n in arguments.ranks if n > 1 and BATCH // n >= SMALLEST]
     trials = {

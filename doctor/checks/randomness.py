@@ -25,6 +25,22 @@ def same_dropout(run: Run) -> Iterator[Finding]:
         yield hint(drop["at"], text, "torch.manual_seed(seed + rank), after the weights are equal on all ranks")
 
 
+@check("Each rank draws other noise.", ranks=True)
+def same_noise(run: Run) -> Iterator[Finding]:
+    """With one seed on all ranks, noise, masks or latent vectors of a batch are the same on each rank."""
+    need_use(run.any("noise"), "noise for a batch")
+    need(not run.model_parallel, "the model is split over several dimensions of ranks")
+    batches = {e.get("samples") for rank in run.ranks for e in rank.all("forward", train=True, grad=True)}
+    lines = {e["at"]: None for e in run.first.all("noise") if e["samples"] in batches}
+    need_use(lines, "noise for a batch")
+    compared = {line: run.together("noise", at=line)[:10] for line in lines}
+    seen(sum(map(len, compared.values())), "draws of noise compared", 2)
+    for line, draws in compared.items():
+        if len(draws) > 1 and all(len({e["values"] for e in events}) == 1 for events in draws):
+            text = f"all ranks drew the same noise in each of {len(draws)} steps{_seeded(run, 'torch')}"
+            yield hint(line, text, "torch.manual_seed(seed + rank), after the weights are equal on all ranks")
+
+
 def _seeded(run: Run, generator: str) -> str:
     """Return which line gives all ranks the same seed, as a part of a sentence; "" if none does."""
     for events in run.together("seed", generator=generator):

@@ -1,4 +1,4 @@
-"""Which random numbers the samples of each loader process are made with."""
+"""Which random numbers the samples of each loader process are made with, and the noise in a step."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import os
@@ -12,10 +12,14 @@ import torch
 from torch.utils import data
 
 from ..trail import note, trail, user_line
-from .common import fingerprint, patch
+from .common import fingerprint, patch, state
 
 FETCHES = 2
 """batches of each process that are looked at"""
+NOISE = ("rand", "randn", "rand_like", "randn_like")
+"""functions that draw noise for a whole batch"""
+MOST_NOISE = 40
+"""draws of each process that are looked at"""
 
 
 class Seen:
@@ -23,6 +27,7 @@ class Seen:
 
     pid = 0
     fetches = 0
+    noise = 0
 
 
 def install() -> None:
@@ -30,6 +35,8 @@ def install() -> None:
     for fetcher in (data._utils.fetch._MapDatasetFetcher, data._utils.fetch._IterableDatasetFetcher):
         patch(fetcher, "fetch", _fetch)
     patch(torch, "manual_seed", _seed("torch"), torch.random)
+    for name in NOISE:
+        patch(torch, name, _noise)
     patch(random, "seed", _seed("random"))
     if "numpy" in sys.modules:
         patch(sys.modules["numpy"].random, "seed", _seed("numpy"))
@@ -48,6 +55,21 @@ def _seed(generator: str) -> Callable[[Callable], Callable]:
         return seed
 
     return wrap
+
+
+def _noise(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Log which noise a line of the script draws for a batch, after the first update."""
+
+    def drawn(*args: Any, **kwargs: Any) -> torch.Tensor:
+        out = own(*args, **kwargs)
+        in_step = trail.step and not state.observing and not state.loading and torch.is_grad_enabled()
+        is_batch = out.dim() > 0 and Seen.noise < MOST_NOISE and not kwargs.get("generator")
+        if in_step and is_batch and trail.user_calls_library():
+            Seen.noise += 1
+            note("noise", samples=len(out), values=fingerprint(out), at=user_line())
+        return out
+
+    return drawn
 
 
 def _fetch(own: Callable[..., Any]) -> Callable[..., Any]:

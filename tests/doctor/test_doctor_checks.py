@@ -444,6 +444,19 @@ def one_seed(run: Run) -> None:
             e["rng"] = e["step"]
 
 
+@faulty("same_noise", "NOTE", 43)
+def one_seed_for_noise(run: Run) -> None:
+    add(run, "noise", 43, samples=2, values=7)
+
+
+def test_noise_of_each_rank_and_noise_that_is_no_batch() -> None:
+    run = correct_run()
+    for rank in (0, 1):
+        add(run, "noise", 43, (rank,), samples=2, values=rank)
+        add(run, "noise", 47, (rank,), samples=64, values=7)  # for example latent vectors of pictures that are shown
+    assert not [finding for finding in judge([run]).findings if finding.check == "same_noise"]
+
+
 def fetches(run: Run, state: Callable[[int, int], int]) -> None:
     for rank in run.ranks:
         rank.workers = [

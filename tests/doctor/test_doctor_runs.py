@@ -271,7 +271,7 @@ def test_script_that_never_trains(doctor: Doctor) -> None:
         ("same_samples,not_combined", "same_samples train_loader results_combined validation"),
         ("held_out,schedule,graphs", "held_out split schedule_length schedule graphs_kept backward"),
         ("frozen,workers,same_workers", "weights_agree wrap workers_restarted train_loader same_workers train_loader"),
-        ("one_class,same_dropout", "gradients_arrive backward same_dropout call"),
+        ("one_class,same_dropout", "gradients_arrive backward same_dropout call same_noise noise"),
         ("not_zeroed", "gradients_zeroed update"),
     ],
 )

@@ -74,6 +74,7 @@ def main() -> None:
             x, y = x.cuda(local, non_blocking=True), y.to("cuda", non_blocking=True)
             if "not_zeroed" not in faults:
                 optimizer.zero_grad()
+            x = x + 0.01 * torch.randn_like(x)  # LINE noise
             with torch.autocast("cuda"):
                 outputs = (model.module if "bare" in faults else model)(x)  # LINE call
                 loss = F.cross_entropy(outputs, y)
