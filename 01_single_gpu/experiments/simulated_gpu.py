@@ -52,8 +52,8 @@ COLORS = {"waits for a batch": "#E69F00", "waits for the GPU": "#BBBBBB", "compu
 def store_lines(rounds: int, common: Sequence[object]) -> None:
     """Store the milliseconds per step of each line of the training function."""
     configurations: dict[str, tuple[object, ...]] = {
-        "one worker": (*SLOW, "--log_interval", 10),
-        "data on the GPU": (*FAST, "--log_interval", 10),
+        "one worker": (*SLOW, "--log_interval", 3),
+        "data on the GPU": (*FAST, "--log_interval", 3),
         "data on the GPU, `--log_interval 1`": (*FAST, "--log_interval", 1),
         "data on the GPU, `--log_interval 100`": (*FAST, "--log_interval", 100),
     }
@@ -140,11 +140,11 @@ def main() -> None:
     if rounds < 2:
         raise UserError(f"--rounds must be at least 2, for a standard deviation; got {rounds}")
     store_lines(rounds, common)
-    loaders = {"one worker": (*SLOW, "--log_interval", 10), "data on the GPU": (*FAST, "--log_interval", 10)}
+    loaders = {"one worker": (*SLOW, "--log_interval", 3), "data on the GPU": (*FAST, "--log_interval", 3)}
     store_timelines("simulated_loaders", "Simulated T4: with a slow loader and with a fast one", loaders, common)
     without = ("--epochs", 1, "--loader", "map", "--num_workers", 0)
     reading = {
-        "read every 10 steps": (*without, "--log_interval", 10),
+        "read every 3 steps": (*without, "--log_interval", 3),
         "in every step": (*without, "--log_interval", 1),
     }
     store_timelines("simulated_overlap", "Simulated T4, no workers: the loss is read ...", reading, common)

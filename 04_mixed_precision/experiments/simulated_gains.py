@@ -19,7 +19,7 @@ from lab.timing import alternately, mean_std
 from workshop.errors import run_reporting_user_errors
 
 LESSON = Path(__file__).resolve().parents[1]
-GPU = "a100"
+GPU, BATCH = "a100", 64
 WORKLOADS: dict[str, tuple[object, ...]] = {
     "the full U-Net": ("--config", "../configs/unet3d.yaml", "--train_crops", 640, "--val_crops", 64),
     "a small network": ("--config", "../configs/mnist.yaml", "--limit_train", 12800, "--limit_val", 64),
@@ -37,7 +37,7 @@ def milliseconds(workload: str, option: str, seconds: float) -> float:
     """Return the milliseconds of a step with data that are on the GPU."""
     benchmark = ("--loader", "device", "--benchmark", "true", "--benchmark_seconds", seconds)
     found = train(LESSON, *WORKLOADS[workload], *OPTIONS[option], *benchmark, start=(*start(GPU), "python"), quiet=True)
-    return 1e3 * found["batch_size"] / mean_std(found["SYNTHETIC"]["trials"])[0]
+    return 1e3 * BATCH / mean_std(found["SYNTHETIC"]["trials"])[0]
 
 
 def main() -> None:
