@@ -60,6 +60,17 @@ done.record()
 found["early"] = done.query()
 torch.cuda.synchronize()
 found["late"] = done.query()
+real, simulated, x = time.clock_gettime(time.CLOCK_MONOTONIC), time.perf_counter(), torch.zeros(16)
+for _ in range(2000):
+    x.add_(1)
+found["on the CPU"] = [time.perf_counter() - simulated, time.clock_gettime(time.CLOCK_MONOTONIC) - real]
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, number):
+        return float(torch.utils._python_dispatch._get_current_dispatch_mode() is not None)
+for workers in (0, 1):
+    found[f"seen with {workers} workers"] = sum(torch.utils.data.DataLoader(Samples(), num_workers=workers)).item()
 json.dump(found, open(sys.argv[1], "w"))
 """
 
@@ -100,6 +111,15 @@ def test_streams_are_queues_of_their_own(found: dict) -> None:
 
 def test_a_graph_takes_the_time_of_what_it_has_recorded(found: dict) -> None:
     assert found["graph"][0] == pytest.approx(found["matmul"][0] / 2, rel=0.2)
+
+
+def test_operations_on_the_cpu_take_their_own_time(found: dict) -> None:
+    simulated, real = found["on the CPU"]
+    assert 0 < simulated <= real, "the way to the clock and back is left out, and no more than that"
+
+
+def test_a_loader_is_not_slowed_by_the_clock(found: dict) -> None:
+    assert (found["seen with 0 workers"], found["seen with 1 workers"]) == (0, 0)
 
 
 def test_an_event_is_not_done_before_its_time(found: dict) -> None:
