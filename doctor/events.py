@@ -103,6 +103,7 @@ class Event(TypedDict, total=False):
     batch_size: int | None
     drop_last: bool
     iterable: bool
+    told_epochs: bool
     dataset: Any  # the number of a data set; in "loader" and "fetch" its class
     base: int
     batches: int

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from .events import Event
 
+UNEVEN = "with uneven data"
+"""name of the run in which the ranks cannot share the samples evenly"""
+
 
 @dataclass
 class Rank:
@@ -169,6 +172,13 @@ class Run:
                     found[kind][counts[kind]][rank.number] = event
                     counts[kind] += 1
         return found
+
+    def seeded_alike(self, generator: str) -> Event | None:
+        """Return the event of the first line that gives a random generator the same seed on all ranks."""
+        for events in self.together("seed", generator=generator):
+            if len({(e["at"], e["value"]) for e in events}) == 1:
+                return events[0]
+        return None
 
     def same_data(self, parts: dict[int, Event]) -> bool:
         """Return whether the numbers of the samples in these passes mean the same samples on all ranks."""

@@ -14,7 +14,7 @@ from typing import Any
 from . import report
 from .checks import CHECKS, judge
 from .launch import INTERRUPTED, NoNullGPU, Plan, likely_launchers, run
-from .runs import Run, read, write_launch
+from .runs import UNEVEN, Run, read, write_launch
 
 NO_LIMIT = 10**9
 """updates; the time limit ends the run before"""
@@ -204,7 +204,7 @@ def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterato
     several = usual.world > 1
     has_loader = usual.any("loader")
     if options.uneven or (options.thorough and has_loader):
-        yield provoked("with uneven data", uneven=True)
+        yield provoked(UNEVEN, uneven=True)
     if (options.two_nodes or options.thorough) and several and plan.nodes == 1 and plan.launcher != "spawn":
         yield provoked("as on two nodes", ranks=2, nodes=2)
     if (options.nan or options.thorough) and several:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..runs import Launch, Run
+from ..runs import UNEVEN, Launch, Run
 from . import files, randomness, samples, speed, steps, updates, validation, weights
 from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Check, Finding, NotUsed, Observed
 from .comparisons import COMPARISONS
@@ -41,19 +41,24 @@ def judge(runs: list[Run]) -> Diagnosis:
     for check in CHECKS:
         found += apply(check, [(run,) for run in runs if run.ranks], diagnosis)
     for name, check in COMPARISONS.items():
-        pairs: list[tuple[Run, ...]] = [
-            (partner(runs, second), second) for second in runs if second.launch.compared == name
-        ]
-        if pairs:
-            found += apply(check, pairs, diagnosis)
+        cases = [partners(runs, second) for second in runs if second.launch.compared == name]
+        if cases:
+            found += apply(check, cases, diagnosis)
+    wrong = {finding.check: finding for finding in found if finding.kind == FAULT}
+    for check in CHECKS:
+        if check.title in diagnosis.fine and (causes := [wrong[name] for name in check.after if name in wrong]):
+            del diagnosis.fine[check.title]
+            diagnosis.unjudged[check.title] = f"{causes[0].at.rpartition('/')[2]} has a fault that comes first"
     diagnosis.findings = with_causes(counted(once(found)))
     return diagnosis
 
 
-def partner(runs: list[Run], second: Run) -> Run:
-    """Return the run to compare another one with: for a resumed run, the run that was stopped before it."""
+def partners(runs: list[Run], second: Run) -> tuple[Run, ...]:
+    """Return the ordinary run and another one; between them, for a resumed run, the run that was stopped before it."""
+    if second.launch.compared != "resumed":
+        return runs[0], second
     stopped = [run for run in runs[: runs.index(second)] if run.launch.ended == "stopped"]
-    return stopped[-1] if second.launch.compared == "resumed" and stopped else runs[0]
+    return runs[0], stopped[-1] if stopped else runs[0], second
 
 
 def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> list[Finding]:
@@ -95,6 +100,8 @@ def once(findings: Iterable[Finding]) -> list[Finding]:
 
 def as_confirmed(finding: Finding, launch: Launch) -> Finding:
     """Return a finding; as a NOTE if it could come from cut passes, and whole ones took too long."""
+    if finding.check == "validation_counts" and launch.name == UNEVEN and finding.kind == FAULT:
+        return replace(finding, kind=NOTE, text=f"{finding.text}, because the ranks cannot share this number evenly")
     if finding.check in launch.unconfirmed and finding.kind == FAULT:
         text = f"{finding.text} (the passes were cut, and whole ones did not end in time: see --full)"
         return replace(finding, kind=NOTE, text=text)

@@ -1,5 +1,6 @@
 """Checks that compare two runs: resumed with stopped, one rank with several, workers with none."""
 
+import re
 from collections.abc import Iterator
 
 from ..events import Event
@@ -11,7 +12,7 @@ from .weights import differing
 RESUME = "03_ddp/exercises/forgetful_resume"
 
 
-def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
+def resumed(usual: Run, stopped: Run, again: Run) -> Iterator[Finding]:
     """A checkpoint must hold all that the rest of the training depends on, or the loss jumps at each restart."""
     saves = [e for rank in stopped.ranks for e in rank.all("save")]
     failures = list(_failure(again, "when it is started again"))
@@ -41,6 +42,13 @@ def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
             f"{where}, the learning rate is {after['lr'][0]:.6g}; without the stop it was {before['lr'][0]:.6g}",
             "save scheduler.state_dict(), and load it",
         )
+    elif stopped.launch.compared != "resumed" and (rates := _later_rates(usual, again, before, after)):
+        update, with_stop, without = rates
+        yield fault(
+            at,
+            f"{where}, the learning rate of update {update} is {with_stop:.6g}; without the stop it was {without:.6g}",
+            "save scheduler.state_dict(), and load it",
+        )
     old, new = before.get("scaler"), after.get("scaler")
     if old and new and old["_growth_tracker"] > 0 == new["_growth_tracker"]:
         yield fault(
@@ -50,6 +58,25 @@ def resumed(stopped: Run, again: Run) -> Iterator[Finding]:
             "save scaler.state_dict(), and load it",
         )
     yield from _same_epoch_again(stopped, again, before)
+
+
+def _later_rates(usual: Run, again: Run, before: Event, after: Event) -> tuple[int, float, float] | None:
+    """Return the first later update with another learning rate than without the stop: its number and both rates.
+
+    A schedule that begins anew can have the right rate in the first update, which the optimizer's state holds. Not
+    compared are schedules that follow a loss, and runs that were resumed for more steps.
+    """
+    arguments = set(again.first.all("process")[0]["argv"]) - set(usual.first.all("process")[0]["argv"])
+    if usual.any("metric") or any(re.search("epoch|step|iter", word) for word in arguments):
+        return None
+    wanted = {e["step"]: e["lr"] for e in usual.first.all("gradients", optimizer=after["optimizer"])}
+    compared = [
+        (update, e["lr"][0], wanted[update][0])
+        for e in again.first.all("gradients", optimizer=after["optimizer"])
+        if (update := e["step"] - after["step"] + before["step"]) in wanted
+    ]
+    wrong = [(n, new, old) for n, new, old in compared if abs(new - old) > 1e-9 + 1e-4 * abs(old)]
+    return wrong[0] if len(wrong) > 1 else None
 
 
 def _same_epoch_again(stopped: Run, again: Run, before: Event) -> Iterator[Finding]:

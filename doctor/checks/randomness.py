@@ -43,10 +43,8 @@ def same_noise(run: Run) -> Iterator[Finding]:
 
 def _seeded(run: Run, generator: str) -> str:
     """Return which line gives all ranks the same seed, as a part of a sentence; "" if none does."""
-    for events in run.together("seed", generator=generator):
-        if len({(e["at"], e["value"]) for e in events}) == 1:
-            return f", because {events[0]['at'].rpartition('/')[2]} seeds all of them with {events[0]['value']}"
-    return ""
+    seed = run.seeded_alike(generator)
+    return f", because {seed['at'].rpartition('/')[2]} seeds all of them with {seed['value']}" if seed else ""
 
 
 def _states(run: Run) -> dict[tuple[str, str], dict[int, set[tuple[int, int | None]]]]:

@@ -106,6 +106,8 @@ def same_inputs(run: Run) -> Iterator[Finding]:
         text = (
             f"{common} of the {len(set(rows_of[0]))} inputs of rank 0's model in {len(steps)} steps came to rank 1 too"
         )
+        if not first["loader"] and (seed := run.seeded_alike("torch") or run.seeded_alike("numpy")):
+            at = seed["at"]  # what is generated follows from it
         fix = "let each rank read or generate its own part: by its rank, or with a seed that has the rank in it"
         yield fault(at, text, fix)
 

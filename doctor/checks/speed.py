@@ -86,6 +86,8 @@ def workers_restarted(run: Run) -> Iterator[Finding]:
     need(max(passes.values()) > 1 or len(passes) > 2, ONE_EPOCH)
     seen(sum(passes.values()), "passes of loaders with workers")
     for loader, count in passes.items():
+        if made[loader].get("told_epochs"):
+            continue  # workers that are kept have copies of the data set, which set_epoch() does not reach
         if count > 1 and not made[loader]["persistent"] and loader in run.training:
             yield cost(
                 made[loader]["at"],

@@ -78,7 +78,7 @@ def clip_local(run: Run) -> Iterator[Finding]:
         )
 
 
-@check("Gradients are set to zero between updates.")
+@check("Gradients are set to zero between updates.", after=("sharded_orphans",))
 def gradients_zeroed(run: Run) -> Iterator[Finding]:
     """backward() adds to the gradients; without zero_grad() each update has the sum of all that came before."""
     for number in sorted({e["optimizer"] for e in run.first.all("update")}):

@@ -66,7 +66,7 @@ def validation_repeated(run: Run) -> Iterator[Finding]:
     for kind, parts in _first_passes(run):
         read = [set(run.numbers(event)) for event in parts.values()]  # each rank may have a Subset of its own
         full = sum(len(samples) == kind[2] and samples == read[0] for samples in read)
-        if full > 1 and kind[2] > 2 * run.world:
+        if full > 1 and kind[2] > 2 * run.world and run.same_data(parts):
             yield cost(
                 kind[0],
                 f"{full} ranks validate all {kind[2]} samples each",

@@ -249,7 +249,7 @@ def _other_start(events: tuple[Event, ...]) -> Finding | None:
     return fault(events[0]["made"], text, "choose the rate on rank 0, dist.broadcast it, then make the optimizer")
 
 
-@check("The optimizer has the weights of the model that is called.")
+@check("The optimizer has the weights of the model that is called.", after=("sharded_orphans",))
 def foreign_weights(run: Run) -> Iterator[Finding]:
     """An optimizer that was made before the model was copied or sharded updates tensors that nobody uses."""
     need_updates(run, 1)
@@ -261,7 +261,7 @@ def foreign_weights(run: Run) -> Iterator[Finding]:
             yield fault(e["at"], text, "make the optimizer after the model has been moved, copied or wrapped")
 
 
-@check("All trainable weights are in an optimizer.", after=("foreign_weights",))
+@check("All trainable weights are in an optimizer.", after=("foreign_weights", "sharded_orphans"))
 def orphans(run: Run) -> Iterator[Finding]:
     """A weight that gets gradients, but is in no optimizer, stays as it was at the start."""
     need_updates(run, 1)
@@ -285,8 +285,9 @@ def sharded_orphans(run: Run) -> Iterator[Finding]:
     need_use(run.sharded, "sharded weights")
     for e in run.first.all("sharded")[-1:]:
         if e["orphans"]:
+            made = next((g["made"] for g in run.first.all("gradients") if g.get("made")), "")
             yield fault(
-                run.first.all("update")[0]["at"],
+                made or run.first.all("update")[0]["at"],
                 f"{len(e['orphans'])} of {e['parameters']} sharded weights that get gradients are in no optimizer "
                 f"({some(e['orphans'])})",
                 "make the optimizer after fully_shard, and before the model is called for the first time",
@@ -297,7 +298,7 @@ def _is_zero(gradient: list[float] | None) -> bool:
     return gradient is None or gradient[1] == 0
 
 
-@check("All weights get gradients.")
+@check("All weights get gradients.", after=("sharded_orphans",))
 def gradients_arrive(run: Run) -> Iterator[Finding]:
     """A loss that does not depend on the model's output trains nothing, without any error."""
     steps = [e for e in run.first.all("gradients") if not e["closure"]]

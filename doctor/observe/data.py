@@ -139,6 +139,7 @@ def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
             drop_last=bool(loader.drop_last),
             iterable=loader._dataset_kind == ITERABLE,
             dataset=type(loader.dataset).__name__,
+            told_epochs=callable(getattr(loader.dataset, "set_epoch", None)),
         )
         loader.pin_memory = False
         wanted = loader.num_workers if CONFIG.workers < 0 else CONFIG.workers
@@ -255,18 +256,23 @@ def _number_of(dataset: Any) -> int:
 def _content(dataset: Any, size: int) -> int:
     """Return a hash that differs between data sets in which sample k is not the same sample.
 
-    It is made from the lists, arrays and tensors in the data set that have one entry for each sample.
+    It is made from the lists, arrays and tensors in the data set that have one entry for each sample; more entries if
+    the data set was made shorter here (--uneven).
     """
     total, step = 0, 1 + size // 200
+
+    def fits(entries: int) -> bool:
+        return entries == size or (bool(CONFIG.uneven) and entries > size)
+
     for _, value in sorted(getattr(dataset, "__dict__", {}).items()):
         for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, torch.Tensor) and each.dim() and len(each) == size:
-                total = zlib.crc32(str(fingerprints(each[::step])).encode(), total)
-            elif type(each).__name__ == "ndarray" and each.dtype != object and each.ndim and len(each) == size:
-                total = zlib.crc32(each[::step].tobytes(), total)
-            elif isinstance(each, list) and len(each) == size:
+            if isinstance(each, torch.Tensor) and each.dim() and fits(len(each)):
+                total = zlib.crc32(str(fingerprints(each[:size:step])).encode(), total)
+            elif type(each).__name__ == "ndarray" and each.dtype != object and each.ndim and fits(len(each)):
+                total = zlib.crc32(each[:size:step].tobytes(), total)
+            elif isinstance(each, list) and fits(len(each)):
                 with contextlib.suppress(TypeError, ValueError):  # a list of objects
-                    total = zlib.crc32(json.dumps(each[::step]).encode(), total)
+                    total = zlib.crc32(json.dumps(each[:size:step]).encode(), total)
     return total
 
 

@@ -872,6 +872,18 @@ def test_what_a_resumed_run_has_lost_is_found(field: str, value: object, said: s
     assert (found.kind, found.run) == ("FAULT", "stopped and resumed")
 
 
+def test_a_schedule_that_begins_anew_after_the_first_update_is_found() -> None:
+    """The optimizer's state holds the rate of the first one."""
+    stopped, again = stopped_and_resumed()
+    for rank in again.ranks:
+        for e in rank.all("gradients"):
+            e["lr"] = e["lr"] if e["step"] == 4 else [0.9]
+    (found,) = judge([correct_run(), stopped, again]).findings
+    assert "the learning rate of update 5 is 0.9; without the stop it was 0.05" in found.text
+    change(again, "process", argv=["train.py", "--epochs", "9"])  # a longer training has another schedule
+    assert not judge([correct_run(), stopped, again]).findings
+
+
 def test_a_scaler_that_is_not_saved_is_found() -> None:
     stopped, again = stopped_and_resumed()
     for run, first in ((stopped, 0), (again, 4)):
@@ -928,6 +940,41 @@ def test_repeated_samples_that_are_taken_away_again_count_once() -> None:
     assert judge([run]).faults
     add(run, "trimmed", 52, loader=VAL)
     assert not judge([run]).faults
+
+
+def test_ranks_that_validate_data_sets_of_their_own_do_not_repeat_each_other() -> None:
+    run = correct_run()
+    all_validate_all(run)
+    for number in (0, 1):
+        change(run, "dataset", (number,), {"dataset": 1}, content=number)
+    assert "validation_repeated" not in {finding.check for finding in judge([run]).findings}
+
+
+def test_workers_that_learn_of_the_epoch_from_the_data_set_are_rightly_started_again() -> None:
+    run = correct_run()
+    workers_not_kept(run)
+    change(run, "loader", told_epochs=True)
+    assert not judge([run]).findings
+
+
+def test_what_follows_from_a_fault_is_not_called_fine() -> None:
+    run = correct_run()
+    assert "All trainable weights are in an optimizer." in judge([run]).fine
+    sharded_weights_without_an_optimizer(run)
+    change(run, "gradients", made=at(31))
+    diagnosis = judge([run])
+    assert diagnosis.faults[0].at == at(31), "where the optimizer was made"
+    assert "All trainable weights are in an optimizer." not in diagnosis.fine
+
+
+def test_generated_inputs_are_equal_because_of_the_seed() -> None:
+    run = correct_run()
+    same_inputs_without_numbers(run)
+    change(run, "forward", loader=None)
+    for rank in run.ranks:
+        rank.events.insert(2, {"e": "seed", "step": 0, "t": 0.0, "at": at(7), "generator": "torch", "value": 1})
+    (found,) = [finding for finding in judge([run]).faults if finding.check == "same_samples"]
+    assert found.at == at(7)
 
 
 def test_only_faults_count_under_a_provocation() -> None:
