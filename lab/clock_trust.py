@@ -92,7 +92,7 @@ def main() -> None:
     rows: list[list[results.Cell]] = []
     ratios: dict[str, list[float]] = {"first": [], "second": []}
     for case in wanted:
-        found = simulate(case.gpu, "python", *case.command.split(), gpus=min(case.ranks, 8), world=case.ranks)
+        found = simulate(case.gpu, "python", *case.command.split(), gpus=min(case.ranks, 8) or 1, world=case.ranks)
         speed = case.per_update / (found.milliseconds / 1e3)
         ratio = speed / case.published
         ratios[case.half].append(max(ratio, 1 / ratio))

@@ -958,8 +958,8 @@ def test_workers_that_learn_of_the_epoch_from_the_data_set_are_rightly_started_a
 
 
 def test_what_follows_from_a_fault_is_not_called_fine() -> None:
+    assert "All trainable weights are in an optimizer." in judge([correct_run()]).fine
     run = correct_run()
-    assert "All trainable weights are in an optimizer." in judge([run]).fine
     sharded_weights_without_an_optimizer(run)
     change(run, "gradients", made=at(31))
     diagnosis = judge([run])
