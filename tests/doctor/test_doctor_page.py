@@ -99,6 +99,23 @@ def test_the_counts_of_the_third_blind_round_are_the_stored_ones() -> None:
     assert sum(lines.values()) == written["found"] + public["found"]
 
 
+def test_the_counts_of_the_fourth_blind_round_are_the_stored_ones() -> None:
+    found = json.loads(Path(__file__).with_name("blind_results_4.json").read_text())
+    written, lines = found["written"], found["lines"]
+    rows = {
+        "faults found, plain run": f"{written['found_plain']} of {written['faulty']}",
+        "faults found, with `--thorough`": f"{written['found']} of {written['faulty']}",
+        "correct scripts accused by a FAULT": f"{written['accused']} of {written['correct']}",
+        "correct scripts with a misleading COST": f"{written['misled_by_a_cost']} of {written['correct']}",
+        "wrong FAULTs on faulty scripts, beside the right one": str(found["wrong_faults_on_faulty_scripts"]),
+        "named line (11 found): to change, one step off, only the symptom": ", ".join(map(str, lines.values())),
+    }
+    evidence = EVIDENCE.partition("A fourth blind round")[2]
+    for title, count in rows.items():
+        assert f"| {title} | {count} |" in evidence
+    assert sum(lines.values()) == written["found"]
+
+
 def labels(runs: list[dict]) -> list[dict]:
     """Return the labeled faults of all scripts."""
     return [label for one in runs for label in one["faults"]]
