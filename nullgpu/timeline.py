@@ -79,20 +79,25 @@ def idle(
     return busy, waits
 
 
+def a(name: str) -> str:
+    """Return the name with its article."""
+    return f"{'an' if name[0] in 'AHL' else 'a'} {name}"
+
+
 def lines_of(found: dict[str, Any], spans: list[Span], figures: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the report."""
     updates = found["updates"]
     skipped = NOT_COUNTED if len(updates) > 2 * NOT_COUNTED else max(len(updates) - 2, 0)
     updates = updates[skipped:]
     if len(updates) < 2:
-        yield f"clock of a {figures['name']}: fewer than two updates of weights were seen"
+        yield f"clock of {a(figures['name'])}: fewer than two updates of weights were seen"
         return
     begin, end = updates[0], updates[-1]
     each = (end - begin) / (len(updates) - 1)
     busy, waits = idle(spans, [tuple(pair) for pair in found["loading"]], begin, end)
     total = end - begin
     yield (
-        f"clock of a {figures['name']} (simulated): {len(updates) - 1} updates, {1e3 * each:.2f} ms each, "
+        f"clock of {a(figures['name'])} (simulated): {len(updates) - 1} updates, {1e3 * each:.2f} ms each, "
         f"GPU busy {busy / total:.0%} of the time"
     )
     parts = [

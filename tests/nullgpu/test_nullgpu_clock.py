@@ -180,7 +180,7 @@ def test_the_report_of_a_training_and_its_time_line(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     command = null_gpu("--clock", "h100", "--trace", str(trace), "python", str(script))
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200)
-    assert re.search(r"clock of a H100 \(simulated\): 12 updates, [\d.]+ ms each, GPU busy \d+%", done.stdout)
+    assert re.search(r"clock of an H100 \(simulated\): 12 updates, [\d.]+ ms each, GPU busy \d+%", done.stdout)
     assert "Losses are not computed" in done.stdout
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"addmm", "wait for a batch"} <= names
