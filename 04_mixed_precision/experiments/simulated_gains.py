@@ -22,7 +22,7 @@ LESSON = Path(__file__).resolve().parents[1]
 GPU, BATCH = "a100", 64
 WORKLOADS: dict[str, tuple[object, ...]] = {
     "the full U-Net": ("--config", "../configs/unet3d.yaml", "--train_crops", 640, "--val_crops", 64),
-    "a small network": ("--config", "../configs/mnist.yaml", "--limit_train", 12800, "--limit_val", 64),
+    "a small network": ("--config", "../configs/mnist.yaml", "--limit_train", 1920, "--limit_val", 64),
 }
 OPTIONS: dict[str, tuple[object, ...]] = {
     "fp32": ("--precision", "fp32"),
