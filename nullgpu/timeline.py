@@ -63,9 +63,11 @@ def idle(
         start, stop = max(span.start, begin), min(span.end, end)
         if start > last:
             blocked = min(span.blocked, start) - last if span.blocked > last else 0.0
-            if blocked > 0:
-                kind = ends.get(round(span.blocked, 9), NETWORK)
+            kind = ends.get(round(span.blocked, 9))
+            if blocked > 0 and kind is not None:
                 waits[COPIES if kind == TRANSFER else COMMUNICATION] += blocked
+            else:  # another stream of kernels, which was launched late itself
+                blocked = 0.0
             late = start - last - max(blocked, 0.0)
             for_data = min(late, overlap(last, start, loading))
             waits[DATA] += for_data

@@ -31,8 +31,8 @@ def install() -> None:
             setattr(c10d, name, with_values(own))
             setattr(dist, name, getattr(c10d, name))
     for kind in vars(torch.optim).values():
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
-            kind.__init__ = with_values(kind.__init__)  # type: ignore[method-assign]
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and "__init__" in vars(kind):
+            setattr(kind, "__init__", with_values(vars(kind)["__init__"]))  # noqa: B010  (no name of an attribute to mypy)
     for name in METHODS:
         setattr(torch.Tensor, name, unless_large(getattr(torch.Tensor, name)))
 
