@@ -50,6 +50,7 @@ def simulate(
     folder: Path = REPOSITORY,
     gpus: int = 1,
     world: int = 0,
+    skip: int = 3,
     seconds: float = 1500,
 ) -> Simulated:
     """Run a command on a simulated GPU, as rank 0 of ``world`` ranks if that is not 0.
@@ -59,7 +60,7 @@ def simulate(
     """
     with tempfile.TemporaryDirectory() as scratch:
         trace = Path(scratch, "trace.json")
-        command = [*start(gpu, gpus=gpus, world=world), "--trace", str(trace), *map(str, words)]
+        command = [*start(gpu, gpus=gpus, world=world), "--skip", str(skip), "--trace", str(trace), *map(str, words)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
         found = re.search(r"([\d.]+) ms each, GPU busy (\d+)%", done.stdout)
         if not found:

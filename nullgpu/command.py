@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add("--world", type=int, default=0, metavar="N", help="run as rank 0 of N, without the other ranks")
     add("--clock", metavar="GPU", help="let operations take the time of this GPU: a100, h100, t4, l4, or a YAML file")
     add("--host", type=float, default=1, help="how many times as fast the host is as this one (with --clock)")
+    add("--skip", type=int, default=3, help="first updates that the clock does not count (default: 3)")
     add("--trace", type=Path, metavar="FILE", help="write the time line for ui.perfetto.dev (with --clock)")
     add("--timeout", type=float, default=600, help="seconds a rank waits for others in a collective (default: 600)")
     add("--beside_gpu", action="store_true", help="run although this machine has a GPU")
@@ -119,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
         env["NULLGPU_REPORT"] = folder
         status = run(words, env)
         if figures:
-            timeline.show(Path(folder), figures, options.trace)
+            timeline.show(Path(folder), figures, options.trace, options.skip)
         if options.report:
             from .report import show
 

@@ -10,7 +10,7 @@ from typing import Any
 KERNEL, TRANSFER, NETWORK, HOST_WAITS = range(4)
 """kinds of spans: enum Work in src/clock.h"""
 NOT_COUNTED = 3
-"""first updates, in which PyTorch chooses kernels and allocates memory"""
+"""first updates, in which PyTorch chooses kernels and allocates memory, if --skip does not say another number"""
 DATA, HOST, COMMUNICATION, COPIES = "data", "the host", "communication", "copies"
 ADVICE = {
     DATA: "the loader limits it: more workers, or samples that are cheaper to read (lesson 01)",
@@ -86,11 +86,12 @@ def a(name: str) -> str:
     return f"{'an' if name[0] in 'AHL' else 'a'} {name}"
 
 
-def lines_of(found: dict[str, Any], spans: list[Span], figures: dict[str, Any]) -> Iterator[str]:
+def lines_of(
+    found: dict[str, Any], spans: list[Span], figures: dict[str, Any], skip: int = NOT_COUNTED
+) -> Iterator[str]:
     """Yield the lines of the report."""
     updates = found["updates"]
-    skipped = NOT_COUNTED if len(updates) > 2 * NOT_COUNTED else max(len(updates) - 2, 0)
-    updates = updates[skipped:]
+    updates = updates[min(skip, max(len(updates) - 2, 0)) :]
     if len(updates) < 2:
         yield f"clock of {a(figures['name'])}: fewer than two updates of weights were seen"
         return
@@ -122,14 +123,14 @@ def lines_of(found: dict[str, Any], spans: list[Span], figures: dict[str, Any]) 
     yield f"  The host's time is this machine's; a simulated minute took {minute:.0f} s. Losses are not computed."
 
 
-def show(folder: Path, figures: dict[str, Any], trace: Path | None) -> None:
+def show(folder: Path, figures: dict[str, Any], trace: Path | None, skip: int = NOT_COUNTED) -> None:
     """Print the report of rank 0, and write the time line if that is wanted."""
     file = folder / "clock0.json"
     if not file.exists():
         print("nullgpu: clock: the command has used no GPU")
         return
     found, spans = json.loads(file.read_text()), read(folder / "spans0.tsv")
-    for line in lines_of(found, spans, figures):
+    for line in lines_of(found, spans, figures, skip):
         print(f"nullgpu: {line}")
     if trace:
         trace.write_text(json.dumps(chrome_trace(found, spans)))
