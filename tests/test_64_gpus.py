@@ -220,7 +220,8 @@ def test_the_numbers_of_steps_and_tokens_on_the_page() -> None:
     (found,) = re.findall(rf"{number} × {number} / {number} = {number};", PAGE)
     epochs, samples, batch, steps = (int(text.replace(",", "")) for text in found)
     assert epochs * samples / batch == steps
-    assert f"--limit_train {samples} --epochs {epochs}" in PAGE and f"--global_batch_size {batch} " in PAGE
+    assert re.search(rf"--limit_train {samples} --limit_val 2048\s+--epochs {epochs} ", PAGE)
+    assert f"--global_batch_size {batch} " in PAGE
     assert round(steps * batch * 2048 / 1e9) == 132 and 614_400 * 4 / 512 == 4800
     assert round(500 * batch * 2048 / 487_000 / 60) == 72
 
