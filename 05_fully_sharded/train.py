@@ -369,6 +369,8 @@ def make_loader(config: Config, split: str, ranks: Ranks) -> Loader:
     training = split == "train"
     limit = config.limit_train if training else config.limit_val
     dataset = TextDataset(config.data_dir, split, config.sequence_length, limit, seed=config.seed)
+    # Validation takes as many samples at once as the largest part of a training batch, so it needs no more memory.
+    batch_size = config.batch_size if training else math.ceil(config.batch_size / config.accumulate)
     # Every rank shuffles in the same way and takes every world_size-th sample of each global batch. In training, the
     # last global batch is left out if it has fewer samples than there are ranks. For its training data, a script of
     # your own can use DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, world_size, rank)), with the
@@ -376,7 +378,7 @@ def make_loader(config: Config, split: str, ranks: Ranks) -> Loader:
     # have equally many, and these would count twice.
     sampler = DistributedBatchSampler(
         len(dataset),
-        config.batch_size,
+        batch_size,
         rank=ranks.rank,
         num_replicas=ranks.world_size,
         shuffle=training,

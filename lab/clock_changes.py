@@ -80,7 +80,7 @@ def main() -> None:
     figure, axes = plt.subplots(len(VARIANTS), 1, figsize=(9, 10), sharex=True, layout="constrained")
     for axis, (variant, meaning) in zip(axes, VARIANTS.items(), strict=True):
         found = simulate("a100", "python", Path(__file__).resolve(), variant)
-        rows.append([meaning, found.milliseconds, found.busy, found.waits])
+        rows.append([meaning, found.milliseconds, found.busy, found.waits, found.minute])
         draw(axis, found.events, found.milliseconds)
         title = f"{meaning}: {found.milliseconds} ms, GPU busy {found.busy:.0%}"
         axis.set_title(title, loc="left", fontsize=10)
@@ -88,9 +88,9 @@ def main() -> None:
     results.store(
         "clock_changes",
         title="A small network on a simulated A100",
-        columns=["loop", "ms per step", "GPU busy", "it waits for"],
+        columns=["loop", "ms per step", "GPU busy", "it waits for", "s for a simulated minute"],
         rows=rows,
-        formats={"ms per step": ".2f", "GPU busy": ".0%"},
+        formats={"ms per step": ".2f", "GPU busy": ".0%", "s for a simulated minute": ".0f"},
         figure=figure,
         command="python lab/clock_changes.py",
     )

@@ -25,6 +25,8 @@ class Simulated:
     """share of the time in which the GPU computes"""
     waits: str
     """what it waits for, for example "data 88%, the host 2%" """
+    minute: float
+    """seconds that a simulated minute took"""
     events: list[dict[str, Any]]
     """of the time line, in the format of Chrome's tracing"""
 
@@ -66,5 +68,7 @@ def simulate(
         if not found:
             raise UserError(f"{' '.join(map(str, words))}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
         waits = re.search(r"it waits for (.*)", done.stdout)
+        minute = re.search(r"simulated minute took (\d+) s", done.stdout)
+        assert minute, done.stdout
         events = json.loads(trace.read_text())["traceEvents"]
-    return Simulated(float(found[1]), int(found[2]) / 100, waits[1] if waits else "", events)
+    return Simulated(float(found[1]), int(found[2]) / 100, waits[1] if waits else "", float(minute[1]), events)

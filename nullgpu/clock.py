@@ -168,7 +168,7 @@ def install(figures: dict[str, Any]) -> None:
 
 
 def without_modes(function: Any) -> Any:
-    """Return a function whose operations do not come to the clock: those of a loader, on the CPU and in its workers."""
+    """Return a function whose operations the clock does not see, so that it slows no loader and no worker."""
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -194,12 +194,12 @@ def begin(clock: Clock, perf_counter: Callable[[], float]) -> None:
         return min(trials)
 
     def simulated() -> float:
-        return clock.library.nullgpu_now() / host
+        return clock.library.nullgpu_now() * host
 
     on_gpu, on_cpu = torch.zeros(16, device="cuda"), torch.zeros(16)
     plain, plain_on_cpu = fastest(on_gpu, perf_counter), fastest(on_cpu, perf_counter)
     with clock:
-        clock.way = max(0.0, fastest(on_gpu, simulated) - launch / host - plain)
+        clock.way = max(0.0, fastest(on_gpu, simulated) - launch * host - plain)
         clock.way_on_cpu = max(0.0, fastest(on_cpu, simulated) - plain_on_cpu)
     clock.seconds.clear()
     clock.__enter__()

@@ -81,8 +81,8 @@ def idle(
     return busy, waits
 
 
-def a(name: str) -> str:
-    """Return the name with its article."""
+def with_article(name: str) -> str:
+    """Return the name of a GPU after "a" or "an"."""
     return f"{'an' if name[0] in 'AHL' else 'a'} {name}"
 
 
@@ -93,14 +93,14 @@ def lines_of(
     updates = found["updates"]
     updates = updates[min(skip, max(len(updates) - 2, 0)) :]
     if len(updates) < 2:
-        yield f"clock of {a(figures['name'])}: fewer than two updates of weights were seen"
+        yield f"clock of {with_article(figures['name'])}: fewer than two updates of weights were seen"
         return
     begin, end = updates[0], updates[-1]
     each = (end - begin) / (len(updates) - 1)
     busy, waits = idle(spans, [tuple(pair) for pair in found["loading"]], begin, end)
     total = end - begin
     yield (
-        f"clock of {a(figures['name'])} (simulated): {len(updates) - 1} updates, {1e3 * each:.2f} ms each, "
+        f"clock of {with_article(figures['name'])} (simulated): {len(updates) - 1} updates, {1e3 * each:.2f} ms each, "
         f"GPU busy {busy / total:.0%} of the time"
     )
     parts = [

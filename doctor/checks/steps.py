@@ -109,7 +109,7 @@ def timeouts(run: Run) -> Iterator[Finding]:
         yield hint(without[0]["at"], text, "new_group(..., timeout=timeout), or set the timeout of each group")
 
 
-@check("Values of sharded tensors are those of all ranks.", ranks=True)
+@check("The value of a sharded tensor is the value over all ranks.", ranks=True)
 def sharded_values(run: Run) -> Iterator[Finding]:
     """item() of a sharded tensor, such as the norm of a sharded gradient, returns the value of one rank's shard."""
     need_use(run.sharded or run.any("part"), "sharded weights")

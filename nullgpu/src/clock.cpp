@@ -49,7 +49,7 @@ static const double started = real_now();
 
 bool has_clock() { return figures.on; }
 
-static double now_locked() { return ((stops ? stopped_at : real_now()) - started - paused) * figures.host + passed; }
+static double now_locked() { return ((stops ? stopped_at : real_now()) - started - paused) / figures.host + passed; }
 
 double simulated_now() {
   std::lock_guard<std::mutex> guard(lock);
@@ -74,7 +74,7 @@ double end_of(Stream* stream) {
 void wait_until(double time, const char* what) {
   double began = simulated_now(), left;
   while ((left = time - simulated_now()) > 0) {
-    double real = left / figures.host;
+    double real = left * figures.host;
     timespec t = {(time_t)real, (long)(1e9 * (real - floor(real)))};
     nanosleep(&t, nullptr);
   }
@@ -146,6 +146,7 @@ EXPORT double nullgpu_end(void* stream) {  // when all work of a stream will hav
   double end = end_of(stream_of(static_cast<cudaStream_t>(stream)));
   return std::max(end, simulated_now());
 }
+
 // ---- for line_profiler, which reads the clock with these two: its lines show simulated time, too
 
 __attribute__((visibility("default"))) long long hpTimer() {

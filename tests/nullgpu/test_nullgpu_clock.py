@@ -190,7 +190,7 @@ def test_a_line_profile_shows_simulated_time(tmp_path: Path) -> None:
     script = tmp_path / "work.py"
     script.write_text(
         "import time, torch\nx = torch.zeros(16384, 16384, device='cuda')\n@profile\ndef work():\n"
-        "    time.sleep(0.2)\n    y = x @ x\n    y.sum().item()\nwork()\n"
+        "    time.sleep(1.0)\n    y = x @ x\n    y.sum().item()\nwork()\n"
     )
     found = tmp_path / "work.lprof"
     kernprof = ("kernprof", "-l", "-o", str(found), str(script))
@@ -199,7 +199,7 @@ def test_a_line_profile_shows_simulated_time(tmp_path: Path) -> None:
     stats = line_profiler.load_stats(str(found))
     (lines,) = stats.timings.values()
     sleeping, _, reading = (stats.unit * time for _, _, time in lines)
-    assert sleeping >= 3 * 0.2, "a host that is three times as fast does three times as much in this time"
+    assert 1.0 / 3 <= sleeping < 1.0, "a host that is three times as fast needs a third of the time"
     matmul = 2 * 16384**3 / float(clock_figures.read("t4")["peak"]["fp32"])
     assert reading > matmul, "the product shows where its result is read"
 
@@ -214,7 +214,8 @@ def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path) -> None:
     )
     times = []
     for world in (8, 64):
-        command = null_gpu("--clock", "h100", "--gpus", "8", "--world", str(world), "python", str(script))
+        words = ("--clock", "h100", "--host", "1000", "--gpus", "8", "--world", str(world))  # its time must not count
+        command = null_gpu(*words, "python", str(script))
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200)
         times.append(float(re.search(r"ms ([\d.]+)", done.stdout)[1]))  # type: ignore[index]
     inside = float(clock_figures.read("h100")["inside"]["bandwidth"])
