@@ -209,6 +209,31 @@ def is_rank(info: dict, rank: str, job: int) -> bool:
     return environment.get("SLURM_JOB_ID") == str(job) and mine == rank and "SLURM_STEP_ID" in environment
 
 
+@pytest.mark.parametrize(
+    ("script", "ranks", "name"),
+    [
+        ("03_ddp/job.slurm", 2, "{job}_rank%q{{SLURM_PROCID}}"),
+        pytest.param("01_single_gpu/job.slurm", 1, "{job}", marks=pytest.mark.thorough),
+    ],
+)
+def test_nsys_records_each_rank_of_a_job_without_an_edit(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, ranks: int, name: str
+) -> None:
+    nsys = tmp_path / "bin/nsys"  # stands for Nsight Systems: notes its flags, and runs the command after them
+    nsys.parent.mkdir()
+    nsys.write_text(
+        f'#!/bin/bash\necho "$@" > {tmp_path}/nsys_$SLURM_PROCID\nwhile [ "$1" != python ]; do shift; done\nexec "$@"\n'
+    )
+    nsys.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{nsys.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("NSYS", "1")
+    job = jobs.submit(script, "--cpus-per-task=1", "job.slurm", *SHORT, "--trace", "true")
+    assert jobs.slurm.wait(job) == "COMPLETED", jobs.log(job)
+    for rank in range(ranks):
+        flags = (tmp_path / f"nsys_{rank}").read_text()
+        assert f"--capture-range=cudaProfilerApi --capture-range-end=stop -o {name.format(job=job)} python train.py" in flags
+
+
 def test_a_mistake_ends_all_ranks_of_a_job_with_one_line(jobs: Jobs) -> None:
     job = jobs.submit("03_ddp/job.slurm", "--cpus-per-task=1", "job.slurm", *SHORT, "--global_batch_size", 65)
     assert jobs.slurm.wait(job) == "FAILED", jobs.log(job)
