@@ -231,7 +231,10 @@ def test_nsys_records_each_rank_of_a_job_without_an_edit(
     assert jobs.slurm.wait(job) == "COMPLETED", jobs.log(job)
     for rank in range(ranks):
         flags = (tmp_path / f"nsys_{rank}").read_text()
-        assert f"--capture-range=cudaProfilerApi --capture-range-end=stop -o {name.format(job=job)} python train.py" in flags
+        assert (
+            f"--capture-range=cudaProfilerApi --capture-range-end=stop -o {name.format(job=job)} python train.py"
+            in flags
+        )
 
 
 def test_a_mistake_ends_all_ranks_of_a_job_with_one_line(jobs: Jobs) -> None:
