@@ -168,7 +168,7 @@ def test_the_script_on_the_page_writes_tokens(
     exec(blocks_of_python()[0], {})
     written = {}
     for name in ("train", "val"):
-        tokens = numpy.fromfile(tmp_path / f"{name}.bin", dtype).tolist()
+        tokens = numpy.fromfile(tmp_path / f"{name}.{dtype.__name__}", dtype).tolist()
         parts = "".join("\n" if token == 256 else chr(token) for token in tokens)
         written[name] = parts.splitlines()
     assert len(written["val"]) == 2 and sorted(written["val"] + written["train"]) == sorted(texts)
@@ -176,22 +176,22 @@ def test_the_script_on_the_page_writes_tokens(
 
 
 def test_the_data_set_on_the_page_reads_a_file_of_tokens_and_pads(tmp_path: Path) -> None:
-    numpy.arange(21, dtype=numpy.uint16).tofile(tmp_path / "train.bin")
+    numpy.arange(21, dtype=numpy.uint16).tofile(tmp_path / "train.uint16")
     names: dict = {}
     exec(blocks_of_python()[1], names)
-    data = names["TokenFile"](tmp_path / "train.bin", 4)
+    data = names["TokenFile"](tmp_path / "train.uint16", 4)
     assert len(data) == 5
     inputs, targets = data[1, 4]
     assert inputs.tolist() == [16, 17, 18, 19] and targets.tolist() == [17, 18, 19, 20]
     inputs, targets = names["padded"]([data[1, 0], (inputs[:2], targets[:2])])
     assert inputs.tolist() == [[0, 1, 2, 3], [16, 17, 0, 0]]
     assert targets.tolist() == [[1, 2, 3, 4], [17, 18, -100, -100]]
-    limited = names["TokenFile"](tmp_path / "train.bin", 4, limit=2)
+    limited = names["TokenFile"](tmp_path / "train.uint16", 4, limit=2)
     assert len(limited) == 2 and limited.tokens is None  # nothing large is pickled for a worker
     first = [int(limited[epoch, index][0][0]) for epoch in (1, 2, 3) for index in (0, 1)]
     assert first == [0, 4, 8, 12, 16, 0] and int(limited[0, 1][0][0]) == 4  # epoch 0 is the validation's
-    numpy.array([70_000, 1, 2], numpy.uint32).tofile(tmp_path / "large.bin")
-    assert names["TokenFile"](tmp_path / "large.bin", 2, dtype=numpy.uint32)[1, 0][0].tolist() == [70_000, 1]
+    numpy.array([70_000, 1, 2], numpy.uint32).tofile(tmp_path / "large.uint32")
+    assert names["TokenFile"](tmp_path / "large.uint32", 2)[1, 0][0].tolist() == [70_000, 1]
 
 
 def test_the_script_on_the_page_validates_a_checkpoint(
