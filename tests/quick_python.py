@@ -2,7 +2,7 @@
 
 `commands` returns a folder with `python`, `kernprof` and `torchrun`: small clients that pass their arguments, folder,
 environment and streams to the server, pass signals on to the fork, and exit as it does. What begins neither with a
-file nor with ``-m``, and all with LD_PRELOAD, is passed to the real Python, `sys.executable`.
+file nor with ``-m``, and all with LD_PRELOAD or a sitecustomize.py, is passed to the real Python, `sys.executable`.
 """
 
 import atexit
@@ -53,7 +53,9 @@ def ask(words: list[str]) -> None:
     """In the client: look like the fork that runs these words."""
     words = [word for word in words if word != "-u"]  # torchrun's
     quick = bool(words) and (words[0] == "-m" or words[0].endswith(".py"))
-    if not quick or "LD_PRELOAD" in os.environ:  # a library in front of torch's, such as the null GPU
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    watched = any(Path(folder, "sitecustomize.py").is_file() for folder in filter(None, path))  # by the doctor
+    if not quick or watched or "LD_PRELOAD" in os.environ:  # a library in front of torch's, such as the null GPU
         os.execv(sys.executable, [sys.executable, *words])
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a process to pass them on to
     here = Path(sys.argv[0]).resolve().parent
