@@ -3,9 +3,9 @@
     python data/prepare.py nbody --synthetic --cells 128
     python lab/clock_workers.py          # some minutes
 
-Each run trains lesson 04's script, unchanged. The loader is real, on this machine's CPUs: more workers than CPUs cannot
-help here. NERSC's measured ladder had 64 CPU cores beside the A100, and batches of 64 cubes; here they are of 32,
-because 16 workers with 64 each need more than 24 GiB.
+Each run trains lesson 04's script, unchanged. The loader is real, on this machine's CPUs: so more workers
+than CPUs gain less here than on NERSC's machine, which had 64 CPU cores beside the A100. NERSC's batches have 64 cubes,
+these have 32, because 16 workers with 64 each need more than 24 GiB.
 """
 
 import sys
