@@ -82,7 +82,7 @@ void wait_until(double time, const char* what) {
   note({began, now_locked(), 0, 0, HOST_WAITS, kept(what)});
 }
 
-void put(cudaStream_t stream, double seconds, Work kind, const char* name) {
+void put(cudaStream_t stream, double seconds, Work kind, const char* name, double earliest) {
   Stream* it = stream_of(stream);
   double oldest = 0;
   {
@@ -91,7 +91,7 @@ void put(cudaStream_t stream, double seconds, Work kind, const char* name) {
       it->capture->seconds += seconds;
       return;
     }
-    double start = std::max(it->end, now_locked());
+    double start = std::max({it->end, now_locked(), earliest});
     note({start, start + seconds, it->blocked, number_of(it), kind, kept(name)});
     it->end = start + seconds;
     it->blocked = 0;
@@ -111,12 +111,38 @@ void put_copy(cudaStream_t stream, bool to_gpu, bool from_gpu, bool pageable, si
   if (pageable && (from_gpu || bytes > 65536)) wait_until(end_of(stream_of(stream)), "a pageable copy");
 }
 
-void put_collective(cudaStream_t stream, const char* name, size_t bytes, int ranks) {
-  if (ranks < 2) return;
+double seconds_of_collective(const char* name, size_t bytes, int ranks) {
+  if (ranks < 2) return 0;
   bool between = ranks > settings().gpus;
   double n = ranks, share = (n - 1) / n * (strcmp(name, "AllReduce") ? 1 : 2);  // as in NCCL's "bus bandwidth"
-  double seconds = figures.latency[between] * ceil(log2(n)) + share * (double)bytes / figures.network[between];
-  put(stream, seconds, NETWORK, name);
+  return figures.latency[between] * ceil(log2(n)) + share * (double)bytes / figures.network[between];
+}
+double seconds_of_transfers(size_t bytes, bool between) {
+  return figures.latency[between] + (double)bytes / figures.network[between];
+}
+
+static void stop() {
+  std::lock_guard<std::mutex> guard(lock);
+  if (!stops++) stopped_at = real_now();
+}
+static void go(double too_much) {
+  std::lock_guard<std::mutex> guard(lock);
+  if (!--stops) paused += real_now() - stopped_at;
+  paused += too_much;
+}
+Standing::Standing() { stop(); }
+Standing::~Standing() { go(0); }
+
+double ready(cudaStream_t stream) {
+  std::lock_guard<std::mutex> guard(lock);
+  return std::max(stream_of(stream)->end, now_locked());
+}
+void put_after_ranks(cudaStream_t stream, const char* name, double seconds, double own, double last, int slowest) {
+  if (last > own) {
+    std::lock_guard<std::mutex> guard(lock);
+    note({own, last, 0, number_of(stream_of(stream)), WAITS_FOR_RANK, kept(("waits for rank " + std::to_string(slowest)).c_str())});
+  }
+  put(stream, seconds, NETWORK, name, last);
 }
 
 }  // namespace nullgpu
@@ -126,15 +152,8 @@ using namespace nullgpu;
 // ---- for clock.py
 
 EXPORT double nullgpu_now() { return simulated_now(); }
-EXPORT void nullgpu_stop() {  // the clock stands, while Python works out how long an operation takes
-  std::lock_guard<std::mutex> guard(lock);
-  if (!stops++) stopped_at = real_now();
-}
-EXPORT void nullgpu_go(double too_much) {  // seconds of this host that were not needed: the way to Python and back
-  std::lock_guard<std::mutex> guard(lock);
-  if (!--stops) paused += real_now() - stopped_at;
-  paused += too_much;
-}
+EXPORT void nullgpu_stop() { stop(); }  // the clock stands, while Python works out how long an operation takes
+EXPORT void nullgpu_go(double too_much) { go(too_much); }  // seconds of this host: the way to Python and back
 EXPORT void nullgpu_go_back(double seconds) {
   std::lock_guard<std::mutex> guard(lock);
   paused += seconds;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <optional>
 
 #include "clock.h"
 #include "gpu.h"
@@ -32,6 +33,11 @@ struct ncclComm {
   bool imaginary = false;         // with NULLGPU_WORLD: the other ranks do not exist, and count as copies of this one
   int splits = 0;
   std::string error;
+  struct {
+    bool open;
+    cudaStream_t stream;
+    size_t bytes;
+  } timed = {};  // with a clock: the collective that is being called, until exchange() knows when it begins
 };
 
 static thread_local std::string last_error;
@@ -53,6 +59,17 @@ static Operation operation(ncclRedOp_t op) {
 
 // ---- communicators
 
+// All ranks leave with the same time: that of the last one, for which the others have waited.
+static bool set_clocks(Shared* shared, int ranks, int rank) {
+  Standing standing;
+  double own = simulated_now(), last = own;
+  shared->header().clock[rank] = own;
+  if (!shared->barrier("joining")) return false;
+  for (int other = 0; other < ranks; ++other) last = std::max(last, shared->header().clock[other]);
+  pass(last - own);
+  return true;
+}
+
 static ncclResult_t join(ncclComm_t* comm, int ranks, const std::string& id, int rank) {
   auto* made = new ncclComm{ranks, rank, current_device(), id};
   if (settings().world) {
@@ -69,6 +86,7 @@ static ncclResult_t join(ncclComm_t* comm, int ranks, const std::string& id, int
                  1 + settings().number[current_device()]);
         return fail(nullptr, ncclInvalidUsage, text);
       }
+    if (has_clock() && !set_clocks(made->shared, ranks, rank)) return fail(nullptr, ncclSystemError, made->shared->why());
   }
   *comm = made;
   return ncclSuccess;
@@ -169,7 +187,12 @@ EXPORT ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSucce
 static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes, const std::function<void(size_t, size_t)>& put,
                              const std::function<void(size_t, size_t)>& get) {
   Shared* shared = comm->shared;
+  std::optional<Standing> standing;
+  if (has_clock()) standing.emplace();
+  double own = comm->timed.open ? ready(comm->timed.stream) : 0, last = own;
+  int slowest = comm->rank;
   shared->header().call[comm->rank] = call;
+  shared->header().call[comm->rank].ready = own;
   if (!is_done(bytes)) bytes = 0;
   for (size_t at = 0; at < bytes || at == 0; at += CHUNK) {
     size_t n = std::min(CHUNK, bytes - at);
@@ -177,6 +200,7 @@ static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes, co
     if (!shared->barrier(call.name)) return fail(comm, ncclRemoteError, shared->why());
     for (int rank = 0; at == 0 && rank < comm->ranks; ++rank) {
       const Call& other = shared->header().call[rank];
+      if (other.ready > last) last = other.ready, slowest = rank;
       if (!strcmp(other.name, call.name) && other.bytes == call.bytes && other.type == call.type && other.root == call.root) continue;
       char text[256];
       snprintf(text, sizeof text, "the ranks differ: rank %d calls %s with %zu bytes of %s (root %d), rank %d %s with %zu bytes of %s (root %d)",
@@ -187,6 +211,10 @@ static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes, co
     if (n) get(at, n);
     if (!shared->barrier(call.name)) return fail(comm, ncclRemoteError, shared->why());
   }
+  standing.reset();
+  if (comm->timed.open)
+    put_after_ranks(comm->timed.stream, call.name, seconds_of_collective(call.name, comm->timed.bytes, comm->ranks), own, last, slowest);
+  comm->timed.open = false;
   return ncclSuccess;
 }
 
@@ -198,13 +226,16 @@ static Call describe(const char* name, size_t bytes, ncclDataType_t type, int ro
 }
 
 // Count a collective; whether it is only recorded into a graph.
-static bool begin(ncclComm_t comm, const char* name, size_t bytes, cudaStream_t stream) {
+static bool begin(ncclComm_t comm, const char* name, size_t bytes, cudaStream_t stream, bool is_transfer = false) {
   count(counters.collectives), count(counters.collective_bytes, (int64_t)bytes);
   observe(COLLECTIVE, name, (int64_t)bytes, false);
-  if (has_clock()) put_collective(stream, name, bytes, comm->ranks);
-  if (recorded(stream)) return true;
-  profile_launch((std::string("ncclDevKernel_") + name).c_str(), (int)((uintptr_t)stream >> 4 & 0xffff));
-  return false;
+  bool only_recorded = recorded(stream);
+  if (has_clock() && comm->ranks > 1 && !is_transfer) {
+    if (comm->shared && !only_recorded) comm->timed = {true, stream, bytes};
+    else put(stream, seconds_of_collective(name, bytes, comm->ranks), NETWORK, name);
+  }
+  if (!only_recorded) profile_launch((std::string("ncclDevKernel_") + name).c_str(), (int)((uintptr_t)stream >> 4 & 0xffff));
+  return only_recorded;
 }
 
 static std::vector<const char*> slots(ncclComm_t comm) {
@@ -346,6 +377,8 @@ struct Transfer {
   char* data;
   size_t bytes, done;
   int peer;
+  cudaStream_t stream;
+  double sender_ready = 0;  // with a clock, of a receive
 };
 static thread_local int group_depth = 0;
 static thread_local std::vector<Transfer> transfers;
@@ -361,9 +394,11 @@ static bool progress(Transfer& it) {
   if (it.is_send) {
     if (is_done(it.bytes)) memcpy(letter, it.data + it.done, n);
     mail.bytes = n;
+    if (has_clock()) mail.ready = ready(it.stream);
     mail.full = 1;
   } else {
     n = mail.bytes;
+    if (!it.done) it.sender_ready = mail.ready;
     if (is_done(it.bytes)) memcpy(it.data + it.done, letter, std::min(n, it.bytes - it.done));
     mail.full = 0;
   }
@@ -371,7 +406,36 @@ static bool progress(Transfer& it) {
   return true;
 }
 
+// The time of a group: what it moves in a stream is one kernel, which sends and receives at once. It begins when this
+// rank and those that send to it are ready. (A real send also waits for a receiver, if it does not fit into buffers.)
+struct Kernel {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  size_t sent, received;
+  double own, last;
+  int slowest;
+};
+static std::vector<Kernel> kernels_of(const std::vector<Transfer>& all) {
+  std::vector<Kernel> made;
+  for (const Transfer& it : all) {
+    if (it.peer == it.comm->rank) continue;
+    Kernel* kernel = nullptr;
+    for (Kernel& other : made)
+      if (other.comm == it.comm && other.stream == it.stream) kernel = &other;
+    if (!kernel) {
+      double own = ready(it.stream);
+      made.push_back({it.comm, it.stream, 0, 0, own, own, it.comm->rank});
+      kernel = &made.back();
+    }
+    (it.is_send ? kernel->sent : kernel->received) += it.bytes;
+    if (it.sender_ready > kernel->last) kernel->last = it.sender_ready, kernel->slowest = it.peer;
+  }
+  return made;
+}
+
 static ncclResult_t finish_transfers() {
+  std::optional<Standing> standing;
+  if (has_clock()) standing.emplace();
   std::vector<Transfer> open = std::move(transfers);
   transfers.clear();
   for (size_t i = 0; i < open.size(); ++i)  // a rank that sends to itself
@@ -395,7 +459,7 @@ static ncclResult_t finish_transfers() {
       busy.push_back(lane);
       if (!waits && progress(it)) moved = true;
     }
-    if (!left) return ncclSuccess;
+    if (!left) break;
     if (moved) { started = now(); continue; }
     const Transfer* first = nullptr;
     for (const Transfer& it : open)
@@ -403,12 +467,22 @@ static ncclResult_t finish_transfers() {
     if (!first->comm->shared->pause(first->is_send ? "Send" : "Recv", started, {first->peer}))
       return fail(first->comm, ncclRemoteError, first->comm->shared->why());
   }
+  if (!has_clock()) return ncclSuccess;
+  std::vector<Kernel> kernels = kernels_of(open);
+  standing.reset();
+  for (const Kernel& it : kernels)
+    put_after_ranks(it.stream, it.sent ? (it.received ? "SendRecv" : "Send") : "Recv",
+                    seconds_of_transfers(std::max(it.sent, it.received), it.comm->ranks > settings().gpus), it.own, it.last, it.slowest);
+  return ncclSuccess;
 }
 
 static ncclResult_t transfer(bool is_send, const void* data, size_t n, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = n * size_of(type);
-  if (begin(comm, is_send ? "Send" : "Recv", bytes, stream)) return ncclSuccess;
-  transfers.push_back({comm, is_send, static_cast<char*>(const_cast<void*>(data)), bytes, 0, peer});
+  if (begin(comm, is_send ? "Send" : "Recv", bytes, stream, true)) {
+    if (has_clock() && peer != comm->rank) put(stream, seconds_of_transfers(bytes, comm->ranks > settings().gpus), NETWORK, is_send ? "Send" : "Recv");
+    return ncclSuccess;
+  }
+  transfers.push_back({comm, is_send, static_cast<char*>(const_cast<void*>(data)), bytes, 0, peer, stream});
   return group_depth ? ncclSuccess : finish_transfers();
 }
 EXPORT ncclResult_t ncclSend(const void* data, size_t n, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {

@@ -18,17 +18,20 @@ struct Call {
   char name[24];
   size_t bytes;
   int type, operation, root;
+  double ready;  // with a clock: when its stream is
 };
 
 struct Mail {  // from one rank to another: a chunk at a time
   std::atomic<int> full;
   size_t bytes;
+  double ready;  // with a clock: when the stream of the sender was
 };
 
 struct SharedHeader {
   std::atomic<int> arrived, round, aborted;
   pid_t process[MOST_RANKS];
   long gpu[MOST_RANKS];
+  double clock[MOST_RANKS];
   Call call[MOST_RANKS];
   Mail mail[MOST_RANKS * MOST_RANKS];
 };

@@ -161,6 +161,9 @@ def test_idle_times_have_their_causes() -> None:
     busy, waits = timeline.idle(spans, [(1, 2.5)], 0, 8)
     assert busy == 3
     assert waits == {timeline.DATA: 1.5, timeline.HOST: 1.5, timeline.COMMUNICATION: 2}
+    slow = timeline.Span(3.5, 5.5, 0, 2, timeline.WAITS_FOR_RANK, "waits for rank 3")  # until it was ready
+    _, waits = timeline.idle([*spans, slow], [(1, 2.5)], 0, 8)
+    assert waits == {timeline.DATA: 1.5, timeline.HOST: 1.5, timeline.COMMUNICATION: 0.5, "rank 3": 1.5}
 
 
 def test_every_gpu_has_all_figures() -> None:
@@ -221,3 +224,60 @@ def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path) -> None:
     inside = float(clock_figures.read("h100")["inside"]["bandwidth"])
     assert times[0] == pytest.approx(1e3 * 2 * 7 / 8 * 1e9 / inside, rel=0.1)
     assert times[1] > times[0]
+
+
+def test_a_rank_waits_for_a_slower_one_and_the_report_says_for_which(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\nrank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)\n"
+        "dist.init_process_group('nccl', device_id=torch.device('cuda', rank))\n"
+        "m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4096, 4096).cuda())\n"
+        "o = torch.optim.SGD(m.parameters(), 0.1)\nx = torch.zeros(256 if rank == 0 else 2048, 4096, device='cuda')\n"
+        "for _ in range(8):\n    o.zero_grad()\n    m(x).sum().backward()\n    o.step()\n"
+    )
+    trace = tmp_path / "trace.json"
+    words = ("--clock", "a100", "--host", "60", "--gpus", "2", "--trace", str(trace))  # the host's time must not count
+    command = null_gpu(*words, "torchrun", "--standalone", "--nproc_per_node", "2", str(script))
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200)
+    waits = re.search(r"it waits for rank 1 (\d+)%", done.stdout)
+    other = re.search(r"rank 1: GPU busy (\d+)%; it waits for (.*)", done.stdout)
+    assert waits, done.stdout
+    assert other, done.stdout
+    assert int(waits[1]) > 50
+    assert int(other[1]) > 50
+    assert "rank 0" not in other[2], "the slower rank waits for nobody"
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["name"] == "AllReduce"} == {0, 1}
+
+
+def test_sends_and_receives_wait_for_the_sender_and_move_both_ways_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "ring.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\nrank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)\n"
+        "dist.init_process_group('nccl', device_id=torch.device('cuda', rank))\n"
+        "x, y, big = (torch.zeros(n, device='cuda') for n in (50_000_000, 50_000_000, 2048 * 2048))\n"
+        "a, b, c = (torch.cuda.Event(enable_timing=True) for _ in range(3))\ndist.all_reduce(x[:8])\n"
+        "torch.cuda.synchronize()\na.record()\n"
+        "if rank:\n    big.view(2048, 2048) @ big.view(2048, 2048)\n"
+        "def both():\n    pair = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, y, 1 - rank)]\n"
+        "    for one in dist.batch_isend_irecv(pair):\n        one.wait()\n"
+        "both()\nb.record()\nboth()\nc.record()\ntorch.cuda.synchronize()\n"
+        "print('ms', a.elapsed_time(b), b.elapsed_time(c), flush=True)\n"
+    )
+    command = null_gpu("--clock", "a100", "--host", "1000", "--gpus", "2", "torchrun", "--standalone")
+    done = subprocess.run(
+        [*command, "--nproc_per_node", "2", str(script)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    )
+    figures = clock_figures.read("a100")
+    transfer = 1e3 * 200_000_000 / float(figures["inside"]["bandwidth"])
+    product = 1e3 * 2 * 2048**3 / float(figures["peak"]["fp32"])
+    both = re.findall(r"ms ([\d.]+) ([\d.]+)", done.stdout)
+    assert len(both) == 2
+    for first, second in both:  # rank 0 has nothing to compute, but receives only when rank 1 has sent
+        assert product + transfer < float(first) < 2 * product + 1.5 * transfer
+        assert transfer < float(second) < 1.5 * transfer
