@@ -20,6 +20,7 @@ from lab.simulated import simulate  # noqa: E402
 WORKLOADS = "lab/clock_workloads.py"
 NERSC = "NERSC, Deep Learning at Scale (SC22), log of its README"
 NVIDIA = "NVIDIA DeepLearningExamples, ResNet50 v1.5, README (container 21.03)"
+NERSC_VIT = "NERSC, Deep Learning at Scale (SC24), logs of its README, with DALI; NVIDIA's container, which allows TF32"
 TITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
 FLOP_PER_TOKEN = 6 * 6.6e9 + 12 * 32 * 4096 * 8192
 """of gpt_7b with sequences of 8,192 tokens: PaLM (https://arxiv.org/abs/2204.02311), appendix B"""
@@ -61,6 +62,18 @@ CASES = [
     Case("U-Net 3-D, TF32", "second", 395, "samples/s", 64, f"{WORKLOADS} unet tf32", NERSC),
     Case("U-Net 3-D, fp32", "second", 133, "samples/s", 64, f"{WORKLOADS} unet fp32", NERSC),
     Case("U-Net 3-D, mixed precision", "second", 513, "samples/s", 64, f"{WORKLOADS} unet amp", NERSC),
+    Case(
+        "GPT-2 124M, compiled, fast attention",
+        "second",
+        12 * 1024 / 0.135,
+        "tokens/s",
+        12 * 1024,
+        f"{WORKLOADS} gpt2 compiled",
+        "nanoGPT, README (135 ms for an update)",
+    ),
+    Case("ViT, TF32", "second", 13.2, "samples/s", 16, f"{WORKLOADS} vit tf32", NERSC_VIT),
+    Case("ViT, fp32", "second", 10.1, "samples/s", 16, f"{WORKLOADS} vit fp32", NERSC_VIT),
+    Case("ViT, mixed precision", "second", 53.7, "samples/s", 16, f"{WORKLOADS} vit amp", NERSC_VIT),
     Case(
         "Llama 8B as gpt_7b, FSDP on 8 GPUs",
         "second",

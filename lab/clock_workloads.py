@@ -16,11 +16,11 @@ STEPS = 14
 
 
 class Layer(nn.Module):
-    """A layer of GPT-2: attention and a network of two layers, both with a norm before them."""
+    """A layer of a transformer: attention and a network of two layers, both with a norm before them."""
 
-    def __init__(self, width: int, heads: int, fast: bool) -> None:
+    def __init__(self, width: int, heads: int, fast: bool, causal: bool = True, dropout: float = 0.1) -> None:
         super().__init__()
-        self.heads, self.fast = heads, fast
+        self.heads, self.fast, self.causal, self.dropout = heads, fast, causal, dropout
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -30,13 +30,13 @@ class Layer(nn.Module):
         n, t, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(n, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         if self.fast:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:  # as before PyTorch 2: the scores are stored
             scores = (q @ k.transpose(-2, -1)) / q.shape[-1] ** 0.5
             mask = torch.ones(t, t, dtype=torch.bool, device=x.device).tril()
-            y = F.dropout(scores.masked_fill(~mask, float("-inf")).softmax(-1), 0.1) @ v
-        x = x + F.dropout(self.out(y.transpose(1, 2).reshape(n, t, width)), 0.1)
-        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), 0.1)
+            y = F.dropout(scores.masked_fill(~mask, float("-inf")).softmax(-1), self.dropout) @ v
+        x = x + F.dropout(self.out(y.transpose(1, 2).reshape(n, t, width)), self.dropout)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), self.dropout)
 
 
 class GPT2(nn.Module):
@@ -57,6 +57,39 @@ class GPT2(nn.Module):
         return self.head(self.norm(h))
 
 
+class WeatherViT(nn.Module):
+    """A vision transformer as NERSC trains it, for the next state of 20 variables of the weather on 360 x 720 points."""
+
+    def __init__(self, width: int = 384, patch: int = 8) -> None:
+        super().__init__()
+        self.patch = patch
+        self.cut = nn.Conv2d(20, width, patch, patch)
+        self.places = nn.Parameter(torch.zeros(1, 360 // patch * 720 // patch, width))
+        self.layers = nn.ModuleList(Layer(width, 8, fast=True, causal=False, dropout=0.0) for _ in range(12))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 20 * patch * patch, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the state (N, 20, 360, 720) that follows the state x of the same shape."""
+        h = self.cut(x).flatten(2).transpose(1, 2) + self.places
+        for layer in self.layers:
+            h = layer(h)
+        return F.fold(self.head(self.norm(h)).transpose(1, 2), x.shape[2:], self.patch, stride=self.patch)
+
+
+def vit(precision: str) -> None:
+    """Train the vision transformer with batches of 16 states."""
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    model = WeatherViT().cuda()
+    x, y = (torch.zeros(16, 20, 360, 720, device="cuda") for _ in range(2))
+    optimizer = torch.optim.Adam(model.parameters(), 5e-4)
+
+    def loss() -> torch.Tensor:
+        return ((model(x) - y).flatten(1).norm(dim=1) / y.flatten(1).norm(dim=1)).mean()
+
+    train(optimizer, loss, amp=torch.bfloat16 if precision == "amp" else None)
+
+
 def resnet50(precision: str) -> None:
     """Train ResNet-50 with batches of 256 images."""
     layout = torch.channels_last if precision == "amp" else torch.contiguous_format
@@ -69,8 +102,8 @@ def resnet50(precision: str) -> None:
 
 
 def gpt2(attention: str) -> None:
-    """Train GPT-2 with batches of 12 sequences of 1,024 tokens."""
-    model = GPT2(fast=attention == "fast").cuda()
+    """Train GPT-2 with batches of 12 sequences of 1,024 tokens; "compiled" with PyTorch's fast attention, too."""
+    model = GPT2(fast=attention != "slow").cuda()
     x = torch.zeros(12, 1024, dtype=torch.long, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), 6e-4)
     torch.set_float32_matmul_precision("high")
@@ -78,7 +111,7 @@ def gpt2(attention: str) -> None:
     def loss() -> torch.Tensor:
         return F.cross_entropy(model(x).view(-1, 50304), x.view(-1))
 
-    train(optimizer, loss, amp=torch.bfloat16, clip=model)
+    train(optimizer, torch.compile(loss) if attention == "compiled" else loss, amp=torch.bfloat16, clip=model)
 
 
 def unet(precision: str) -> None:
@@ -106,4 +139,4 @@ def train(optimizer, loss_function, *, amp: torch.dtype | None, clip: nn.Module 
 
 
 if __name__ == "__main__":
-    {"resnet50": resnet50, "gpt2": gpt2, "unet": unet}[sys.argv[1]](sys.argv[2])
+    {"resnet50": resnet50, "gpt2": gpt2, "unet": unet, "vit": vit}[sys.argv[1]](sys.argv[2])

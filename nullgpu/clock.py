@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import dataloader
 from torch.utils.flop_counter import flop_registry
 
-from . import library
+from . import compiled, library
 from .record import call_after_updates, time_the_loaders
 
 ATTAINED = {"matmul": 0.65, "conv": 0.35, "attention": 0.40, "memory": 0.62}
@@ -62,12 +63,26 @@ class Clock(TorchDispatchMode):
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.unknown: Counter[str] = Counter()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile: PyTorch asks this, and would otherwise run all operations one by one."""
+        return True
+
+    def put_compiled(self, name: str, moved: float, stream: int, products: bool) -> None:
+        """Put a kernel of Triton on its stream."""
+        if products:
+            self.unknown[name] += 1
+        seconds = max(moved / (self.bandwidth * ATTAINED["memory"]), KERNEL)
+        self.seconds[name] += seconds
+        self.library.nullgpu_put(stream, seconds, name.encode())
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation; put it on the present stream."""
         kwargs = kwargs or {}
         if any(kind is not torch.Tensor and not issubclass(kind, torch.nn.Parameter) for kind in types):
-            # A FakeTensor has shapes only; the parts of a DTensor and the like come here again.
-            return func(*args, **kwargs) if any(issubclass(kind, FakeTensor) for kind in types) else NotImplemented
+            # While the compiler traces, tensors have shapes only; the parts of a DTensor and the like come here again.
+            traced = any(issubclass(kind, FakeTensor | FunctionalTensor) for kind in types)
+            return func(*args, **kwargs) if traced else NotImplemented
         before = self.launches[0]
         out = func(*args, **kwargs)
         launches = self.launches[0] - before
@@ -95,13 +110,21 @@ class Clock(TorchDispatchMode):
         if count := flop_registry.get(func._overloadpacket):
             flops, kind = count(*args, **kwargs, out_val=out), kind_of(name)
             dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
-            peak = self.peak[format_of(dtype, kind)]
+            peak = self.peak_of(dtype, kind)
             seconds = max(seconds, flops / (peak * ATTAINED[kind]) + RAMP if flops else 0)
         elif not moved:
             self.unknown[name] += launches
         seconds = max(seconds, launches * KERNEL)
         self.seconds[name] += seconds
         return name, seconds
+
+    def peak_of(self, dtype: torch.dtype, kind: str) -> float:
+        """Return the FLOP/s of the units that compute this kind of operation."""
+        if kind == "attention" and dtype == torch.float32:
+            # Three products of TF32 for one of fp32, whatever the flags say (torch/include/ATen/native/transformers/
+            # cuda/mem_eff_attention/gemm_kernel_utils.h, for compute capability 8.0 and newer).
+            return max(self.peak["fp32"], self.peak["tf32"] / 3)
+        return self.peak[format_of(dtype, kind)]
 
 
 def size_of(tensor: torch.Tensor) -> int:
@@ -163,6 +186,7 @@ def install(figures: dict[str, Any]) -> None:
         trace.began = both()
 
     torch.cuda._lazy_call(first_use)
+    compiled.install(clock.put_compiled)
     if folder := os.environ.get("NULLGPU_REPORT"):
         atexit.register(lambda: write(clock, trace, folder, both()))
 

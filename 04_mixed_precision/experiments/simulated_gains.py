@@ -29,6 +29,7 @@ OPTIONS: dict[str, tuple[object, ...]] = {
     "tf32": ("--precision", "tf32"),
     "bf16": ("--precision", "bf16"),
     "bf16, fused optimizer": ("--precision", "bf16", "--fused", "true"),
+    "bf16, compiled": ("--precision", "bf16", "--fused", "true", "--compile", "default"),
     "bf16, CUDA graph": ("--precision", "bf16", "--fused", "true", "--cuda_graph", "true"),
 }
 

@@ -281,3 +281,27 @@ def test_sends_and_receives_wait_for_the_sender_and_move_both_ways_at_once(tmp_p
     for first, second in both:  # rank 0 has nothing to compute, but receives only when rank 1 has sent
         assert product + transfer < float(first) < 2 * product + 1.5 * transfer
         assert transfer < float(second) < 1.5 * transfer
+
+
+def test_compiled_code_takes_the_time_of_its_kernels(tmp_path: Path) -> None:
+    script = tmp_path / "compiled.py"
+    script.write_text(
+        "import torch\nx, w = torch.zeros(16 << 20, device='cuda'), torch.zeros(1024, 1024, device='cuda')\n"
+        "a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))\n"
+        "def several(x):\n    return (2 * x + 1).sigmoid() * x\n"
+        "def product(w):\n    return (w @ w).relu()\n"
+        "for work, x in ((several, x), (product, w)):\n"
+        "    for one in (work, torch.compile(work)):\n"
+        "        one(x)\n        torch.cuda.synchronize()\n        a.record()\n        one(x)\n        b.record()\n"
+        "        torch.cuda.synchronize()\n        print('ms', a.elapsed_time(b), flush=True)\n"
+    )
+    command = null_gpu("--clock", "a100", "--host", "1000", "python", str(script))
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=300)
+    plain, compiled, product, compiled_product = (float(ms) for ms in re.findall(r"ms ([\d.]+)", done.stdout))
+    figures = clock_figures.read("a100")
+    once = 1e3 * (64 << 20) / float(figures["bandwidth"])
+    assert 2 * once < compiled < 4 * once, "one kernel reads x and writes the result"
+    assert plain > 3 * compiled, "four kernels"
+    at_peak = 1e3 * 2 * 1024**3 / float(figures["peak"]["fp32"])
+    assert compiled_product > at_peak
+    assert compiled_product == pytest.approx(product, rel=0.2), "the product stays one of cuBLAS"
