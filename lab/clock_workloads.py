@@ -58,7 +58,7 @@ class GPT2(nn.Module):
 
 
 class WeatherViT(nn.Module):
-    """A vision transformer as NERSC trains it, for the next state of 20 variables of the weather on 360 x 720 points."""
+    """A vision transformer as NERSC trains it: the next state of 20 variables of the weather on 360 x 720 points."""
 
     def __init__(self, width: int = 384, patch: int = 8) -> None:
         super().__init__()
