@@ -59,7 +59,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     folder      the script made a folder, and the doctor made it too, for libraries that are not redirected: path
     program     the script starts a program: name
     save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), parts
-                (optimizer, scheduler, scaler)
+                (optimizer, scheduler, scaler), on_gpu (tensors on a GPU); located (map_location is given)
     sharded     at the end: parameters (sharded ones that got gradients), orphans (those of them in no optimizer)
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
     schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
@@ -190,5 +190,7 @@ class Event(TypedDict, total=False):
     shards: int
     wrapped: int
     is_module: bool
+    on_gpu: bool
+    located: bool
     parts: list[str]
     names: list[str]

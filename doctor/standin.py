@@ -33,6 +33,23 @@ def is_cuda(value: object) -> bool:
     return (kind is torch.device and value.type == "cuda") or (kind is str and value.startswith("cuda"))  # type: ignore[attr-defined]
 
 
+class Placed:
+    """Whether the script has put tensors on a GPU, and whether it takes them to the CPU before it saves them."""
+
+    def __init__(self) -> None:
+        self.on_gpu = self.to_cpu = False
+
+    def note(self, name: str, args: tuple, kwargs: dict) -> None:
+        """Note what a function of torch does with its tensor."""
+        device = kwargs.get("device", args[1] if name == "to" and len(args) > 1 else None)
+        self.on_gpu |= name == "cuda" or any(is_cuda(value) for value in (device, *args))
+        if name == "cpu" or (name == "to" and str(device) == "cpu"):
+            self.to_cpu |= bool(args) and isinstance(args[0], torch.Tensor) and args[0].numel() > 1
+
+
+placed = Placed()
+
+
 class ToCpu(TorchFunctionMode):
     """Replaces GPUs in the arguments of all functions of torch."""
 
@@ -43,6 +60,7 @@ class ToCpu(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in WAITS:
             note_wait(name, args)
+        placed.note(name, args, kwargs)
         if name in ("cuda", "pin_memory") and args and isinstance(args[0], torch.Tensor):
             return args[0]
         device = kwargs.get("device")

@@ -31,19 +31,21 @@ class Simulated:
     """of the time line, in the format of Chrome's tracing"""
 
     def waits_for(self, what: str) -> float:
-        """Return the share of the time in which the GPU waits for "data", "the host", "communication" or "copies"."""
-        found = re.search(rf"{what} (\d+)%", self.waits)
-        return int(found[1]) / 100 if found else 0.0
+        """Return the share of the time in which the GPU waits for "data", "the host", "communication" or "copies".
+
+        ``what`` is a regular expression: "rank .*?" is any other rank.
+        """
+        return sum(int(share) for share in re.findall(rf"{what} (\d+)%", self.waits)) / 100
 
 
-def start(gpu: str, *, gpus: int = 1, world: int = 0) -> list[str]:
+def start(gpu: str, *, gpus: int = 1, world: int = 0, host: float = 1) -> list[str]:
     """Return the words before a command that is to run on a simulated GPU.
 
-    With ``world``, it is rank 0 of so many ranks, on nodes with ``gpus`` GPUs. A variable that hides GPUs would hide
-    this one too.
+    With ``world``, it is rank 0 of so many ranks, on nodes with ``gpus`` GPUs. The host counts as ``host`` times as
+    fast as this one. A variable that hides GPUs would hide this one too.
     """
     without = ["env", "-u", "CUDA_VISIBLE_DEVICES", sys.executable, str(NULLGPU), "--beside_gpu"]
-    return [*without, "--clock", gpu, "--gpus", str(gpus), "--world", str(world)]
+    return [*without, "--clock", gpu, "--gpus", str(gpus), "--world", str(world), "--host", str(host)]
 
 
 def simulate(
@@ -52,6 +54,7 @@ def simulate(
     folder: Path = REPOSITORY,
     gpus: int = 1,
     world: int = 0,
+    host: float = 1,
     skip: int = 3,
     seconds: float = 1500,
 ) -> Simulated:
@@ -62,7 +65,14 @@ def simulate(
     """
     with tempfile.TemporaryDirectory() as scratch:
         trace = Path(scratch, "trace.json")
-        command = [*start(gpu, gpus=gpus, world=world), "--skip", str(skip), "--trace", str(trace), *map(str, words)]
+        command = [
+            *start(gpu, gpus=gpus, world=world, host=host),
+            "--skip",
+            str(skip),
+            "--trace",
+            str(trace),
+            *map(str, words),
+        ]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
         found = re.search(r"([\d.]+) ms each, GPU busy (\d+)%", done.stdout)
         if not found:

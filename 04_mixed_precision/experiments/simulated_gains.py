@@ -1,9 +1,9 @@
-"""What do number formats and CUDA graphs gain on an A100? Lesson 04's train.py, unchanged, on a simulated one.
+"""What do formats, compilation and CUDA graphs gain on an A100? Lesson 04's train.py, unchanged, on a simulated one.
 
     python ../data/prepare.py nbody --synthetic --cells 128; python ../data/prepare.py mnist --synthetic
     python experiments/simulated_gains.py                # some minutes, on a machine that does nothing else
 
-You should see that the full U-Net gains from each format and not from a graph, because its GPU is busy all the time;
+You should see that the full U-Net gains from each format and hardly from the rest, because its GPU is always busy;
 and that a small network gains from a graph and not from a format, because its GPU waits for the host. It needs what the
 null GPU needs (nullgpu/README.md).
 """

@@ -54,6 +54,22 @@ def shards_saved(run: Run) -> Iterator[Finding]:
         )
 
 
+@check("Checkpoints are loaded to the GPU of the rank that loads them.", ranks=True)
+def loaded_to_own_gpu(run: Run) -> Iterator[Finding]:
+    """Without map_location, tensors that rank 0 saved from its GPU are loaded to that GPU by all ranks, and fill it."""
+    saved = {e["file"] for rank in run.ranks for e in rank.all("save") if e["on_gpu"]}
+    loads = [(rank.number, e) for rank in run.ranks for e in rank.all("load") if e["file"] in saved]
+    need_use(loads, "torch.load of checkpoints with tensors from a GPU")
+    seen(len(loads), "calls of torch.load")
+    for rank, e in [(rank, e) for rank, e in loads if rank and not e["located"]][:1]:
+        yield hint(
+            e["at"],
+            f"rank {rank} loads {Path(e['file']).name} without map_location: its tensors, saved from the GPU of "
+            "rank 0, go to that GPU, once for each rank",
+            'torch.load(file, map_location="cpu"), or the device of the rank',
+        )
+
+
 @check("Names in checkpoints are those of the model.", exercise="02_dataparallel/exercises/replicas_saved")
 def wrapped_names(run: Run) -> Iterator[Finding]:
     """The state of a wrapped model has "module." before each name, so the model itself cannot load it."""

@@ -2,13 +2,14 @@
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from .. import overlay
+from ..standin import placed
 from ..trail import note, user_line
 from .common import CONFIG, patch, quietly
 from .model import models
@@ -35,7 +36,8 @@ def install() -> None:
 
     def loading(own: Callable[..., Any]) -> Callable[..., Any]:
         def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-            note("load", file=name_of(f), at=user_line())
+            located = bool(args) or kwargs.get("map_location") is not None
+            note("load", file=name_of(f), at=user_line(), located=located)
             path = redirection.to_read(f) if redirection and isinstance(f, str | os.PathLike) else f
             return own(path, *args, **kwargs)
 
@@ -73,7 +75,15 @@ def note_save(thing: Any, file: Any, at: str) -> None:
         shards=len(shards),
         wrapped=sum(name.startswith("module.") for name in tensors),
         is_module=isinstance(thing, nn.Module),
+        on_gpu=bool(tensors) and _on_gpu(tensors.values()),
     )
+
+
+def _on_gpu(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether tensors are on a GPU; with the stand-in, whether they would be, as far as is known."""
+    if CONFIG.standin:
+        return placed.on_gpu and not placed.to_cpu
+    return any(tensor.is_cuda for tensor in tensors)
 
 
 def _inner_dicts(thing: Any, depth: int = 3) -> Iterator[dict]:

@@ -78,7 +78,7 @@ def _events(rank: int, world: int, samples: dict[str, list[int]]) -> list[Event]
         if rank == 0:
             add("write", 55, file="/home/me/model.pt", how="save", existed=False)
             add("save", 55, file="/home/me/model.pt", parts=["optimizer", "scheduler"], tensors=3, shards=0, wrapped=0,
-                is_module=False)  # fmt: skip
+                is_module=False, on_gpu=False)  # fmt: skip
     add("trainable", 60, model=0, parameters=3, orphans=[], orphans_with_gradient=0)
     add("schedule", 33, cls="OneCycleLR", steps=8, length=8)
     add("end", 60, how="end")

@@ -492,6 +492,12 @@ def parts_of_rank_0(run: Run) -> None:
     change(run, "save", (0,), shards=3)
 
 
+@faulty("loaded_to_own_gpu", "NOTE", 31)
+def loaded_without_map_location(run: Run) -> None:
+    change(run, "save", (0,), on_gpu=True)
+    add(run, "load", 31, file="/home/me/model.pt", located=False)
+
+
 @faulty("wrapped_names", "NOTE", 55)
 def ddp_state_saved(run: Run) -> None:
     change(run, "save", (0,), wrapped=3)

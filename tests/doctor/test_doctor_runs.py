@@ -332,6 +332,21 @@ def test_a_fault_that_begins_with_the_second_resume_is_found(doctor: Doctor) -> 
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("gpus", [[], ["--null_gpu"]])
+def test_a_checkpoint_that_all_ranks_load_to_the_gpu_of_rank_0_is_found(doctor: Doctor, gpus: list[str]) -> None:
+    if gpus:
+        null_gpus()
+    _, found = doctor.findings(*gpus, "--resume=", "ddp.py", "unlocated")
+    assert found == {"loaded_to_own_gpu": "load"}
+
+
+@pytest.mark.thorough
+def test_a_checkpoint_that_is_saved_from_the_cpu_needs_no_map_location(doctor: Doctor) -> None:
+    _, found = doctor.findings("--resume=", "ddp.py", "unlocated,from_cpu")
+    assert found == {}
+
+
+@pytest.mark.thorough
 def test_provocations_find_nothing_in_a_correct_script(doctor: Doctor) -> None:
     report, found = doctor.findings("--thorough", "ddp.py")
     assert found == {}

@@ -57,3 +57,13 @@ def test_what_formats_and_graphs_gain_on_a_simulated_gpu(stored: Path, run_scrip
     assert result.status == 0, result.stderr
     graph = rows(stored, "simulated_gains")[-1]
     assert graph[0] == "bf16, CUDA graph" and graph[2] > 1, "one launch takes less of the host than many"
+
+
+def test_ranks_wait_for_each_other_if_each_sorts_its_own_sequences(stored: Path, run_script: Script) -> None:
+    flags = ("--steps", 16, "--compare", "alone", "similar")
+    result = run_script("03_ddp/experiments/sequence_lengths.py", *flags)
+    assert result.status == 0, result.stderr
+    alone, similar = rows(stored, "sequence_lengths")
+    assert alone[1] < 0.3 and similar[1] < 0.3, "hardly any padding in both"
+    assert alone[3] > similar[3] + 0.1, "but one rank has long sequences and another one short ones"
+    assert similar[4] > 1.1 * alone[4]

@@ -57,7 +57,8 @@ def main() -> None:
     scaler = torch.amp.GradScaler()
     first, kept = 0, torch.zeros(())
     if os.path.exists("checkpoint.pt"):
-        checkpoint = torch.load("checkpoint.pt", map_location=f"cuda:{local}")
+        where = None if "unlocated" in faults else f"cuda:{local}"
+        checkpoint = torch.load("checkpoint.pt", map_location=where)  # LINE load
         body.load_state_dict(checkpoint["model"])
         if "forgetful" not in faults:
             optimizer.load_state_dict(checkpoint["optimizer"])
@@ -103,8 +104,11 @@ def main() -> None:
         if "not_combined" not in faults:
             dist.all_reduce(right)
         if rank == 0 or "all_save" in faults:
+            weights = body.state_dict()
+            if "from_cpu" in faults:
+                weights = {name: value.cpu() for name, value in weights.items()}
             state = {
-                "model": body.state_dict(),
+                "model": weights,
                 "optimizer": optimizer.state_dict(),
                 "scheduler": scheduler.state_dict(),
                 "scaler": scaler.state_dict(),

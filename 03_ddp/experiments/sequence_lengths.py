@@ -1,0 +1,148 @@
+"""What do sequences of different lengths cost on four GPUs, and what does it help to sort or to pack them?
+
+    python experiments/sequence_lengths.py           # a few minutes, on a machine that does nothing else
+
+Each line of the table is a training with DDP: four real ranks on simulated A100s (nullgpu/clock.md), which wait for one
+another. You should see that random batches are mostly padding; that batches of similar lengths are not, but that the
+ranks wait for one another if each sorts for itself; and that packed rows need neither. It needs what the null GPU needs
+(nullgpu/README.md). The training alone, on four real GPUs:
+
+    torchrun --standalone --nproc_per_node 4 experiments/sequence_lengths.py --order similar
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from lab import results
+from lab.flags import Parser
+from lab.simulated import simulate
+from workshop.errors import run_reporting_user_errors
+
+RANKS, BATCH, LONGEST = 4, 32, 1024
+MEDIAN, SPREAD = 200, 0.8
+"""of the lengths: log-normal, as texts of people are (assumed)"""
+POOL = 16
+"""global batches among which sequences of similar lengths are looked for"""
+SKIP = 3
+"""updates that are not counted"""
+HOST = 4
+"""how many times as fast the host counts, because four ranks share the CPUs of this machine"""
+ORDERS = {
+    "random": "random batches",
+    "alone": "similar lengths, each rank for itself",
+    "similar": "similar lengths on all ranks",
+    "packed": "packed into rows of 1,024",
+}
+
+
+def draw_lengths(number: int) -> torch.Tensor:
+    """Return the lengths (number,) of sequences."""
+    noise = torch.randn(number, generator=torch.Generator().manual_seed(1))
+    return (MEDIAN * (SPREAD * noise).exp()).long().clamp(16, LONGEST)
+
+
+def deal(order: str, lengths: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of the samples in each step for each rank (steps, ranks, batch), equal on all ranks."""
+    generator = torch.Generator().manual_seed(2)  # with another seed in each epoch
+    shuffled = torch.randperm(len(lengths), generator=generator)
+    if order == "similar":
+        pools = shuffled.view(-1, POOL * RANKS * BATCH)
+        pools = pools.gather(1, lengths[pools].argsort(dim=1))
+        steps = pools.view(-1, RANKS * BATCH)  # sorted by length, so shuffle the steps again
+        steps = steps[torch.randperm(len(steps), generator=generator)]
+        return steps.view(-1, BATCH, RANKS).transpose(1, 2)  # neighbours to different ranks
+    if order == "alone":  # each rank sorts and shuffles its own samples
+        own = shuffled.view(RANKS, -1, POOL * BATCH)
+        own = own.gather(2, lengths[own].argsort(dim=2)).view(RANKS, -1, BATCH)
+        return torch.stack([steps[torch.randperm(len(steps), generator=generator)] for steps in own], dim=1)
+    return shuffled.view(-1, RANKS, BATCH)
+
+
+def packed_rows(lengths: torch.Tensor) -> int:
+    """Return the number of rows that hold, on average, the tokens of a batch without padding."""
+    return round(lengths.float().mean().item() * BATCH / LONGEST)
+
+
+def tokens_of(order: str, lengths: torch.Tensor) -> tuple[float, float]:
+    """Return the tokens of a mean step of all ranks: those of sequences, and those that are computed, with padding."""
+    if order == "packed":
+        tokens = float(RANKS * packed_rows(lengths) * LONGEST)
+        return tokens, tokens
+    counted = lengths[deal(order, lengths)[SKIP + 1 :]]  # the report counts from the end of an update on
+    return counted.sum().item() / len(counted), BATCH * counted.amax(dim=2).sum().item() / len(counted)
+
+
+def train(order: str, steps: int) -> None:
+    """Train a small transformer with DDP on sequences of zeros."""
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.set_float32_matmul_precision("high")
+    layer = nn.TransformerEncoderLayer(1024, 16, 4096, activation="gelu", batch_first=True, norm_first=True)
+    body = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    model = nn.Sequential(nn.Embedding(32000, 1024), body, nn.Linear(1024, 32000)).cuda()
+    ddp_model = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+    optimizer = torch.optim.AdamW(ddp_model.parameters(), 3e-4, fused=True)
+    lengths = draw_lengths(steps * RANKS * BATCH)
+    for samples in deal(order, lengths):
+        longest = int(lengths[samples[rank]].max())
+        shape = (packed_rows(lengths), LONGEST) if order == "packed" else (BATCH, longest)
+        tokens = torch.zeros(shape, dtype=torch.long, device="cuda")
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(ddp_model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+def study(orders: list[str], steps: int) -> None:
+    """Simulate these orders, and store the table."""
+    rows: list[list[results.Cell]] = []
+    for order in orders:
+        words = ("torchrun", "--standalone", "--nproc_per_node", RANKS, __file__, "--order", order, "--steps", steps)
+        found = simulate("a100", *words, gpus=RANKS, host=HOST, skip=SKIP)
+        real, computed = tokens_of(order, draw_lengths(steps * RANKS * BATCH))
+        per_second = real / (found.milliseconds / 1e3)
+        rows.append([ORDERS[order], 1 - real / computed, found.busy, found.waits_for(r"rank \d+"), per_second])
+        print(*rows[-1], sep=" | ", flush=True)
+    for row in rows:
+        row.append(row[-1] / rows[0][4])  # type: ignore[operator]
+    results.store(
+        "sequence_lengths",
+        title=f"Sequences of different lengths on {RANKS} simulated A100s",
+        columns=["", "padding", "GPU busy", "waits for other ranks", "real tokens/s", "gain"],
+        rows=rows,
+        formats={
+            "padding": ".0%",
+            "GPU busy": ".0%",
+            "waits for other ranks": ".0%",
+            "real tokens/s": ",.0f",
+            "gain": ".2f",
+        },
+        unit=f"rank 0 of {RANKS}; a transformer with 150 million weights in 12 layers and 66 million in embeddings",
+        command="python experiments/sequence_lengths.py",
+    )
+
+
+def main() -> None:
+    """Run the study, or, with --order, the training of one rank."""
+    parser = Parser(__doc__)
+    parser.add_argument("--order", choices=ORDERS, help="train in this order, as one rank of torchrun")
+    parser.add_argument("--compare", choices=ORDERS, nargs="+", default=list(ORDERS), help="these (default: all)")
+    parser.add_argument("--steps", type=int, default=64, help=f"a multiple of {POOL} (default: %(default)s)")
+    arguments = parser.parse_args()
+    if arguments.steps % POOL:
+        parser.error(f"--steps {arguments.steps} is no multiple of {POOL}")
+    if arguments.order:
+        train(arguments.order, arguments.steps)
+    else:
+        study(arguments.compare, arguments.steps)
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)
