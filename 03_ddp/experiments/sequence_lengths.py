@@ -11,6 +11,7 @@ ranks wait for one another if each sorts for itself; and that packed rows need n
 """
 
 import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from lab.flags import Parser
 from lab.simulated import simulate
 from workshop.errors import run_reporting_user_errors
 
+SCRIPT = Path(__file__).resolve()
 RANKS, BATCH, LONGEST = 4, 32, 1024
 MEDIAN, SPREAD = 200, 0.8
 """of the lengths: log-normal, as texts of people are (assumed)"""
@@ -104,7 +106,7 @@ def study(orders: list[str], steps: int) -> None:
     """Simulate these orders, and store the table."""
     rows: list[list[results.Cell]] = []
     for order in orders:
-        words = ("torchrun", "--standalone", "--nproc_per_node", RANKS, __file__, "--order", order, "--steps", steps)
+        words = ("torchrun", "--standalone", "--nproc_per_node", RANKS, SCRIPT, "--order", order, "--steps", steps)
         found = simulate("a100", *words, gpus=RANKS, host=HOST, skip=SKIP)
         real, computed = tokens_of(order, draw_lengths(steps * RANKS * BATCH))
         per_second = real / (found.milliseconds / 1e3)
