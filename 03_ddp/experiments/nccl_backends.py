@@ -1,10 +1,12 @@
 """Do the all-reduces of DDP overlap with backward? It depends on which of torch's two NCCL backends carries them.
 
     python experiments/nccl_backends.py                  # two GPUs of this machine, one rank on each
+    python experiments/nccl_backends.py --simulated      # or two ranks on simulated GPUs: see nullgpu/clock.md
 
 From torch 2.15 on, the name "nccl" stands for a new backend; the workshop selects the former one. This traces a few
 training steps with each. You should see during what share of the all-reduces' time other kernels of backward ran. Only
-the last bucket of a step cannot overlap, because it is ready when backward has ended.
+the last bucket of a step cannot overlap, because it is ready when backward has ended. With simulated GPUs, the code of
+both backends really runs, and decides which stream waits for which; how long a kernel takes is simulated.
 """
 
 import os
@@ -18,6 +20,7 @@ import torch
 from lab import results
 from lab.flags import Parser
 from lab.launching import train
+from lab.simulated import simulate
 from lab.timing import alternately, mean_std
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.profiling.chrome_trace import CPU_RANGE, Event, launched_within, read_events
@@ -54,9 +57,17 @@ def overlap(events: list[Event]) -> list[float]:
     others = merged(event for event in work if "AllReduce" not in event["name"])
     if not reduces or not others:
         raise UserError("the trace has no all-reduces beside other kernels: a profiler must be allowed to see the GPU")
-    both = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in reduces for b in others)
-    alone = [sum(end - start for start, end in intervals) for intervals in (reduces, others)]
-    return [milliseconds / len(steps) for milliseconds in (*alone, both)]
+    return [milliseconds / len(steps) for milliseconds in (length(reduces), length(others), common(reduces, others))]
+
+
+def length(intervals: Intervals) -> float:
+    """Return the sum of their lengths."""
+    return sum(end - start for start, end in intervals)
+
+
+def common(some: Intervals, others: Intervals) -> float:
+    """Return how long both run at the same time."""
+    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in some for b in others)
 
 
 def trace(flags: tuple[object, ...], variable: str) -> tuple[str, list[float]]:
@@ -70,12 +81,43 @@ def trace(flags: tuple[object, ...], variable: str) -> tuple[str, list[float]]:
         return summary["backend_class"], min(overlap(read_events(file)) for file in Path(folder).iterdir())
 
 
+def simulated(model: str) -> None:
+    """Train two ranks on simulated T4s with each backend, and store how long a step takes and what overlapped."""
+    flags = ("--config", "../configs/cifar10.yaml", "--model", model, "--loader", "device", "--epochs", 1)
+    flags += ("--batch_size", 256, "--limit_train", 20 * RANKS * 256, "--limit_val", RANKS * 256)  # type: ignore[assignment]
+    rows: list[list[results.Cell]] = []
+    for name, value in BACKENDS.items():
+        os.environ["TORCH_DIST_USE_NCCL2"] = value
+        words = ("torchrun", "--standalone", "--nproc_per_node", RANKS, "train.py", *flags)
+        found = simulate("t4", *words, folder=LESSON, gpus=RANKS)
+        spans = [e for e in found.events if e["ph"] == "X" and e["pid"] == 0 and e["tid"] > 0]
+        reduces = merged(e for e in spans if e["name"] == "AllReduce")
+        both = common(reduces, merged(e for e in spans if e["name"] != "AllReduce" and "rank" not in e["name"]))
+        rows.append([name, found.milliseconds, found.waits_for("communication"), both / length(reduces)])
+    results.store(
+        "nccl_backends_simulated",
+        title="Two ranks on simulated T4s",
+        columns=["backend", "ms per step", "waits for communication", "share of the all-reduces that overlaps"],
+        rows=rows,
+        formats={
+            "ms per step": ".1f",
+            "waits for communication": ".0%",
+            "share of the all-reduces that overlaps": ".0%",
+        },
+        unit=f"{model} with images of 32x32, 256 for each of two ranks, rank 0",
+        command="python experiments/nccl_backends.py --simulated",
+    )
+
+
 def main() -> None:
     """Trace both backends alternately; store what overlapped."""
     parser = Parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each (default: %(default)s)")
     parser.add_argument("--model", default="resnet50", help="any classifier (default: %(default)s)")
+    parser.add_argument("--simulated", action="store_true", help="on simulated GPUs")
     arguments = parser.parse_args()
+    if arguments.simulated:
+        return simulated(arguments.model)
     if (gpus := torch.cuda.device_count()) < RANKS:
         raise UserError(f"this compares two NCCL backends, which takes {RANKS} GPUs; this machine shows {gpus}")
     flags: tuple[object, ...]

@@ -12,14 +12,18 @@ ranks wait for one another if each sorts for itself; and that packed rows need n
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import nn
 
 from lab import results
 from lab.flags import Parser
+from lab.plots import COLORS
 from lab.simulated import simulate
 from workshop.errors import run_reporting_user_errors
 
@@ -29,6 +33,8 @@ MEDIAN, SPREAD = 200, 0.8
 """of the lengths: log-normal, as texts of people are (assumed)"""
 POOL = 16
 """global batches among which sequences of similar lengths are looked for"""
+SHOWN = 1000
+"""ms of the time lines"""
 SKIP = 3
 """updates that are not counted"""
 HOST = 4
@@ -80,6 +86,7 @@ def tokens_of(order: str, lengths: torch.Tensor) -> tuple[float, float]:
 
 def train(order: str, steps: int) -> None:
     """Train a small transformer with DDP on sequences of zeros."""
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # backward goes on while a bucket is reduced: see train.py
     dist.init_process_group("nccl")
     rank = dist.get_rank()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -102,16 +109,46 @@ def train(order: str, steps: int) -> None:
     dist.destroy_process_group()
 
 
+def bars(events: list[dict[str, Any]], begin: float, waiting: bool) -> list[tuple[float, float]]:
+    """Return (start, length) of what a stream of GPUs does from a time on, in ms: it computes, or waits for a rank."""
+    found: list[tuple[float, float]] = []
+    for event in sorted(events, key=lambda event: event["ts"]):
+        start, end = ((event["ts"] + more) / 1e3 - begin for more in (0, event["dur"]))
+        if event["name"].startswith("waits for rank") != waiting or end < 0 or start > SHOWN:
+            continue
+        if found and start < found[-1][0] + found[-1][1] + 0.1:  # draw kernels that follow one another as one bar
+            start = found.pop()[0]
+        found.append((start, end - start))
+    return found
+
+
+def draw(axes: Axes, events: list[dict[str, Any]]) -> None:
+    """Draw a part of the time lines of all ranks."""
+    spans = [e for e in events if e["ph"] == "X" and e["tid"] > 0 and e["name"] not in ("AllReduce", "Broadcast")]
+    begin = max(e["ts"] for e in spans) / 2e3
+    for rank in range(RANKS):
+        own = [e for e in spans if e["pid"] == rank]
+        axes.broken_barh(bars(own, begin, waiting=True), (rank - 0.4, 0.8), color=COLORS[1], label="waits for a rank")
+        axes.broken_barh(bars(own, begin, waiting=False), (rank - 0.4, 0.8), color=COLORS[0], label="computes")
+    axes.set(xlim=(0, SHOWN), yticks=range(RANKS), yticklabels=[f"rank {rank}" for rank in range(RANKS)])
+    axes.invert_yaxis()
+
+
 def study(orders: list[str], steps: int) -> None:
-    """Simulate these orders, and store the table."""
+    """Simulate these orders, and store the table and the time lines."""
     rows: list[list[results.Cell]] = []
-    for order in orders:
+    figure = Figure(figsize=(9, 1.7 * len(orders) + 0.4), layout="constrained")
+    for axes, order in zip(figure.subplots(len(orders), 1, squeeze=False, sharex=True)[:, 0], orders, strict=True):
         words = ("torchrun", "--standalone", "--nproc_per_node", RANKS, SCRIPT, "--order", order, "--steps", steps)
         found = simulate("a100", *words, gpus=RANKS, host=HOST, skip=SKIP)
         real, computed = tokens_of(order, draw_lengths(steps * RANKS * BATCH))
         per_second = real / (found.milliseconds / 1e3)
         rows.append([ORDERS[order], 1 - real / computed, found.busy, found.waits_for(r"rank \d+"), per_second])
         print(*rows[-1], sep=" | ", flush=True)
+        draw(axes, found.events)
+        axes.set_title(f"{ORDERS[order]}: {per_second:,.0f} tokens/s", loc="left", fontsize=10)
+    axes.set_xlabel("ms of simulated time")
+    figure.legend(*(part[:2] for part in axes.get_legend_handles_labels()), loc="outside upper right", ncols=2)
     for row in rows:
         row.append(row[-1] / rows[0][4])  # type: ignore[operator]
     results.store(
@@ -126,6 +163,7 @@ def study(orders: list[str], steps: int) -> None:
             "real tokens/s": ",.0f",
             "gain": ".2f",
         },
+        figure=figure,
         unit=f"rank 0 of {RANKS}; a transformer with 150 million weights in 12 layers and 66 million in embeddings",
         command="python experiments/sequence_lengths.py",
     )

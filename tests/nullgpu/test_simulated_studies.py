@@ -67,3 +67,11 @@ def test_ranks_wait_for_each_other_if_each_sorts_its_own_sequences(stored: Path,
     assert alone[1] < 0.3 and similar[1] < 0.3, "hardly any padding in both"
     assert alone[3] > similar[3] + 0.1, "but one rank has long sequences and another one short ones"
     assert similar[4] > 1.1 * alone[4]
+
+
+def test_only_the_former_backend_of_nccl_overlaps_with_backward(stored: Path, run_script: Script) -> None:
+    result = run_script("03_ddp/experiments/nccl_backends.py", "--simulated", "--model", "resnet18")
+    assert result.status == 0, result.stderr
+    former, new = rows(stored, "nccl_backends_simulated")
+    assert former[3] > 0.5
+    assert new[3] < 0.1
