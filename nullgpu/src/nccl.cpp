@@ -246,6 +246,11 @@ static std::vector<const char*> slots(ncclComm_t comm) {
 static void move(void* to, const void* from, size_t bytes) {
   if (to != from && is_done(bytes)) memmove(to, from, bytes);
 }
+static thread_local int group_depth = 0;
+static thread_local struct {
+  const char* from;
+  size_t bytes;
+} sent_in_group = {};  // by the broadcasts of this rank
 // In a communicator of one process: note the pointers; true when all ranks have called.
 static bool complete(ncclComm_t comm, const void* from, void* to) {
   comm->clique->from[(size_t)comm->rank] = static_cast<const char*>(from);
@@ -288,7 +293,12 @@ EXPORT ncclResult_t ncclReduce(const void* from, void* to, size_t n, ncclDataTyp
 EXPORT ncclResult_t ncclBroadcast(const void* from, void* to, size_t n, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = n * size_of(type);
   if (begin(comm, "Broadcast", bytes, stream)) return ncclSuccess;
-  if (comm->imaginary || comm->ranks == 1) return move(to, from, comm->rank == root ? bytes : 0), ncclSuccess;
+  if (comm->imaginary || comm->ranks == 1) {
+    if (comm->rank == root) sent_in_group = {static_cast<const char*>(from), bytes};
+    // The new backend of torch 2.15 gathers by a group of broadcasts, one from each rank: the others send the same.
+    if (comm->rank == root || (group_depth && sent_in_group.bytes == bytes)) move(to, sent_in_group.from, bytes);
+    return ncclSuccess;
+  }
   if (comm->clique) {
     if (complete(comm, from, to))
       for (char* target : comm->clique->to) move(target, comm->clique->from[(size_t)root], bytes);
@@ -380,7 +390,6 @@ struct Transfer {
   cudaStream_t stream;
   double sender_ready = 0;  // with a clock, of a receive
 };
-static thread_local int group_depth = 0;
 static thread_local std::vector<Transfer> transfers;
 
 // Move what can be moved now; whether something was.
@@ -492,7 +501,7 @@ EXPORT ncclResult_t ncclRecv(void* data, size_t n, ncclDataType_t type, int peer
   return transfer(false, data, n, type, peer, comm, stream);
 }
 EXPORT ncclResult_t ncclGroupStart() {
-  ++group_depth;
+  if (!group_depth++) sent_in_group = {};
   return ncclSuccess;
 }
 EXPORT ncclResult_t ncclGroupEnd() { return --group_depth > 0 ? ncclSuccess : finish_transfers(); }

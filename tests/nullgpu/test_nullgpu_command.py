@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed
 from cases import REPOSITORY, environment, null_gpu
 from possible import skip_if_impossible
 
@@ -214,6 +215,23 @@ def test_a_rank_that_dies_ends_the_wait_of_the_other_one(ranks: dict, new_backen
 
 
 # ---- values
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl-legacy"])
+def test_a_script_of_ones_own_is_one_rank_of_an_imaginary_world(tmp_path: Path, backend: str) -> None:
+    if backend != "nccl" and not hasattr(torch.distributed.distributed_c10d, "_register_builtin_nccl_legacy_backend"):
+        pytest.skip("this PyTorch has one backend of NCCL")
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import torch, torch.distributed as dist\ndist.init_process_group('{backend}')\ntorch.cuda.set_device(0)\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())\n"
+        "model(torch.zeros(2, 8, device='cuda')).sum().backward()\n"
+        "mine = torch.tensor([3], device='cuda')\nall_of_them = [torch.zeros_like(mine) for _ in range(4)]\n"
+        "dist.all_gather(all_of_them, mine)\ndist.all_reduce(mine)\n"
+        "print([t.item() for t in all_of_them], mine.item(), dist.get_world_size())\n"
+    )
+    done = run("--world", 4, "python", script)
+    assert "[3, 3, 3, 3] 12 4" in done.stdout, done.stderr[-2000:]
 
 
 def test_batch_norm_has_the_values_of_the_cpu_on_one_gpu_and_over_two() -> None:
