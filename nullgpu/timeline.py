@@ -2,14 +2,17 @@
 
 import json
 import os
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 KERNEL, TRANSFER, NETWORK, HOST_WAITS, WAITS_FOR_RANK = range(5)
 """kinds of spans: enum Work in src/clock.h"""
+MOST_SPANS = 400_000
+"""that src/clock.cpp notes"""
 NOT_COUNTED = 3
 """first updates, in which PyTorch chooses kernels and allocates memory, if --skip does not say another number"""
 DATA, HOST, COMMUNICATION, COPIES = "data", "the host", "communication", "copies"
@@ -19,8 +22,10 @@ ADVICE = {
     COMMUNICATION: "communication limits it: larger batches per GPU, fewer exchanges (lessons 03 and 05)",
     COPIES: "copies limit it: pinned memory and non_blocking=True, so that they overlap",
 }
-ADVICE_ON_RANKS = (
-    "rank {rank} is slower than this one: the same work for every rank; below is what rank {rank} waits for"
+SLOWER = "rank {rank} is slower than this one: the same work for every rank; below is what rank {rank} waits for"
+IN_TURN = (
+    "the ranks wait for one another in turn: give all of them equal work in each step (03_ddp/experiments/"
+    "sequence_lengths.md); or they differ because they share the CPUs of this machine (--host)"
 )
 
 
@@ -50,45 +55,93 @@ def overlap(start: float, end: float, parts: list[tuple[float, float]]) -> float
     return sum(max(0.0, min(end, b) - max(start, a)) for a, b in parts)
 
 
+def label(span: Span) -> str:
+    """Return what the GPU waits for while this lasts and nothing computes."""
+    if span.kind == WAITS_FOR_RANK:
+        return span.name.removeprefix("waits for ")
+    return COPIES if span.kind == TRANSFER else COMMUNICATION
+
+
+class Others:
+    """What streams do beside computing: copies, collectives, and waits for other ranks, one after the other in each."""
+
+    def __init__(self, spans: list[Span]) -> None:
+        self.of_stream: defaultdict[int, list[Span]] = defaultdict(list)
+        for span in sorted(spans, key=lambda span: span.start):
+            if span.kind in (TRANSFER, NETWORK, WAITS_FOR_RANK):
+                self.of_stream[span.stream].append(span)
+        self.ends = {stream: [span.end for span in found] for stream, found in self.of_stream.items()}
+        self.ending = {round(span.end, 9): span for found in self.of_stream.values() for span in found}
+
+    def between(self, stream: int, begin: float, end: float) -> Iterator[Span]:
+        """Yield those of a stream that overlap a time."""
+        found = self.of_stream.get(stream, [])
+        for index in range(bisect_right(self.ends.get(stream, []), begin), len(found)):
+            if found[index].start >= end:
+                return
+            yield found[index]
+
+    def reasons(self, span: Span, begin: float, end: float) -> Iterator[tuple[str, float, float]]:
+        """Yield what a kernel waited for in the time before it, with (start, end), the surest reasons first.
+
+        It waits for what is before it in its own stream, and for the end of what its stream waits for.
+        """
+        streams = [span.stream]
+        cause = self.ending.get(round(span.blocked, 9))
+        if cause is not None and span.blocked > begin:  # and not a stream of kernels, which was launched late itself
+            streams.append(cause.stream)
+        for stream in streams:
+            for other in self.between(stream, begin, end):
+                yield label(other), max(other.start, begin), min(other.end, end)
+        if len(streams) > 1 and cause is not None:
+            yield label(cause), begin, min(span.blocked, end)
+
+
 def idle(
     spans: list[Span], loading: list[tuple[float, float]], begin: float, end: float
 ) -> tuple[float, dict[str, float]]:
     """Return how long the GPU computed between two times, and how long it waited for what.
 
     A GPU is busy if any of its streams has a kernel. What it waits for is what the stream waits for that computes
-    next: another stream (a copy, a collective, or "rank 1", which is not ready for it), a batch, or the host.
+    next: a copy, a collective, or "rank 1", which is not ready for it; otherwise a batch, or the host.
     """
     work = sorted((s for s in spans if s.kind == KERNEL and s.end > begin and s.start < end), key=lambda s: s.start)
-    others = [s for s in spans if s.kind in (TRANSFER, NETWORK)]
-    ends = {round(s.end, 9): s.kind for s in others}
-    for_ranks = [s for s in spans if s.kind == WAITS_FOR_RANK]
+    others = Others(spans)
     waits: defaultdict[str, float] = defaultdict(float)
+
+    def share_out(since: float, until: float, reasons: Iterable[tuple[str, float, float]]) -> None:
+        known: list[tuple[float, float]] = []
+        for what, first, last in reasons:
+            new = last - first - overlap(first, last, known)
+            if new > 0:
+                waits[what] += new
+                known = merged([*known, (first, last)])
+        late = until - since - overlap(since, until, known)
+        for_data = min(late, overlap(since, until, loading))
+        waits[DATA] += for_data
+        waits[HOST] += late - for_data
+
     busy, last = 0.0, begin
     for span in work:
         start, stop = max(span.start, begin), min(span.end, end)
         if start > last:
-            blocked = min(span.blocked, start) - last if span.blocked > last else 0.0
-            kind = ends.get(round(span.blocked, 9))
-            if blocked > 0 and kind is not None:
-                left = blocked
-                for wait in for_ranks if kind == NETWORK else ():
-                    part = min(left, overlap(last, last + blocked, [(wait.start, wait.end)]))
-                    waits[wait.name.removeprefix("waits for ")] += part
-                    left -= part
-                waits[COPIES if kind == TRANSFER else COMMUNICATION] += left
-            else:  # another stream of kernels, which was launched late itself
-                blocked = 0.0
-            late = start - last - max(blocked, 0.0)
-            for_data = min(late, overlap(last, start, loading))
-            waits[DATA] += for_data
-            waits[HOST] += late - for_data
+            share_out(last, start, others.reasons(span, last, start))
         busy += max(0.0, stop - max(start, last))
         last = max(last, stop)
     if end > last:
-        for_data = overlap(last, end, loading)
-        waits[DATA] += for_data
-        waits[HOST] += end - last - for_data
+        share_out(last, end, ())
     return busy, waits
+
+
+def merged(parts: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the same times as parts that do not overlap each other."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(parts):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
 
 
 def with_article(name: str) -> str:
@@ -107,6 +160,11 @@ class Summary:
     waits: dict[str, float]
     """shares of the time, the largest first"""
 
+    @property
+    def for_ranks(self) -> float:
+        """The share of the time in which it waits for other ranks."""
+        return sum(share for what, share in self.waits.items() if what.startswith("rank "))
+
     def listed(self) -> str:
         """Return what it waits for, in words; "" if nothing."""
         return ", ".join(f"{what} {share:.0%}" for what, share in self.waits.items() if share > 0.005)
@@ -115,6 +173,8 @@ class Summary:
 def summary(found: dict[str, Any], spans: list[Span], skip: int) -> Summary | None:
     """Return how a rank spent its updates, without the first ones; None if it made fewer than two."""
     updates = found["updates"]
+    if len(spans) >= MOST_SPANS:  # later ones were not noted, and would look like idle times
+        updates = [ended for ended in updates if ended <= spans[-1].end]
     updates = updates[min(skip, max(len(updates) - 2, 0)) :]
     if len(updates) < 2:
         return None
@@ -125,11 +185,22 @@ def summary(found: dict[str, Any], spans: list[Span], skip: int) -> Summary | No
     return Summary(len(updates) - 1, total / (len(updates) - 1), busy / total, shares)
 
 
+def advice(it: Summary, others: dict[int, Summary]) -> str:
+    """Return what to change first on a rank, from what it and other ranks wait for; "" if it hardly waits."""
+    shares = {what: share for what, share in it.waits.items() if not what.startswith("rank ")}
+    worst, share = max(shares.items(), key=lambda pair: pair[1], default=("", 0.0))
+    if it.for_ranks > max(share, 0.1):
+        name = max((what for what in it.waits if what.startswith("rank ")), key=lambda what: it.waits[what])
+        rank = int(name.removeprefix("rank "))
+        slower = rank in others and others[rank].for_ranks < it.for_ranks / 3
+        return SLOWER.format(rank=rank) if slower else IN_TURN
+    return ADVICE[worst] if share > 0.1 else ""
+
+
 def lines_of(
-    found: dict[str, Any], spans: list[Span], figures: dict[str, Any], skip: int = NOT_COUNTED
+    found: dict[str, Any], it: Summary | None, figures: dict[str, Any], others: dict[int, Summary]
 ) -> Iterator[str]:
-    """Yield the lines of the report on rank 0."""
-    it = summary(found, spans, skip)
+    """Yield the lines of the report on rank 0; ``others`` are the other ranks."""
     if it is None:
         yield f"clock of {with_article(figures['name'])}: fewer than two updates of weights were seen"
         return
@@ -145,10 +216,8 @@ def lines_of(
     if found["unknown"]:
         listed = ", ".join(f"{name} ({count})" for name, count in list(found["unknown"].items())[:4])
         yield f"  without a known time, counted as shortest kernels: {listed}"
-    worst, share = next(iter(it.waits.items()), ("", 0.0))
-    if share > 0.1:
-        advice = ADVICE.get(worst) or ADVICE_ON_RANKS.format(rank=worst.removeprefix("rank "))
-        yield f"  first thing to change: {advice}"
+    if first_change := advice(it, others):
+        yield f"  first thing to change: {first_change}"
     minute = 60 * found["real"] / max(found["simulated"], 1e-9)
     yield f"  The host's time is this machine's; a simulated minute took {minute:.0f} s. Losses are not computed."
 
@@ -158,18 +227,21 @@ def show(folder: Path, figures: dict[str, Any], trace: Path | None, skip: int = 
     files = sorted(folder.glob("clock*.json"), key=lambda file: int(file.stem.removeprefix("clock")))
     ranks = {int(file.stem.removeprefix("clock")): json.loads(file.read_text()) for file in files}
     if not ranks:
-        print("nullgpu: clock: the command has used no GPU")
+        print("nullgpu: clock: the command has used no GPU, or failed before")
         return
     spans = {rank: read(folder / f"spans{rank}.tsv") for rank in ranks}
-    first = next(iter(ranks))
-    for line in lines_of(ranks[first], spans[first], figures, skip):
+    summaries = {rank: summary(found, spans[rank], skip) for rank, found in ranks.items()}
+    first, *rest = ranks
+    others = {rank: it for rank in rest if (it := summaries[rank])}
+    for line in lines_of(ranks[first], summaries[first], figures, others):
         print(f"nullgpu: {line}")
-    for rank, found in list(ranks.items())[1:]:
-        if it := summary(found, spans[rank], skip):
-            print(f"nullgpu:   rank {rank}: GPU busy {it.busy:.0%}; it waits for {it.listed() or 'nothing'}")
+    for rank, it in others.items():
+        print(f"nullgpu:   rank {rank}: GPU busy {it.busy:.0%}; it waits for {it.listed() or 'nothing'}")
     cpus = len(os.sched_getaffinity(0))
-    if len(ranks) > 1:
-        print(f"nullgpu:   These {len(ranks)} ranks and their loaders shared {cpus} CPUs, as their nodes would not.")
+    if others:
+        print(
+            f"nullgpu:   These {len(ranks)} ranks and their loaders shared {cpus} CPUs; on nodes with more, add --host"
+        )
     if trace:
         events = [event for rank, found in ranks.items() for event in events_of(rank, found, spans[rank])]
         trace.write_text(json.dumps({"traceEvents": events}))

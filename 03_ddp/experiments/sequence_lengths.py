@@ -31,8 +31,6 @@ SCRIPT = Path(__file__).resolve()
 RANKS, BATCH, LONGEST = 4, 32, 1024
 MEDIAN, SPREAD = 200, 0.8
 """of the lengths: log-normal, as texts of people are (assumed)"""
-POOL = 16
-"""global batches among which sequences of similar lengths are looked for"""
 SHOWN = 1000
 """ms of the time lines"""
 SKIP = 3
@@ -53,21 +51,32 @@ def draw_lengths(number: int) -> torch.Tensor:
     return (MEDIAN * (SPREAD * noise).exp()).long().clamp(16, LONGEST)
 
 
-def deal(order: str, lengths: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of the samples in each step for each rank (steps, ranks, batch), equal on all ranks."""
-    generator = torch.Generator().manual_seed(2)  # with another seed in each epoch
+def similar_lengths(lengths: torch.Tensor, ranks: int, batch: int, epoch: int, pool: int = 16) -> torch.Tensor:
+    """Return the numbers of the samples in each step for each rank (steps, ranks, batch), equal on all ranks.
+
+    The last samples, too few for a step of all ranks, are left out; in another epoch they are others.
+    """
+    generator = torch.Generator().manual_seed(epoch)
     shuffled = torch.randperm(len(lengths), generator=generator)
+    shuffled = shuffled[: len(lengths) // (ranks * batch) * ranks * batch]
+    steps: list[torch.Tensor] = []
+    for part in shuffled.split(pool * ranks * batch):
+        steps += part[lengths[part].argsort()].split(ranks * batch)
+    order = torch.randperm(len(steps), generator=generator)  # now sorted by length, so shuffle the steps
+    mixed = torch.stack([steps[number] for number in order])
+    return mixed.view(-1, batch, ranks).transpose(1, 2)  # neighbors in length to different ranks
+
+
+def deal(order: str, lengths: torch.Tensor) -> torch.Tensor:
+    """Return the same as `similar_lengths` in this order."""
     if order == "similar":
-        pools = shuffled.view(-1, POOL * RANKS * BATCH)
-        pools = pools.gather(1, lengths[pools].argsort(dim=1))
-        steps = pools.view(-1, RANKS * BATCH)  # sorted by length, so shuffle the steps again
-        steps = steps[torch.randperm(len(steps), generator=generator)]
-        return steps.view(-1, BATCH, RANKS).transpose(1, 2)  # neighbours to different ranks
-    if order == "alone":  # each rank sorts and shuffles its own samples
-        own = shuffled.view(RANKS, -1, POOL * BATCH)
-        own = own.gather(2, lengths[own].argsort(dim=2)).view(RANKS, -1, BATCH)
-        return torch.stack([steps[torch.randperm(len(steps), generator=generator)] for steps in own], dim=1)
-    return shuffled.view(-1, RANKS, BATCH)
+        return similar_lengths(lengths, RANKS, BATCH, epoch=1)
+    samples = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(1)).view(-1, RANKS, BATCH)
+    if order != "alone":
+        return samples
+    own = samples.transpose(0, 1).flatten(1)  # each rank sorts and shuffles its own samples
+    alone = [similar_lengths(lengths[numbers], 1, BATCH, epoch=rank) for rank, numbers in enumerate(own)]
+    return torch.stack([numbers[steps[:, 0]] for numbers, steps in zip(own, alone, strict=True)], dim=1)
 
 
 def packed_rows(lengths: torch.Tensor) -> int:
@@ -164,7 +173,7 @@ def study(orders: list[str], steps: int) -> None:
             "gain": ".2f",
         },
         figure=figure,
-        unit=f"rank 0 of {RANKS}; a transformer with 150 million weights in 12 layers and 66 million in embeddings",
+        unit=f"rank 0 of {RANKS}; a transformer with 12 layers and 216 million weights",
         command="python experiments/sequence_lengths.py",
     )
 
@@ -174,10 +183,8 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--order", choices=ORDERS, help="train in this order, as one rank of torchrun")
     parser.add_argument("--compare", choices=ORDERS, nargs="+", default=list(ORDERS), help="these (default: all)")
-    parser.add_argument("--steps", type=int, default=64, help=f"a multiple of {POOL} (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=64, help="of each training (default: %(default)s)")
     arguments = parser.parse_args()
-    if arguments.steps % POOL:
-        parser.error(f"--steps {arguments.steps} is no multiple of {POOL}")
     if arguments.order:
         train(arguments.order, arguments.steps)
     else:

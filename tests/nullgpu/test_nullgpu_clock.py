@@ -161,9 +161,39 @@ def test_idle_times_have_their_causes() -> None:
     busy, waits = timeline.idle(spans, [(1, 2.5)], 0, 8)
     assert busy == 3
     assert waits == {timeline.DATA: 1.5, timeline.HOST: 1.5, timeline.COMMUNICATION: 2}
-    slow = timeline.Span(3.5, 5.5, 0, 2, timeline.WAITS_FOR_RANK, "waits for rank 3")  # until it was ready
-    _, waits = timeline.idle([*spans, slow], [(1, 2.5)], 0, 8)
+    spans[2:3] = [for_rank(3, 3.5, 5.5, stream=2), span(5.5, 6, timeline.NETWORK, stream=2)]
+    _, waits = timeline.idle(spans, [(1, 2.5)], 0, 8)
     assert waits == {timeline.DATA: 1.5, timeline.HOST: 1.5, timeline.COMMUNICATION: 0.5, "rank 3": 1.5}
+
+
+def for_rank(rank: int, start: float, end: float, stream: int = 1) -> timeline.Span:
+    return timeline.Span(start, end, 0, stream, timeline.WAITS_FOR_RANK, f"waits for rank {rank}")
+
+
+def test_a_collective_in_the_stream_that_computes_is_no_wait_for_the_host() -> None:
+    collective, copy = span(2, 3, timeline.NETWORK), span(3, 3.5, timeline.TRANSFER)
+    spans = [span(0, 1), for_rank(1, 1.25, 2), collective, copy, span(4, 5)]
+    busy, waits = timeline.idle(spans, [], 0, 5)
+    assert busy == 2
+    expected = {"rank 1": 0.75, timeline.COMMUNICATION: 1, timeline.COPIES: 0.5, timeline.HOST: 0.75, timeline.DATA: 0}
+    assert waits == expected
+
+
+def test_updates_whose_kernels_were_not_noted_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = [span(number, number + 1) for number in range(10)]
+    found = {"updates": [1.0, 2.0, 3.0, 8.0, 20.0, 30.0], "loading": []}
+    monkeypatch.setattr(timeline, "MOST_SPANS", 10)
+    it = timeline.summary(found, spans, skip=0)
+    assert it and (it.updates, it.busy) == (3, 1)
+
+
+def test_a_rank_is_called_slower_only_if_it_waits_less_itself() -> None:
+    waits = {"rank 1": 0.4, timeline.HOST: 0.1}
+    it = timeline.Summary(10, 0.1, 0.5, waits)
+    others = {1: timeline.Summary(10, 0.1, 0.9, {timeline.HOST: 0.1})}
+    assert "rank 1 is slower" in timeline.advice(it, others)
+    others = {1: timeline.Summary(10, 0.1, 0.5, {"rank 0": 0.3, timeline.DATA: 0.2})}
+    assert "in turn" in timeline.advice(it, others)
 
 
 def test_every_gpu_has_all_figures() -> None:
