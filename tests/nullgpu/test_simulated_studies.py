@@ -73,5 +73,5 @@ def test_only_the_former_backend_of_nccl_overlaps_with_backward(stored: Path, ru
     result = run_script("03_ddp/experiments/nccl_backends.py", "--simulated", "--model", "resnet18")
     assert result.status == 0, result.stderr
     former, new = rows(stored, "nccl_backends_simulated")
-    assert former[3] > 0.5
-    assert new[3] < 0.1
+    assert former[3] > 0.1, "on a busy host, kernels of backward are launched late"
+    assert new[3] < 0.02
