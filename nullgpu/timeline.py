@@ -74,7 +74,7 @@ class Others:
         self.ending = {round(span.end, 9): span for found in self.of_stream.values() for span in found}
 
     def between(self, stream: int, begin: float, end: float) -> Iterator[Span]:
-        """Yield those of a stream that overlap a time."""
+        """Yield the copies, collectives and waits of a stream between two times."""
         found = self.of_stream.get(stream, [])
         for index in range(bisect_right(self.ends.get(stream, []), begin), len(found)):
             if found[index].start >= end:

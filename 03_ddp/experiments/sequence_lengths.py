@@ -85,7 +85,7 @@ def packed_rows(lengths: torch.Tensor) -> int:
 
 
 def tokens_of(order: str, lengths: torch.Tensor) -> tuple[float, float]:
-    """Return the tokens of a mean step of all ranks: those of sequences, and those that are computed, with padding."""
+    """Return how many tokens a step has on average, on all ranks together: without padding, and with it."""
     if order == "packed":
         tokens = float(RANKS * packed_rows(lengths) * LONGEST)
         return tokens, tokens
