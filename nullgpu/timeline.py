@@ -86,13 +86,13 @@ class Others:
 
         It waits for what is before it in its own stream, and for the end of what its stream waits for.
         """
-        streams = [span.stream]
+        streams = [(span.stream, end)]
         cause = self.ending.get(round(span.blocked, 9))
         if cause is not None and span.blocked > begin:  # and not a stream of kernels, which was launched late itself
-            streams.append(cause.stream)
-        for stream in streams:
-            for other in self.between(stream, begin, end):
-                yield label(other), max(other.start, begin), min(other.end, end)
+            streams.append((cause.stream, min(span.blocked, end)))
+        for stream, until in streams:
+            for other in self.between(stream, begin, until):
+                yield label(other), max(other.start, begin), min(other.end, until)
         if len(streams) > 1 and cause is not None:
             yield label(cause), begin, min(span.blocked, end)
 

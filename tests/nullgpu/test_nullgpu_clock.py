@@ -166,6 +166,12 @@ def test_idle_times_have_their_causes() -> None:
     assert waits == {timeline.DATA: 1.5, timeline.HOST: 1.5, timeline.COMMUNICATION: 0.5, "rank 3": 1.5}
 
 
+def test_a_collective_for_which_nothing_waits_is_no_cause() -> None:
+    first, second = span(1, 2, timeline.NETWORK, stream=2), span(2, 4, timeline.NETWORK, stream=2)
+    _, waits = timeline.idle([span(0, 1), first, second, span(4, 5, blocked=2)], [], 0, 5)
+    assert waits == {timeline.COMMUNICATION: 1, timeline.HOST: 2, timeline.DATA: 0}, "the host launched it late"
+
+
 def for_rank(rank: int, start: float, end: float, stream: int = 1) -> timeline.Span:
     return timeline.Span(start, end, 0, stream, timeline.WAITS_FOR_RANK, f"waits for rank {rank}")
 
