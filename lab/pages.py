@@ -1,12 +1,19 @@
 """Show stored tables, single figures, code and outputs in the pages: `python -m lab.pages [--check] [PAGE ...]`.
 
+A page says once, at its beginning, on which machines its figures were measured:
+
+    <!-- machines: amd_epyc_avx512_2cpu, nvidia_h200_1gpu -->
+
+A table is looked up in the folder of the first of them that has it, and links to plots in `results/` follow. So the
+figures of another machine replace those of a page by one word. (MACHINE/TABLE is the table of one certain machine.)
+
 A page says what it shows in HTML comments, which GitHub does not display. This script writes what belongs between them
 and `<!-- end -->`:
 
-    <!-- table: MACHINE/TABLE -->                   a stored table with its caption
-    <!-- table: MACHINE/TABLE | columns: a; b | rows: c; d -->      some of it
-    <!-- figure: MACHINE/TABLE row.column :,.0f -->                 a number within a line, in a format
-    <!-- figure: 1 - value("MACHINE/TABLE row.column") :.0% -->     a computed one
+    <!-- table: TABLE -->                           a stored table with its caption
+    <!-- table: TABLE | columns: a; b | rows: c; d -->              some of it
+    <!-- figure: TABLE row.column :,.0f -->         a number within a line, in a format
+    <!-- figure: 1 - value("TABLE row.column") :.0% -->             a computed one
     <!-- code: 03_ddp/train.py ranks_from_env main -->              definitions of a script
     <!-- code: 03_ddp/train.py train from "TEXT" to "TEXT" -->      lines of one; without "to", one statement
     <!-- output: results/example_output/NAME.txt -->                a text file
@@ -16,7 +23,7 @@ and `<!-- end -->`:
 
 What a text claims stands beside it, and is only checked:
 
-    <!-- assert: value("MACHINE/loaders memory.FULL") > 3 * value("MACHINE/loaders map.FULL") -->
+    <!-- assert: value("loaders memory.FULL") > 3 * value("loaders map.FULL") -->
 
 The paths of figures are explained in lab/results.py. A comment at the beginning of a line makes GitHub show the rest of
 this line as it is, without links or bold words, so a figure must not begin a line. Markers right after a backtick are
@@ -32,10 +39,12 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from lab import results
 from lab.results import cell_text, cell_texts, high, load, low, plain, value
 from workshop.paths import REPOSITORY
 
@@ -43,19 +52,59 @@ MARKER = re.compile(
     r"(?<!`)<!-- (table|figure|code|output|exercises|stored): ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL
 )
 ASSERTION = re.compile(r"(?<!`)<!-- assert: (.*?) -->", re.DOTALL)
+MACHINES = re.compile(r"^<!-- machines: (.*?) -->$", re.MULTILINE)
+LINK = re.compile(r"(?P<before>\]\((?:\.\./)*results/)(?P<machine>\w+_\d+[cg]pu)(?P<after>/[^)\s]+\))")
+"""a link to what was measured on a machine"""
 LANGUAGES = {".py": "python", ".slurm": "sh", ".sh": "sh", ".yaml": "yaml"}
 
 
-def evaluate(expression: str) -> Any:  # noqa: ANN401, a number or a truth value
+@dataclass
+class Page:
+    """A page, and the machines whose figures it shows, those that it prefers first."""
+
+    file: Path
+    machines: list[str]
+
+    @classmethod
+    def of(cls, file: Path, text: str) -> "Page":
+        """Return the page in a file."""
+        named = MACHINES.search(text)
+        return cls(file, named[1].split(", ") if named else [])
+
+    def path(self, path: str) -> str:
+        """Return "MACHINE/TABLE ..." for "TABLE ...".
+
+        Raises:
+            LookupError: none of the page's machines has this table.
+        """
+        table, space, rest = path.strip().partition(" ")
+        if "/" in table:
+            return path
+        return f"{self.machine_with(f'{table}.json')}/{table}{space}{rest}"
+
+    def machine_with(self, file: str) -> str:
+        """Return the first of the page's machines that has a file. Raises LookupError."""
+        for machine in self.machines:
+            if (results.RESULTS / machine / file).exists():
+                return machine
+        raise LookupError(f"none of the page's machines ({', '.join(self.machines) or 'none'}) has {file}")
+
+
+def evaluate(expression: str, page: Page) -> Any:  # noqa: ANN401, a number or a truth value
     """Evaluate an expression over stored figures; it can use value, low, high, abs, min, max, round and sum."""
-    names = {"value": value, "low": low, "high": high, "abs": abs, "min": min, "max": max, "round": round, "sum": sum}
-    return eval(expression.replace("\n", " "), {"__builtins__": {}}, names)
+    names: dict[str, Callable] = {"abs": abs, "min": min, "max": max, "round": round, "sum": sum}
+    names |= {
+        "value": lambda path: value(page.path(path)),
+        "low": lambda path: low(page.path(path)),
+        "high": lambda path: high(page.path(path)),
+    }
+    return eval(expression.replace("\n", " "), {"__builtins__": {}} | names)  # not as locals: a generator has others
 
 
-def table(what: str, page: Path) -> str:
+def table(what: str, page: Page) -> str:
     """Return a stored table in Markdown, and a caption that says what the numbers are and where they were measured."""
     name, *choices = what.split(" | ")
-    stored = load(*name.split("/", 1))
+    stored = load(*page.path(name).split("/", 1))
     header, rows = stored["columns"], cell_texts(stored)
     shown = list(range(len(header)))
     for choice in choices:
@@ -86,13 +135,13 @@ def caption(stored: dict[str, Any]) -> str:
     return f"{what[:1].upper()}{what[1:]}{'. ' if what else ''}{where}, {stored['date']}: `{stored['command']}`"
 
 
-def figure(what: str, page: Path) -> str:
+def figure(what: str, page: Page) -> str:
     """Return one number; ``what`` is a path or an expression, and after " :" its format."""
     expression, _, form = what.partition(" :")
-    return cell_text(evaluate(expression) if '("' in expression else value(expression), form)
+    return cell_text(evaluate(expression, page) if '("' in expression else value(page.path(expression)), form)
 
 
-def code(what: str, page: Path) -> str:
+def code(what: str, page: Page) -> str:
     """Return definitions of a script, lines of one of them, or a whole file, as a block of code."""
     path, *words = shlex.split(what)
     text = (REPOSITORY / path).read_text()
@@ -146,7 +195,7 @@ def lines_of(text: str, first: str, last: str | None) -> str:
     return textwrap.dedent("\n".join(lines[start - 1 : stop]))
 
 
-def output(what: str, page: Path) -> str:
+def output(what: str, page: Page) -> str:
     """Return a text file, or some of its lines, as a block of text, without the command that its first line may name.
 
     Raises:
@@ -164,7 +213,7 @@ def output(what: str, page: Path) -> str:
     return "```text\n" + shown.strip("\n") + "\n```"
 
 
-def exercises(what: str, page: Path) -> str:
+def exercises(what: str, page: Page) -> str:
     """Return a table of the exercises of a lesson, or of all lessons; they are numbered in the order of the course."""
     files = sorted(REPOSITORY.glob("0*/exercises/*/about.toml"))
     course = [(file.parent, tomllib.loads(file.read_text())) for file in files]
@@ -173,25 +222,25 @@ def exercises(what: str, page: Path) -> str:
     lines = ["| | exercise | minutes | difficulty | what it teaches |", "| ---: | --- | ---: | ---: | --- |"]
     for lesson, members in groupby(numbered, key=lambda exercise: exercise[1].parts[-3]):
         if what == "all":
-            lines.append(f"| | **[{lesson}]({os.path.relpath(REPOSITORY / lesson, page.parent)}/README.md)** | | | |")
+            lines.append(f"| | **[{lesson}]({os.path.relpath(REPOSITORY / lesson, page.file.parent)}/README.md)** | | | |")
         for number, folder, about in members if what in ("all", lesson) else ():
-            link = f"[`{folder.name}`]({os.path.relpath(folder, page.parent)}/README.md)"
+            link = f"[`{folder.name}`]({os.path.relpath(folder, page.file.parent)}/README.md)"
             cells = (number, link, about["minutes"], about["difficulty"], about["teaches"])
             lines.append(f"| {' | '.join(map(str, cells))}{' (bonus)' if about.get('bonus') else ''} |")
     return "\n".join(lines)
 
 
-def stored(what: str, page: Path) -> str:
+def stored(what: str, page: Page) -> str:
     """Return a table of all stored tables: where, when, at which commit and with which command each was measured."""
     lines = ["| table | date | commit | command |", "| --- | --- | --- | --- |"]
     for file in sorted(REPOSITORY.glob("results/*/*.json")):
         found = load(file.parent.name, file.stem)
-        link = f"[`{file.parent.name}/{file.stem}`]({os.path.relpath(file, page.parent)})"
+        link = f"[`{file.parent.name}/{file.stem}`]({os.path.relpath(file, page.file.parent)})"
         lines.append(f"| {link} | {found['date']} | {found.get('commit') or 'not noted'} | `{found['command']}` |")
     return "\n".join(lines)
 
 
-SHOW: dict[str, Callable[[str, Path], str]] = {
+SHOW: dict[str, Callable[[str, Page], str]] = {
     "table": table,
     "figure": figure,
     "code": code,
@@ -201,9 +250,10 @@ SHOW: dict[str, Callable[[str, Path], str]] = {
 }
 
 
-def rendered(text: str, page: Path) -> tuple[str, list[str]]:
+def rendered(text: str, file: Path) -> tuple[str, list[str]]:
     """Return the text of a page with everything that its markers ask for, and what is wrong with them."""
     problems = []
+    page = Page.of(file, text)
 
     def show(marker: re.Match[str]) -> str:
         kind, what, shown_before = marker.groups()
@@ -215,19 +265,28 @@ def rendered(text: str, page: Path) -> tuple[str, list[str]]:
                 raise LookupError("a figure must not begin a line")
             shown = SHOW[kind](what, page)
         except Exception as error:  # report all wrong markers, not only the first
-            problems.append(f"{page}: <!-- {kind}: {what} -->: {error}")
+            problems.append(f"{file}: <!-- {kind}: {what} -->: {error}")
             return marker[0]
         if kind != "figure":
             shown = "\n" + textwrap.indent(shown, before) + "\n" + before
         return f"<!-- {kind}: {what} -->{shown}<!-- end -->"
 
+    def follow(link: re.Match[str]) -> str:
+        try:
+            return f"{link['before']}{page.machine_with(link['after'][1:-1])}{link['after']}"
+        except LookupError as error:
+            problems.append(f"{file}: {link[0][1:]}: {error}")
+            return link[0]
+
     new = MARKER.sub(show, text)
+    if page.machines:
+        new = LINK.sub(follow, new)
     for assertion in ASSERTION.findall(text):
         try:
-            if not evaluate(assertion):
-                problems.append(f"{page}: not so: {assertion}")
+            if not evaluate(assertion, page):
+                problems.append(f"{file}: not so: {assertion}")
         except Exception as error:
-            problems.append(f"{page}: <!-- assert: {assertion} -->: {error}")
+            problems.append(f"{file}: <!-- assert: {assertion} -->: {error}")
     return new, problems
 
 

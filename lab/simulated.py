@@ -1,4 +1,4 @@
-"""Runs on a simulated GPU: the null GPU with its clock (nullgpu/clock.md)."""
+"""Runs on a simulated GPU: the null GPU with its clock (tools/nullgpu/docs/clock.md)."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from typing import Any
 from workshop.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-NULLGPU = REPOSITORY / "nullgpu/run.py"
+NULLGPU = REPOSITORY / "nullgpu"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Make a picture of what a command prints on a terminal, with its colors: an SVG for the pages.
 
-python -m lab.terminal_picture results/drawings/doctor_report.svg python doctor/run.py docs/doctor_example.py
+python -m lab.terminal_picture results/drawings/doctor_report.svg rankdoctor tools/rankdoctor/docs/example.py
 """
 
 import io

@@ -145,7 +145,7 @@ EOF_CONF
     # others not; no machine has a GPU 100.
     cat >"$state/task_prolog.sh" <<'EOF_PROLOG'
 #!/bin/sh
-if [ -z "$NULLGPU_LIBRARY" ]; then # else the job runs on null GPUs (nullgpu/README.md), which exist for it
+if [ -z "$NULLGPU_LIBRARY" ]; then # else the job runs on null GPUs (tools/nullgpu/README.md), which exist for it
     echo "export CUDA_VISIBLE_DEVICES=$(echo "$CUDA_VISIBLE_DEVICES" | sed 's/[0-9]/10&/g')"
     echo "export WORKSHOP_FAKE_GPUS=yes" # elsewhere a job whose torch does not find its GPUs ends
 fi

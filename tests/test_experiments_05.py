@@ -189,7 +189,7 @@ def test_on_a_gpu_the_same_steps_are_measured(user_environment: dict[str, str], 
     environment = user_environment | {"WORKSHOP_RESULTS": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
     del environment["CUDA_VISIBLE_DEVICES"]
     flags = ("experiments/what_fills_memory.py", "--model", "gpt2_124m", "--batch_size", "1,16")
-    command = [sys.executable, "../nullgpu/run.py", "--beside_gpu", "--gb", "16", "python", *flags]
+    command = [sys.executable, "../nullgpu", "--beside_gpu", "--gb", "16", "python", *flags]
     result = subprocess.run(command, cwd=LESSON, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     one, many = rows_of(tmp_path, "forecast_and_gpu").values()

@@ -6,7 +6,7 @@
 You should see, with a loader that is too slow, most of the time on the `for` line, and the GPU idle. With data that are
 on the GPU, the wait is where the loss is read; if it is read rarely, it is on the lines that launch. Without workers,
 reading the loss in each step takes away that loading and computing overlap. It needs what the null GPU needs
-(nullgpu/README.md). Flags that are not listed here go to train.py.
+(tools/nullgpu/README.md). Flags that are not listed here go to train.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@
 
 You should see the milliseconds of a step with and without communication, in one bucket and in DDP's buckets, and the
 efficiency. The other ranks do not exist: they count as equally fast, so no rank waits for a slower one. It needs what
-the null GPU needs (nullgpu/README.md).
+the null GPU needs (tools/nullgpu/README.md).
 """
 
 import tempfile

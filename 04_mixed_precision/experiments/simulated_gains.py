@@ -5,7 +5,7 @@
 
 You should see that the full U-Net gains from each format and hardly from the rest, because its GPU is always busy;
 and that a small network gains from a graph and not from a format, because its GPU waits for the host. It needs what the
-null GPU needs (nullgpu/README.md).
+null GPU needs (tools/nullgpu/README.md).
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
 """Bytes that a rank needs in a training step, found without a GPU and without that memory.
 
-The step is really made, on a null GPU (``nullgpu/``): PyTorch's own CUDA code runs, kernels compute nothing, and the
+The step is really made, on a null GPU (``tools/nullgpu``): PyTorch's own CUDA code runs, kernels compute nothing, and the
 memory is reserved but never touched. So the bytes are those of PyTorch's own allocator. One process is rank 0 of a job
 of any size; the other ranks do not exist, and collectives return at once.
 """
@@ -263,7 +263,7 @@ def shard(setup: Setup, model: GPT, mesh: DeviceMesh) -> nn.Module:
 
 
 SCRIPT = Path(__file__).resolve().with_name("bytes_of_step.py")
-NULL_GPU = (sys.executable, str(REPOSITORY / "nullgpu/run.py"), "--beside_gpu", "--gb", "1000000", "--world", "1")
+NULL_GPU = (sys.executable, str(REPOSITORY / "nullgpu"), "--beside_gpu", "--gb", "1000000", "--world", "1")
 _known: dict[Setup, Prediction] = {}
 
 

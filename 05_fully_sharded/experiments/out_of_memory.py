@@ -24,7 +24,7 @@ from workshop.paths import REPOSITORY
 
 LESSON_FOLDER = Path(__file__).resolve().parents[1]
 STEPS = 3
-NULL_GPU = ("env", "-u", "CUDA_VISIBLE_DEVICES", PYTHON, REPOSITORY / "nullgpu/run.py", "--beside_gpu")
+NULL_GPU = ("env", "-u", "CUDA_VISIBLE_DEVICES", PYTHON, REPOSITORY / "nullgpu", "--beside_gpu")
 
 
 @dataclass(frozen=True)

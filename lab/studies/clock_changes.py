@@ -1,6 +1,6 @@
 """What a change of a training loop does, on a simulated A100: a table, and the time lines of two steps.
 
-    python lab/clock_changes.py          # a minute or two
+    python lab/studies/clock_changes.py          # a minute or two
 
 The network is small: with a batch of 512, the host launches a step faster than the GPU computes it; with 64, the host
 needs longer.
@@ -95,7 +95,7 @@ def main() -> None:
         formats={"ms per step": ".2f", "GPU busy": ".0%", "s for a simulated minute": ".0f"},
         figure=figure,
         unit=f"the host counts as {HOST} times as fast as this one",
-        command="python lab/clock_changes.py",
+        command="python lab/studies/clock_changes.py",
     )
 
 

@@ -1,7 +1,7 @@
 """How far the clock can be trusted: simulated speeds beside published ones.
 
-    python lab/clock_trust.py            # all: some minutes
-    python lab/clock_trust.py resnet50   # those with this word in their name
+    python lab/studies/clock_trust.py            # all: some minutes
+    python lab/studies/clock_trust.py resnet50   # those with this word in their name
 
 The shares of the peak in clock.py (ATTAINED) were chosen with the first half of the cases, and not changed afterwards.
 """
@@ -17,7 +17,7 @@ sys.path.insert(0, str(REPOSITORY))
 from lab import results  # noqa: E402
 from lab.simulated import simulate  # noqa: E402
 
-WORKLOADS = "lab/clock_workloads.py"
+WORKLOADS = "lab/studies/clock_workloads.py"
 NERSC = "NERSC, Deep Learning at Scale (SC22), log of its README"
 NVIDIA = "NVIDIA DeepLearningExamples, ResNet50 v1.5, README (container 21.03)"
 NERSC_VIT = "NERSC, Deep Learning at Scale (SC24), logs of its README, with DALI; NVIDIA's container, which allows TF32"
@@ -122,7 +122,7 @@ def main() -> None:
         columns=["half", "training", "unit", "published", "simulated", "ratio", "GPU busy", "source"],
         rows=rows,
         formats={"published": ",.0f", "simulated": ",.0f", "ratio": ".2f", "GPU busy": ".0%"},
-        command="python lab/clock_trust.py",
+        command="python lab/studies/clock_trust.py",
         finished=not sys.argv[1:],
     )
 

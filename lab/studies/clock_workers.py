@@ -1,7 +1,7 @@
 """Where is the bottleneck of the 3-D U-Net on a simulated A100, with 0 to 16 workers, and with data on the GPU?
 
     python data/prepare.py nbody --synthetic --cells 128
-    python lab/clock_workers.py          # some minutes
+    python lab/studies/clock_workers.py          # some minutes
 
 Each run trains lesson 04's script, unchanged. The loader is real, on this machine's CPUs: so more workers
 than CPUs gain less here than on NERSC's machine, which had 64 CPU cores beside the A100. NERSC's batches have 64 cubes,
@@ -85,7 +85,7 @@ def main() -> None:
         rows=rows,
         formats={"simulated": ",.0f", "NERSC measured": ",.0f", "s for a simulated minute": ".0f", "GPU busy": ".0%"},
         unit="samples/s",
-        command="python lab/clock_workers.py",
+        command="python lab/studies/clock_workers.py",
     )
 
 

@@ -1,6 +1,6 @@
 """Trainings whose speed on real GPUs was published, with data on the GPU. Run by clock_trust.py.
 
-python nullgpu/run.py --clock a100 python lab/clock_workloads.py resnet50 amp
+nullgpu --clock a100 python lab/studies/clock_workloads.py resnet50 amp
 """
 
 import sys

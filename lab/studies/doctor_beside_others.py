@@ -1,9 +1,9 @@
 """Ten faults of `scripts/ddp.py`, looked at with the doctor and with three other tools.
 
     pip install traincheck==0.2.0 guardtower==0.1.0 torch-preflight==0.5.0
-    python tests/doctor/comparison.py                  # about half an hour on two cores
-    python tests/doctor/comparison.py doctor           # some of the tools only
-    python tests/doctor/comparison.py torch-preflight  # seconds: it reads scripts, and does not run them
+    python lab/studies/doctor_beside_others.py                  # about half an hour on two cores
+    python lab/studies/doctor_beside_others.py doctor           # some of the tools only
+    python lab/studies/doctor_beside_others.py torch-preflight  # seconds: it reads scripts, and does not run them
 
 The other tools get the script's form for CPUs, because they have no stand-in for a GPU. A tool finds a fault if it
 says something about the faulty script that it does not say about the correct one; what it says about the correct one
@@ -37,7 +37,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from lab import results  # noqa: E402
 
-SCRIPT = REPOSITORY / "tests/doctor/scripts/ddp.py"
+SCRIPT = REPOSITORY / "tools/rankdoctor/tests/scripts/ddp.py"
 CORRECT = "none"
 FAULTS = {
     "same_samples": "no `DistributedSampler`",
@@ -239,7 +239,7 @@ def main() -> None:
         title=f"Ten faults, looked at with {named[0] if alone else f'{len(named)} tools'}",
         columns=["fault", *named],
         rows=rows,
-        command=f"python tests/doctor/comparison.py{f' {LINTER}' if alone else ''}",
+        command=f"python lab/studies/doctor_beside_others.py{f' {LINTER}' if alone else ''}",
     )
 
 

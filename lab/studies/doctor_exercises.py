@@ -1,7 +1,7 @@
 """Which faults of the exercises does the doctor find without knowing them? A table of all faulty scripts.
 
-    python tests/doctor/exercises.py              # all exercises: about half an hour on two cores
-    python tests/doctor/exercises.py held_out     # one of them, with the doctor's report
+    python lab/studies/doctor_exercises.py              # all exercises: about half an hour on two cores
+    python lab/studies/doctor_exercises.py held_out     # one of them, with the doctor's report
 
 The doctor gets the command of the exercise's own page, of which it runs two epochs; if it does not find the fault,
 again with all provocations. A fault counts as found if a finding names the statement that the fix changes (or one at
@@ -124,7 +124,7 @@ def main() -> None:
             title=f"The doctor on the faulty scripts of the exercises: {found} of {len(rows)} found",
             columns=["lesson", "exercise", "found by", "named", "other findings"],
             rows=rows,
-            command="python tests/doctor/exercises.py",
+            command="python lab/studies/doctor_exercises.py",
         )
 
 

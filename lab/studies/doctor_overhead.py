@@ -1,6 +1,6 @@
 """How much slower is a script under the doctor? Lesson 03 on two ranks, in turn with torchrun and with the doctor.
 
-python tests/doctor/overhead.py          # three pairs of runs, some minutes
+python lab/studies/doctor_overhead.py          # three pairs of runs, some minutes
 """
 
 import os
@@ -54,7 +54,7 @@ def main() -> None:
         rows=rows,
         formats={"seconds": ".1f", "seconds, of those with torchrun": ".2f"},
         spread=f"median (lowest to highest) of {PAIRS} runs",
-        command="python tests/doctor/overhead.py",
+        command="python lab/studies/doctor_overhead.py",
     )
 
 

@@ -1,7 +1,7 @@
 """Compare the doctor's two ways to do without a GPU: its stand-in, and PyTorch's own CUDA code on null GPUs.
 
-    python tests/doctor/stand_ins.py                  # the faulty scripts of all exercises: about an hour on two cores
-    python tests/doctor/stand_ins.py held_out rates   # some of them
+    python lab/studies/doctor_stand_ins.py                  # the faulty scripts of all exercises: about an hour on two cores
+    python lab/studies/doctor_stand_ins.py held_out rates   # some of them
 
 Both get the same command. For each script: how many updates were seen, the findings, and the seconds.
 """
@@ -47,7 +47,7 @@ def main() -> None:
         "null GPUs",
         columns=["exercise", *(f"{what}, {way}" for way in WAYS for what in ("found", "others", "seconds")), "equal"],
         rows=rows,
-        command="python tests/doctor/stand_ins.py",
+        command="python lab/studies/doctor_stand_ins.py",
         finished=not sys.argv[1:],
     )
 

@@ -1,10 +1,10 @@
 """Run the lessons on null GPUs and on the CPU, and compare the losses.
 
-    python tests/nullgpu/cases.py                        # all cases: some minutes on two cores
-    python tests/nullgpu/cases.py --only "05"            # cases with this in their name
-    python tests/nullgpu/cases.py --json cases.json      # the table as a file too
+    python tests/on_null_gpus/cases.py                        # all cases: some minutes on two cores
+    python tests/on_null_gpus/cases.py --only "05"            # cases with this in their name
+    python tests/on_null_gpus/cases.py --json cases.json      # the table as a file too
 
-A null GPU (nullgpu/README.md) runs PyTorch's CUDA code, and the CPU computes the values. Therefore the losses must be
+A null GPU (tools/nullgpu/README.md) runs PyTorch's CUDA code, and the CPU computes the values. Therefore the losses must be
 equal to the losses of a CPU run. Launches, replays of a CUDA graph, waits, copies between CPU and GPU, and collectives
 are counted on rank 0 and per update, as means over the updates after the first 11.
 """
@@ -264,7 +264,7 @@ def torchrun(ranks: int) -> list[str]:
 
 def null_gpu(*words: str) -> list[str]:
     """Return the words that run a command on null GPUs."""
-    return [sys.executable, str(REPOSITORY / "nullgpu/run.py"), "--beside_gpu", *words]
+    return [sys.executable, str(REPOSITORY / "nullgpu"), "--beside_gpu", *words]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -341,7 +341,7 @@ def main() -> int:
     """Print the table; return 1 if a case fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="WORD", help="part of the names of the cases to run")
-    parser.add_argument("--store", action="store_true", help="store the table in results/, for nullgpu/README.md")
+    parser.add_argument("--store", action="store_true", help="store the table in results/, for tools/nullgpu/README.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the rows")
     arguments = parser.parse_args()
     rows = []

@@ -1,7 +1,7 @@
 """Faults that only a GPU shows, planted in copies of the repository: a null GPU shows them, and a CPU run does not.
 
-    python tests/nullgpu/test_nullgpu_faults.py              # the table of all faults: some minutes on two cores
-    python tests/nullgpu/test_nullgpu_faults.py graph        # faults with this in their description
+    python tests/on_null_gpus/test_nullgpu_faults.py              # the table of all faults: some minutes on two cores
+    python tests/on_null_gpus/test_nullgpu_faults.py graph        # faults with this in their description
 
 Most faults end the run with an error of PyTorch's. The others change the waits of an update, or the losses.
 """
