@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 TESTED := .venv/tested
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: setup demo test test-all test-gpu test-faults preflight lint docs site slides clean
+.PHONY: setup demo test test-all test-gpu test-faults preflight lint docs site clean
 
 setup: $(INSTALLED)
 
@@ -74,16 +74,6 @@ site: .site/installed
 	.site/bin/python -m pip install --quiet zensical==0.0.70
 	touch $@
 
-# the slides of the lessons, one file each: open build/slides/01_single_gpu.html; needs npm, but not PyTorch or .venv
-slides: .slides/installed
-	"$(PYTHON)" -m lab.slides
-
-.slides/installed:
-	@command -v npm >/dev/null || { echo "error: make slides needs npm, which comes with Node.js (18 or newer): on a \
-	laptop https://nodejs.org, on a cluster often module load nodejs" >&2; exit 2; }
-	npm install --prefix .slides --no-audit --no-fund --loglevel=error @marp-team/marp-cli@4.5.1 mermaid@11.17.2
-	touch $@
-
-# what setup, demo, lint, site and slides made, and nothing else
+# what setup, demo, lint and site made, and nothing else
 clean:
-	rm -rf .venv .lint .site .slides build/site build/slides multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof
+	rm -rf .venv .lint .site build/site multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof
