@@ -9,12 +9,15 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 setup: $(INSTALLED)
 
+# the workshop, and the tools that are projects of their own
+PROJECTS := $(wildcard pyproject.toml tools/*/pyproject.toml)
+
 # TORCH=cpu, cuda or pypi chooses the PyTorch: see install.py
-$(INSTALLED): install.py pyproject.toml constraints.txt
+$(INSTALLED): install.py $(PROJECTS) constraints.txt
 	"$(PYTHON)" install.py
 	touch $@
 
-$(TESTED): install.py pyproject.toml constraints.txt
+$(TESTED): install.py $(PROJECTS) constraints.txt
 	"$(PYTHON)" install.py --extras dev
 	touch $@ $(INSTALLED)
 

@@ -21,6 +21,8 @@ from typing import NoReturn
 
 FOLDER = Path(__file__).resolve().parent
 INDEX = "https://download.pytorch.org/whl"
+TOOLS = ("./tools/nullgpu", "./tools/rankdoctor")
+"""projects of their own, whose commands the lessons use"""
 
 
 def gpus() -> list[tuple[int, float]]:
@@ -95,7 +97,8 @@ def main() -> None:
         end(f"{INDEX}/{index} was not reached, which has the PyTorch for the driver of this machine")
 
     extras = ",".join(filter(None, [arguments.extras, "dali" if found and sys.platform == "linux" else ""]))
-    what = ["--editable", f".[{extras}]" if extras else ".", "--constraint", str(constraints(torch))]
+    what = [word for folder in (*TOOLS, f".[{extras}]" if extras else ".") for word in ("--editable", folder)]
+    what += ["--constraint", str(constraints(torch))]
     python = str(Path(".venv/bin/python"))
     make = [sys.executable, "-m", "venv", ".venv"]
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -222,7 +222,9 @@ def exercises(what: str, page: Page) -> str:
     lines = ["| | exercise | minutes | difficulty | what it teaches |", "| ---: | --- | ---: | ---: | --- |"]
     for lesson, members in groupby(numbered, key=lambda exercise: exercise[1].parts[-3]):
         if what == "all":
-            lines.append(f"| | **[{lesson}]({os.path.relpath(REPOSITORY / lesson, page.file.parent)}/README.md)** | | | |")
+            lines.append(
+                f"| | **[{lesson}]({os.path.relpath(REPOSITORY / lesson, page.file.parent)}/README.md)** | | | |"
+            )
         for number, folder, about in members if what in ("all", lesson) else ():
             link = f"[`{folder.name}`]({os.path.relpath(folder, page.file.parent)}/README.md)"
             cells = (number, link, about["minutes"], about["difficulty"], about["teaches"])

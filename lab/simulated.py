@@ -1,7 +1,7 @@
-"""Runs on a simulated GPU: the null GPU with its clock (tools/nullgpu/docs/clock.md)."""
+"""Runs on null GPUs (tools/nullgpu), and on simulated GPUs, which are null GPUs with a clock."""
 
+import importlib.util
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -12,7 +12,6 @@ from typing import Any
 from workshop.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-NULLGPU = REPOSITORY / "nullgpu"
 
 
 @dataclass(frozen=True)
@@ -23,29 +22,45 @@ class Simulated:
     """of an update"""
     busy: float
     """share of the time in which the GPU computes"""
-    waits: str
-    """what it waits for, for example "data 88%, the host 2%" """
+    waits: dict[str, float]
+    """share of the time in which it waits for "data", "the host", "communication", "copies", "rank 1" and so on"""
     minute: float
     """seconds that a simulated minute took"""
     events: list[dict[str, Any]]
     """of the time line, in the format of Chrome's tracing"""
 
     def waits_for(self, what: str) -> float:
-        """Return the share of the time in which the GPU waits for "data", "the host", "communication" or "copies".
+        """Return the share of the time in which the GPU waits for this; "ranks" are all other ranks together."""
+        if what == "ranks":
+            return sum(share for cause, share in self.waits.items() if cause.startswith("rank "))
+        return self.waits.get(what, 0.0)
 
-        ``what`` is a regular expression: "rank .*?" is any other rank.
-        """
-        return sum(int(share) for share in re.findall(rf"{what} (\d+)%", self.waits)) / 100
+    @property
+    def waits_in_words(self) -> str:
+        """What it waits for, for example "data 88%, the host 2%"."""
+        return ", ".join(f"{what} {share:.0%}" for what, share in self.waits.items() if share > 0.005)
+
+
+def null_gpu(*options: object) -> list[str]:
+    """Return the words before a command that is to run on null GPUs with these options.
+
+    A variable that hides GPUs would hide these too.
+
+    Raises:
+        UserError: they are not installed in this environment.
+    """
+    if importlib.util.find_spec("nullgpu") is None:
+        raise UserError(f"{sys.executable} has no null GPU: pip install --no-deps -e tools/nullgpu, in the repository")
+    return ["env", "-u", "CUDA_VISIBLE_DEVICES", sys.executable, "-m", "nullgpu", "--beside_gpu", *map(str, options)]
 
 
 def start(gpu: str, *, gpus: int = 1, world: int = 0, host: float = 1) -> list[str]:
     """Return the words before a command that is to run on a simulated GPU.
 
     With ``world``, it is rank 0 of so many ranks, on nodes with ``gpus`` GPUs. The host counts as ``host`` times as
-    fast as this one. A variable that hides GPUs would hide this one too.
+    fast as this one.
     """
-    without = ["env", "-u", "CUDA_VISIBLE_DEVICES", sys.executable, str(NULLGPU), "--beside_gpu"]
-    return [*without, "--clock", gpu, "--gpus", str(gpus), "--world", str(world), "--host", str(host)]
+    return null_gpu("--clock", gpu, "--gpus", gpus, "--world", world, "--host", host)
 
 
 def simulate(
@@ -64,21 +79,14 @@ def simulate(
         UserError: it failed, or made too few updates.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        trace = Path(scratch, "trace.json")
-        command = [
-            *start(gpu, gpus=gpus, world=world, host=host),
-            "--skip",
-            str(skip),
-            "--trace",
-            str(trace),
-            *map(str, words),
-        ]
+        trace, figures = Path(scratch, "trace.json"), Path(scratch, "figures.json")
+        files = ["--skip", str(skip), "--trace", str(trace), "--json", str(figures)]
+        command = [*start(gpu, gpus=gpus, world=world, host=host), *files, *map(str, words)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
-        found = re.search(r"([\d.]+) ms each, GPU busy (\d+)%", done.stdout)
-        if not found:
+        ranks = json.loads(figures.read_text())["clock"]["ranks"] if figures.exists() else []
+        if not ranks or "seconds" not in ranks[0]:
             raise UserError(f"{' '.join(map(str, words))}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
-        waits = re.search(r"it waits for (.*)", done.stdout)
-        minute = re.search(r"simulated minute took (\d+) s", done.stdout)
-        assert minute, done.stdout
         events = json.loads(trace.read_text())["traceEvents"]
-    return Simulated(float(found[1]), int(found[2]) / 100, waits[1] if waits else "", float(minute[1]), events)
+    first = ranks[0]
+    minute = 60 * first["real"] / first["simulated"]
+    return Simulated(1e3 * first["seconds"], first["busy"], first["waits"], minute, events)

@@ -21,7 +21,7 @@ def in_image(command: str, folder: Path, **environment: str) -> subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("command", ["python", "kernprof", "torchrun", "tensorboard"])
+@pytest.mark.parametrize("command", ["python", "kernprof", "torchrun", "tensorboard", "nullgpu", "rankdoctor"])
 def test_a_command_starts_in_the_image(command: str, tmp_path: Path) -> None:
     image, data = tmp_path / "my image.sif", tmp_path / "data"
     image.touch()
@@ -29,7 +29,8 @@ def test_a_command_starts_in_the_image(command: str, tmp_path: Path) -> None:
     result = in_image(command, tmp_path, WORKSHOP_IMAGE=str(image), WORKSHOP_DATA=str(data), WORKSHOP_RUNS="/not/there")
     binds = ["--bind", f"{REPOSITORY},{data}"]
     inside = [str(image), command, "train.py", "--lr", "a b"]
-    assert result.stdout.splitlines() == ["exec", "--nv", *binds, "--env", f"PYTHONPATH={REPOSITORY}", *inside]
+    path = ":".join(str(REPOSITORY / folder) for folder in ("", "tools/nullgpu/src", "tools/rankdoctor/src"))
+    assert result.stdout.splitlines() == ["exec", "--nv", *binds, "--env", f"PYTHONPATH={path}", *inside]
 
 
 def test_another_program_starts_in_its_image(tmp_path: Path) -> None:

@@ -34,7 +34,14 @@ def test_conda_installs_the_packages_that_pyproject_names() -> None:
     assert [int(part) for part in python.removeprefix("python=").split(".")] >= oldest
     assert pip == "pip"
     dali = PROJECT["optional-dependencies"]["dali"]
-    assert by_pip["pip"] == ["-c constraints.txt", *PROJECT["dependencies"], *dali, "-e ."]
+    projects = [f"-e {folder.removeprefix('./')}" for folder in (*install.TOOLS, ".")]
+    assert by_pip["pip"] == ["-c constraints.txt", *PROJECT["dependencies"], *dali, *projects]
+
+
+def test_everything_under_tools_is_installed() -> None:
+    assert sorted(install.TOOLS) == sorted(
+        f"./tools/{file.parent.name}" for file in REPOSITORY.glob("tools/*/pyproject.toml")
+    )
 
 
 @pytest.mark.parametrize(

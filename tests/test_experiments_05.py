@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from statistics import NormalDist
 
@@ -19,6 +18,7 @@ import step_time
 import what_fills_memory
 from conftest import REPOSITORY, Script
 from lab.launching import torchrun
+from lab.simulated import null_gpu as on_null_gpu
 from memory_model import Prediction, Setup, predict, workload
 from ranks import start_ranks
 from workshop.errors import UserError
@@ -187,9 +187,8 @@ def test_what_fills_the_memory_and_which_cure_helps(run_script: Script, tmp_path
 def test_on_a_gpu_the_same_steps_are_measured(user_environment: dict[str, str], tmp_path: Path) -> None:
     """The GPU is a null GPU of 16 GiB here; the forecast of the null GPU is that of one without a limit."""
     environment = user_environment | {"WORKSHOP_RESULTS": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
-    del environment["CUDA_VISIBLE_DEVICES"]
     flags = ("experiments/what_fills_memory.py", "--model", "gpt2_124m", "--batch_size", "1,16")
-    command = [sys.executable, "../nullgpu", "--beside_gpu", "--gb", "16", "python", *flags]
+    command = [*on_null_gpu("--gb", 16), "python", *flags]
     result = subprocess.run(command, cwd=LESSON, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     one, many = rows_of(tmp_path, "forecast_and_gpu").values()

@@ -93,7 +93,11 @@ def copy_of_repository(folder: Path) -> Path:
         if (REPOSITORY / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, folder / name)
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in (
+        "pyproject.toml",
+        "constraints.txt",
+        *(str(file.relative_to(REPOSITORY)) for file in REPOSITORY.glob("tools/*/pyproject.toml")),
+    ):
         os.utime(folder / name, (0, 0))  # older than the environment, so that make does not install into it
     (folder / ".venv/bin").mkdir(parents=True)
     for file in [*Path(sys.prefix).iterdir(), *Path(sys.prefix, "bin").iterdir()]:

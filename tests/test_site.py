@@ -84,4 +84,3 @@ def test_items_of_lists_have_no_second_paragraph_and_no_code_which_the_site_woul
     texts = {page: (REPOSITORY / page).read_text() for page in pages()}
     texts = {page: re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE) for page, text in texts.items()}
     assert [page for page, text in texts.items() if re.search(r"^$\n^ {2,3}\S|^ +```", text, re.MULTILINE)] == []
-

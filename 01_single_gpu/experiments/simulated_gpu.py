@@ -116,7 +116,7 @@ def store_timelines(
         found = simulate(GPU, "python", "train.py", *FLAGS, *common, *flags, folder=LESSON)
         draw(axes, found.events)
         axes.set_title(f"{what}: {found.milliseconds:.0f} ms for a step", loc="left", fontsize=11)
-        rows.append([what, found.milliseconds, found.busy, found.waits])
+        rows.append([what, found.milliseconds, found.busy, found.waits_in_words])
     panels[-1].set_xlabel("milliseconds of simulated time")
     handles = [Patch(color=color, label=name) for name, color in COLORS.items()]
     figure.legend(handles=handles, ncols=4, loc="outside lower center", fontsize=9)

@@ -152,7 +152,7 @@ def study(orders: list[str], steps: int) -> None:
         found = simulate("a100", *words, gpus=RANKS, host=HOST, skip=SKIP)
         real, computed = tokens_of(order, draw_lengths(steps * RANKS * BATCH))
         per_second = real / (found.milliseconds / 1e3)
-        rows.append([ORDERS[order], 1 - real / computed, found.busy, found.waits_for(r"rank \d+"), per_second])
+        rows.append([ORDERS[order], 1 - real / computed, found.busy, found.waits_for("ranks"), per_second])
         print(*rows[-1], sep=" | ", flush=True)
         draw(axes, found.events)
         axes.set_title(f"{ORDERS[order]}: {per_second:,.0f} tokens/s", loc="left", fontsize=10)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import yaml
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -22,7 +21,7 @@ from lab import results
 from lab.flags import Parser
 from lab.launching import train
 from lab.plots import COLORS, panels
-from lab.simulated import NULLGPU, start
+from lab.simulated import start
 from lab.timing import alternately, mean_std
 from workshop.errors import run_reporting_user_errors
 
@@ -52,12 +51,10 @@ def store_published(seconds: float) -> None:
 
     The network is the one of `alpha_beta`: two adapters of 100 Gb/s for the four GPUs of a node.
     """
-    figures = yaml.safe_load((NULLGPU.parent / "gpus" / "a100.yaml").read_text())
-    figures["between"]["bandwidth"] = 1e9 * GB_PER_SECOND
     rows: list[list[results.Cell]] = []
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "a100_slingshot10.yaml")
-        file.write_text(yaml.safe_dump(figures))
+        file = Path(folder, "a100_slingshot10.toml")
+        file.write_text(f'like = "a100"\n\n[clock.between]\nbandwidth = {1e9 * GB_PER_SECOND}  # bytes/s\n')
 
         def per_gpu(ranks: int, batch: int) -> float:
             """Return the samples/s of each of ``ranks`` GPUs."""

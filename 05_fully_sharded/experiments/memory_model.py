@@ -6,7 +6,6 @@ of any size; the other ranks do not exist, and collectives return at once.
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lab.launching import load_script, reason
+from lab.simulated import null_gpu
 from workshop.errors import UserError, nearest, warn
 from workshop.models.gpt import GPT, SIZES, Block, GPTSize, rotated
 from workshop.paths import REPOSITORY
@@ -263,7 +263,6 @@ def shard(setup: Setup, model: GPT, mesh: DeviceMesh) -> nn.Module:
 
 
 SCRIPT = Path(__file__).resolve().with_name("bytes_of_step.py")
-NULL_GPU = (sys.executable, str(REPOSITORY / "nullgpu"), "--beside_gpu", "--gb", "1000000", "--world", "1")
 _known: dict[Setup, Prediction] = {}
 
 
@@ -277,7 +276,11 @@ def predict(*setups: Setup) -> list[Prediction]:
     asked = [replace(setup, ranks=1) if setup.way == "ddp" else setup for setup in setups]
     missing = [setup for setup in dict.fromkeys(asked) if setup not in _known]
     if missing:
-        found = [Prediction(**one) for one in run_steps(missing, start=NULL_GPU) if one is not None]
+        found = [
+            Prediction(**one)
+            for one in run_steps(missing, start=null_gpu("--gb", 1_000_000, "--world", 1))
+            if one is not None
+        ]
         _known.update(zip(missing, found, strict=True))
     return [_known[setup] for setup in asked]
 
@@ -307,10 +310,8 @@ def run_steps(setups: Sequence[Setup], start: Sequence[str] = ()) -> list[dict[s
         asked, answered = Path(folder, "setups.json"), Path(folder, "bytes.json")
         asked.write_text(json.dumps([asdict(setup) for setup in setups]))
         words = [*start, sys.executable, str(SCRIPT), str(asked), str(answered)]
-        # If the variable is empty, this process is to compute on CPUs; it would hide a null GPU too.
-        environment = {name: value for name, value in os.environ.items() if not start or name != "CUDA_VISIBLE_DEVICES"}
         lines = []
-        with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
             for line in process.stderr or ():
                 lines.append(line)
                 if re.match("nullgpu: (?!error)", line):  # that it compiles, at its first use: this takes a minute

@@ -15,16 +15,15 @@ from pathlib import Path
 
 from lab import results
 from lab.flags import Parser
-from lab.launching import PYTHON, train
+from lab.launching import train
+from lab.simulated import null_gpu
 from memory_model import NOT_COUNTED, Setup, predict
 from what_fills_memory import numbers
 from will_it_fit import GB
 from workshop.errors import UserError, run_reporting_user_errors
-from workshop.paths import REPOSITORY
 
 LESSON_FOLDER = Path(__file__).resolve().parents[1]
 STEPS = 3
-NULL_GPU = ("env", "-u", "CUDA_VISIBLE_DEVICES", PYTHON, REPOSITORY / "nullgpu", "--beside_gpu")
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def peak_of_script(row: Row, gb: int) -> float | str:
     flags += ["--precision", "bf16", "--global_batch_size", row.samples, *row.cure.split(), "--num_workers", 0]
     flags += ["--limit_train", STEPS * row.samples, "--limit_val", row.samples]
     try:
-        start = (*NULL_GPU, "--gb", gb, "--world", row.ranks, "python")
+        start = (*null_gpu("--gb", gb, "--world", row.ranks), "python")
         return train(LESSON_FOLDER, *flags, start=start, quiet=True)["peak_memory_bytes"] / GB
     except UserError as error:
         if "CUDA out of memory" in str(error):

@@ -34,6 +34,10 @@ dali = project["optional-dependencies"]["dali"] if sys.argv[2] == "cuda" else []
 print(*project["dependencies"], *dali, sep="\n")
 EOF_PYTHON
     /opt/venv/bin/pip install --requirement /opt/requirements.txt --constraint "$folder/constraints.txt"
+    for tool in nullgpu rankdoctor; do # as the repository itself, they are found by PYTHONPATH
+        printf '#!/bin/sh\nexec /opt/venv/bin/python -m %s "$@"\n' "$tool" >"/opt/venv/bin/$tool"
+        chmod +x "/opt/venv/bin/$tool"
+    done
     ;;
 *)
     echo "install.sh: packages, or python cuda|cpu FOLDER" >&2

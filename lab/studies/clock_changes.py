@@ -9,7 +9,7 @@ needs longer.
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 HOST = 1.5
@@ -82,7 +82,7 @@ def main() -> None:
     figure, axes = plt.subplots(len(VARIANTS), 1, figsize=(9, 10), sharex=True, layout="constrained")
     for axis, (variant, meaning) in zip(axes, VARIANTS.items(), strict=True):
         found = simulate("a100", "python", Path(__file__).resolve(), variant, host=HOST)
-        rows.append([meaning, found.milliseconds, found.busy, found.waits, found.minute])
+        rows.append([meaning, found.milliseconds, found.busy, found.waits_in_words, found.minute])
         draw(axis, found.events, found.milliseconds)
         title = f"{meaning}: {found.milliseconds} ms, GPU busy {found.busy:.0%}"
         axis.set_title(title, loc="left", fontsize=10)

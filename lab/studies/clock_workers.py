@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 from lab import results  # noqa: E402
@@ -64,7 +64,7 @@ def main() -> None:
                 workers,
                 BATCH / (found.milliseconds / 1e3),
                 found.busy,
-                found.waits,
+                found.waits_in_words,
                 measured,
                 found.minute,
             ]

@@ -198,7 +198,7 @@ class Run:
     losses: list[float]
     """of training and validation in each epoch; empty after an error"""
     report: dict[str, Any]
-    """what rank 0 noted for nullgpu/report.py; empty on the CPU"""
+    """what rank 0 noted for the report of the null GPU; empty on the CPU"""
 
     @property
     def reason(self) -> str:
@@ -264,7 +264,7 @@ def torchrun(ranks: int) -> list[str]:
 
 def null_gpu(*words: str) -> list[str]:
     """Return the words that run a command on null GPUs."""
-    return [sys.executable, str(REPOSITORY / "nullgpu"), "--beside_gpu", *words]
+    return [sys.executable, "-m", "nullgpu", "--beside_gpu", *words]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -341,7 +341,9 @@ def main() -> int:
     """Print the table; return 1 if a case fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="WORD", help="part of the names of the cases to run")
-    parser.add_argument("--store", action="store_true", help="store the table in results/, for tools/nullgpu/README.md")
+    parser.add_argument(
+        "--store", action="store_true", help="store the table in results/, for the page of the null GPU"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the rows")
     arguments = parser.parse_args()
     rows = []

@@ -1,14 +1,13 @@
 """Every lesson runs on null GPUs, with the losses of the CPU."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from cases import CASES, Case, expected, largest_difference, run_on_null_gpu
-from possible import skip_if_impossible
+from cases import CASES, REPOSITORY, Case, environment, expected, largest_difference, null_gpu, run_on_null_gpu
 
-skip_if_impossible()
 pytest_plugins = ["null_fixtures"]
-pytestmark = pytest.mark.usefixtures("null_library")
+pytestmark = pytest.mark.usefixtures("null_gpus")
 
 
 @pytest.mark.parametrize(
@@ -22,3 +21,14 @@ def test_a_lesson_on_null_gpus_has_the_losses_of_the_cpu(case: Case, null_data: 
         other = expected(case, null_data)
         assert other.status == 0, other.stderr[-3000:]
         assert largest_difference(run.losses, other.losses) <= case.difference, (run.losses, other.losses)
+
+
+def test_more_ranks_than_gpus_get_the_lessons_own_message(null_data: Path, tmp_path: Path) -> None:
+    """The environment is that of rank 0 of `torchrun --nproc-per-node 2`."""
+    of_rank_0 = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    script = [str(REPOSITORY / "03_ddp/train.py"), "--data_dir", str(null_data), "--run_dir", str(tmp_path)]
+    command = null_gpu("--gpus", "1", "python", *script)
+    env = environment(PYTHONPATH=str(REPOSITORY), **of_rank_0)
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "torchrun started 2 ranks on this node, which has 1 GPU(s)" in done.stderr

@@ -17,14 +17,11 @@ from pathlib import Path
 
 import pytest
 from cases import REPOSITORY, Run, largest_difference, make_data, named, run_on_cpu, run_on_null_gpu
-from possible import skip_if_impossible
 
 from lab import results
 
-if __name__ != "__main__":
-    skip_if_impossible()
 pytest_plugins = ["null_fixtures"]
-pytestmark = pytest.mark.usefixtures("null_library")
+pytestmark = pytest.mark.usefixtures("null_gpus")
 
 DDP, PRECISION, FSDP = "03_ddp/train.py", "04_mixed_precision/train.py", "05_fully_sharded/train.py"
 COPIED = ("workshop", "configs", "03_ddp", "04_mixed_precision", "05_fully_sharded")

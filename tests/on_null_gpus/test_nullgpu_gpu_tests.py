@@ -6,11 +6,9 @@ import sys
 
 import pytest
 from cases import REPOSITORY, environment, null_gpu
-from possible import skip_if_impossible
 
-skip_if_impossible()
 pytest_plugins = ["null_fixtures"]
-pytestmark = [pytest.mark.usefixtures("null_library"), pytest.mark.thorough]
+pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.thorough]
 
 FILE = REPOSITORY / "tests/gpu/test_on_gpu.py"
 NAMES = [one.name for one in ast.parse(FILE.read_text()).body if getattr(one, "name", "").startswith("test_")]

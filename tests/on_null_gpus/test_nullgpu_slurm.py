@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 from cases import REPOSITORY, null_gpu
-from possible import skip_if_impossible
 
 from slurm_cluster import SlurmCluster, clean_environment
 
-skip_if_impossible()
 pytest_plugins = ["null_fixtures"]
-pytestmark = [pytest.mark.usefixtures("null_library"), pytest.mark.thorough]
+pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.thorough]
 
 FEW = ["--limit_train", "64", "--limit_val", "16", "--batch_size", "4", "--epochs", "1", "--num_workers", "0"]
 FLAGS = {

@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from possible import skip_if_impossible
+from nullgpu import gpus
 
 from conftest import Script
-from nullgpu import clock_figures
 
-skip_if_impossible()
 pytest_plugins = ["null_fixtures"]
-pytestmark = [pytest.mark.usefixtures("null_library"), pytest.mark.thorough]
+pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.thorough]
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def test_scaling_over_simulated_gpus(stored: Path, run_script: Script) -> None:
     assert result.status == 0, result.stderr
     found = rows(stored, "simulated_scaling")
     assert [row[:3] for row in found] == [["both", 1, 512], ["weak", 2, 512], ["strong", 2, 256]]
-    inside = float(clock_figures.read("t4")["inside"]["bandwidth"])
+    inside = gpus.read("t4")["clock"]["inside"]["bandwidth"]
     all_reduce = 1e3 * 4 * 11.7e6 / inside  # ms, of 11.7 million gradients over two ranks
     computing = 45  # ms at least that the GPU needs for 512 images; the host may need longer
     for _, ranks, _, _, one_bucket, *_ in found[:2]:

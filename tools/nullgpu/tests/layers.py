@@ -1,6 +1,6 @@
 """Compare layers, losses and optimizers on the null GPU, with values, with the CPU: outputs and gradients.
 
-    python nullgpu/run.py --values python tests/nullgpu/layers.py
+    nullgpu --values python tests/layers.py
 
 It prints a line for each one that differs, and nothing else. 16-bit formats are compared with float32 on the CPU.
 """

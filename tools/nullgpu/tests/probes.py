@@ -1,4 +1,4 @@
-"""What test_nullgpu_command.py runs on null GPUs, many things in one process, because importing torch takes seconds.
+"""What test_command.py runs on null GPUs, many things in one process, because importing torch takes seconds.
 
     python probes.py alone FILE      # one process on a GPU of 1 GiB
     python probes.py ranks FILE      # pairs of ranks on two GPUs of 2 TiB, with values

@@ -5,19 +5,14 @@ No test depends on the speed of this machine: times of the GPU follow from its f
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import line_profiler
 import pytest
-from cases import environment, null_gpu
-from possible import skip_if_impossible
 
-from nullgpu import clock_figures, timeline
-
-skip_if_impossible()
-pytest_plugins = ["null_fixtures"]
-pytestmark = pytest.mark.usefixtures("null_library")
+from conftest import Run
+from nullgpu import clocked, gpus, timeline
+from nullgpu.interface import Span, Work
 
 SCRIPT = """
 import json, sys, time
@@ -76,12 +71,12 @@ json.dump(found, open(sys.argv[1], "w"))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def found(tmp_path_factory: pytest.TempPathFactory, nullgpu: Run) -> dict:
     """What the script has measured with CUDA's own events: GPU, issued, all; in ms."""
     folder = tmp_path_factory.mktemp("clock")
     (folder / "script.py").write_text(SCRIPT)
-    command = null_gpu("--clock", "a100", "python", str(folder / "script.py"), str(folder / "found.json"))
-    subprocess.run(command, env=environment(), check=True, capture_output=True, text=True, timeout=200)
+    done = nullgpu("--clock", "a100", "python", folder / "script.py", folder / "found.json")
+    assert done.status == 0, done.stderr
     return json.loads((folder / "found.json").read_text())
 
 
@@ -97,9 +92,9 @@ def test_a_large_matrix_product_attains_a_share_of_the_peak_and_the_host_runs_ah
 
 
 def test_the_host_waits_for_pageable_copies_only(found: dict) -> None:
-    figures = clock_figures.read("a100")
+    figures = gpus.read("a100")["clock"]
     for kind in ("pinned", "pageable"):
-        assert found[kind][0] >= 0.99e3 * (64 << 20) / float(figures[kind])
+        assert found[kind][0] >= 0.99e3 * (64 << 20) / figures[kind]
     assert found["pinned"][1] < found["pinned"][0]
     assert found["pageable"][1] >= 0.99 * found["pageable"][0]
 
@@ -115,7 +110,7 @@ def test_a_graph_takes_the_time_of_what_it_has_recorded(found: dict) -> None:
 
 def test_operations_on_the_cpu_take_their_own_time(found: dict) -> None:
     simulated, real = found["on the CPU"]
-    assert 0 < simulated <= real, "the way to the clock and back is left out, and no more than that"
+    assert 0 < simulated <= real, "what the clock costs is left out, and no more than that"
 
 
 def test_a_loader_is_not_slowed_by_the_clock(found: dict) -> None:
@@ -129,55 +124,56 @@ def test_an_event_is_not_done_before_its_time(found: dict) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--clock", "a9000", "true"], "--clock knows a100, h100, l4, t4"),
+        (["--clock", "a9000", "true"], "--clock knows a100, h100, l4, t4, or takes a TOML file"),
+        (["--clock", "b200", "true"], "B200 has no figures for --clock: its file lacks, in [clock], peak, pinned"),
         (["--clock", "a100", "--values", "true"], "--clock does without --values"),
         (["--trace", "x.json", "true"], "--trace and --host need --clock"),
+        (["--json", "x.json", "true"], "--json writes the figures of a report: it needs --report, --clock, or both"),
     ],
 )
-def test_misuse_is_one_line(words: list[str], said: str) -> None:
-    done = subprocess.run(null_gpu(*words), env=environment(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert said in done.stderr
+def test_misuse_is_one_line(nullgpu: Run, words: list[str], said: str) -> None:
+    assert said in nullgpu(*words).error
 
 
-def test_hidden_gpus_are_one_line() -> None:
-    hidden = environment(CUDA_VISIBLE_DEVICES="")
-    done = subprocess.run(null_gpu("python", "-V"), env=hidden, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "unset CUDA_VISIBLE_DEVICES" in done.stderr
+def test_hidden_gpus_are_one_line(nullgpu: Run) -> None:
+    assert "unset CUDA_VISIBLE_DEVICES" in nullgpu("python", "-V", CUDA_VISIBLE_DEVICES="").error
 
 
-def span(start: float, end: float, kind: int = timeline.KERNEL, stream: int = 1, blocked: float = 0) -> timeline.Span:
-    return timeline.Span(start, end, blocked, stream, kind, "it")
+def span(start: float, end: float, kind: int = Work.KERNEL, stream: int = 1, cause: int = -1) -> Span:
+    return Span(start, end, cause, stream, kind, "it")
 
 
 def test_idle_times_have_their_causes() -> None:
     spans = [
         span(0, 1),
         span(3, 4),  # the loop waited for a batch from 1 to 2.5, and the host needed the rest
-        span(3.5, 6, timeline.NETWORK, stream=2),
-        span(6, 7, blocked=6),  # waits for the collective from 4 to 6
+        span(3.5, 6, Work.NETWORK, stream=2),
+        span(6, 7, cause=2),  # waits for the collective from 4 to 6
     ]
     busy, waits = timeline.idle(spans, [(1, 2.5)], 0, 8)
     assert busy == 3
     assert waits == {timeline.DATA: 1.5, timeline.HOST: 1.5, timeline.COMMUNICATION: 2}
-    spans[2:3] = [for_rank(3, 3.5, 5.5, stream=2), span(5.5, 6, timeline.NETWORK, stream=2)]
+    spans[2:] = [
+        for_rank(3, 3.5, 5.5, stream=2),
+        span(5.5, 6, Work.NETWORK, stream=2),
+        span(6, 7, cause=3),
+    ]
     _, waits = timeline.idle(spans, [(1, 2.5)], 0, 8)
     assert waits == {timeline.DATA: 1.5, timeline.HOST: 1.5, timeline.COMMUNICATION: 0.5, "rank 3": 1.5}
 
 
 def test_a_collective_for_which_nothing_waits_is_no_cause() -> None:
-    first, second = span(1, 2, timeline.NETWORK, stream=2), span(2, 4, timeline.NETWORK, stream=2)
-    _, waits = timeline.idle([span(0, 1), first, second, span(4, 5, blocked=2)], [], 0, 5)
+    first, second = span(1, 2, Work.NETWORK, stream=2), span(2, 4, Work.NETWORK, stream=2)
+    _, waits = timeline.idle([span(0, 1), first, second, span(4, 5, cause=1)], [], 0, 5)
     assert waits == {timeline.COMMUNICATION: 1, timeline.HOST: 2, timeline.DATA: 0}, "the host launched it late"
 
 
-def for_rank(rank: int, start: float, end: float, stream: int = 1) -> timeline.Span:
-    return timeline.Span(start, end, 0, stream, timeline.WAITS_FOR_RANK, f"waits for rank {rank}")
+def for_rank(rank: int, start: float, end: float, stream: int = 1) -> Span:
+    return Span(start, end, -1, stream, Work.WAITS_FOR_RANK, f"waits for rank {rank}")
 
 
 def test_a_collective_in_the_stream_that_computes_is_no_wait_for_the_host() -> None:
-    collective, copy = span(2, 3, timeline.NETWORK), span(3, 3.5, timeline.TRANSFER)
+    collective, copy = span(2, 3, Work.NETWORK), span(3, 3.5, Work.TRANSFER)
     spans = [span(0, 1), for_rank(1, 1.25, 2), collective, copy, span(4, 5)]
     busy, waits = timeline.idle(spans, [], 0, 5)
     assert busy == 2
@@ -197,53 +193,67 @@ def test_a_rank_is_called_slower_only_if_it_waits_less_itself() -> None:
     waits = {"rank 1": 0.4, timeline.HOST: 0.1}
     it = timeline.Summary(10, 0.1, 0.5, waits)
     others = {1: timeline.Summary(10, 0.1, 0.9, {timeline.HOST: 0.1})}
-    assert "rank 1 is slower" in timeline.advice(it, others)
+    assert "rank 1 is slower" in clocked.advice(it, others)
     others = {1: timeline.Summary(10, 0.1, 0.5, {"rank 0": 0.3, timeline.DATA: 0.2})}
-    assert "in turn" in timeline.advice(it, others)
+    assert "in turn" in clocked.advice(it, others)
 
 
 def test_every_gpu_has_all_figures() -> None:
-    for file in clock_figures.FOLDER.glob("*.yaml"):
-        figures = clock_figures.read(file.stem)
-        assert all(float(value) > 0 for value in (*figures["peak"].values(), figures["bandwidth"]))
-        assert clock_figures.environment(figures, 1)["NULLGPU_CLOCK"]
+    for file in gpus.FOLDER.glob("*.toml"):
+        gpu = gpus.read(file.stem)
+        assert all(gpu[key] > 0 for key in gpus.HARDWARE)
+        if "clock" in gpu:
+            assert all(value > 0 for value in gpus.clock_of(gpu, 1)["peak"].values())
+    assert {gpus.of_sm(sm)["sm"] for sm in gpus.OF_SM} == set(gpus.OF_SM)
+    assert gpus.of_sm(87)["sm"] == 86, "the newest one that is older"
 
 
-def test_the_report_of_a_training_and_its_time_line(tmp_path: Path) -> None:
+def test_a_gpu_of_ones_own_says_what_differs(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('like = "a100"\ngb = 40\n[clock.between]\nbandwidth = 25e9\n')
+    mine, a100 = gpus.read(str(file)), gpus.read("a100")
+    assert (mine["gb"], mine["clock"]["between"]) == (40, a100["clock"]["between"] | {"bandwidth": 25e9})
+    assert mine["clock"]["peak"] == a100["clock"]["peak"]
+
+
+def test_the_report_of_a_training_its_figures_and_its_time_line(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nm = torch.nn.Linear(4096, 4096).cuda()\no = torch.optim.SGD(m.parameters(), 0.1)\n"
         "d = torch.utils.data.DataLoader(torch.zeros(64, 4096), 4)\n"
         "for x in d:\n    o.zero_grad()\n    m(x.cuda()).sum().backward()\n    o.step()\n"
     )
-    trace = tmp_path / "trace.json"
-    command = null_gpu("--clock", "h100", "--trace", str(trace), "python", str(script))
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200)
-    assert re.search(r"clock of an H100 \(simulated\): 12 updates, [\d.]+ ms each, GPU busy \d+%", done.stdout)
+    trace, figures = tmp_path / "trace.json", tmp_path / "figures.json"
+    done = nullgpu("--clock", "h100", "--trace", trace, "--json", figures, "python", script)
+    assert done.status == 0, done.stderr
+    (rank,) = json.loads(figures.read_text())["clock"]["ranks"]
+    said = f"clock of an H100 (simulated): 12 updates, {1e3 * rank['seconds']:.2f} ms each, GPU busy {rank['busy']:.0%}"
+    assert said in done.stdout
+    assert rank["busy"] + sum(rank["waits"].values()) == pytest.approx(1)
+    assert rank["waits"]["data"] > 0 and "addmm" in rank["operations"]
     assert "Losses are not computed" in done.stdout
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"addmm", "wait for a batch"} <= names
 
 
-def test_a_line_profile_shows_simulated_time(tmp_path: Path) -> None:
+def test_a_line_profile_shows_simulated_time(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "work.py"
     script.write_text(
         "import time, torch\nx = torch.zeros(16384, 16384, device='cuda')\n@profile\ndef work():\n"
         "    time.sleep(1.0)\n    y = x @ x\n    y.sum().item()\nwork()\n"
     )
     found = tmp_path / "work.lprof"
-    kernprof = ("kernprof", "-l", "-o", str(found), str(script))
-    command = null_gpu("--clock", "t4", "--host", "3", *kernprof)
-    subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200)
+    done = nullgpu("--clock", "t4", "--host", 3, "kernprof", "-l", "-o", found, script)
+    assert done.status == 0, done.stderr
     stats = line_profiler.load_stats(str(found))
     (lines,) = stats.timings.values()
     sleeping, _, reading = (stats.unit * time for _, _, time in lines)
     assert 1.0 / 3 <= sleeping < 1.0, "a host that is three times as fast needs a third of the time"
-    matmul = 2 * 16384**3 / float(clock_figures.read("t4")["peak"]["fp32"])
+    matmul = 2 * 16384**3 / gpus.read("t4")["clock"]["peak"]["fp32"]
     assert reading > matmul, "the product shows where its result is read"
 
 
-def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path) -> None:
+def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "reduce.py"
     script.write_text(
         "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\n"
@@ -253,16 +263,16 @@ def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path) -> None:
     )
     times = []
     for world in (8, 64):
-        words = ("--clock", "h100", "--host", "1000", "--gpus", "8", "--world", str(world))  # its time must not count
-        command = null_gpu(*words, "python", str(script))
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200)
+        # the host's time must not count
+        done = nullgpu("--clock", "h100", "--host", 1000, "--gpus", 8, "--world", world, "python", script)
+        assert done.status == 0, done.stderr
         times.append(float(re.search(r"ms ([\d.]+)", done.stdout)[1]))  # type: ignore[index]
-    inside = float(clock_figures.read("h100")["inside"]["bandwidth"])
+    inside = gpus.read("h100")["clock"]["inside"]["bandwidth"]
     assert times[0] == pytest.approx(1e3 * 2 * 7 / 8 * 1e9 / inside, rel=0.1)
     assert times[1] > times[0]
 
 
-def test_a_rank_waits_for_a_slower_one_and_the_report_says_for_which(tmp_path: Path) -> None:
+def test_a_rank_waits_for_a_slower_one_and_the_report_says_for_which(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\nrank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)\n"
@@ -271,22 +281,22 @@ def test_a_rank_waits_for_a_slower_one_and_the_report_says_for_which(tmp_path: P
         "o = torch.optim.SGD(m.parameters(), 0.1)\nx = torch.zeros(256 if rank == 0 else 2048, 4096, device='cuda')\n"
         "for _ in range(8):\n    o.zero_grad()\n    m(x).sum().backward()\n    o.step()\n"
     )
-    trace = tmp_path / "trace.json"
-    words = ("--clock", "a100", "--host", "60", "--gpus", "2", "--trace", str(trace))  # the host's time must not count
-    command = null_gpu(*words, "torchrun", "--standalone", "--nproc_per_node", "2", str(script))
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200)
-    waits = re.search(r"it waits for rank 1 (\d+)%", done.stdout)
-    other = re.search(r"rank 1: GPU busy (\d+)%; it waits for (.*)", done.stdout)
-    assert waits, done.stdout
-    assert other, done.stdout
-    assert int(waits[1]) > 50
-    assert int(other[1]) > 50
-    assert "rank 0" not in other[2], "the slower rank waits for nobody"
+    trace, figures = tmp_path / "trace.json", tmp_path / "figures.json"
+    options = ("--clock", "a100", "--host", 60, "--gpus", 2)  # the host's time must not count
+    launcher = ("torchrun", "--standalone", "--nproc_per_node", 2)
+    done = nullgpu(*options, "--trace", trace, "--json", figures, *launcher, script)
+    assert done.status == 0, done.stderr
+    first, second = json.loads(figures.read_text())["clock"]["ranks"]
+    assert first["waits"]["rank 1"] > 0.5
+    assert second["busy"] > 0.5
+    assert second["waits"].get("rank 0", 0) <= 0.005, "the slower rank waits for nobody"
+    assert f"it waits for rank 1 {first['waits']['rank 1']:.0%}" in done.stdout
+    assert f"rank 1: GPU busy {second['busy']:.0%}" in done.stdout
     events = json.loads(trace.read_text())["traceEvents"]
     assert {event["pid"] for event in events if event["name"] == "AllReduce"} == {0, 1}
 
 
-def test_sends_and_receives_wait_for_the_sender_and_move_both_ways_at_once(tmp_path: Path) -> None:
+def test_sends_and_receives_wait_for_the_sender_and_move_both_ways_at_once(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "ring.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\nrank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)\n"
@@ -300,18 +310,12 @@ def test_sends_and_receives_wait_for_the_sender_and_move_both_ways_at_once(tmp_p
         "both()\nb.record()\nboth()\nc.record()\ntorch.cuda.synchronize()\n"
         "print('ms', a.elapsed_time(b), b.elapsed_time(c), flush=True)\n"
     )
-    command = null_gpu("--clock", "a100", "--host", "1000", "--gpus", "2", "torchrun", "--standalone")
-    done = subprocess.run(
-        [*command, "--nproc_per_node", "2", str(script)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=200,
-    )
-    figures = clock_figures.read("a100")
-    transfer = 1e3 * 200_000_000 / float(figures["inside"]["bandwidth"])
-    product = 1e3 * 2 * 2048**3 / float(figures["peak"]["fp32"])
+    launcher = ("torchrun", "--standalone", "--nproc_per_node", 2)
+    done = nullgpu("--clock", "a100", "--host", 1000, "--gpus", 2, *launcher, script)
+    assert done.status == 0, done.stderr
+    figures = gpus.read("a100")["clock"]
+    transfer = 1e3 * 200_000_000 / figures["inside"]["bandwidth"]
+    product = 1e3 * 2 * 2048**3 / figures["peak"]["fp32"]
     both = re.findall(r"ms ([\d.]+) ([\d.]+)", done.stdout)
     assert len(both) == 2
     for first, second in both:  # rank 0 has nothing to compute, but receives only when rank 1 has sent
@@ -319,7 +323,7 @@ def test_sends_and_receives_wait_for_the_sender_and_move_both_ways_at_once(tmp_p
         assert transfer < float(second) < 1.5 * transfer
 
 
-def test_compiled_code_takes_the_time_of_its_kernels(tmp_path: Path) -> None:
+def test_compiled_code_takes_the_time_of_its_kernels(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "compiled.py"
     script.write_text(
         "import torch\nx, w = torch.zeros(16 << 20, device='cuda'), torch.zeros(1024, 1024, device='cuda')\n"
@@ -331,13 +335,13 @@ def test_compiled_code_takes_the_time_of_its_kernels(tmp_path: Path) -> None:
         "        one(x)\n        torch.cuda.synchronize()\n        a.record()\n        one(x)\n        b.record()\n"
         "        torch.cuda.synchronize()\n        print('ms', a.elapsed_time(b), flush=True)\n"
     )
-    command = null_gpu("--clock", "a100", "--host", "1000", "python", str(script))
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=300)
+    done = nullgpu("--clock", "a100", "--host", 1000, "python", script)
+    assert done.status == 0, done.stderr
     plain, compiled, product, compiled_product = (float(ms) for ms in re.findall(r"ms ([\d.]+)", done.stdout))
-    figures = clock_figures.read("a100")
-    once = 1e3 * (64 << 20) / float(figures["bandwidth"])
+    gpu = gpus.read("a100")
+    once = 1e3 * (64 << 20) / gpu["bandwidth"]
     assert 2 * once < compiled < 4 * once, "one kernel reads x and writes the result"
     assert plain > 3 * compiled, "four kernels"
-    at_peak = 1e3 * 2 * 1024**3 / float(figures["peak"]["fp32"])
+    at_peak = 1e3 * 2 * 1024**3 / gpu["clock"]["peak"]["fp32"]
     assert compiled_product > at_peak
     assert compiled_product == pytest.approx(product, rel=0.2), "the product stays one of cuBLAS"

@@ -1,4 +1,4 @@
-"""What `python nullgpu/run.py` promises: its errors, the GPUs that a command sees, and NCCL between two ranks."""
+"""What `nullgpu` promises: its errors, the GPUs that a command sees, and NCCL between two ranks."""
 
 import json
 import os
@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed
-from cases import REPOSITORY, environment, null_gpu
-from possible import skip_if_impossible
 
-from conftest import Result
+import nullgpu as package
+from conftest import Run
 from nullgpu import build, symbols
-
-skip_if_impossible()
-pytest_plugins = ["null_fixtures"]
-pytestmark = pytest.mark.usefixtures("null_library")
 
 HERE = Path(__file__).resolve().parent
 MISSING = """\
@@ -33,47 +28,33 @@ ncclPutSignal ncclSignal ncclWaitSignal ncclWinGetUserPtr"""
 """functions that PyTorch 2.15 may call, and that end the process with their names"""
 
 
-def run(*words: object, **more: str) -> Result:
-    """Run a command on null GPUs."""
-    command = null_gpu(*map(str, words))
-    done = subprocess.run(command, env=environment(**more), capture_output=True, text=True, timeout=300)
-    return Result(done.returncode, done.stdout, done.stderr)
-
-
-def error_line(result: Result) -> str:
-    """Return the one line of a user's mistake."""
-    assert result.status == 2, result.stderr[-3000:]
-    (line,) = (line for line in result.stderr.splitlines() if not line.startswith("nullgpu: compiling"))
-    return line.removeprefix("nullgpu: error: ")
-
-
 # ---- the command itself
 
 
-def test_without_a_compiler_one_line_says_what_to_install(tmp_path: Path) -> None:
-    error = error_line(run("/bin/true", PATH=str(tmp_path), NULLGPU_CACHE=str(tmp_path / "cache")))
+def test_without_a_compiler_one_line_says_what_to_install(tmp_path: Path, nullgpu: Run) -> None:
+    error = nullgpu("/bin/true", PATH=str(tmp_path), NULLGPU_CACHE=str(tmp_path / "cache")).error
     assert "needs a C++ compiler: install g++" in error
 
 
-def test_an_unknown_command_is_named() -> None:
-    assert error_line(run("no_such_command", "--help")) == "no command no_such_command"
+def test_an_unknown_command_is_named(nullgpu: Run) -> None:
+    assert nullgpu("no_such_command", "--help").error == "no command no_such_command"
 
 
-def test_without_a_command_an_example_is_shown() -> None:
-    result = run("--gpus", 2)
-    assert result.status == 2 and "python nullgpu/run.py python train.py" in result.stderr
+def test_without_a_command_an_example_is_shown(nullgpu: Run) -> None:
+    result = nullgpu("--gpus", 2)
+    assert result.status == 2 and "no command: nullgpu python train.py, for example" in result.stderr
 
 
 @pytest.mark.parametrize(("command", "status"), [("exit 7", 7), ("kill -TERM $$", 128 + 15), ("true", 0)])
-def test_the_exit_status_is_the_commands(command: str, status: int) -> None:
-    assert run("sh", "-c", command).status == status
+def test_the_exit_status_is_the_commands(command: str, status: int, nullgpu: Run) -> None:
+    assert nullgpu("sh", "-c", command).status == status
 
 
-def test_an_ld_preload_of_the_user_stays_effective(tmp_path: Path) -> None:
+def test_an_ld_preload_of_the_user_stays_effective(tmp_path: Path, nullgpu: Run) -> None:
     source, own = tmp_path / "own.c", tmp_path / "own.so"
     source.write_text("int of_the_user;")
     subprocess.run([os.environ.get("CXX", "g++"), "-shared", "-fPIC", source, "-o", own], check=True)
-    loaded = run("cat", "/proc/self/maps", LD_PRELOAD=str(own)).stdout
+    loaded = nullgpu("cat", "/proc/self/maps", LD_PRELOAD=str(own)).stdout
     assert str(own) in loaded and str(build.library()) in loaded
 
 
@@ -85,18 +66,33 @@ def test_a_cache_with_a_space_in_its_path_is_replaced(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.thorough  # compiles
-def test_a_command_runs_with_a_cache_with_a_space_in_its_path(tmp_path: Path) -> None:
+def test_a_command_runs_with_a_cache_with_a_space_in_its_path(tmp_path: Path, nullgpu: Run) -> None:
     script = "import torch; print(torch.cuda.is_available())"
-    result = run("python", "-c", script, NULLGPU_CACHE=str(tmp_path / "x y"))
+    result = nullgpu("python", "-c", script, NULLGPU_CACHE=str(tmp_path / "x y"))
     assert (result.status, result.stdout) == (0, "True\n"), result.stderr
 
 
-def test_more_ranks_than_gpus_get_the_lessons_own_message(null_data: Path, tmp_path: Path) -> None:
-    """The environment is that of rank 0 of `torchrun --nproc-per-node 2`."""
-    of_rank_0 = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    script = REPOSITORY / "03_ddp/train.py"
-    result = run("--gpus", 1, "python", script, "--data_dir", null_data, "--run_dir", tmp_path, **of_rank_0)
-    assert "torchrun started 2 ranks on this node, which has 1 GPU(s)" in result.error
+@pytest.mark.parametrize("values", [False, True])
+def test_a_process_gets_null_gpus_by_its_environment(library: Path, values: bool) -> None:
+    env = package.environment({"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}, gpus=2, gb=3, values=values)
+    script = "import torch; print(torch.cuda.device_count(), (torch.ones(2, device='cuda') + 1).sum().item())"
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "4.0" if values else "0.0"], done.stderr
+
+
+def test_the_report_has_its_figures_as_json(tmp_path: Path, nullgpu: Run) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nm = torch.nn.Linear(64, 64).cuda()\no = torch.optim.SGD(m.parameters(), 0.1)\n"
+        "for _ in range(8):\n    o.zero_grad()\n    loss = m(torch.zeros(4, 64, device='cuda')).sum()\n"
+        "    loss.backward()\n    o.step()\n    loss.item()\n"
+    )
+    figures = tmp_path / "figures.json"
+    done = nullgpu("--report", "--snapshot", tmp_path / "memory.pickle", "--json", figures, "python", script)
+    (rank,) = json.loads(figures.read_text())["report"]["ranks"]
+    assert (rank["counted"], rank["updates"], rank["step"]["waits"]) == (5, 8, 1.0)
+    assert f"{rank['step']['launches']:9,.0f}  kernel launches" in done.stdout
+    assert f"What to change first: {rank['advice']}" in done.stdout and "train.py:9" in rank["advice"]
 
 
 # ---- the functions that PyTorch needs
@@ -108,15 +104,15 @@ def functions_of_torch() -> set[str]:
     return set().union(*map(symbols.undefined, [*torch.glob("lib/*.so"), *torch.parent.glob("torchvision/*.so")]))
 
 
-def test_every_function_that_pytorch_needs_is_there(null_library: Path) -> None:
-    nm = ["nm", "-D", "--defined-only", null_library]
+def test_every_function_that_pytorch_needs_is_there(library: Path) -> None:
+    nm = ["nm", "-D", "--defined-only", library]
     printed = subprocess.run(nm, capture_output=True, text=True, check=True).stdout
     assert not functions_of_torch() - {line.split()[-1].partition("@")[0] for line in printed.splitlines()}
 
 
 @pytest.mark.skipif(not build.version().startswith("2.15"), reason="the list is that of PyTorch 2.15")
-def test_the_functions_that_are_missing_are_known(null_library: Path) -> None:
-    generated = (null_library.parent / "generated.cpp").read_text()
+def test_the_functions_that_are_missing_are_known(library: Path) -> None:
+    generated = (library.parent / "generated.cpp").read_text()
     missing = {name for name in functions_of_torch() if f'nullgpu::missing("{name}")' in generated}
     print("missing:", *sorted(missing))
     assert missing == set(MISSING.split())
@@ -126,22 +122,21 @@ def test_the_functions_that_are_missing_are_known(null_library: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def alone(tmp_path_factory: pytest.TempPathFactory, nullgpu: Run) -> dict:
     """What `probes.py alone` has found."""
-    return probes(tmp_path_factory.mktemp("alone"), "alone", "--gb", "1")
+    return probes(nullgpu, tmp_path_factory.mktemp("alone"), "alone", "--gb", "1")
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def ranks(tmp_path_factory: pytest.TempPathFactory, nullgpu: Run) -> dict:
     """What `probes.py ranks` has found."""
-    return probes(
-        tmp_path_factory.mktemp("ranks"), "ranks", "--gpus", "2", "--gb", "2048", "--values", "--timeout", "60"
-    )
+    options = ("--gpus", "2", "--gb", "2048", "--values", "--timeout", "60")
+    return probes(nullgpu, tmp_path_factory.mktemp("ranks"), "ranks", *options)
 
 
-def probes(folder: Path, which: str, *options: str) -> dict:
+def probes(nullgpu: Run, folder: Path, which: str, *options: str) -> dict:
     """Run probes; return what they have found, and their stderr."""
-    result = run(*options, "python", HERE / "probes.py", which, folder / "found.json")
+    result = nullgpu(*options, "python", HERE / "probes.py", which, folder / "found.json")
     assert result.status == 0, result.stderr[-3000:]
     return json.loads((folder / "found.json").read_text()) | {"stderr": result.stderr}
 
@@ -173,9 +168,9 @@ def test_a_graph_that_is_captured_forbids_to_wait(alone: dict) -> None:
 
 
 @pytest.mark.thorough
-def test_a_fork_after_importing_torch_may_use_the_gpu() -> None:
+def test_a_fork_after_importing_torch_may_use_the_gpu(nullgpu: Run) -> None:
     script = "import os, torch\nif os.fork() == 0: torch.zeros(1, device='cuda'); os._exit(5)\nprint(os.wait()[1] >> 8)"
-    assert run("python", "-c", script).stdout == "5\n"
+    assert nullgpu("python", "-c", script).stdout == "5\n"
 
 
 # ---- values, and pairs of ranks with the former and the new backend of NCCL
@@ -218,7 +213,7 @@ def test_a_rank_that_dies_ends_the_wait_of_the_other_one(ranks: dict, new_backen
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl-legacy"])
-def test_a_script_of_ones_own_is_one_rank_of_an_imaginary_world(tmp_path: Path, backend: str) -> None:
+def test_a_script_of_ones_own_is_one_rank_of_an_imaginary_world(tmp_path: Path, backend: str, nullgpu: Run) -> None:
     if backend != "nccl" and not hasattr(torch.distributed.distributed_c10d, "_register_builtin_nccl_legacy_backend"):
         pytest.skip("this PyTorch has one backend of NCCL")
     script = tmp_path / "train.py"
@@ -230,25 +225,29 @@ def test_a_script_of_ones_own_is_one_rank_of_an_imaginary_world(tmp_path: Path, 
         "dist.all_gather(all_of_them, mine)\ndist.all_reduce(mine)\n"
         "print([t.item() for t in all_of_them], mine.item(), dist.get_world_size())\n"
     )
-    done = run("--world", 4, "python", script)
+    done = nullgpu("--world", 4, "python", script)
     assert "[3, 3, 3, 3] 12 4" in done.stdout, done.stderr[-2000:]
 
 
-def test_batch_norm_has_the_values_of_the_cpu_on_one_gpu_and_over_two() -> None:
+def test_batch_norm_has_the_values_of_the_cpu_on_one_gpu_and_over_two(nullgpu: Run) -> None:
     """cuDNN's batch norm on one, SyncBatchNorm on two, whose kernels PyTorch has for GPUs only."""
-    script = str(HERE / "norms.py")
+    script = str(HERE / "batch_norm.py")
     on_cpu = subprocess.run(
-        [sys.executable, script], env=environment(CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True, check=True
+        [sys.executable, script],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     expected = [float(word) for word in on_cpu.stdout.split()]
     launcher = ["torchrun", "--standalone", "--nproc-per-node", "2"]
     for words in (["python", script], ["--gpus", "2", *launcher, script]):
-        done = run("--values", *words)
+        done = nullgpu("--values", *words)
         assert "no values" not in done.stderr
         assert [float(word) for word in done.stdout.split()] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.thorough
-def test_layers_losses_and_optimizers_have_the_values_of_the_cpu() -> None:
-    done = run("--values", "python", str(HERE / "layers.py"), NULLGPU_STRICT="1")
+def test_layers_losses_and_optimizers_have_the_values_of_the_cpu(nullgpu: Run) -> None:
+    done = nullgpu("--values", "python", str(HERE / "layers.py"), NULLGPU_STRICT="1")
     assert (done.status, done.stdout) == (0, ""), done.stderr[-3000:]

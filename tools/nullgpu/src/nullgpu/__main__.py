@@ -1,8 +1,8 @@
-"""``python -m nullgpu COMMAND...``."""
+"""``python -m nullgpu COMMAND...``: the same as ``nullgpu COMMAND...``."""
 
 import sys
 
-from .command import main
+from nullgpu.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

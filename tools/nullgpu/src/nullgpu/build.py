@@ -13,22 +13,29 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
-from . import symbols
+from . import interface, symbols
 
-SOURCES = Path(__file__).resolve().parent / "src"
+SOURCES = Path(__file__).resolve().parent / "native"
 TRIED = ((2, 11), (2, 15))
 """the oldest and the newest version of PyTorch with which the null GPU was tried"""
 NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")
 """the library is also what is loaded under the names of NVIDIA's driver"""
-FLAGS = ("-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-w", "-include", "without_formats.h")
+FLAGS = ("-O1", "-g1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-include", "without_formats.h")
+WARNINGS = ("-Wall", "-Wextra", "-Wshadow")
+"""of the sources; generated functions have other arguments than their declarations, so none of them is without one"""
+SANITIZERS = {"": (), "address": ("-fsanitize=address",), "thread": ("-fsanitize=thread",)}
+"""by name; tests compile the library with them"""
 
 
 class NotPossible(Exception):
     """Why there can be no null GPU on this machine, and what to do."""
 
 
-def library() -> Path:
+def library(sanitizer: str = "") -> Path:
     """Return the compiled library; compile it if this was not done yet.
+
+    Args:
+        sanitizer: "address" or "thread", for tests of the library itself.
 
     Raises:
         NotPossible: another system, no compiler, no PyTorch with CUDA, or the compiler fails.
@@ -38,12 +45,13 @@ def library() -> Path:
             f"the null GPU needs Linux on x86-64 or aarch64, and this is {sys.platform} on {platform.machine()}"
         )
     torch = torch_folder()
-    key = hashlib.sha256(f"{torch} {version()} {FLAGS}".encode())
+    flags = (*FLAGS, *SANITIZERS[sanitizer])
+    key = hashlib.sha256(f"{torch} {version()} {flags} {interface.header()}".encode())
     for source in (*sorted(SOURCES.iterdir()), Path(symbols.__file__)):
         key.update(source.read_bytes())
     folder = cache() / f"torch-{version()}-{key.hexdigest()[:12]}"
     if not (folder / NAMES[0]).exists():
-        compile_into(folder, torch)
+        compile_into(folder, torch, flags)
     return folder / NAMES[0]
 
 
@@ -70,7 +78,7 @@ def torch_folder() -> Path:
     if not (folder / "lib/libtorch_cuda.so").exists():
         raise NotPossible(
             f"torch {version()} is built without CUDA, so it has no code for GPUs to run: install the other one, "
-            "here with python3 install.py --torch pypi (6 GB)"
+            "from PyPI (6 GB): pip install torch"
         )
     return folder
 
@@ -101,7 +109,7 @@ def headers(torch: Path) -> list[Path]:
     return [folder for folder in found if folder.is_dir()]
 
 
-def compile_into(folder: Path, torch: Path) -> None:
+def compile_into(folder: Path, torch: Path, flags: tuple[str, ...]) -> None:
     """Compile the sources and the generated functions, and put the library under its name when it is complete."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None or shutil.which("nm") is None:
@@ -121,11 +129,12 @@ def compile_into(folder: Path, torch: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         build = Path(scratch)
-        include = [f"-I{one}" for one in (SOURCES, *folders)]
+        (build / "interface.h").write_text(interface.header())
+        include = [f"-I{one}" for one in (SOURCES, build)] + [f"-isystem{one}" for one in folders]
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [build / f"{source.stem}.o" for source in sources]
         commands = [
-            [compiler, *FLAGS, *include, "-c", str(one), "-o", str(to)]
+            [compiler, *flags, *WARNINGS, *include, "-c", str(one), "-o", str(to)]
             for one, to in zip(sources, objects, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -141,7 +150,8 @@ def compile_into(folder: Path, torch: Path) -> None:
         run(
             [
                 compiler,
-                *FLAGS,
+                *flags,
+                "-w",  # its functions have other arguments than their declarations
                 *include,
                 "-shared",
                 str(generated),
@@ -153,7 +163,8 @@ def compile_into(folder: Path, torch: Path) -> None:
                 "-lpthread",
             ]
         )
-        shutil.copy(generated, build / "out")
+        for file in ("generated.cpp", "interface.h"):
+            shutil.copy(build / file, build / "out")
         for name in NAMES[1:]:
             (build / "out" / name).symlink_to(NAMES[0])
         try:
@@ -172,10 +183,12 @@ def needed(torch: Path, texts: dict[Path, str]) -> set[str]:
 
 
 def run(command: list[str]) -> None:
-    """Run the compiler."""
+    """Run the compiler; show its warnings if that is asked for (NULLGPU_VERBOSE)."""
     done = subprocess.run(command, capture_output=True, text=True)
+    if os.environ.get("NULLGPU_VERBOSE"):
+        sys.stderr.write(done.stderr)
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-300:])
         raise NotPossible(
-            f"the null GPU cannot be compiled for torch {version()}: {first} (nullgpu/README.md: a new PyTorch)"
+            f"the null GPU cannot be compiled for torch {version()}: {first} (see the README: a new PyTorch)"
         )

@@ -2,7 +2,7 @@
 
 The time of an operation is the larger one of its arithmetic and its memory traffic, with a share of the peak that such
 operations attain, and at least some microseconds for each kernel. (A roofline: Williams, Waterman and Patterson 2009,
-https://doi.org/10.1145/1498765.1498785.) src/clock.cpp has the queues of the streams, copies and collectives.
+https://doi.org/10.1145/1498765.1498785.) native/clock.cpp has the queues of the streams, copies and collectives.
 """
 # ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
@@ -25,17 +25,18 @@ from torch.utils.data import dataloader
 from torch.utils.flop_counter import flop_registry
 
 from . import compiled, library
-from .record import call_after_updates, time_the_loaders
+from .interface import Settings
+from .updates import call_after_updates, time_the_loaders
 
 ATTAINED = {"matmul": 0.65, "conv": 0.35, "attention": 0.40, "memory": 0.62}
 """share of the peak, or of the memory's bandwidth, that large operations of a kind attain"""
-KERNEL = 2.5e-6
+SHORTEST = 2.5e-6
 """seconds of the shortest kernel"""
 RAMP = 1e-5
 """seconds that an operation with arithmetic takes beside it: a small one does not fill a GPU (assumed, not fitted)"""
 KINDS = {"mm": "matmul", "addmm": "matmul", "bmm": "matmul", "baddbmm": "matmul", "_scaled_mm": "matmul"}
 CALIBRATED, TRIALS = 200, 8
-"""operations, and how often, with which the way to Python and back is measured"""
+"""operations, and how often, with which the overhead of the mode is measured"""
 
 
 def kind_of(name: str) -> str:
@@ -48,18 +49,18 @@ def kind_of(name: str) -> str:
 class Clock(TorchDispatchMode):
     """Puts each operation on the queue of its stream, with the time that it would take."""
 
-    def __init__(self, figures: dict[str, Any]) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self.peak = {name: float(value) for name, value in figures["peak"].items()}
-        self.bandwidth = float(figures["bandwidth"])
+        self.settings = settings
+        self.peak, self.bandwidth = settings.peak, settings.bandwidth
         self.library = library.load()
         self.library.nullgpu_now.restype = ctypes.c_double
-        self.library.nullgpu_go.argtypes = self.library.nullgpu_go_back.argtypes = [ctypes.c_double]
+        self.library.nullgpu_go.argtypes = self.library.nullgpu_leave_out.argtypes = [ctypes.c_double]
         self.library.nullgpu_put.argtypes = [ctypes.c_void_p, ctypes.c_double, ctypes.c_char_p]
         self.library.nullgpu_counters.restype = ctypes.POINTER(ctypes.c_int64)
         self.launches = self.library.nullgpu_counters()  # the first of them
-        self.way = self.way_on_cpu = 0.0
-        """seconds of the way to this class and back, which a script without it would not need"""
+        self.overhead = self.overhead_on_cpu = 0.0
+        """seconds that this class costs in each operation, which a script without it would not need"""
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.unknown: Counter[str] = Counter()
 
@@ -72,7 +73,7 @@ class Clock(TorchDispatchMode):
         """Put a kernel of Triton on its stream."""
         if products:
             self.unknown[name] += 1
-        seconds = max(moved / (self.bandwidth * ATTAINED["memory"]), KERNEL)
+        seconds = max(moved / (self.bandwidth * ATTAINED["memory"]), SHORTEST)
         self.seconds[name] += seconds
         self.library.nullgpu_put(stream, seconds, name.encode())
 
@@ -87,14 +88,14 @@ class Clock(TorchDispatchMode):
         out = func(*args, **kwargs)
         launches = self.launches[0] - before
         if not launches:
-            self.library.nullgpu_go_back(self.way_on_cpu)
+            self.library.nullgpu_leave_out(self.overhead_on_cpu)
             return out
         self.library.nullgpu_stop()
         name, seconds = "", 0.0
         try:
             name, seconds = self.seconds_of(func, args, kwargs, out, launches)
         finally:
-            self.library.nullgpu_go(self.way)
+            self.library.nullgpu_go(self.overhead)
         # Not while the clock stands: the host waits here if the queue is full.
         self.library.nullgpu_put(torch.cuda.current_stream().cuda_stream, seconds, name.encode())
         return out
@@ -114,7 +115,7 @@ class Clock(TorchDispatchMode):
             seconds = max(seconds, flops / (peak * ATTAINED[kind]) + RAMP if flops else 0)
         elif not moved:
             self.unknown[name] += launches
-        seconds = max(seconds, launches * KERNEL)
+        seconds = max(seconds, launches * SHORTEST)
         self.seconds[name] += seconds
         return name, seconds
 
@@ -151,7 +152,7 @@ def format_of(dtype: torch.dtype, kind: str) -> str:
     return "tf32" if dtype == torch.float32 and fast else "fp32"
 
 
-class Trace:
+class Loop:
     """When updates ended, and when the loop waited for a batch, in simulated time."""
 
     def __init__(self) -> None:
@@ -161,18 +162,18 @@ class Trace:
         """real and simulated time when the GPU was used first"""
 
 
-def install(figures: dict[str, Any]) -> None:
+def install(settings: Settings) -> None:
     """Begin: this process's operations take their time, and its clocks show simulated time."""
-    clock = Clock(figures)
+    clock = Clock(settings)
     now = clock.library.nullgpu_now
-    trace = Trace()
+    loop = Loop()
     end = clock.library.nullgpu_end
     end.restype, end.argtypes = ctypes.c_double, [ctypes.c_void_p]
     # when the GPU has ended the update, not when the host has launched it
-    call_after_updates(lambda: trace.updates.append(end(torch.cuda.current_stream().cuda_stream)))
+    call_after_updates(lambda: loop.updates.append(end(torch.cuda.current_stream().cuda_stream)))
     dataloader.DataLoader.__iter__ = without_modes(dataloader.DataLoader.__iter__)  # it starts the workers
     dataloader._BaseDataLoaderIter.__next__ = without_modes(dataloader._BaseDataLoaderIter.__next__)
-    time_the_loaders(now, lambda began, ended: trace.loading.append((began, ended)))
+    time_the_loaders(now, lambda began, ended: loop.loading.append((began, ended)))
     real = {name: getattr(time, name) for name in ("time", "perf_counter", "monotonic")}
     offsets = {name: function() - now() for name, function in real.items()}
     for name, offset in offsets.items():
@@ -183,12 +184,12 @@ def install(figures: dict[str, Any]) -> None:
 
     def first_use() -> None:
         begin(clock, real["perf_counter"])
-        trace.began = both()
+        loop.began = both()
 
     torch.cuda._lazy_call(first_use)
     compiled.install(clock.put_compiled)
     if folder := os.environ.get("NULLGPU_REPORT"):
-        atexit.register(lambda: write(clock, trace, folder, both()))
+        atexit.register(lambda: write(clock, loop, folder, both()))
 
 
 def without_modes(function: Any) -> Any:
@@ -203,9 +204,8 @@ def without_modes(function: Any) -> Any:
 
 
 def begin(clock: Clock, perf_counter: Callable[[], float]) -> None:
-    """Measure the way to Python and back, then enter the mode."""
-    host = float(os.environ["NULLGPU_HOST_SPEED"])
-    launch = float(os.environ["NULLGPU_LAUNCH"])
+    """Measure what the mode costs in each operation, then enter it."""
+    host, launch = clock.settings.host_speed, clock.settings.launch
 
     def fastest(x: torch.Tensor, now: Callable[[], float]) -> float:
         """Return the seconds of an operation in the trial that was disturbed least."""
@@ -223,26 +223,26 @@ def begin(clock: Clock, perf_counter: Callable[[], float]) -> None:
     on_gpu, on_cpu = torch.zeros(16, device="cuda"), torch.zeros(16)
     plain, plain_on_cpu = fastest(on_gpu, perf_counter), fastest(on_cpu, perf_counter)
     with clock:
-        clock.way = max(0.0, fastest(on_gpu, simulated) - launch * host - plain)
-        clock.way_on_cpu = max(0.0, fastest(on_cpu, simulated) - plain_on_cpu)
+        clock.overhead = max(0.0, fastest(on_gpu, simulated) - launch * host - plain)
+        clock.overhead_on_cpu = max(0.0, fastest(on_cpu, simulated) - plain_on_cpu)
     clock.seconds.clear()
     clock.__enter__()
 
 
-def write(clock: Clock, trace: Trace, folder: str, ended: tuple[float, float]) -> None:
+def write(clock: Clock, loop: Loop, folder: str, ended: tuple[float, float]) -> None:
     """Write what the report needs; ``ended`` is the real and the simulated time."""
-    if not torch.cuda.is_initialized() or trace.began is None:
+    if not torch.cuda.is_initialized() or loop.began is None:
         return
     rank = int(os.environ.get("RANK") or 0)
     clock.library.nullgpu_spans(f"{folder}/spans{rank}.tsv".encode())
     found = {
-        "updates": trace.updates,
-        "loading": trace.loading,
+        "updates": loop.updates,
+        "loading": loop.loading,
         "seconds": dict(sorted(clock.seconds.items(), key=lambda pair: -pair[1])[:12]),
         "unknown": dict(clock.unknown.most_common()),
-        "way": clock.way,
-        "real": ended[0] - trace.began[0],
-        "simulated": ended[1] - trace.began[1],
+        "overhead": clock.overhead,
+        "real": ended[0] - loop.began[0],
+        "simulated": ended[1] - loop.began[1],
     }
     with open(f"{folder}/clock{rank}.json", "w") as file:
         json.dump(found, file)

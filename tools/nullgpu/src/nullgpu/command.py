@@ -1,15 +1,17 @@
 """Run a command as on a machine with GPUs that compute nothing.
 
-    python nullgpu/run.py python train.py                     on one GPU of 80 GB; all values are zeros
-    python nullgpu/run.py --gpus 2 torchrun --standalone --nproc-per-node 2 train.py
-    python nullgpu/run.py --values python train.py            the CPU computes the values
-    python nullgpu/run.py --report python train.py            and at the end: launches, waits, what holds the memory
-    python nullgpu/run.py --world 64 python train.py          rank 0 of 64; the other ranks do not exist
+    nullgpu python train.py                     on one GPU of 80 GB; all values are zeros
+    nullgpu --gpus 2 torchrun --standalone --nproc-per-node 2 train.py
+    nullgpu --values python train.py            the CPU computes the values
+    nullgpu --report python train.py            and at the end: launches, waits, what holds the memory
+    nullgpu --clock a100 python train.py        and at the end: how long it would have taken, and what the GPU waits for
+    nullgpu --world 64 python train.py          rank 0 of 64; the other ranks do not exist
 
 The exit status is the command's; 2 if there can be no null GPU here.
 """
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -17,10 +19,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from . import build, clock_figures, timeline
+from . import build, clocked, gpus, report
+from .interface import MOST_GPUS, SKIPPED
+from .variables import environment
 
-HOOK = Path(__file__).resolve().parent / "hook"
 GPU_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
 """are there where NVIDIA's driver is"""
 
@@ -31,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         prog="nullgpu",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="python nullgpu/run.py [options] COMMAND...",
+        usage="nullgpu [options] COMMAND...",
     )
     add = it.add_argument
     add("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="python, torchrun, kernprof, srun, sbatch, ...")
@@ -42,41 +46,14 @@ def parser() -> argparse.ArgumentParser:
     add("--report", action="store_true", help="report at the end: launches, waits, copies, memory, with their lines")
     add("--snapshot", type=Path, default=Path("memory.pickle"), help="file for the memory's history (with --report)")
     add("--world", type=int, default=0, metavar="N", help="run as rank 0 of N, without the other ranks")
-    add("--clock", metavar="GPU", help="let operations take the time of this GPU: a100, h100, t4, l4, or a YAML file")
+    add("--clock", metavar="GPU", help="let operations take the time of this GPU: a100, h100, t4, l4, or a TOML file")
     add("--host", type=float, default=1, help="how many times as fast the host is as this one (with --clock)")
-    add("--skip", type=int, default=3, help="first updates that the clock does not count (default: 3)")
-    add("--trace", type=Path, metavar="FILE", help="write the time line for ui.perfetto.dev (with --clock)")
+    add("--skip", type=int, default=SKIPPED, help=f"first updates that the clock does not count (default: {SKIPPED})")
+    add("--trace", type=Path, metavar="FILE", help="file for the time line, for ui.perfetto.dev (with --clock)")
+    add("--json", type=Path, metavar="FILE", help="file for the figures of the reports (with --report or --clock)")
     add("--timeout", type=float, default=600, help="seconds a rank waits for others in a collective (default: 600)")
     add("--beside_gpu", action="store_true", help="run although this machine has a GPU")
     return it
-
-
-def environment(options: argparse.Namespace, library: Path) -> dict[str, str]:
-    """Return the environment variables of the command."""
-    env = dict(os.environ)
-    env["LD_PRELOAD"] = " ".join(filter(None, (str(library), env.get("LD_PRELOAD"))))
-    env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(library.parent), env.get("LD_LIBRARY_PATH"))))
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOOK), env.get("PYTHONPATH"))))
-    env |= {
-        "NULLGPU_LIBRARY": str(library),
-        "NULLGPU_GPUS": str(options.gpus),
-        "NULLGPU_GB": str(options.gb),
-        "NULLGPU_SM": str(options.sm),
-        "NULLGPU_VALUES": str(int(options.values)),
-        "NULLGPU_WORLD": str(options.world),
-        "NULLGPU_TIMEOUT": str(options.timeout),
-    }
-    if options.world:
-        names = {
-            "RANK": 0,
-            "LOCAL_RANK": 0,
-            "WORLD_SIZE": options.world,
-            "LOCAL_WORLD_SIZE": min(options.world, options.gpus),
-        }
-        env |= {name: str(value) for name, value in names.items()}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # required by init_process_group, but never used
-        env["TORCH_NCCL_RANKS_PER_ROOT"] = "1000000"  # otherwise, from 128 ranks on, others send addresses too
-    return env
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,47 +62,63 @@ def main(arguments: list[str] | None = None) -> int:
     options = it.parse_args(arguments)
     if not options.command:
         it.print_usage(sys.stderr)
-        return fail("no command: python nullgpu/run.py python train.py, for example")
-    if not 1 <= options.gpus <= 64 or options.gb <= 0 or options.world < 0:
-        return fail("--gpus is from 1 to 64, --gb above 0, and --world 0 (no emulation of other ranks) or more")
-    if options.world and options.values:
-        return fail("--world has no other ranks whose values could be computed: leave out --values")
-    if options.clock and options.values:
-        return fail("--clock does without --values: computing them would take time that a GPU's host does not need")
-    if (options.trace or options.host != 1) and not options.clock:
-        return fail("--trace and --host need --clock")
-    try:
-        figures = clock_figures.read(options.clock) if options.clock else None
-    except clock_figures.Unknown as error:
-        return fail(str(error))
-    if figures:
-        options.sm, options.gb = int(figures["sm"]), float(figures["gb"])
-    if any(map(os.path.exists, GPU_FILES)) and not options.beside_gpu:
-        return fail("this machine has a GPU, which the command would not see: leave out nullgpu, or add --beside_gpu")
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return fail("CUDA_VISIBLE_DEVICES is empty, which hides the null GPUs too: unset CUDA_VISIBLE_DEVICES")
+        return fail("no command: nullgpu python train.py, for example")
+    if wrong := mistake(options):
+        return fail(wrong)
     words = resolved(options.command)
     if shutil.which(words[0]) is None:
         return fail(f"no command {words[0]}")
     try:
-        library = build.library()
+        env = environment(
+            gpus=options.gpus,
+            gb=options.gb,
+            sm=options.sm,
+            values=options.values,
+            world=options.world,
+            timeout=options.timeout,
+            clock=options.clock or "",
+            host=options.host,
+        )
         if not build.is_tried():
             print(f"nullgpu: note: not tried with torch {build.version()} yet", file=sys.stderr)
-    except build.NotPossible as error:
+    except (build.NotPossible, gpus.Unknown) as error:
         return fail(str(error))
-    env = environment(options, library) | (clock_figures.environment(figures, options.host) if figures else {})
     if not options.report and not options.clock:
         return run(words, env)
     with tempfile.TemporaryDirectory(prefix="nullgpu") as folder:
-        env["NULLGPU_REPORT"] = folder
-        status = run(words, env)
-        if figures:
-            timeline.show(Path(folder), figures, options.trace, options.skip)
-        if options.report:
-            from .report import show
-
-            show(Path(folder), options)
+        status = run(words, env | {"NULLGPU_REPORT": folder})
+        show(Path(folder), options, json.loads(env["NULLGPU_SETTINGS"]))
     return status
+
+
+def mistake(options: argparse.Namespace) -> str:
+    """Return what is wrong with the options; "" if nothing."""
+    if not 1 <= options.gpus <= MOST_GPUS or options.gb <= 0 or options.world < 0 or options.host <= 0:
+        return f"--gpus is from 1 to {MOST_GPUS}, --gb and --host above 0, --world 0 (no other ranks) or more"
+    if options.world and options.values:
+        return "--world has no other ranks whose values could be computed: leave out --values"
+    if options.clock and options.values:
+        return "--clock does without --values: computing them would take time that a GPU's host does not need"
+    if (options.trace or options.host != 1) and not options.clock:
+        return "--trace and --host need --clock"
+    if options.json and not (options.report or options.clock):
+        return "--json writes the figures of a report: it needs --report, --clock, or both"
+    if any(map(os.path.exists, GPU_FILES)) and not options.beside_gpu:
+        return "this machine has a GPU, which the command would not see: leave out nullgpu, or add --beside_gpu"
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES is empty, which hides the null GPUs too: unset CUDA_VISIBLE_DEVICES"
+    return ""
+
+
+def show(folder: Path, options: argparse.Namespace, settings: dict[str, Any]) -> None:
+    """Print the reports of what the processes of a command have left in a folder, and write them as JSON."""
+    figures: dict[str, Any] = {"settings": settings}
+    if options.clock:
+        figures["clock"] = clocked.show(folder, gpus.read(options.clock)["name"], options.trace, options.skip)
+    if options.report:
+        figures["report"] = report.show(folder, options.snapshot)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def resolved(command: list[str]) -> list[str]:

@@ -1,27 +1,13 @@
-"""The counters and callbacks of the compiled library, in the processes of the command."""
+"""The compiled library in a process of the command: its settings, counters and observer."""
 
 import atexit
 import ctypes
+import functools
 import os
 from collections.abc import Callable
 
-COUNTERS = (
-    "launches",
-    "waits",
-    "copies_to_gpu",
-    "copies_from_gpu",
-    "copies_on_gpu",
-    "pageable_copies",
-    "bytes_to_gpu",
-    "bytes_from_gpu",
-    "graph_launches",
-    "collectives",
-    "collective_bytes",
-    "errors",
-)
-"""in the order of struct Counters in src/gpu.h"""
-WAIT, COPY, COLLECTIVE, MISSING = range(4)
-"""what an observer is told of: enum Kind in src/gpu.h"""
+from .interface import COUNTERS, Notice, Settings
+
 OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int)
 
 _observer: object = None  # kept, because C++ holds only its address
@@ -32,6 +18,12 @@ def load() -> ctypes.CDLL:
     return ctypes.CDLL(os.environ["NULLGPU_LIBRARY"])
 
 
+@functools.cache
+def settings() -> Settings:
+    """Return what this process was told."""
+    return Settings.load(os.environ["NULLGPU_SETTINGS"])
+
+
 def counters() -> dict[str, int]:
     """Return what has been counted in this process so far."""
     library = load()
@@ -39,7 +31,7 @@ def counters() -> dict[str, int]:
     return dict(zip(COUNTERS, library.nullgpu_counters().contents, strict=True))
 
 
-def observe(callback: Callable[[int, str, int, bool], None], *kinds: int) -> None:
+def observe(callback: Callable[[int, str, int, bool], None], *kinds: Notice) -> None:
     """Let ``callback(kind, name, bytes, pageable)`` be called in each wait, copy or collective, until Python ends."""
     global _observer
 

@@ -1,5 +1,4 @@
 """Record, in a process of the command, the data of the report; `report` reads it when the command has ended."""
-# ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
 import atexit
 import json
@@ -9,24 +8,21 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from types import FrameType
 from typing import Any
 
 import torch
-import torch.utils.data.dataloader as dataloader
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import library
+from .interface import SKIPPED, SKIPPED_OF_LONG_RUNS, Notice
+from .updates import call_after_updates, time_the_loaders
 
 OWN = str(Path(__file__).resolve().parent)
 LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python", "<frozen", "<string>", OWN)
 """parts of the names of files that are not the user's"""
 BACKWARD = "in backward, or in a thread of PyTorch's"
-NOT_COUNTED = 11
-"""the first updates, in which memory is allocated, and DDP times its collectives; of short runs, only 3"""
 WORKSPACES = {4096 * 8 * 1024: "cuBLAS", (4096 * 2 + 16 * 8) * 1024: "cuBLAS"}
 """bytes of the workspaces that PyTorch allocates for a library (aten/src/ATen/cuda/CublasHandlePool.cpp): on Hopper and
 newer GPUs, and on older ones"""
@@ -49,10 +45,10 @@ class Recorder:
 
     def event(self, kind: int, name: str, size: int, pageable: bool) -> None:
         """Note a wait, a copy or a collective with the line that caused it."""
-        if kind == library.MISSING:
+        if kind == Notice.MISSING:
             traceback.print_stack(file=sys.stderr)
             return
-        what = {library.WAIT: "wait", library.COPY: "copy", library.COLLECTIVE: "collective"}.get(kind, "")
+        what = Notice(kind).name.lower()
         detail = name if what != "copy" else f"{name} {'pageable' if pageable else 'pinned'}"
         key = (what, detail, place(sys._getframe(1)))
         self.now[key] += 1
@@ -77,13 +73,15 @@ class Recorder:
         if not torch.cuda.is_initialized() or not library.counters()["launches"]:
             return
         device = torch.cuda.current_device()
-        first = NOT_COUNTED if len(self.updates) > 2 * NOT_COUNTED else min(3, max(len(self.updates) - 1, 0))
+        is_long = len(self.updates) > 2 * SKIPPED_OF_LONG_RUNS
+        first = SKIPPED_OF_LONG_RUNS if is_long else min(SKIPPED, max(len(self.updates) - 1, 0))
         counted, lines = self.updates[first:], self.lines[first:]
         found: dict[str, Any] = {
             "rank": int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0),
             "world": int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1),
             "device": torch.cuda.get_device_name(device),
             "memory": torch.cuda.get_device_properties(device).total_memory,
+            "values": library.settings().values,
             "torch": torch.__version__,
             "updates": len(self.updates),
             "counted": len(counted),
@@ -175,7 +173,7 @@ def holders(snapshot: dict[str, Any], device: int) -> dict[str, Any]:
 def install(folder: str) -> None:
     """Begin to note."""
     recorder = Recorder(folder)
-    library.observe(recorder.event, library.WAIT, library.COPY, library.COLLECTIVE, library.MISSING)
+    library.observe(recorder.event, *Notice)
     call_after_updates(recorder.update_ends)
     time_the_loaders(time.perf_counter, recorder.add_loading)
 
@@ -188,47 +186,3 @@ def install(folder: str) -> None:
 
     torch.cuda._lazy_call(begin)  # when CUDA is initialized, and not before
     atexit.register(recorder.write)
-
-
-def time_the_loaders(clock: Callable[[], float], note: Callable[[float, float], None]) -> None:
-    """Call ``note`` with the times, by this clock, between which a loop has waited for a batch of a DataLoader."""
-    own = dataloader._BaseDataLoaderIter.__next__
-
-    def timed(self: Any) -> Any:
-        began = clock()
-        try:
-            return own(self)
-        finally:
-            note(began, clock())
-
-    dataloader._BaseDataLoaderIter.__next__ = timed
-
-
-def call_after_updates(ended: Callable[[], None]) -> None:
-    """Call ``ended`` after each update, and after the replay of a graph that has recorded one."""
-    graph = torch.cuda.CUDAGraph
-    begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
-    capturing: list[int] = []
-    with_update: set[int] = set()
-
-    def updated(*_: Any) -> None:
-        if capturing:
-            with_update.add(capturing[-1])
-        else:
-            ended()
-
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        capturing.append(id(self))
-        begin(self, *args, **kwargs)
-
-    def capture_end(self: Any) -> None:
-        capturing.clear()
-        end(self)
-
-    def replayed(self: Any) -> None:
-        replay(self)
-        if id(self) in with_update:
-            ended()
-
-    graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replayed
-    register_optimizer_step_post_hook(updated)

@@ -1,6 +1,5 @@
 """Show what the processes of a command have noted: an update on the host's side, the memory, what to change first."""
 
-import argparse
 import json
 import linecache
 import os
@@ -15,16 +14,25 @@ SHOWN = 5
 """lines for each kind of event"""
 
 
-def show(folder: Path, options: argparse.Namespace) -> None:
-    """Print the report of the lowest rank, and a line for each other rank whose peak differs from it."""
+def show(folder: Path, snapshot: Path) -> dict[str, Any]:
+    """Print the report of the lowest rank, and a line for each other rank whose peak differs from it.
+
+    Args:
+        folder: in which the processes of the command have left what they noted.
+        snapshot: file for the history of the memory of the lowest rank.
+
+    Returns: The figures: for each of "ranks" what `record.Recorder.write` has noted, and "limit", "holder" and
+        "advice", the three sentences at the end of the report.
+    """
     ranks = sorted((json.loads(file.read_text()) for file in folder.glob("rank*.json")), key=lambda it: it["rank"])
     if not ranks:
         print("nullgpu: no report: no process of the command has launched a kernel, or it was killed", file=sys.stderr)
-        return
-    shutil.copy(folder / f"rank{ranks[0]['rank']}.pickle", options.snapshot)
-    lines = [*lines_of(ranks[0], options), *others(ranks)]
-    lines += ["", f"The memory over time: drop the file {options.snapshot} on https://pytorch.org/memory_viz"]
+        return {"ranks": []}
+    shutil.copy(folder / f"rank{ranks[0]['rank']}.pickle", snapshot)
+    lines = [*lines_of(ranks[0]), *others(ranks)]
+    lines += ["", f"The memory over time: drop the file {snapshot} on https://pytorch.org/memory_viz"]
     print("", *lines, sep="\n", flush=True)
+    return {"ranks": [it | said(it) for it in ranks]}
 
 
 def others(ranks: list[dict[str, Any]]) -> list[str]:
@@ -34,22 +42,42 @@ def others(ranks: list[dict[str, Any]]) -> list[str]:
     return [f"Rank {it['rank']} has another peak: {size(it['peak'])}." for it in different]
 
 
-def lines_of(it: dict[str, Any], options: argparse.Namespace) -> list[str]:
+def lines_of(it: dict[str, Any]) -> list[str]:
     """Return the report of one rank."""
     rank = f"rank {it['rank']} of {it['world']}, " if it["world"] > 1 else ""
-    lines = [f"== {rank}{it['device']} with {options.gb:g} GiB, torch {it['torch']}"]
-    if not options.values:
+    lines = [f"== {rank}{it['device']} with {it['memory'] / 2**30:g} GiB, torch {it['torch']}"]
+    if not it["values"]:
         lines.append("   Nothing is computed: all values on the GPU are zeros, so the loss means nothing.")
-    step = it["step"]
-    if step:
+    step = step_of(it)
+    if it["step"]:
         lines += ["", f"An update (mean of {it['counted']}, without the first {it['updates'] - it['counted']}):"]
     else:
         lines += ["", "The whole run (no optimizer has made an update):"]
-        step = {name: float(value) for name, value in it["total"].items()} | {"seconds": 0.0, "loading": 0.0}
-    return [*lines, *events(it, step, options), *memory(it), "", *sentences(it, step)]
+    sentences = said(it)
+    return [
+        *lines,
+        *events(it, step),
+        *memory(it),
+        "",
+        f"What limits the host: {sentences['limit']}",
+        f"What holds the memory: {sentences['holder']}",
+        f"What to change first: {sentences['advice']}",
+    ]
 
 
-def events(it: dict[str, Any], step: dict[str, float], options: argparse.Namespace) -> list[str]:
+def step_of(it: dict[str, Any]) -> dict[str, float]:
+    """Return what was counted in an update; in the whole run if no optimizer has made one."""
+    whole = {name: float(value) for name, value in it["total"].items()} | {"seconds": 0.0, "loading": 0.0}
+    return it["step"] or whole
+
+
+def said(it: dict[str, Any]) -> dict[str, str]:
+    """Return three sentences: what limits an update on the host's side, what holds the memory, what to change first."""
+    step = step_of(it)
+    return {"limit": host_limit(it, step), "holder": memory_holder(it), "advice": first_change(it, step)}
+
+
+def events(it: dict[str, Any], step: dict[str, float]) -> list[str]:
     """Return what happens in an update, with the lines of the script."""
     copies = step["copies_to_gpu"] + step["copies_from_gpu"]
     copied = (step["bytes_to_gpu"] + step["bytes_from_gpu"]) / 1e6
@@ -64,7 +92,7 @@ def events(it: dict[str, Any], step: dict[str, float], options: argparse.Namespa
         *by_line(it, "collective"),
     ]
     if step["seconds"]:
-        values = "; computing the values included" if options.values else ""
+        values = "; computing the values included" if it["values"] else ""
         loading = f"{1e3 * step['loading']:,.1f} of them in waiting for the loader"
         lines.append(f"{1e3 * step['seconds']:9,.1f}  ms of this machine's CPU, {loading}{values}")
     return lines
@@ -144,15 +172,6 @@ def first_place(it: dict[str, Any], what: str, part: str = "") -> str:
     rows = (row for row in it["lines"] if row[0] == what and part in row[1] and row[3] >= 0.5)
     places = (place for _, _, place, _ in rows)
     return next((short(place) for place in places if not place.startswith("in ")), "")
-
-
-def sentences(it: dict[str, Any], step: dict[str, float]) -> list[str]:
-    """Return three sentences: what limits an update on the host's side, what holds the memory, what to change first."""
-    return [
-        f"What limits the host: {host_limit(it, step)}",
-        f"What holds the memory: {memory_holder(it)}",
-        f"What to change first: {first_change(it, step)}",
-    ]
 
 
 def loading_share(step: dict[str, float]) -> float:

@@ -1,6 +1,5 @@
 """Prepare a process in which torch has just been imported."""
 
-import json
 import os
 import sys
 import traceback
@@ -8,6 +7,7 @@ import traceback
 import torch
 
 from . import library
+from .interface import Notice
 
 
 def start() -> None:
@@ -17,8 +17,8 @@ def start() -> None:
         return
     use_own_cells()
     print_from_cpu()
-    world = int(os.environ["NULLGPU_WORLD"])
-    if os.environ["NULLGPU_VALUES"] == "1":
+    settings = library.settings()
+    if settings.values:
         from . import values
 
         values.install()
@@ -26,20 +26,20 @@ def start() -> None:
         from . import zeros
 
         zeros.install()
-    if world:
-        from . import world as imaginary
+    if settings.world:
+        from . import world
 
-        imaginary.install(world)
-    if clock := os.environ.get("NULLGPU_CLOCK"):
-        from .clock import install
+        world.install(settings.world)
+    if settings.clock:
+        from . import clock
 
-        install(json.loads(clock))
+        clock.install(settings)
     if folder := os.environ.get("NULLGPU_REPORT"):
         from . import record
 
         record.install(folder)
     else:
-        library.observe(say_where_if_missing, library.MISSING)
+        library.observe(say_where_if_missing, Notice.MISSING)
 
 
 def use_own_cells() -> None:
@@ -61,5 +61,5 @@ def print_from_cpu() -> None:
 
 def say_where_if_missing(kind: int, name: str, size: int, pageable: bool) -> None:
     """Print the Python stack before a function that the null GPU does not have ends the process."""
-    if kind == library.MISSING:
+    if kind == Notice.MISSING:
         traceback.print_stack(file=sys.stderr)

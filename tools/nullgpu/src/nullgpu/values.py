@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -24,37 +25,23 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from . import kernels, norms
+from . import graphs, kernels, norms
 
 CPU = torch.device("cpu")
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 AS_THEY_ARE = {"c10d", "_c10d_functional", "symm_mem", "profiler", "prim", "prims", "inductor"}
 """namespaces of operations that need no values: NCCL moves real data (src/nccl.cpp)"""
-WITHOUT_VALUES = {
+MAKE_TENSORS = {
     *("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "_resize_output_", "set_"),
-    *(
-        "detach",
-        "alias",
-        "_reshape_alias",
-        "lift",
-        "lift_fresh",
-        "data",
-        "is_set_to",
-        "sym_size",
-        "_nested",
-        "_version",
-    ),
-    *(
-        "_use_cudnn_ctc_loss",
-        "_use_miopen_ctc_loss",
-        "record_stream",
-        "is_pinned",
-        "_pin_memory",
-        "_local_scalar_dense",
-        "_has_compatible_shallow_copy_type",
-    ),
+    *("detach", "alias", "_reshape_alias", "lift", "lift_fresh", "data"),
 }
-"""operations that make or describe tensors, or read the memory itself"""
+DESCRIBE_TENSORS = {
+    *("is_set_to", "sym_size", "_nested", "_version", "is_pinned", "_has_compatible_shallow_copy_type"),
+    *("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "record_stream"),
+}
+READ_MEMORY = {"_pin_memory", "_local_scalar_dense"}
+WITHOUT_VALUES = MAKE_TENSORS | DESCRIBE_TENSORS | READ_MEMORY
+"""operations that compute no values on the GPU"""
 
 READ_VALUES = {"_linalg_check_errors", "equal"}
 """operations whose own code reads what a kernel has computed"""
@@ -87,8 +74,8 @@ class Values(TorchDispatchMode):
     """Computes on the CPU what the null GPU does not."""
 
     supports_higher_order_operators = True
-    graphs: ClassVar[dict[int, list[Callable[[], None]]]] = {}
-    """what each CUDA graph has recorded, by the graph's id"""
+    graphs: ClassVar[WeakKeyDictionary[torch.cuda.CUDAGraph, list[Callable[[], None]]]] = WeakKeyDictionary()
+    """what each CUDA graph has recorded"""
     recording: list[Callable[[], None]] | None = None
     """what is recorded now"""
     random = torch.Generator()
@@ -243,26 +230,18 @@ def to_cpu(value: Any) -> Any:
 def install() -> None:
     """Compute the values of this process: in all its threads, and at each replay of a graph."""
     mode = Values()
-    capture_begin, capture_end, replay = (
-        getattr(torch.cuda.CUDAGraph, n) for n in ("capture_begin", "capture_end", "replay")
-    )
 
-    def begin(self: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> None:
-        capture_begin(self, *args, **kwargs)
-        Values.recording = Values.graphs[id(self)] = []
+    def captures(graph: torch.cuda.CUDAGraph) -> None:
+        Values.recording = Values.graphs[graph] = []
 
-    def end(self: torch.cuda.CUDAGraph) -> None:
+    def captured(graph: torch.cuda.CUDAGraph) -> None:
         Values.recording = None
-        capture_end(self)
 
-    def replay_with_values(self: torch.cuda.CUDAGraph) -> None:
-        replay(self)
-        for compute in Values.graphs.get(id(self), ()):
+    def replayed(graph: torch.cuda.CUDAGraph) -> None:
+        for compute in Values.graphs.get(graph, ()):
             compute()
 
-    torch.cuda.CUDAGraph.capture_begin = begin
-    torch.cuda.CUDAGraph.capture_end = end
-    torch.cuda.CUDAGraph.replay = replay_with_values
+    graphs.follow(captures, captured, replayed)
     run = threading.Thread.run
 
     def run_with_values(self: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""Python imports this module when it starts, because ``nullgpu/run.py`` puts this folder on PYTHONPATH.
+"""Python imports this module when it starts, because `nullgpu.environment` puts this folder on PYTHONPATH.
 
 As soon as torch has been imported, `nullgpu.start` prepares the process.
 """
@@ -35,14 +35,15 @@ class AfterTorch:
 
 
 def start() -> None:
-    """Import this package under a name that no script uses, and prepare the process."""
-    spec = importlib.util.spec_from_file_location(
-        "_nullgpu", f"{FOLDER}/__init__.py", submodule_search_locations=[FOLDER]
-    )
-    assert spec and spec.loader
-    module = sys.modules["_nullgpu"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    importlib.import_module("_nullgpu.start").start()
+    """Import this package, also into a Python in which it is not installed, and prepare the process."""
+    if "nullgpu" not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            "nullgpu", f"{FOLDER}/__init__.py", submodule_search_locations=[FOLDER]
+        )
+        assert spec and spec.loader
+        module = sys.modules["nullgpu"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    importlib.import_module("nullgpu.start").start()
 
 
 def run_other_sitecustomize() -> None:

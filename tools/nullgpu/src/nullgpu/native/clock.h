@@ -8,16 +8,27 @@
 
 namespace nullgpu {
 
-enum Work { KERNEL = 0, TRANSFER = 1, NETWORK = 2, HOST_WAITS = 3, WAITS_FOR_RANK = 4 };
+bool has_clock();           // whether --clock was given
+double simulated_now();     // seconds since the start of this process, without the time in which the clock stood
+void pass(double seconds);  // let the host have needed so many seconds more
+void pass_launch();         // the same, for a launch by the real driver
 
-bool has_clock();                  // NULLGPU_CLOCK
-double simulated_now();            // seconds since the start of this process, without the time in which the clock stood
-void pass(double seconds);         // of the host, which it would have needed: a launch by the real driver
+// Put work on a stream. It does not begin before `earliest`.
 void put(cudaStream_t stream, double seconds, Work kind, const char* name, double earliest = 0);
-void wait_until(double time, const char* what);  // what the host waits for
+void put_copy(cudaStream_t stream, const Way& way, size_t bytes);
+void put_fill(cudaStream_t stream, size_t bytes);
+void put_graph(cudaStream_t stream, const Graph* graph);
+
+// The end of all work that was put on a stream so far, which events remember.
+struct Moment {
+  double time = 0;
+  int64_t span = -1;  // the work that ends then; -1: there was none left to wait for
+};
 double end_of(Stream* stream);
-void launched(cudaStream_t stream);  // by the host, which the driver keeps busy for some microseconds
-void put_copy(cudaStream_t stream, bool to_gpu, bool from_gpu, bool pageable, size_t bytes);
+Moment moment_of(Stream* stream);
+void wait_for(Stream* stream, const Moment& moment);  // let what is put on a stream from now on begin after it
+void wait_until(double time, const char* what);       // the host waits
+
 // A collective, or what a group of sends and receives moves one way; `between` nodes, or within one.
 double seconds_of_collective(const char* name, size_t bytes, int ranks);
 double seconds_of_transfers(size_t bytes, bool between);

@@ -1,8 +1,9 @@
 // cuDNN: convolutions, batch norm and attention are not computed. PyTorch uses two interfaces.
 //
 // The older one has a function for each operation. Functions that only compute are generated (symbols.py); those that
-// return a value are here. The newer one ("backend", https://docs.nvidia.com/deeplearning/cudnn/backend/latest) describes
-// everything by descriptors with attributes: this library stores the attributes that are set, and returns them on request.
+// return a value are here. The newer one ("backend", https://docs.nvidia.com/deeplearning/cudnn/backend/latest)
+// describes everything by descriptors with attributes: this library stores the attributes that are set, and returns
+// them on request.
 #include "gpu.h"
 
 #include <cudnn.h>
@@ -21,7 +22,9 @@ EXPORT cudnnStatus_t cudnnGetProperty(libraryPropertyType type, int* value) {
   *value = type == MAJOR_VERSION ? CUDNN_MAJOR : type == MINOR_VERSION ? CUDNN_MINOR : CUDNN_PATCHLEVEL;
   return OK;
 }
-EXPORT const char* cudnnGetErrorString(cudnnStatus_t status) { return status ? "CUDNN_STATUS_NOT_SUPPORTED" : "CUDNN_STATUS_SUCCESS"; }
+EXPORT const char* cudnnGetErrorString(cudnnStatus_t status) {
+  return status ? "CUDNN_STATUS_NOT_SUPPORTED" : "CUDNN_STATUS_SUCCESS";
+}
 EXPORT void cudnnGetLastErrorString(char* message, size_t size) {
   if (size) *message = 0;
 }
@@ -45,28 +48,39 @@ static cudnnStatus_t one_algorithm(int* number, Performance* found) {
   *number = 1;
   return OK;
 }
-#define ALGORITHMS(PASS, FIRST, SECOND, RESULT, PERFORMANCE)                                                                      \
-  EXPORT cudnnStatus_t cudnnGetConvolution##PASS##Algorithm_v7(cudnnHandle_t, FIRST, SECOND, const cudnnConvolutionDescriptor_t,  \
-                                                               RESULT, const int, int* number, PERFORMANCE* found) {             \
-    return one_algorithm(number, found);                                                                                          \
+#define ALGORITHMS(PASS, FIRST, SECOND, RESULT, PERFORMANCE)                                                          \
+  EXPORT cudnnStatus_t cudnnGetConvolution##PASS##Algorithm_v7(cudnnHandle_t, FIRST, SECOND,                          \
+                                                               const cudnnConvolutionDescriptor_t, RESULT, const int, \
+                                                               int* number, PERFORMANCE* found) {                     \
+    return one_algorithm(number, found);                                                                              \
   }
-ALGORITHMS(Forward, const cudnnTensorDescriptor_t, const cudnnFilterDescriptor_t, const cudnnTensorDescriptor_t, cudnnConvolutionFwdAlgoPerf_t)
-ALGORITHMS(BackwardData, const cudnnFilterDescriptor_t, const cudnnTensorDescriptor_t, const cudnnTensorDescriptor_t, cudnnConvolutionBwdDataAlgoPerf_t)
-ALGORITHMS(BackwardFilter, const cudnnTensorDescriptor_t, const cudnnTensorDescriptor_t, const cudnnFilterDescriptor_t, cudnnConvolutionBwdFilterAlgoPerf_t)
+ALGORITHMS(Forward, const cudnnTensorDescriptor_t, const cudnnFilterDescriptor_t, const cudnnTensorDescriptor_t,
+           cudnnConvolutionFwdAlgoPerf_t)
+ALGORITHMS(BackwardData, const cudnnFilterDescriptor_t, const cudnnTensorDescriptor_t, const cudnnTensorDescriptor_t,
+           cudnnConvolutionBwdDataAlgoPerf_t)
+ALGORITHMS(BackwardFilter, const cudnnTensorDescriptor_t, const cudnnTensorDescriptor_t, const cudnnFilterDescriptor_t,
+           cudnnConvolutionBwdFilterAlgoPerf_t)
 
 EXPORT cudnnStatus_t cudnnFindConvolutionForwardAlgorithmEx(cudnnHandle_t, const cudnnTensorDescriptor_t, const void*,
-    const cudnnFilterDescriptor_t, const void*, const cudnnConvolutionDescriptor_t, const cudnnTensorDescriptor_t, void*, const int,
-    int* number, cudnnConvolutionFwdAlgoPerf_t* found, void*, size_t) {
+                                                            const cudnnFilterDescriptor_t, const void*,
+                                                            const cudnnConvolutionDescriptor_t,
+                                                            const cudnnTensorDescriptor_t, void*, const int,
+                                                            int* number, cudnnConvolutionFwdAlgoPerf_t* found, void*,
+                                                            size_t) {
   return one_algorithm(number, found);
 }
-EXPORT cudnnStatus_t cudnnFindConvolutionBackwardDataAlgorithmEx(cudnnHandle_t, const cudnnFilterDescriptor_t, const void*,
-    const cudnnTensorDescriptor_t, const void*, const cudnnConvolutionDescriptor_t, const cudnnTensorDescriptor_t, void*, const int,
-    int* number, cudnnConvolutionBwdDataAlgoPerf_t* found, void*, size_t) {
+EXPORT cudnnStatus_t cudnnFindConvolutionBackwardDataAlgorithmEx(cudnnHandle_t, const cudnnFilterDescriptor_t,
+                                                                 const void*, const cudnnTensorDescriptor_t,
+                                                                 const void*, const cudnnConvolutionDescriptor_t,
+                                                                 const cudnnTensorDescriptor_t, void*, const int,
+                                                                 int* number, cudnnConvolutionBwdDataAlgoPerf_t* found,
+                                                                 void*, size_t) {
   return one_algorithm(number, found);
 }
-EXPORT cudnnStatus_t cudnnFindConvolutionBackwardFilterAlgorithmEx(cudnnHandle_t, const cudnnTensorDescriptor_t, const void*,
-    const cudnnTensorDescriptor_t, const void*, const cudnnConvolutionDescriptor_t, const cudnnFilterDescriptor_t, void*, const int,
-    int* number, cudnnConvolutionBwdFilterAlgoPerf_t* found, void*, size_t) {
+EXPORT cudnnStatus_t cudnnFindConvolutionBackwardFilterAlgorithmEx(
+    cudnnHandle_t, const cudnnTensorDescriptor_t, const void*, const cudnnTensorDescriptor_t, const void*,
+    const cudnnConvolutionDescriptor_t, const cudnnFilterDescriptor_t, void*, const int, int* number,
+    cudnnConvolutionBwdFilterAlgoPerf_t* found, void*, size_t) {
   return one_algorithm(number, found);
 }
 
@@ -84,14 +98,22 @@ struct Descriptor {
 
 static size_t size_of(cudnnBackendAttributeType_t type) {
   switch (type) {
-    case CUDNN_TYPE_CHAR: case CUDNN_TYPE_BOOLEAN: return 1;
-    case CUDNN_TYPE_INT64: case CUDNN_TYPE_DOUBLE: case CUDNN_TYPE_HANDLE: case CUDNN_TYPE_VOID_PTR:
-    case CUDNN_TYPE_BACKEND_DESCRIPTOR: return 8;
-    default: return 4;  // an enumeration, an int32 or a float
+    case CUDNN_TYPE_CHAR:
+    case CUDNN_TYPE_BOOLEAN:
+      return 1;
+    case CUDNN_TYPE_INT64:
+    case CUDNN_TYPE_DOUBLE:
+    case CUDNN_TYPE_HANDLE:
+    case CUDNN_TYPE_VOID_PTR:
+    case CUDNN_TYPE_BACKEND_DESCRIPTOR:
+      return 8;
+    default:
+      return 4;  // an enumeration, an int32 or a float
   }
 }
 
-EXPORT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t* descriptor) {
+EXPORT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
+                                                  cudnnBackendDescriptor_t* descriptor) {
   *descriptor = new Descriptor{type, {}};
   return OK;
 }
@@ -108,8 +130,9 @@ EXPORT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descripto
   static_cast<Descriptor*>(descriptor)->attributes[(int)name] = {type, number, {first, first + bytes}};
   return OK;
 }
-EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor, cudnnBackendAttributeName_t name,
-                                              cudnnBackendAttributeType_t type, int64_t room, int64_t* number, void* values) {
+EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor,
+                                              cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                                              int64_t room, int64_t* number, void* values) {
   const Descriptor* it = static_cast<const Descriptor*>(descriptor);
   auto found = it->attributes.find((int)name);
   int64_t count = 0;

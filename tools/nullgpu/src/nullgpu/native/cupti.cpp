@@ -1,7 +1,7 @@
 // libcupti, with which torch.profiler sees kernels: those that were launched, at the time of the launch.
 //
-// A kernel takes no time here; its record says 1,000 ticks of the profiler's clock, so that it is visible in a trace. Only
-// the functions that PyTorch's profiler (Kineto) calls are here. Source of names and layouts: cupti_activity.h.
+// A kernel takes no time here; its record says 1,000 ticks of the profiler's clock, so that it is visible in a trace.
+// Only the functions that PyTorch's profiler (Kineto) calls are here. Source of names and layouts: cupti_activity.h.
 #include "cupti.h"
 
 #include <string.h>
@@ -89,8 +89,9 @@ void profile_launch(const char* name, int stream) {
 }
 
 static size_t size_of(CUpti_ActivityKind kind) {
-  return kind == CUPTI_ACTIVITY_KIND_RUNTIME ? sizeof(CUpti_ActivityAPI)
-         : kind == CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION ? sizeof(CUpti_ActivityExternalCorrelation) : sizeof(CUpti_ActivityKernel9);
+  return kind == CUPTI_ACTIVITY_KIND_RUNTIME                ? sizeof(CUpti_ActivityAPI)
+         : kind == CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION ? sizeof(CUpti_ActivityExternalCorrelation)
+                                                            : sizeof(CUpti_ActivityKernel9);
 }
 
 }  // namespace nullgpu
@@ -127,7 +128,8 @@ EXPORT CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbac
   clock_of_profiler = function;
   return CUPTI_SUCCESS;
 }
-EXPORT CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc requested, CUpti_BuffersCallbackCompleteFunc completed) {
+EXPORT CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc requested,
+                                                  CUpti_BuffersCallbackCompleteFunc completed) {
   request = requested, deliver = completed;
   return CUPTI_SUCCESS;
 }
@@ -179,6 +181,8 @@ EXPORT CUptiResult cuptiSubscribe(CUpti_SubscriberHandle* subscriber, CUpti_Call
   return CUPTI_SUCCESS;
 }
 EXPORT CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle) { return CUPTI_SUCCESS; }
-EXPORT CUptiResult cuptiEnableCallback(uint32_t, CUpti_SubscriberHandle, CUpti_CallbackDomain, CUpti_CallbackId) { return CUPTI_SUCCESS; }
+EXPORT CUptiResult cuptiEnableCallback(uint32_t, CUpti_SubscriberHandle, CUpti_CallbackDomain, CUpti_CallbackId) {
+  return CUPTI_SUCCESS;
+}
 EXPORT CUptiResult cuptiEnableDomain(uint32_t, CUpti_SubscriberHandle, CUpti_CallbackDomain) { return CUPTI_SUCCESS; }
 EXPORT CUptiResult cuptiFinalize() { return CUPTI_SUCCESS; }

@@ -13,23 +13,23 @@
 using namespace nullgpu;
 
 static CUresult driver(cudaError_t code) { return (CUresult)code; }  // the numbers of both are the same
-static const CUcontext CONTEXT = reinterpret_cast<CUcontext>(8);     // one for all: which device it is, the thread knows
+static const CUcontext CONTEXT = reinterpret_cast<CUcontext>(8);  // one for all: which device it is, the thread knows
 
 // ---- devices and contexts
 
-EXPORT CUresult cuInit(unsigned) { return settings().gpus ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
+EXPORT CUresult cuInit(unsigned) { return settings().visible ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
 EXPORT CUresult cuDriverGetVersion(int* version) { return driver(cudaDriverGetVersion(version)); }
 EXPORT CUresult cuDeviceGetCount(int* number) {
-  *number = settings().gpus;
+  *number = settings().visible;
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  if (ordinal < 0 || ordinal >= settings().gpus) return CUDA_ERROR_INVALID_DEVICE;
+  if (ordinal < 0 || ordinal >= settings().visible) return CUDA_ERROR_INVALID_DEVICE;
   *device = ordinal;
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuDeviceGetName(char* text, int size, CUdevice) {
-  snprintf(text, (size_t)size, "null GPU (%s)", hardware().name);
+  snprintf(text, (size_t)size, "null GPU (sm_%d)", settings().sm);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
@@ -104,7 +104,8 @@ EXPORT CUresult cuLinkCreate(unsigned, CUjit_option*, void**, CUlinkState* state
   *state = static_cast<CUlinkState>(calloc(1, 8));
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuLinkAddData(CUlinkState, CUjitInputType, void*, size_t, const char*, unsigned, CUjit_option*, void**) {
+EXPORT CUresult cuLinkAddData(CUlinkState, CUjitInputType, void*, size_t, const char*, unsigned, CUjit_option*,
+                              void**) {
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuLinkComplete(CUlinkState, void** image, size_t* size) {
@@ -114,11 +115,21 @@ EXPORT CUresult cuLinkComplete(CUlinkState, void** image, size_t* size) {
 EXPORT CUresult cuLinkDestroy(CUlinkState) { return CUDA_SUCCESS; }
 EXPORT CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction) {
   switch (attribute) {
-    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
-    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
-    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = hardware().shared_memory_of_block << 10; break;
-    case CU_FUNC_ATTRIBUTE_BINARY_VERSION: case CU_FUNC_ATTRIBUTE_PTX_VERSION: *value = hardware().sm; break;
-    default: *value = 0;
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+      *value = 1024;
+      break;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS:
+      *value = 32;
+      break;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+      *value = settings().shared_memory_of_block << 10;
+      break;
+    case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
+    case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+      *value = settings().sm;
+      break;
+    default:
+      *value = 0;
   }
   return CUDA_SUCCESS;
 }
@@ -135,8 +146,8 @@ EXPORT CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CU
   *clusters = 1;
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                               CUstream stream, void**, void**) {
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                               unsigned, CUstream stream, void**, void**) {
   launch(reinterpret_cast<const char*>(function), stream);
   return CUDA_SUCCESS;
 }
@@ -144,14 +155,14 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction functi
   launch(reinterpret_cast<const char*>(function), config->hStream);
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                          CUstream stream, void**) {
+EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                          unsigned, unsigned, CUstream stream, void**) {
   launch(reinterpret_cast<const char*>(function), stream);
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                                       const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+EXPORT CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                       const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                                       CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   memset(map, 0, sizeof *map);
   return CUDA_SUCCESS;
 }
@@ -162,13 +173,20 @@ EXPORT CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute
   Block block{};
   bool known = find(reinterpret_cast<void*>(pointer), nullptr, &block);
   switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: *static_cast<CUcontext*>(value) = CONTEXT; break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *static_cast<CUdeviceptr*>(value) = pointer; break;
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      *static_cast<CUcontext*>(value) = CONTEXT;
+      break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      *static_cast<CUdeviceptr*>(value) = pointer;
+      break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       *static_cast<unsigned*>(value) = known && block.on_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
       break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *static_cast<int*>(value) = block.device; break;
-    default: *static_cast<int*>(value) = 0;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      *static_cast<int*>(value) = block.device;
+      break;
+    default:
+      *static_cast<int*>(value) = 0;
   }
   return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -180,7 +198,9 @@ EXPORT CUresult cuMemGetAddressRange(CUdeviceptr* start, size_t* size, CUdevicep
   if (size) *size = block.size;
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) { return driver(cudaMalloc(reinterpret_cast<void**>(pointer), bytes)); }
+EXPORT CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
+  return driver(cudaMalloc(reinterpret_cast<void**>(pointer), bytes));
+}
 EXPORT CUresult cuMemFree(CUdeviceptr pointer) { return driver(cudaFree(reinterpret_cast<void*>(pointer))); }
 EXPORT CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
   return driver(cudaMemcpy(to, reinterpret_cast<void*>(from), bytes, cudaMemcpyDefault));
@@ -189,7 +209,7 @@ EXPORT CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
   return driver(cudaMemcpy(reinterpret_cast<void*>(to), from, bytes, cudaMemcpyDefault));
 }
 EXPORT CUresult cuMemsetD32Async(CUdeviceptr pointer, unsigned value, size_t number, CUstream stream) {
-  if (!recorded(stream) && is_done(4 * number))
+  if (!record(stream) && is_done(4 * number))
     for (size_t i = 0; i < number; ++i) reinterpret_cast<unsigned*>(pointer)[i] = value;
   return CUDA_SUCCESS;
 }
@@ -208,7 +228,8 @@ static std::set<Handle*> handles;
 static std::map<CUdeviceptr, Handle*> mapped;
 constexpr size_t GRANULARITY = 2 << 20;
 
-EXPORT CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
+EXPORT CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*,
+                                              CUmemAllocationGranularity_flags) {
   *bytes = GRANULARITY;
   return CUDA_SUCCESS;
 }
@@ -221,7 +242,8 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size) {
   munmap(reinterpret_cast<void*>(pointer), size);
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties, unsigned long long) {
+EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties,
+                            unsigned long long) {
   int device = properties->location.id;
   if (!fits(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
   end_if_host_is_full(size);
@@ -240,7 +262,8 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   delete it;
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t, CUmemGenericAllocationHandle handle, unsigned long long) {
+EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t, CUmemGenericAllocationHandle handle,
+                         unsigned long long) {
   Handle* it = reinterpret_cast<Handle*>(handle);
   std::lock_guard<std::mutex> guard(lock);
   mapped[pointer] = it;
@@ -248,7 +271,8 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t, CUmemGenericA
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc*, size_t) {
-  return mprotect(reinterpret_cast<void*>(pointer), size, PROT_READ | PROT_WRITE) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  return mprotect(reinterpret_cast<void*>(pointer), size, PROT_READ | PROT_WRITE) ? CUDA_ERROR_INVALID_VALUE
+                                                                                  : CUDA_SUCCESS;
 }
 EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t size) {
   std::lock_guard<std::mutex> guard(lock);
@@ -269,8 +293,11 @@ EXPORT CUresult cuGetExportTable(const void** table, const CUuuid*) {
     Dl_info info{};
     dladdr(__builtin_return_address(0), &info);
     const char* file = info.dli_fname ? info.dli_fname : "a library";
-    fprintf(stderr, "nullgpu: note: %s has the CUDA runtime linked into it, which needs NVIDIA's driver: what follows is its own "
-            "error; run this part on the CPU, or on a real GPU\n", file);
+    fprintf(
+        stderr,
+        "nullgpu: note: %s has the CUDA runtime linked into it, which needs NVIDIA's driver: what follows is its own "
+        "error; run this part on the CPU, or on a real GPU\n",
+        file);
     said = true;
   }
   *table = nullptr;
@@ -282,7 +309,8 @@ EXPORT CUresult cuGetProcAddress(const char* name, void** function, int, cuuint6
   cudaGetDriverEntryPointByVersion(name, function, 0, 0, &status);
   return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
-EXPORT CUresult cuGetProcAddress_v2(const char* name, void** function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
+EXPORT CUresult cuGetProcAddress_v2(const char* name, void** function, int version, cuuint64_t flags,
+                                    CUdriverProcAddressQueryResult* status) {
   CUresult result = cuGetProcAddress(name, function, version, flags);
   if (status) *status = result ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND : CU_GET_PROC_ADDRESS_SUCCESS;
   return result;

@@ -9,8 +9,9 @@ EXPORT cufftResult cufftCreate(cufftHandle* plan) {
   *plan = next++;
   return CUFFT_SUCCESS;
 }
-EXPORT cufftResult cufftXtMakePlanMany(cufftHandle, int, long long*, long long*, long long, long long, cudaDataType, long long*, long long,
-                                       long long, cudaDataType, long long, size_t* workspace, cudaDataType) {
+EXPORT cufftResult cufftXtMakePlanMany(cufftHandle, int, long long*, long long*, long long, long long, cudaDataType,
+                                       long long*, long long, long long, cudaDataType, long long, size_t* workspace,
+                                       cudaDataType) {
   *workspace = 0;
   return CUFFT_SUCCESS;
 }

@@ -14,19 +14,23 @@ Counters counters{};
 
 // ---- settings
 
-static double number(const char* name, double fallback) {
-  const char* text = getenv(name);
-  return text && *text ? atof(text) : fallback;
+// The number of a setting in NULLGPU_SETTINGS, which is JSON without spaces: "gpus":2, "values":true.
+static double number(const char* name) {
+  const char* text = getenv("NULLGPU_SETTINGS");
+  const char* found = text ? strstr(text, ("\"" + std::string(name) + "\":").c_str()) : nullptr;
+  if (!found) return 0;
+  found += strlen(name) + 3;
+  return *found == 't' ? 1 : atof(found);
 }
 
 // Which GPUs CUDA_VISIBLE_DEVICES shows: numbers, in order; the list ends at the first one that does not exist.
-static void choose_gpus(Settings& s, int all) {
+static void choose_gpus(Settings& s) {
   const char* visible = getenv("CUDA_VISIBLE_DEVICES");
   if (!visible) {
-    for (int i = 0; i < all; ++i) s.number[s.gpus++] = i;
+    for (int i = 0; i < s.gpus; ++i) s.number[s.visible++] = i;
     return;
   }
-  while (*visible && s.gpus < MOST_GPUS) {
+  while (*visible && s.visible < MOST_GPUS) {
     char* end;
     long n = strtol(visible, &end, 10);
     if (!strncmp(visible, "GPU-", 4)) {  // the identifier of a GPU: its last two characters are its number
@@ -35,8 +39,8 @@ static void choose_gpus(Settings& s, int all) {
     } else if (end == visible) {
       return;
     }
-    if (n < 0 || n >= all) return;
-    s.number[s.gpus++] = (int)n;
+    if (n < 0 || n >= s.gpus) return;
+    s.number[s.visible++] = (int)n;
     visible = *end == ',' ? end + 1 : end;
   }
 }
@@ -50,46 +54,28 @@ static std::string name_of_host() {
 const Settings& settings() {
   static const Settings all = [] {
     Settings s{};
-    choose_gpus(s, (int)std::min(number("NULLGPU_GPUS", 1), (double)MOST_GPUS));
-    s.memory = (size_t)(number("NULLGPU_GB", 80) * (1 << 30));
-    s.sm = (int)number("NULLGPU_SM", 90);
-    s.values = number("NULLGPU_VALUES", 0) != 0;
+    read(s, number);
+    choose_gpus(s);
+    s.memory = (size_t)(s.gb * (1 << 30));
     s.largest_copy = 1 << 20;
-    s.world = (int)number("NULLGPU_WORLD", 0);
-    s.timeout = number("NULLGPU_TIMEOUT", 600);
     s.host = name_of_host();
     return s;
   }();
   return all;
 }
 
-const Hardware& hardware() {
-  static const Hardware known[] = {
-      {"sm_75", 75, 40, 1024, 16, 64, 64, 4},     {"sm_80", 80, 108, 2048, 32, 164, 163, 40},
-      {"sm_86", 86, 84, 1536, 16, 100, 99, 6},    {"sm_89", 89, 58, 1536, 24, 100, 99, 48},
-      {"sm_90", 90, 132, 2048, 32, 228, 227, 50}, {"sm_100", 100, 148, 2048, 32, 228, 227, 126},
-      {"sm_120", 120, 170, 1536, 24, 100, 99, 96}};
-  static const Hardware* chosen = [] {
-    const Hardware* best = &known[0];
-    for (const Hardware& one : known)
-      if (one.sm <= settings().sm) best = &one;
-    return best;
-  }();
-  return *chosen;
-}
-
 // ---- what Python reads and sets
 
 using Observer = void (*)(int kind, const char* name, int64_t bytes, int pageable);
 static std::atomic<Observer> observer{nullptr};
-static std::atomic<int> observed{0};  // a bit for each kind
+static std::atomic<int> observed{0};         // a bit for each kind
 static thread_local bool observing = false;  // the observer itself may wait or copy
 
-void observe(Kind kind, const char* name, int64_t bytes, bool pageable) {
+void observe(Notice notice, const char* name, int64_t bytes, bool pageable) {
   Observer call = observer;
-  if (!call || observing || !(observed & 1 << kind)) return;
+  if (!call || observing || !(observed & 1 << notice)) return;
   observing = true;
-  call(kind, name, bytes, pageable);
+  call(notice, name, bytes, pageable);
   observing = false;
 }
 
@@ -99,12 +85,13 @@ EXPORT void nullgpu_observe(Observer call, int kinds) {
   observer = call;
   observed = kinds;
 }
-EXPORT int nullgpu_gpus() { return settings().gpus; }
-EXPORT int64_t nullgpu_used(int device) { return (int64_t)used(device); }
+EXPORT int nullgpu_gpus() { return settings().visible; }
 
 void missing(const char* name) {
   observe(MISSING, name, 0, false);
-  fprintf(stderr, "nullgpu: error: %s was called, which the null GPU does not have (nullgpu/README.md says how to add it)\n", name);
+  fprintf(stderr,
+          "nullgpu: error: %s was called, which the null GPU does not have (nullgpu's README says how to add it)\n",
+          name);
   fflush(stderr);
   _exit(70);
 }
@@ -143,10 +130,11 @@ void end_if_host_is_full(size_t bytes) {
   since_check = 0;
   size_t left = (size_t)from_proc("/proc/meminfo", "MemAvailable: %llu") << 10;
   size_t resident = (size_t)from_proc("/proc/self/status", "VmRSS: %llu") << 10, allocated = 0;
-  for (int device = 0; device < settings().gpus; ++device) allocated += used(device);
+  for (int device = 0; device < settings().visible; ++device) allocated += used(device);
   size_t needed = bytes + (allocated > resident ? allocated - resident : 0);
   if (needed + RESERVE < left) return;
-  fprintf(stderr, "nullgpu: error: with --values the memory of the GPUs is memory of this machine, which has %.1f GB left, "
+  fprintf(stderr,
+          "nullgpu: error: with --values the memory of the GPUs is memory of this machine, which has %.1f GB left, "
           "and %.1f GB more are needed: take a smaller model or batch, or leave out --values\n",
           (double)left / 1e9, (double)needed / 1e9);
   fflush(stderr);
@@ -200,23 +188,24 @@ bool find(const void* pointer, uintptr_t* start, Block* block) {
 
 bool is_done(size_t bytes) { return bytes && (settings().values || bytes <= settings().largest_copy); }
 
-void copy(void* to, const void* from, size_t bytes) {
-  bool from_gpu = true, to_gpu = true;
+Way way_of(const void* to, const void* from) {
   Block source{}, target{};
   bool known_source = find(from, nullptr, &source), known_target = find(to, nullptr, &target);
-  from_gpu = known_source && !source.on_host;
-  to_gpu = known_target && !target.on_host;
-  bool pageable = from_gpu != to_gpu && !(known_source && known_target);
-  if (from_gpu && to_gpu) {
+  bool from_gpu = known_source && !source.on_host, to_gpu = known_target && !target.on_host;
+  return {from_gpu, to_gpu, from_gpu != to_gpu && !(known_source && known_target)};
+}
+
+void copy(void* to, const void* from, size_t bytes, const Way& way) {
+  if (way.from_gpu && way.to_gpu) {
     count(counters.copies_on_gpu);
-  } else if (to_gpu) {
+  } else if (way.to_gpu) {
     count(counters.copies_to_gpu), count(counters.bytes_to_gpu, (int64_t)bytes);
-  } else if (from_gpu) {
+  } else if (way.from_gpu) {
     count(counters.copies_from_gpu), count(counters.bytes_from_gpu, (int64_t)bytes);
   }
-  if (pageable) count(counters.pageable_copies);
-  if (from_gpu != to_gpu) observe(COPY, to_gpu ? "to" : "from", (int64_t)bytes, pageable);
-  if (is_done(bytes) || (!to_gpu && bytes)) memmove(to, from, bytes);  // what the CPU reads is always real: zeros
+  if (way.pageable) count(counters.pageable_copies);
+  if (way.from_gpu != way.to_gpu) observe(COPY, way.to_gpu ? "to" : "from", (int64_t)bytes, way.pageable);
+  if (is_done(bytes) || (!way.to_gpu && bytes)) memmove(to, from, bytes);  // what the CPU reads is always real: zeros
 }
 
 }  // namespace nullgpu

@@ -14,56 +14,31 @@
 #include <mutex>
 #include <string>
 
+#include "interface.h"  // made by interface.py: settings, counters, notices, kinds of work, spans, limits
+
 // Everything that replaces a function of NVIDIA's is exported under its C name; the rest stays inside of the library.
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace nullgpu {
 
-constexpr int MOST_GPUS = 64;
+// ---- settings: those that interface.py declares, and what follows from them and from the environment; read once
 
-// ---- settings: environment variables that run.py sets; read once
-
-struct Settings {
-  int gpus;              // NULLGPU_GPUS, less where CUDA_VISIBLE_DEVICES shows fewer
-  int number[MOST_GPUS]; // which GPU of the machine device 0, 1, ... is
-  size_t memory;         // bytes of each GPU: NULLGPU_GB
-  int sm;                // compute capability, 90 for 9.0: NULLGPU_SM
-  bool values;           // NULLGPU_VALUES: the CPU computes the values (values.py), so copies and fills are real
-  size_t largest_copy;   // without values, copies and fills of more bytes than this are not done
-  int world;             // NULLGPU_WORLD: number of ranks; this process is rank 0, the others do not exist. Else 0
-  double timeout;        // NULLGPU_TIMEOUT: seconds that a collective waits for the other ranks
-  std::string host;      // names the node, so that GPU 0 of two nodes are two GPUs
+struct Settings : DeclaredSettings {
+  int visible;            // number of GPUs that this process sees: CUDA_VISIBLE_DEVICES may hide some
+  int number[MOST_GPUS];  // which GPU of the machine device 0, 1, ... is
+  size_t memory;          // bytes of each GPU
+  size_t largest_copy;    // without values, copies and fills of more bytes than this are not done
+  std::string host;       // names the node, so that GPU 0 of two nodes are two GPUs
 };
 const Settings& settings();
 
-// What the hardware of a compute capability has. Sources: CUDA C++ Programming Guide, table "Technical Specifications
-// per Compute Capability"; data sheets of T4, A100, L4, H100, B200 for the number of multiprocessors and the cache.
-struct Hardware {
-  const char* name;
-  int sm, multiprocessors, threads_per_multiprocessor, blocks_per_multiprocessor;
-  int shared_memory, shared_memory_of_block;  // KiB
-  int l2_cache;                               // MiB
-};
-const Hardware& hardware();
+// ---- counters, which Python reads
 
-// ---- counters, which Python reads: see counters() in library.py, which has the same order
-
-struct Counters {
-  int64_t launches;           // kernels, and calls of libraries that launch some
-  int64_t waits;              // calls in which the CPU waits for the GPU
-  int64_t copies_to_gpu, copies_from_gpu, copies_on_gpu;
-  int64_t pageable_copies;    // of those to and from the GPU: the memory on the CPU's side was not pinned
-  int64_t bytes_to_gpu, bytes_from_gpu;
-  int64_t graph_launches;
-  int64_t collectives, collective_bytes;
-  int64_t errors;             // calls that returned an error
-};
 extern Counters counters;
 inline void count(int64_t& counter, int64_t n = 1) { __atomic_fetch_add(&counter, n, __ATOMIC_RELAXED); }
 
-// A function of Python's that is told of waits, copies and collectives in the thread in which they happen.
-enum Kind { WAIT = 0, COPY = 1, COLLECTIVE = 2, MISSING = 3 };
-void observe(Kind kind, const char* name, int64_t bytes, bool pageable);
+// Tell a function of Python's, in the thread in which it happens.
+void observe(Notice notice, const char* name, int64_t bytes, bool pageable);
 
 // ---- memory
 
@@ -75,18 +50,23 @@ struct Block {
 };
 cudaError_t allocate(void** pointer, size_t size, bool on_host);
 cudaError_t release(void* pointer);
-void remember(void* pointer, Block block);   // memory that somebody else has made: cudaHostRegister, cuMemMap
+void remember(void* pointer, Block block);  // memory that somebody else has made: cudaHostRegister, cuMemMap
 void forget(void* pointer);
 bool find(const void* pointer, uintptr_t* start, Block* block);
-void charge(int device, int64_t bytes);      // of the memory of a GPU
+void charge(int device, int64_t bytes);  // of the memory of a GPU
 size_t used(int device);
 bool fits(int device, size_t bytes);
-void end_if_host_is_full(size_t bytes);      // with values: before this many more bytes of RAM are used
+void end_if_host_is_full(size_t bytes);  // with values: before this many more bytes of RAM are used
 void* reserve(size_t size);
 
-// Do a copy, or a fill: all of them with values, small ones without.
+// Whether a copy or a fill is really done: all of them with values, small ones without.
 bool is_done(size_t bytes);
-void copy(void* to, const void* from, size_t bytes);
+// Between which memories a copy goes.
+struct Way {
+  bool from_gpu, to_gpu, pageable;  // pageable: between CPU and GPU, and the memory on the CPU's side is not pinned
+};
+Way way_of(const void* to, const void* from);
+void copy(void* to, const void* from, size_t bytes, const Way& way);
 
 // ---- devices, streams and captures
 
@@ -95,24 +75,33 @@ cudaError_t error(cudaError_t code, const char* function);
 
 struct Graph {
   unsigned long long id;
-  size_t nodes;
   cudaStreamCaptureMode mode;
   unsigned long thread;
-  bool invalid;
-  double seconds;   // of a replay, with a clock
+  std::atomic<size_t> nodes{0};
+  std::atomic<bool> invalid{false};
+  double seconds = 0;  // of a replay, with a clock, whose lock protects it
+};
+// What the clock knows of a stream; its lock (clock.cpp) protects it.
+struct Queue {
+  double end = 0;                   // when the last work ends
+  int64_t last = -1;                // the span of the last work
+  int64_t cause = -1;               // the span of another stream that the next work waits for
+  size_t put = 0;                   // number of pieces of work so far
+  double ends[MOST_IN_QUEUE] = {};  // when the last of them end
 };
 struct Stream {
-  int device, priority;
-  unsigned flags;
-  Graph* capture;   // the graph that this stream is recorded into
-  bool origin;      // the capture began in this stream
-  double end = 0, blocked = 0;  // with a clock (clock.h): when its last work ends; until when it waits for another stream
-  size_t put = 0;
-  double queue[1000] = {};      // ends of the last pieces of work
+  int device = 0, priority = 0;
+  unsigned flags = 0;
+  std::atomic<Graph*> capture{nullptr};  // the graph that this stream is recorded into
+  bool origin = false;                   // the capture began in this stream; protected by the lock of streams.cpp
+  Queue queue;
 };
 Stream* stream_of(cudaStream_t stream);
-bool forbidden_by_capture();         // a call that waits or allocates, which invalidates the captures of this thread
-bool recorded(cudaStream_t stream);  // put on a stream that is captured: recorded, and not done now
+int number_of(cudaStream_t stream);  // in reports and traces
+// For calls that wait or allocate: invalidate the captures that forbid this; whether there is one.
+bool invalidate_captures();
+// Record work that is put on a stream if the stream is captured; whether it is. Otherwise it is to be done now.
+bool record(cudaStream_t stream);
 void launch(const char* kernel, cudaStream_t stream);
 void profile_launch(const char* kernel, int stream);  // for torch.profiler: cupti.cpp
 

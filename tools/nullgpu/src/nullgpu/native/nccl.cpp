@@ -1,7 +1,7 @@
 // libnccl: data really move between the ranks of one machine. Each call blocks until all ranks have made it.
 //
-// Real NCCL waits on the GPU, and the CPU goes on. If ranks call different collectives, real NCCL hangs; here they get an
-// error that names both calls.
+// Real NCCL waits on the GPU, and the CPU goes on. If ranks call different collectives, real NCCL hangs; here they get
+// an error that names both calls.
 #include <nccl.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,11 +28,11 @@ struct Clique {
 struct ncclComm {
   int ranks, rank, device;
   std::string id;
-  Shared* shared = nullptr;       // ranks that are processes of this machine
-  Clique* clique = nullptr;       // ranks of this process
-  bool imaginary = false;         // with NULLGPU_WORLD: the other ranks do not exist, and count as copies of this one
+  Shared* shared = nullptr;  // ranks that are processes of this machine
+  Clique* clique = nullptr;  // ranks of this process
+  bool imaginary = false;    // with --world: the other ranks do not exist, and count as copies of this one
   int splits = 0;
-  std::string error;
+  std::string error = {};
   struct {
     bool open;
     cudaStream_t stream;
@@ -82,11 +82,12 @@ static ncclResult_t join(ncclComm_t* comm, int ranks, const std::string& id, int
     for (int other = 0; other < ranks; ++other)
       if (other != rank && made->shared->header().gpu[other] == gpu) {
         char text[128];
-        snprintf(text, sizeof text, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000", rank, other,
-                 1 + settings().number[current_device()]);
+        snprintf(text, sizeof text, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000", rank,
+                 other, 1 + settings().number[current_device()]);
         return fail(nullptr, ncclInvalidUsage, text);
       }
-    if (has_clock() && !set_clocks(made->shared, ranks, rank)) return fail(nullptr, ncclSystemError, made->shared->why());
+    if (has_clock() && !set_clocks(made->shared, ranks, rank))
+      return fail(nullptr, ncclSystemError, made->shared->why());
   }
   *comm = made;
   return ncclSuccess;
@@ -106,8 +107,11 @@ EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t*) {
   return join(comm, ranks, id.internal, rank);
 }
-EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) { return join(comm, ranks, id.internal, rank); }
-EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int ranks, int rank, int, ncclUniqueId* ids, ncclConfig_t*) {
+EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
+  return join(comm, ranks, id.internal, rank);
+}
+EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int ranks, int rank, int, ncclUniqueId* ids,
+                                             ncclConfig_t*) {
   return join(comm, ranks, ids[0].internal, rank);
 }
 EXPORT ncclResult_t ncclCommInitAll(ncclComm_t* comms, int number, const int* devices) {
@@ -153,25 +157,44 @@ EXPORT ncclResult_t ncclCommMemStats(ncclComm_t, ncclCommMemStat_t, uint64_t* va
 #endif
 EXPORT const char* ncclGetErrorString(ncclResult_t code) {
   switch (code) {
-    case ncclSuccess: return "no error";
-    case ncclSystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
-    case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
-    case ncclRemoteError: return "remote process exited or there was a network error";
-    default: return "internal error - please report this issue to the NCCL developers";
+    case ncclSuccess:
+      return "no error";
+    case ncclSystemError:
+      return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case ncclInvalidUsage:
+      return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    default:
+      return "internal error - please report this issue to the NCCL developers";
   }
 }
-EXPORT const char* ncclGetLastError(const ncclComm_t comm) { return comm && !comm->error.empty() ? comm->error.c_str() : last_error.c_str(); }
-EXPORT ncclResult_t ncclMemAlloc(void** pointer, size_t bytes) { return cudaMalloc(pointer, bytes) ? ncclUnhandledCudaError : ncclSuccess; }
+EXPORT const char* ncclGetLastError(const ncclComm_t comm) {
+  return comm && !comm->error.empty() ? comm->error.c_str() : last_error.c_str();
+}
+EXPORT ncclResult_t ncclMemAlloc(void** pointer, size_t bytes) {
+  return cudaMalloc(pointer, bytes) ? ncclUnhandledCudaError : ncclSuccess;
+}
 EXPORT ncclResult_t ncclMemFree(void* pointer) { return cudaFree(pointer) ? ncclUnhandledCudaError : ncclSuccess; }
 
-EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t type, ncclScalarResidence_t, ncclComm_t) {
+EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t type, ncclScalarResidence_t,
+                                             ncclComm_t) {
   Operation made{ncclSum, true, 1};
   switch (type) {
-    case ncclFloat32: made.factor = *static_cast<float*>(scalar); break;
-    case ncclFloat64: made.factor = *static_cast<double*>(scalar); break;
-    case ncclFloat16: made.factor = (double)*static_cast<Float16*>(scalar); break;
-    case ncclBfloat16: made.factor = (float)*static_cast<Bfloat16*>(scalar); break;
-    default: return fail(nullptr, ncclInvalidArgument, "a sum of numbers times a factor is for floating point only");
+    case ncclFloat32:
+      made.factor = *static_cast<float*>(scalar);
+      break;
+    case ncclFloat64:
+      made.factor = *static_cast<double*>(scalar);
+      break;
+    case ncclFloat16:
+      made.factor = (double)*static_cast<Float16*>(scalar);
+      break;
+    case ncclBfloat16:
+      made.factor = (float)*static_cast<Bfloat16*>(scalar);
+      break;
+    default:
+      return fail(nullptr, ncclInvalidArgument, "a sum of numbers times a factor is for floating point only");
   }
   std::lock_guard<std::mutex> guard(lock);
   own_operations.push_back(made);
@@ -184,7 +207,8 @@ EXPORT ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSucce
 
 // Describe a call to the other ranks, and let them describe theirs; `put` writes this rank's chunk into its slot, and
 // `get` reads those of all. Without values there is nothing to move, if it is not small.
-static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes, const std::function<void(size_t, size_t)>& put,
+static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes,
+                             const std::function<void(size_t, size_t)>& put,
                              const std::function<void(size_t, size_t)>& get) {
   Shared* shared = comm->shared;
   std::optional<Standing> standing;
@@ -201,11 +225,15 @@ static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes, co
     for (int rank = 0; at == 0 && rank < comm->ranks; ++rank) {
       const Call& other = shared->header().call[rank];
       if (other.ready > last) last = other.ready, slowest = rank;
-      if (!strcmp(other.name, call.name) && other.bytes == call.bytes && other.type == call.type && other.root == call.root) continue;
+      if (!strcmp(other.name, call.name) && other.bytes == call.bytes && other.type == call.type &&
+          other.root == call.root)
+        continue;
       char text[256];
-      snprintf(text, sizeof text, "the ranks differ: rank %d calls %s with %zu bytes of %s (root %d), rank %d %s with %zu bytes of %s (root %d)",
-               comm->rank, call.name, call.bytes, name_of((ncclDataType_t)call.type), call.root, rank, other.name, other.bytes,
-               name_of((ncclDataType_t)other.type), other.root);
+      snprintf(text, sizeof text,
+               "the ranks differ: rank %d calls %s with %zu bytes of %s (root %d), rank %d %s with %zu bytes of %s "
+               "(root %d)",
+               comm->rank, call.name, call.bytes, name_of((ncclDataType_t)call.type), call.root, rank, other.name,
+               other.bytes, name_of((ncclDataType_t)other.type), other.root);
       return fail(comm, ncclInvalidUsage, text);
     }
     if (n) get(at, n);
@@ -213,7 +241,8 @@ static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes, co
   }
   standing.reset();
   if (comm->timed.open)
-    put_after_ranks(comm->timed.stream, call.name, seconds_of_collective(call.name, comm->timed.bytes, comm->ranks), own, last, slowest);
+    put_after_ranks(comm->timed.stream, call.name, seconds_of_collective(call.name, comm->timed.bytes, comm->ranks),
+                    own, last, slowest);
   comm->timed.open = false;
   return ncclSuccess;
 }
@@ -229,12 +258,14 @@ static Call describe(const char* name, size_t bytes, ncclDataType_t type, int ro
 static bool begin(ncclComm_t comm, const char* name, size_t bytes, cudaStream_t stream, bool is_transfer = false) {
   count(counters.collectives), count(counters.collective_bytes, (int64_t)bytes);
   observe(COLLECTIVE, name, (int64_t)bytes, false);
-  bool only_recorded = recorded(stream);
+  bool only_recorded = record(stream);
   if (has_clock() && comm->ranks > 1 && !is_transfer) {
-    if (comm->shared && !only_recorded) comm->timed = {true, stream, bytes};
-    else put(stream, seconds_of_collective(name, bytes, comm->ranks), NETWORK, name);
+    if (comm->shared && !only_recorded)
+      comm->timed = {true, stream, bytes};
+    else
+      put(stream, seconds_of_collective(name, bytes, comm->ranks), NETWORK, name);
   }
-  if (!only_recorded) profile_launch((std::string("ncclDevKernel_") + name).c_str(), (int)((uintptr_t)stream >> 4 & 0xffff));
+  if (!only_recorded) profile_launch((std::string("ncclDevKernel_") + name).c_str(), number_of(stream));
   return only_recorded;
 }
 
@@ -260,11 +291,13 @@ static bool complete(ncclComm_t comm, const void* from, void* to) {
 // The reduction of `from`, if all ranks of an imaginary world have the same.
 static void reduce_copies(ncclComm_t comm, void* to, const void* from, size_t n, ncclDataType_t type, ncclRedOp_t op) {
   if (is_done(n * size_of(type)))
-    reduce(static_cast<char*>(to), std::vector<const char*>((size_t)comm->ranks, static_cast<const char*>(from)), n, type, operation(op));
+    reduce(static_cast<char*>(to), std::vector<const char*>((size_t)comm->ranks, static_cast<const char*>(from)), n,
+           type, operation(op));
 }
 
-static ncclResult_t all_reduce(const char* name, const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t op, int root,
-                               ncclComm_t comm, cudaStream_t stream) {  // root: the only one that gets the result; -1: all
+static ncclResult_t all_reduce(const char* name, const void* from, void* to, size_t n, ncclDataType_t type,
+                               ncclRedOp_t op, int root, ncclComm_t comm,
+                               cudaStream_t stream) {  // root: the only one that gets the result; -1: all
   size_t bytes = n * size_of(type);
   if (begin(comm, name, bytes, stream)) return ncclSuccess;
   if (comm->imaginary || comm->ranks == 1) return reduce_copies(comm, to, from, n, type, op), ncclSuccess;
@@ -277,20 +310,26 @@ static ncclResult_t all_reduce(const char* name, const void* from, void* to, siz
       if (!result.empty() && (root < 0 || (int)rank == root)) memcpy(all.to[rank], result.data(), bytes);
     return ncclSuccess;
   }
-  return exchange(comm, describe(name, bytes, type, root), bytes,
-                  [&](size_t at, size_t part) { memcpy(comm->shared->slot(comm->rank), static_cast<const char*>(from) + at, part); },
-                  [&](size_t at, size_t part) {
-                    if (root < 0 || root == comm->rank)
-                      reduce(static_cast<char*>(to) + at, slots(comm), part / size_of(type), type, operation(op));
-                  });
+  return exchange(
+      comm, describe(name, bytes, type, root), bytes,
+      [&](size_t at, size_t part) {
+        memcpy(comm->shared->slot(comm->rank), static_cast<const char*>(from) + at, part);
+      },
+      [&](size_t at, size_t part) {
+        if (root < 0 || root == comm->rank)
+          reduce(static_cast<char*>(to) + at, slots(comm), part / size_of(type), type, operation(op));
+      });
 }
-EXPORT ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t op,
+                                  ncclComm_t comm, cudaStream_t stream) {
   return all_reduce("AllReduce", from, to, n, type, op, -1, comm, stream);
 }
-EXPORT ncclResult_t ncclReduce(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclReduce(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t op, int root,
+                               ncclComm_t comm, cudaStream_t stream) {
   return all_reduce("Reduce", from, to, n, type, op, root, comm, stream);
 }
-EXPORT ncclResult_t ncclBroadcast(const void* from, void* to, size_t n, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclBroadcast(const void* from, void* to, size_t n, ncclDataType_t type, int root, ncclComm_t comm,
+                                  cudaStream_t stream) {
   size_t bytes = n * size_of(type);
   if (begin(comm, "Broadcast", bytes, stream)) return ncclSuccess;
   if (comm->imaginary || comm->ranks == 1) {
@@ -304,35 +343,46 @@ EXPORT ncclResult_t ncclBroadcast(const void* from, void* to, size_t n, ncclData
       for (char* target : comm->clique->to) move(target, comm->clique->from[(size_t)root], bytes);
     return ncclSuccess;
   }
-  return exchange(comm, describe("Broadcast", bytes, type, root), bytes,
-                  [&](size_t at, size_t part) { if (comm->rank == root) memcpy(comm->shared->slot(root), static_cast<const char*>(from) + at, part); },
-                  [&](size_t at, size_t part) { memmove(static_cast<char*>(to) + at, comm->shared->slot(root), part); });
+  return exchange(
+      comm, describe("Broadcast", bytes, type, root), bytes,
+      [&](size_t at, size_t part) {
+        if (comm->rank == root) memcpy(comm->shared->slot(root), static_cast<const char*>(from) + at, part);
+      },
+      [&](size_t at, size_t part) { memmove(static_cast<char*>(to) + at, comm->shared->slot(root), part); });
 }
-EXPORT ncclResult_t ncclBcast(void* data, size_t n, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclBcast(void* data, size_t n, ncclDataType_t type, int root, ncclComm_t comm,
+                              cudaStream_t stream) {
   return ncclBroadcast(data, data, n, type, root, comm, stream);
 }
-EXPORT ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclDataType_t type, ncclComm_t comm,
+                                  cudaStream_t stream) {
   size_t bytes = n * size_of(type);
   char* target = static_cast<char*>(to);
   if (begin(comm, "AllGather", bytes * (size_t)comm->ranks, stream)) return ncclSuccess;
   if (comm->imaginary || comm->ranks == 1) {
-    for (size_t rank = 0; is_done(bytes * (size_t)comm->ranks) && rank < (size_t)comm->ranks; ++rank) move(target + rank * bytes, from, bytes);
+    for (size_t rank = 0; is_done(bytes * (size_t)comm->ranks) && rank < (size_t)comm->ranks; ++rank)
+      move(target + rank * bytes, from, bytes);
     return ncclSuccess;
   }
   if (comm->clique) {
     if (complete(comm, from, to))
       for (char* one : comm->clique->to)
-        for (size_t rank = 0; rank < (size_t)comm->ranks; ++rank) move(one + rank * bytes, comm->clique->from[rank], bytes);
+        for (size_t rank = 0; rank < (size_t)comm->ranks; ++rank)
+          move(one + rank * bytes, comm->clique->from[rank], bytes);
     return ncclSuccess;
   }
-  return exchange(comm, describe("AllGather", bytes, type), bytes,
-                  [&](size_t at, size_t part) { memcpy(comm->shared->slot(comm->rank), static_cast<const char*>(from) + at, part); },
-                  [&](size_t at, size_t part) {
-                    for (size_t rank = 0; rank < (size_t)comm->ranks; ++rank)
-                      memcpy(target + rank * bytes + at, comm->shared->slot((int)rank), part);
-                  });
+  return exchange(
+      comm, describe("AllGather", bytes, type), bytes,
+      [&](size_t at, size_t part) {
+        memcpy(comm->shared->slot(comm->rank), static_cast<const char*>(from) + at, part);
+      },
+      [&](size_t at, size_t part) {
+        for (size_t rank = 0; rank < (size_t)comm->ranks; ++rank)
+          memcpy(target + rank * bytes + at, comm->shared->slot((int)rank), part);
+      });
 }
-EXPORT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t op,
+                                      ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = n * size_of(type), own = (size_t)comm->rank * bytes;
   const char* source = static_cast<const char*>(from);
   if (begin(comm, "ReduceScatter", bytes * (size_t)comm->ranks, stream)) return ncclSuccess;
@@ -342,7 +392,9 @@ EXPORT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, nccl
   for (int part_of = 0; part_of < comm->ranks; ++part_of) {
     ncclResult_t failed = exchange(
         comm, describe("ReduceScatter", bytes, type), bytes,
-        [&](size_t at, size_t part) { memcpy(comm->shared->slot(comm->rank), source + (size_t)part_of * bytes + at, part); },
+        [&](size_t at, size_t part) {
+          memcpy(comm->shared->slot(comm->rank), source + (size_t)part_of * bytes + at, part);
+        },
         [&](size_t at, size_t part) {
           if (part_of == comm->rank) reduce(mine.data() + at, slots(comm), part / size_of(type), type, operation(op));
         });
@@ -364,7 +416,8 @@ EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
         comm, describe("CommSplit", sizeof(Choice), ncclInt8), sizeof(Choice),
         [&](size_t, size_t) { memcpy(comm->shared->slot(comm->rank), &all[(size_t)comm->rank], sizeof(Choice)); },
         [&](size_t, size_t) {
-          for (int rank = 0; rank < comm->ranks; ++rank) memcpy(&all[(size_t)rank], comm->shared->slot(rank), sizeof(Choice));
+          for (int rank = 0; rank < comm->ranks; ++rank)
+            memcpy(&all[(size_t)rank], comm->shared->slot(rank), sizeof(Choice));
         });
     if (failed) return failed;
   }
@@ -450,7 +503,9 @@ static ncclResult_t finish_transfers() {
   for (size_t i = 0; i < open.size(); ++i)  // a rank that sends to itself
     for (size_t j = 0; j < open.size(); ++j) {
       Transfer &send = open[i], &receive = open[j];
-      if (!send.is_send || receive.is_send || send.comm != receive.comm || send.peer != send.comm->rank || receive.peer != send.peer) continue;
+      if (!send.is_send || receive.is_send || send.comm != receive.comm || send.peer != send.comm->rank ||
+          receive.peer != send.peer)
+        continue;
       if (send.done == send.bytes || receive.done == receive.bytes) continue;
       move(receive.data, send.data, send.bytes);
       send.done = send.bytes, receive.done = receive.bytes;
@@ -458,7 +513,8 @@ static ncclResult_t finish_transfers() {
   double started = now();
   while (true) {
     bool moved = false, left = false;
-    std::vector<std::pair<ncclComm_t, std::pair<bool, int>>> busy;  // in order: one letter at a time for each pair of ranks
+    std::vector<std::pair<ncclComm_t, std::pair<bool, int>>>
+        busy;  // in order: one letter at a time for each pair of ranks
     for (Transfer& it : open) {
       if (it.done >= it.bytes || !it.comm->shared) continue;
       left = true;
@@ -469,10 +525,16 @@ static ncclResult_t finish_transfers() {
       if (!waits && progress(it)) moved = true;
     }
     if (!left) break;
-    if (moved) { started = now(); continue; }
+    if (moved) {
+      started = now();
+      continue;
+    }
     const Transfer* first = nullptr;
     for (const Transfer& it : open)
-      if (it.done < it.bytes && it.comm->shared) { first = &it; break; }
+      if (it.done < it.bytes && it.comm->shared) {
+        first = &it;
+        break;
+      }
     if (!first->comm->shared->pause(first->is_send ? "Send" : "Recv", started, {first->peer}))
       return fail(first->comm, ncclRemoteError, first->comm->shared->why());
   }
@@ -481,23 +543,28 @@ static ncclResult_t finish_transfers() {
   standing.reset();
   for (const Kernel& it : kernels)
     put_after_ranks(it.stream, it.sent ? (it.received ? "SendRecv" : "Send") : "Recv",
-                    seconds_of_transfers(std::max(it.sent, it.received), it.comm->ranks > settings().gpus), it.own, it.last, it.slowest);
+                    seconds_of_transfers(std::max(it.sent, it.received), it.comm->ranks > settings().gpus), it.own,
+                    it.last, it.slowest);
   return ncclSuccess;
 }
 
-static ncclResult_t transfer(bool is_send, const void* data, size_t n, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+static ncclResult_t transfer(bool is_send, const void* data, size_t n, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
   size_t bytes = n * size_of(type);
   if (begin(comm, is_send ? "Send" : "Recv", bytes, stream, true)) {
-    if (has_clock() && peer != comm->rank) put(stream, seconds_of_transfers(bytes, comm->ranks > settings().gpus), NETWORK, is_send ? "Send" : "Recv");
+    if (has_clock() && peer != comm->rank)
+      put(stream, seconds_of_transfers(bytes, comm->ranks > settings().gpus), NETWORK, is_send ? "Send" : "Recv");
     return ncclSuccess;
   }
   transfers.push_back({comm, is_send, static_cast<char*>(const_cast<void*>(data)), bytes, 0, peer, stream});
   return group_depth ? ncclSuccess : finish_transfers();
 }
-EXPORT ncclResult_t ncclSend(const void* data, size_t n, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclSend(const void* data, size_t n, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
   return transfer(true, data, n, type, peer, comm, stream);
 }
-EXPORT ncclResult_t ncclRecv(void* data, size_t n, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclRecv(void* data, size_t n, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
   return transfer(false, data, n, type, peer, comm, stream);
 }
 EXPORT ncclResult_t ncclGroupStart() {
@@ -507,7 +574,8 @@ EXPORT ncclResult_t ncclGroupStart() {
 EXPORT ncclResult_t ncclGroupEnd() { return --group_depth > 0 ? ncclSuccess : finish_transfers(); }
 
 // What NCCL has functions for since 2.28, made of transfers, as PyTorch did before.
-EXPORT ncclResult_t ncclAlltoAll(const void* from, void* to, size_t n, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclAlltoAll(const void* from, void* to, size_t n, ncclDataType_t type, ncclComm_t comm,
+                                 cudaStream_t stream) {
   size_t bytes = n * size_of(type);
   ncclGroupStart();
   for (int peer = 0; peer < comm->ranks; ++peer) {
@@ -516,7 +584,8 @@ EXPORT ncclResult_t ncclAlltoAll(const void* from, void* to, size_t n, ncclDataT
   }
   return ncclGroupEnd();
 }
-EXPORT ncclResult_t ncclGather(const void* from, void* to, size_t n, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclGather(const void* from, void* to, size_t n, ncclDataType_t type, int root, ncclComm_t comm,
+                               cudaStream_t stream) {
   size_t bytes = n * size_of(type);
   ncclGroupStart();
   transfer(true, from, n, type, root, comm, stream);
@@ -524,7 +593,8 @@ EXPORT ncclResult_t ncclGather(const void* from, void* to, size_t n, ncclDataTyp
     transfer(false, static_cast<char*>(to) + (size_t)peer * bytes, n, type, peer, comm, stream);
   return ncclGroupEnd();
 }
-EXPORT ncclResult_t ncclScatter(const void* from, void* to, size_t n, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclScatter(const void* from, void* to, size_t n, ncclDataType_t type, int root, ncclComm_t comm,
+                                cudaStream_t stream) {
   size_t bytes = n * size_of(type);
   ncclGroupStart();
   for (int peer = 0; comm->rank == root && peer < comm->ranks; ++peer)

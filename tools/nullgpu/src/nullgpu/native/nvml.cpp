@@ -13,7 +13,7 @@ enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
 
 static int device_of(void* handle) { return (int)(reinterpret_cast<uintptr_t>(handle) - 1); }
 static int give(void** handle, int device) {
-  if (device < 0 || device >= settings().gpus) return NOT_FOUND;
+  if (device < 0 || device >= settings().visible) return NOT_FOUND;
   *handle = reinterpret_cast<void*>((uintptr_t)device + 1);
   return SUCCESS;
 }
@@ -27,7 +27,10 @@ EXPORT int nvmlInit() { return SUCCESS; }
 EXPORT int nvmlInitWithFlags(unsigned) { return SUCCESS; }
 EXPORT int nvmlShutdown() { return SUCCESS; }
 EXPORT const char* nvmlErrorString(int code) {
-  return code == SUCCESS ? "Success" : code == NOT_SUPPORTED ? "Not Supported" : code == NOT_FOUND ? "Not Found" : "Unknown Error";
+  return code == SUCCESS         ? "Success"
+         : code == NOT_SUPPORTED ? "Not Supported"
+         : code == NOT_FOUND     ? "Not Found"
+                                 : "Unknown Error";
 }
 EXPORT int nvmlSystemGetDriverVersion(char* to, unsigned size) { return text(to, size, "null GPU"); }
 EXPORT int nvmlSystemGetCudaDriverVersion_v2(int* version) {
@@ -38,14 +41,14 @@ EXPORT int nvmlSystemGetCudaDriverVersion_v2(int* version) {
 // ---- GPUs
 
 EXPORT int nvmlDeviceGetCount_v2(unsigned* number) {
-  *number = (unsigned)settings().gpus;
+  *number = (unsigned)settings().visible;
   return SUCCESS;
 }
 EXPORT int nvmlDeviceGetCount(unsigned* number) { return nvmlDeviceGetCount_v2(number); }
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) { return give(handle, (int)index); }
 EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** handle) {
   char own[16];
-  for (int device = 0; device < settings().gpus; ++device) {
+  for (int device = 0; device < settings().visible; ++device) {
     snprintf(own, sizeof own, "0000:%02X:00.0", 1 + settings().number[device]);
     if (strstr(id, own)) return give(handle, device);
   }
@@ -56,7 +59,7 @@ static void uuid_of(int device, char* to, size_t size) {  // as cudaGetDevicePro
 }
 EXPORT int nvmlDeviceGetHandleByUUID(const char* uuid, void** handle) {
   char own[48];
-  for (int device = 0; device < settings().gpus; ++device) {
+  for (int device = 0; device < settings().visible; ++device) {
     uuid_of(device, own, sizeof own);
     if (!strcmp(uuid, own)) return give(handle, device);
   }
@@ -72,7 +75,7 @@ EXPORT int nvmlDeviceGetIndex(void* handle, unsigned* index) {
 }
 EXPORT int nvmlDeviceGetName(void*, char* to, unsigned size) {
   char name[32];
-  snprintf(name, sizeof name, "null GPU (%s)", hardware().name);
+  snprintf(name, sizeof name, "null GPU (sm_%d)", settings().sm);
   return text(to, size, name);
 }
 

@@ -28,9 +28,9 @@ cudaError_t error(cudaError_t code, const char* function) {
 
 void launch(const char* kernel, cudaStream_t stream) {
   count(counters.launches);
-  bool is_recorded = recorded(stream);
-  if (has_clock() && !is_recorded) launched(stream);
-  if (!is_recorded) profile_launch(kernel, (int)((uintptr_t)stream >> 4 & 0xffff));
+  if (record(stream)) return;
+  if (has_clock()) pass_launch();
+  profile_launch(kernel, number_of(stream));
 }
 
 }  // namespace nullgpu
@@ -51,7 +51,8 @@ static thread_local struct {
 EXPORT void** __cudaRegisterFatBinary(void*) { return static_cast<void**>(calloc(1, 64)); }
 EXPORT void __cudaRegisterFatBinaryEnd(void**) {}
 EXPORT void __cudaUnregisterFatBinary(void**) {}
-EXPORT void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*, void*, void*, int*) {
+EXPORT void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*, void*,
+                                   void*, int*) {
   std::lock_guard<std::mutex> guard(lock);
   kernels[function] = name;
 }
@@ -81,7 +82,7 @@ static const char* name_of(const void* kernel) {
 }
 
 // As a GPU does: a grid or a block that is empty or too large is refused.
-static cudaError_t start(const void* function, dim3 grid, dim3 block, cudaStream_t stream) {
+static cudaError_t checked_launch(const void* function, dim3 grid, dim3 block, cudaStream_t stream) {
   uint64_t threads = (uint64_t)block.x * block.y * block.z;
   if (!threads || threads > 1024 || block.z > 64 || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535)
     return error(cudaErrorInvalidConfiguration, "cudaLaunchKernel");
@@ -89,23 +90,24 @@ static cudaError_t start(const void* function, dim3 grid, dim3 block, cudaStream
   return cudaSuccess;
 }
 EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t, cudaStream_t stream) {
-  return start(reinterpret_cast<const void*>(kernel), grid, block, stream);
+  return checked_launch(reinterpret_cast<const void*>(kernel), grid, block, stream);
 }
 EXPORT cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**, size_t, cudaStream_t stream) {
-  return start(function, grid, block, stream);
+  return checked_launch(function, grid, block, stream);
 }
-EXPORT cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block, void**, size_t, cudaStream_t stream) {
-  return start(function, grid, block, stream);
+EXPORT cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block, void**, size_t,
+                                               cudaStream_t stream) {
+  return checked_launch(function, grid, block, stream);
 }
 EXPORT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void**) {
-  return start(function, config->gridDim, config->blockDim, config->stream);
+  return checked_launch(function, config->gridDim, config->blockDim, config->stream);
 }
 EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   memset(attributes, 0, sizeof *attributes);
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
-  attributes->binaryVersion = attributes->ptxVersion = hardware().sm;
-  attributes->maxDynamicSharedSizeBytes = hardware().shared_memory_of_block << 10;
+  attributes->binaryVersion = attributes->ptxVersion = settings().sm;
+  attributes->maxDynamicSharedSizeBytes = settings().shared_memory_of_block << 10;
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
@@ -113,7 +115,8 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, co
   *blocks = 2;
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) {
+EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t,
+                                                                          unsigned) {
   *blocks = 2;
   return cudaSuccess;
 }
@@ -134,15 +137,15 @@ EXPORT cudaError_t cudaMemcpyToSymbol(const void* variable, const void* from, si
 
 static cudaError_t no_device(const char* function) { return error(cudaErrorNoDevice, function); }
 EXPORT cudaError_t cudaGetDeviceCount(int* number) {
-  *number = settings().gpus;
+  *number = settings().visible;
   return *number ? cudaSuccess : no_device("cudaGetDeviceCount");
 }
 EXPORT cudaError_t cudaGetDevice(int* device) {
   *device = current_device();
-  return settings().gpus ? cudaSuccess : no_device("cudaGetDevice");
+  return settings().visible ? cudaSuccess : no_device("cudaGetDevice");
 }
 EXPORT cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= settings().gpus) return error(cudaErrorInvalidDevice, "cudaSetDevice");
+  if (device < 0 || device >= settings().visible) return error(cudaErrorInvalidDevice, "cudaSetDevice");
   current_device() = device;
   return cudaSuccess;
 }
@@ -152,10 +155,10 @@ EXPORT cudaError_t cudaDriverGetVersion(int* version) {
 }
 EXPORT cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
 EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
-  if (device < 0 || device >= settings().gpus) return error(cudaErrorInvalidDevice, "cudaGetDeviceProperties");
+  if (device < 0 || device >= settings().visible) return error(cudaErrorInvalidDevice, "cudaGetDeviceProperties");
   memset(p, 0, sizeof *p);
-  const Hardware& it = hardware();
-  snprintf(p->name, sizeof p->name, "null GPU (%s)", it.name);
+  const Settings& it = settings();
+  snprintf(p->name, sizeof p->name, "null GPU (sm_%d)", it.sm);
   p->uuid.bytes[0] = 'N';
   p->uuid.bytes[15] = (char)settings().number[device];
   p->totalGlobalMem = settings().memory;
@@ -170,7 +173,8 @@ EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->sharedMemPerBlockOptin = (size_t)it.shared_memory_of_block << 10;
   p->sharedMemPerMultiprocessor = (size_t)it.shared_memory << 10;
   p->l2CacheSize = it.l2_cache << 20;
-  p->memPitch = 2147483647, p->totalConstMem = 65536, p->textureAlignment = 512, p->memoryBusWidth = 5120;
+  p->memPitch = 2147483647, p->totalConstMem = 65536, p->textureAlignment = 512;
+  p->memoryBusWidth = it.memory_bus_width;
   p->concurrentKernels = p->unifiedAddressing = p->managedMemory = p->canMapHostMemory = p->cooperativeLaunch = 1;
   p->asyncEngineCount = 3;
   p->pciBusID = 1 + settings().number[device];
@@ -180,29 +184,79 @@ EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   cudaDeviceProp p;
   if (cudaError_t failed = cudaGetDeviceProperties(&p, device)) return failed;
   switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: *value = 1024; break;
-    case cudaDevAttrMaxBlockDimZ: *value = 64; break;
-    case cudaDevAttrMaxGridDimX: *value = 2147483647; break;
-    case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
-    case cudaDevAttrWarpSize: *value = 32; break;
-    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)p.sharedMemPerMultiprocessor; break;
-    case cudaDevAttrMaxRegistersPerBlock: case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-    case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-    case cudaDevAttrPciBusId: *value = p.pciBusID; break;
-    case cudaDevAttrMemoryPoolsSupported: case cudaDevAttrUnifiedAddressing: case cudaDevAttrCooperativeLaunch:
-    case cudaDevAttrManagedMemory: case cudaDevAttrCanMapHostMemory: case cudaDevAttrConcurrentKernels: *value = 1; break;
-    case cudaDevAttrClockRate: *value = 1980000; break;
-    case cudaDevAttrMemoryClockRate: *value = 2619000; break;
-    case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; break;
-    default: *value = 0;
+    case cudaDevAttrMaxThreadsPerBlock:
+      *value = p.maxThreadsPerBlock;
+      break;
+    case cudaDevAttrMaxBlockDimX:
+    case cudaDevAttrMaxBlockDimY:
+      *value = 1024;
+      break;
+    case cudaDevAttrMaxBlockDimZ:
+      *value = 64;
+      break;
+    case cudaDevAttrMaxGridDimX:
+      *value = 2147483647;
+      break;
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ:
+      *value = 65535;
+      break;
+    case cudaDevAttrWarpSize:
+      *value = 32;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *value = p.multiProcessorCount;
+      break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      *value = p.maxThreadsPerMultiProcessor;
+      break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+      *value = p.maxBlocksPerMultiProcessor;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      *value = (int)p.sharedMemPerBlock;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = (int)p.sharedMemPerBlockOptin;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = (int)p.sharedMemPerMultiprocessor;
+      break;
+    case cudaDevAttrMaxRegistersPerBlock:
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+      *value = 65536;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = p.major;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = p.minor;
+      break;
+    case cudaDevAttrL2CacheSize:
+      *value = p.l2CacheSize;
+      break;
+    case cudaDevAttrPciBusId:
+      *value = p.pciBusID;
+      break;
+    case cudaDevAttrMemoryPoolsSupported:
+    case cudaDevAttrUnifiedAddressing:
+    case cudaDevAttrCooperativeLaunch:
+    case cudaDevAttrManagedMemory:
+    case cudaDevAttrCanMapHostMemory:
+    case cudaDevAttrConcurrentKernels:
+      *value = 1;
+      break;
+    case cudaDevAttrClockRate:
+      *value = (int)(1e3 * settings().clock_rate);
+      break;                          // kHz
+    case cudaDevAttrMemoryClockRate:  // kHz; data moves twice in a cycle
+      *value = (int)(settings().bandwidth * 8 / 2 / settings().memory_bus_width / 1e3);
+      break;
+    case cudaDevAttrGlobalMemoryBusWidth:
+      *value = p.memoryBusWidth;
+      break;
+    default:
+      *value = 0;
   }
   return cudaSuccess;
 }
@@ -239,14 +293,18 @@ static const struct {
     {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
-    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
     {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
      "operation failed due to a previous error during capture"},
-    {cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge", "operation would result in a merge of separate capture sequences"},
-    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation", "dependency created on uncaptured work in another stream"},
+    {cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge",
+     "operation would result in a merge of separate capture sequences"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
     {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
      "operation would make the legacy stream depend on a capturing blocking stream"},
-    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"},
+    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent",
+     "operation not permitted on an event last recorded in a capturing stream"},
 };
 EXPORT const char* cudaGetErrorName(cudaError_t code) {
   for (auto& it : ERRORS)
@@ -264,15 +322,17 @@ EXPORT cudaError_t cudaPeekAtLastError() { return last_error; }
 // ---- memory
 
 EXPORT cudaError_t cudaMalloc(void** pointer, size_t bytes) {
-  if (forbidden_by_capture()) return error(cudaErrorStreamCaptureUnsupported, "cudaMalloc");
+  if (invalidate_captures()) return error(cudaErrorStreamCaptureUnsupported, "cudaMalloc");
   return allocate(pointer, bytes, false);
 }
-EXPORT cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) { return allocate(pointer, bytes, false); }
+EXPORT cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) {
+  return allocate(pointer, bytes, false);
+}
 EXPORT cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned) { return allocate(pointer, bytes, false); }
 EXPORT cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return allocate(pointer, bytes, true); }
 EXPORT cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) { return allocate(pointer, bytes, true); }
 EXPORT cudaError_t cudaFree(void* pointer) {
-  if (forbidden_by_capture()) return error(cudaErrorStreamCaptureUnsupported, "cudaFree");
+  if (invalidate_captures()) return error(cudaErrorStreamCaptureUnsupported, "cudaFree");
   return release(pointer);
 }
 EXPORT cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return release(pointer); }
@@ -304,46 +364,45 @@ EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, c
   attributes->hostPointer = known && !block.on_host ? nullptr : const_cast<void*>(pointer);
   return cudaSuccess;
 }
-// With a clock, a copy takes its time; from or to pageable memory, the host waits.
-static void timed_copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
-  if (!has_clock()) return;
-  Block source{}, target{};
-  bool known_source = find(from, nullptr, &source), known_target = find(to, nullptr, &target);
-  bool from_gpu = known_source && !source.on_host, to_gpu = known_target && !target.on_host;
-  if (from_gpu || to_gpu) put_copy(stream, to_gpu, from_gpu, from_gpu != to_gpu && !(known_source && known_target), bytes);
-}
 EXPORT cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  if (forbidden_by_capture()) return error(cudaErrorStreamCaptureImplicit, "cudaMemcpy");
-  copy(to, from, bytes);
+  if (invalidate_captures()) return error(cudaErrorStreamCaptureImplicit, "cudaMemcpy");
+  Way way = way_of(to, from);
+  copy(to, from, bytes, way);
   count(counters.waits);
   observe(WAIT, "cudaMemcpy", (int64_t)bytes, false);
-  timed_copy(to, from, bytes, nullptr);
-  if (has_clock()) wait_until(end_of(stream_of(nullptr)), "cudaMemcpy");
+  if (has_clock()) {
+    put_copy(nullptr, way, bytes);
+    wait_until(end_of(stream_of(nullptr)), "cudaMemcpy");
+  }
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  if (!recorded(stream)) copy(to, from, bytes);
-  timed_copy(to, from, bytes, stream);
+  Way way = way_of(to, from);
+  if (!record(stream)) copy(to, from, bytes, way);
+  if (has_clock()) put_copy(stream, way, bytes);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t stream) {
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
 }
-EXPORT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                                     cudaMemcpyKind, cudaStream_t stream) {
-  timed_copy(to, from, width * height, stream);
-  if (recorded(stream)) return cudaSuccess;
+EXPORT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                                     size_t height, cudaMemcpyKind, cudaStream_t stream) {
+  Way way = way_of(to, from);
+  if (has_clock()) put_copy(stream, way, width * height);
+  if (record(stream)) return cudaSuccess;
   for (size_t row = 0; row < height; ++row)
-    copy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+    copy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width, way);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream) {
-  bool is_recorded = recorded(stream);
-  if (has_clock()) put_copy(stream, true, true, false, bytes / 2);  // it only writes
+  bool is_recorded = record(stream);
+  if (has_clock()) put_fill(stream, bytes);
   if (!is_recorded && is_done(bytes)) memset(pointer, value, bytes);
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaMemset(void* pointer, int value, size_t bytes) { return cudaMemsetAsync(pointer, value, bytes, nullptr); }
+EXPORT cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
+  return cudaMemsetAsync(pointer, value, bytes, nullptr);
+}
 
 // ---- pools of memory: cudaMallocAsync above takes memory as cudaMalloc does, so a pool is empty
 

@@ -21,14 +21,15 @@ double now() {
 
 Shared* Shared::open(const char* id, int ranks, int rank, long gpu, std::string* why) {
   if (ranks > MOST_RANKS) {
-    *why = "more than 64 processes";
+    *why = "more than " + std::to_string(MOST_RANKS) + " processes";
     return nullptr;
   }
   std::string path = std::string("/dev/shm/nullgpu_") + id;
   size_t letters = (size_t)ranks * ranks * MAIL, size = sizeof(SharedHeader) + letters + (size_t)ranks * CHUNK;
   int file = ::open(path.c_str(), O_RDWR | O_CREAT, 0600);
   void* memory = MAP_FAILED;
-  if (file >= 0 && !ftruncate(file, (off_t)size)) memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (file >= 0 && !ftruncate(file, (off_t)size))
+    memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (file >= 0) close(file);
   if (memory == MAP_FAILED) {
     *why = path + " cannot be made: is /dev/shm full?";
@@ -73,12 +74,14 @@ bool Shared::pause(const char* doing, double started, const std::vector<int>& wa
   if (seconds < 0.2) return true;
   for (int rank : waited_for)
     if (header_->process[rank] && has_ended(header_->process[rank])) {
-      why_ = "rank " + std::to_string(rank) + " has ended, while rank " + std::to_string(rank_) + " waits for it in " + doing;
+      why_ = "rank " + std::to_string(rank) + " has ended, while rank " + std::to_string(rank_) + " waits for it in " +
+             doing;
       return false;
     }
   if (seconds < settings().timeout) return true;
   char text[200];
-  snprintf(text, sizeof text, "rank %d has waited %.0f s in %s for other ranks, which do something else", rank_, seconds, doing);
+  snprintf(text, sizeof text, "rank %d has waited %.0f s in %s for other ranks, which do something else", rank_,
+           seconds, doing);
   why_ = text;
   return false;
 }

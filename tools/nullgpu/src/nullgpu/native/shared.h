@@ -8,9 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "interface.h"
+
 namespace nullgpu {
 
-constexpr int MOST_RANKS = 64;
 constexpr size_t CHUNK = 1 << 20, MAIL = 256 << 10;
 
 // What a rank does, for the others to compare with.

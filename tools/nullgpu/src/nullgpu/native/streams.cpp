@@ -9,49 +9,67 @@
 
 #include <algorithm>
 #include <set>
-#include <vector>
 
 namespace nullgpu {
 
-struct Event {
-  int device;
-  Graph* capture;  // recorded last in a stream that is captured into this graph
-  timespec at;
-  bool recorded;
-  double time;      // with a clock: when all work before it in its stream has ended
+// One thread may record an event while another one asks for it: what is recorded is copied under its lock.
+struct Recorded {
+  bool is = false;
+  Graph* capture = nullptr;  // recorded in a stream that is captured into this graph
+  timespec at = {};
+  Moment moment;  // with a clock: when all work before it in its stream has ended
 };
+struct Event {
+  Recorded recorded;
+  std::mutex lock;
+};
+static Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+static Recorded recorded(cudaEvent_t event) {
+  Event* it = event_of(event);
+  std::lock_guard<std::mutex> guard(it->lock);
+  return it->recorded;
+}
 
-static std::mutex lock;
+static std::mutex lock;  // protects the set of streams, and where captures began
 static std::set<Stream*> streams;
-static Stream defaults[MOST_GPUS];
+static Stream* default_of(int device) {
+  static Stream all[MOST_GPUS];
+  static const bool numbered = [] {
+    for (int i = 0; i < MOST_GPUS; ++i) all[i].device = i;
+    return true;
+  }();
+  (void)numbered;
+  return &all[device];
+}
 static unsigned long long next_graph = 1;
 static thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
 static unsigned long this_thread() { return (unsigned long)pthread_self(); }
 
 Stream* stream_of(cudaStream_t stream) {
-  if ((uintptr_t)stream > 2) return reinterpret_cast<Stream*>(stream);
-  Stream* legacy = &defaults[current_device()];  // 0, 1 and 2 name the default stream
-  legacy->device = current_device();
-  return legacy;
+  // 0, 1 and 2 name the default stream
+  return (uintptr_t)stream > 2 ? reinterpret_cast<Stream*>(stream) : default_of(current_device());
 }
 
-bool forbidden_by_capture() {
+int number_of(cudaStream_t stream) { return (int)((uintptr_t)stream_of(stream) >> 4 & 0xffffff); }
+
+bool invalidate_captures() {
   if (thread_mode == cudaStreamCaptureModeRelaxed) return false;
   std::lock_guard<std::mutex> guard(lock);
   for (Stream* stream : streams) {
-    if (!stream->capture || !stream->origin) continue;
-    bool everywhere = stream->capture->mode == cudaStreamCaptureModeGlobal;
-    bool here = stream->capture->mode == cudaStreamCaptureModeThreadLocal && stream->capture->thread == this_thread();
-    if (everywhere || here) return stream->capture->invalid = true;
+    Graph* graph = stream->capture;
+    if (!graph || !stream->origin) continue;
+    bool everywhere = graph->mode == cudaStreamCaptureModeGlobal;
+    bool here = graph->mode == cudaStreamCaptureModeThreadLocal && graph->thread == this_thread();
+    if (everywhere || here) return graph->invalid = true;
   }
   return false;
 }
 
-bool recorded(cudaStream_t stream) {
-  Stream* it = stream_of(stream);
-  if (!it->capture) return false;
-  ++it->capture->nodes;
+bool record(cudaStream_t stream) {
+  Graph* graph = stream_of(stream)->capture;
+  if (!graph) return false;
+  ++graph->nodes;
   return true;
 }
 
@@ -71,16 +89,14 @@ static cudaError_t invalidate(Graph* graph, cudaError_t code, const char* functi
 using namespace nullgpu;
 
 EXPORT cudaError_t cudaDeviceSynchronize() {
-  if (forbidden_by_capture()) return error(cudaErrorStreamCaptureUnsupported, "cudaDeviceSynchronize");
+  if (invalidate_captures()) return error(cudaErrorStreamCaptureUnsupported, "cudaDeviceSynchronize");
   if (has_clock()) {
-    double last = end_of(&defaults[current_device()]);
-    std::vector<Stream*> all;
+    double last = end_of(default_of(current_device()));
     {
       std::lock_guard<std::mutex> guard(lock);
-      all.assign(streams.begin(), streams.end());
+      for (Stream* stream : streams)
+        if (stream->device == current_device()) last = std::max(last, end_of(stream));
     }
-    for (Stream* stream : all)
-      if (stream->device == current_device()) last = std::max(last, end_of(stream));
     wait_until(last, "cudaDeviceSynchronize");
   }
   return wait("cudaDeviceSynchronize");
@@ -89,7 +105,8 @@ EXPORT cudaError_t cudaDeviceSynchronize() {
 // ---- streams
 
 static cudaError_t create(cudaStream_t* stream, unsigned flags, int priority) {
-  Stream* made = new Stream{current_device(), priority, flags, nullptr, false};
+  Stream* made = new Stream;
+  made->device = current_device(), made->priority = priority, made->flags = flags;
   std::lock_guard<std::mutex> guard(lock);
   streams.insert(made);
   *stream = reinterpret_cast<cudaStream_t>(made);
@@ -101,8 +118,12 @@ EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned f
   return create(stream, flags, priority);
 }
 EXPORT cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  std::lock_guard<std::mutex> guard(lock);
-  streams.erase(reinterpret_cast<Stream*>(stream));
+  Stream* it = reinterpret_cast<Stream*>(stream);
+  {
+    std::lock_guard<std::mutex> guard(lock);
+    if (!streams.erase(it)) return error(cudaErrorInvalidResourceHandle, "cudaStreamDestroy");
+  }
+  delete it;
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
@@ -114,7 +135,8 @@ EXPORT cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  if (Graph* graph = stream_of(stream)->capture) return invalidate(graph, cudaErrorStreamCaptureUnsupported, "cudaStreamQuery");
+  if (Graph* graph = stream_of(stream)->capture)
+    return invalidate(graph, cudaErrorStreamCaptureUnsupported, "cudaStreamQuery");
   if (has_clock() && end_of(stream_of(stream)) > simulated_now()) return cudaErrorNotReady;
   return cudaSuccess;
 }
@@ -125,69 +147,77 @@ EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return wait("cudaStreamSynchronize");
 }
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  Event* it = reinterpret_cast<Event*>(event);
+  Recorded it = recorded(event);
   Stream* waiting = stream_of(stream);
-  if (it->capture) {  // the stream that waits joins the capture
-    if (waiting->capture && waiting->capture != it->capture) return error(cudaErrorStreamCaptureMerge, "cudaStreamWaitEvent");
-    if (!waiting->capture) waiting->capture = it->capture, waiting->origin = false;
-  } else if (waiting->capture && it->recorded) {
+  if (it.capture) {  // the stream that waits joins the capture
+    std::lock_guard<std::mutex> guard(lock);
+    if (waiting->capture && waiting->capture != it.capture)
+      return error(cudaErrorStreamCaptureMerge, "cudaStreamWaitEvent");
+    if (!waiting->capture) waiting->capture = it.capture, waiting->origin = false;
+  } else if (waiting->capture && it.is) {
     return error(cudaErrorStreamCaptureIsolation, "cudaStreamWaitEvent");
-  } else if (has_clock() && it->recorded && it->time > end_of(waiting)) {
-    waiting->end = waiting->blocked = it->time;
+  } else if (has_clock() && it.is) {
+    wait_for(waiting, it.moment);
   }
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  if (!recorded(stream)) function(data);
+  if (!record(stream)) function(data);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* data, unsigned) {
-  if (!recorded(stream)) function(stream, cudaSuccess, data);
+  if (!record(stream)) function(stream, cudaSuccess, data);
   return cudaSuccess;
 }
 
 // ---- events
 
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(new Event{current_device(), nullptr, {0, 0}, false, 0});
+  *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete reinterpret_cast<Event*>(event);
+  delete event_of(event);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  Event* it = reinterpret_cast<Event*>(event);
-  it->recorded = true;
-  it->capture = stream_of(stream)->capture;
-  clock_gettime(CLOCK_MONOTONIC, &it->at);
-  if (has_clock()) it->time = std::max(end_of(stream_of(stream)), simulated_now());
+  Recorded now;
+  now.is = true;
+  now.capture = stream_of(stream)->capture;
+  clock_gettime(CLOCK_MONOTONIC, &now.at);
+  if (has_clock()) now.moment = moment_of(stream_of(stream));
+  Event* it = event_of(event);
+  std::lock_guard<std::mutex> guard(it->lock);
+  it->recorded = now;
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) { return cudaEventRecord(event, stream); }
+EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+  return cudaEventRecord(event, stream);
+}
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (Graph* graph = reinterpret_cast<Event*>(event)->capture) return invalidate(graph, cudaErrorCapturedEvent, "cudaEventQuery");
-  if (forbidden_by_capture()) return error(cudaErrorStreamCaptureUnsupported, "cudaEventQuery");
-  if (has_clock() && reinterpret_cast<Event*>(event)->time > simulated_now()) return cudaErrorNotReady;
+  Recorded it = recorded(event);
+  if (it.capture) return invalidate(it.capture, cudaErrorCapturedEvent, "cudaEventQuery");
+  if (invalidate_captures()) return error(cudaErrorStreamCaptureUnsupported, "cudaEventQuery");
+  if (has_clock() && it.moment.time > simulated_now()) return cudaErrorNotReady;
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (Graph* graph = reinterpret_cast<Event*>(event)->capture)
-    return invalidate(graph, cudaErrorCapturedEvent, "cudaEventSynchronize");
-  if (has_clock()) wait_until(reinterpret_cast<Event*>(event)->time, "cudaEventSynchronize");
+  Recorded it = recorded(event);
+  if (it.capture) return invalidate(it.capture, cudaErrorCapturedEvent, "cudaEventSynchronize");
+  if (has_clock()) wait_until(it.moment.time, "cudaEventSynchronize");
   return wait("cudaEventSynchronize");
 }
 EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
-  Event *a = reinterpret_cast<Event*>(start), *b = reinterpret_cast<Event*>(end);
-  if (!a->recorded || !b->recorded) return error(cudaErrorInvalidResourceHandle, "cudaEventElapsedTime");
+  Recorded a = recorded(start), b = recorded(end);
+  if (!a.is || !b.is) return error(cudaErrorInvalidResourceHandle, "cudaEventElapsedTime");
   if (has_clock()) {
-    *milliseconds = 1e3f * (float)(b->time - a->time);
+    *milliseconds = 1e3f * (float)(b.moment.time - a.moment.time);
     return cudaSuccess;
   }
-  *milliseconds = 1e3f * (float)(b->at.tv_sec - a->at.tv_sec) + 1e-6f * (float)(b->at.tv_nsec - a->at.tv_nsec);
-  // What chooses between kernels by timing them (Triton's do_bench) repeats a kernel until some time has passed: with 0 ms
-  // for ever. A millisecond is long enough for it.
+  *milliseconds = 1e3f * (float)(b.at.tv_sec - a.at.tv_sec) + 1e-6f * (float)(b.at.tv_nsec - a.at.tv_nsec);
+  // What chooses between kernels by timing them (Triton's do_bench) repeats a kernel until some time has passed: with 0
+  // ms for ever. A millisecond is long enough for it.
   if (*milliseconds < 1) *milliseconds = 1;
   return cudaSuccess;
 }
@@ -196,13 +226,14 @@ EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, 
 
 EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   Graph* graph = stream_of(stream)->capture;
-  *status = !graph ? cudaStreamCaptureStatusNone
-                   : graph->invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+  *status = !graph           ? cudaStreamCaptureStatusNone
+            : graph->invalid ? cudaStreamCaptureStatusInvalidated
+                             : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
 
-static cudaError_t capture_info(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t* graph,
-                                const cudaGraphNode_t** dependencies, size_t* number) {
+static cudaError_t capture_info(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                cudaGraph_t* graph, const cudaGraphNode_t** dependencies, size_t* number) {
   cudaStreamIsCapturing(stream, status);
   Graph* it = stream_of(stream)->capture;
   if (id) *id = it ? it->id : 0;
@@ -212,12 +243,14 @@ static cudaError_t capture_info(cudaStream_t stream, cudaStreamCaptureStatus* st
   return cudaSuccess;
 }
 #if CUDART_VERSION >= 13000
-EXPORT cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t* g,
-                                            const cudaGraphNode_t** d, const cudaGraphEdgeData** edges, size_t* n) {
+EXPORT cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                            cudaGraph_t* g, const cudaGraphNode_t** d, const cudaGraphEdgeData** edges,
+                                            size_t* n) {
   if (edges) *edges = nullptr;
   return capture_info(s, status, id, g, d, n);
 }
-EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t*, const cudaGraphEdgeData*, size_t, unsigned) {
+EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t*, const cudaGraphEdgeData*, size_t,
+                                                       unsigned) {
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*, size_t* n) {
@@ -230,7 +263,9 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t s, cudaStreamCapture
                                                cudaGraph_t* g, const cudaGraphNode_t** d, size_t* n) {
   return capture_info(s, status, id, g, d, n);
 }
-EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t*, size_t, unsigned) { return cudaSuccess; }
+EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t*, size_t, unsigned) {
+  return cudaSuccess;
+}
 EXPORT cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*, size_t* n) {
   *n = 0;
   return cudaSuccess;
@@ -241,7 +276,7 @@ EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCapture
   if ((uintptr_t)stream <= 1) return error(cudaErrorStreamCaptureUnsupported, "cudaStreamBeginCapture");
   std::lock_guard<std::mutex> guard(lock);
   Stream* it = reinterpret_cast<Stream*>(stream);
-  it->capture = new Graph{next_graph++, 0, mode, this_thread(), false, 0};
+  it->capture = new Graph{next_graph++, mode, this_thread()};
   it->origin = true;
   return cudaSuccess;
 }
@@ -266,22 +301,25 @@ EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mo
 // ---- graphs: what a graph computes is not kept here; values.py computes it again at each replay
 
 EXPORT cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* number) {
-  *number = graph ? reinterpret_cast<Graph*>(graph)->nodes : 0;
+  *number = graph ? reinterpret_cast<Graph*>(graph)->nodes.load() : 0;
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaGraphDebugDotPrint(cudaGraph_t, const char*, unsigned) { return error(cudaErrorNotSupported, "cudaGraphDebugDotPrint"); }
+EXPORT cudaError_t cudaGraphDebugDotPrint(cudaGraph_t, const char*, unsigned) {
+  return error(cudaErrorNotSupported, "cudaGraphDebugDotPrint");
+}
 EXPORT cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
 EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
 EXPORT cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
   *executable = reinterpret_cast<cudaGraphExec_t>(graph);
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
+EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                                 unsigned long long flags) {
   return cudaGraphInstantiate(executable, graph, flags);
 }
 EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   count(counters.graph_launches);
-  if (has_clock()) put(stream, reinterpret_cast<Graph*>(executable)->seconds, KERNEL, "a CUDA graph");
+  if (has_clock()) put_graph(stream, reinterpret_cast<Graph*>(executable));
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaGraphRetainUserObject(cudaGraph_t, cudaUserObject_t, unsigned, unsigned) { return cudaSuccess; }
