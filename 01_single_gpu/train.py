@@ -13,7 +13,7 @@ import time
 import zipfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
-from workshop.config import TrainConfig, check_same_run, run_with_config
+from workshop.config import ImageFlags, LessonFlags, OptimizerFlags, check_same_run, run_with_config
 from workshop.errors import UserError, warn
 from workshop.hardware import pick_device
 from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
@@ -39,9 +39,11 @@ from workshop.seeds import seed_generators
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
-    """The flags of this lesson, in addition to those that all lessons share."""
+class Config(ImageFlags, OptimizerFlags, LessonFlags):
+    """The flags of this lesson, in addition to those of its groups."""
 
+    dataset: Literal["mnist", "cifar10"] = "mnist"
+    """data set to train on"""
     lr_decay: float = 0.7
     """factor on the learning rate after each epoch"""
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,16 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
-from workshop.config import DistributedConfig, check_same_run, run_with_config
+from workshop.config import (
+    DDPFlags,
+    ImageFlags,
+    LessonFlags,
+    OptimizerFlags,
+    RanksFlags,
+    ScheduleFlags,
+    check_same_run,
+    run_with_config,
+)
 from workshop.errors import UserError, warn
 from workshop.hardware import cpu_or_error
 from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
@@ -50,8 +59,11 @@ from workshop.seeds import seed_generators
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DistributedConfig):
-    """The flags of this lesson. Add your own here, or replace some, such as ``dataset``."""
+class Config(ImageFlags, OptimizerFlags, ScheduleFlags, RanksFlags, DDPFlags, LessonFlags):
+    """The flags of this lesson, in addition to those of its groups. Add your own here."""
+
+    dataset: Literal["mnist", "cifar10"] = "mnist"
+    """data set to train on"""
 
 
 @dataclass

@@ -36,7 +36,18 @@ from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
 from workshop.checks import check_compute_options, choose_precision
-from workshop.config import DistributedConfig, check_same_run, may_change, require_positive, run_with_config
+from workshop.config import (
+    DDPFlags,
+    ImageFlags,
+    LessonFlags,
+    OptimizerFlags,
+    RanksFlags,
+    ScheduleFlags,
+    check_same_run,
+    may_change,
+    require_positive,
+    run_with_config,
+)
 from workshop.errors import UserError, warn
 from workshop.hardware import cpu_or_error
 from workshop.loaders import (
@@ -62,10 +73,10 @@ from workshop.seeds import seed_generators
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DistributedConfig):
-    """The flags of this lesson, in addition to those of lesson 03."""
+class Config(ImageFlags, OptimizerFlags, ScheduleFlags, RanksFlags, DDPFlags, LessonFlags):
+    """The flags of this lesson, in addition to those of its groups."""
 
-    dataset: Literal["mnist", "cifar10", "nbody"] = "mnist"  # type: ignore[assignment]  # one more than in lesson 01
+    dataset: Literal["mnist", "cifar10", "nbody"] = "mnist"
     """data set to train on"""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """number format: tf32, or bf16 or fp16 with autocast; auto: bf16 if supported, else fp32"""
@@ -97,18 +108,19 @@ class Config(DistributedConfig):
         require_positive(self, "crop_size", "train_crops", "val_crops", "unet_width", "unet_depth")
         check_volumes(self)
 
+    def without_effect(self) -> dict[str, str]:
+        """Return the flags that would change nothing with this data set, and what each needs."""
+        if self.dataset == "nbody":
+            return {"dropout": "needs a model that has dropout: unet3d has none"}
+        volumes = f"needs --dataset nbody, not {self.dataset}: give --config configs/unet3d.yaml before other files"
+        return dict.fromkeys(("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth"), volumes)
+
 
 def check_volumes(config: Config) -> None:
     """Raise `UserError` unless data set and model belong together, and the U-Net can halve its volumes."""
     if config.dataset != "nbody":
         if config.model == "unet3d":
             raise UserError(f"--model unet3d maps volumes to volumes: it needs --dataset nbody, not {config.dataset}")
-        for name in ("crop_size", "train_crops", "val_crops", "unet_width", "unet_depth"):
-            if getattr(config, name) != getattr(type(config), name):
-                raise UserError(
-                    f"--{name} {getattr(config, name)} needs --dataset nbody, not {config.dataset}: give --config "
-                    "configs/unet3d.yaml before other files"
-                )
         return
     if config.model != "unet3d":
         raise UserError("--dataset nbody holds volumes, and only --model unet3d maps volumes to volumes")

@@ -52,7 +52,15 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from workshop.checks import check_compute_options, choose_precision
-from workshop.config import DistributedConfig, check_same_run, may_change, require_positive, run_with_config
+from workshop.config import (
+    LessonFlags,
+    RanksFlags,
+    ScheduleFlags,
+    check_same_run,
+    may_change,
+    require_positive,
+    run_with_config,
+)
 from workshop.datasets.text import TextDataset
 from workshop.errors import UserError, warn
 from workshop.hardware import cpu_or_error
@@ -70,10 +78,10 @@ from workshop.seeds import seed_generators
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DistributedConfig):
-    """The flags of this lesson, in addition to those of lesson 03."""
+class Config(ScheduleFlags, RanksFlags, LessonFlags):
+    """The flags of this lesson, in addition to those of its groups."""
 
-    dataset: Literal["text"] = "text"  # type: ignore[assignment]  # this lesson has a data set of its own
+    dataset: Literal["text"] = "text"
     """data set to train on"""
     model: Literal["gpt_tiny", "gpt2_124m", "gpt_1b", "gpt_7b"] = "gpt_tiny"
     """model to train; its size is in workshop/models/gpt.py"""
@@ -136,9 +144,6 @@ class Config(DistributedConfig):
             raise UserError("--fused true: PyTorch's fused SGD takes no sharded weights; use --optimizer adam or adamw")
         if self.shard == "none" and self.replicas > 1:
             raise UserError("--shard none: with DDP every rank is a replica; leave out --replicas")
-        for name in ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "sync_gradients"):
-            if self.shard != "none" and getattr(self, name) != getattr(Config, name):
-                raise UserError(f"--{name} is an option of DDP: it needs --shard none")
         gpt_size(self.model, self.width, self.depth)  # raises UserError if heads do not divide the width
 
 
@@ -452,12 +457,7 @@ def distribute_model(config: Config, ranks: Ranks) -> FSDPModule | DistributedDa
         model = make_model(config).to(ranks.device)
         if config.activation_checkpointing:
             recompute_blocks(model)
-        return DistributedDataParallel(
-            model,
-            bucket_cap_mb=config.bucket_cap_mb,
-            gradient_as_bucket_view=config.gradient_as_bucket_view,
-            static_graph=config.static_graph,
-        )
+        return DistributedDataParallel(model)  # its options are in lesson 03
     return shard_model(config, ranks)
 
 
@@ -549,7 +549,7 @@ def train_step(
     parts = zip(inputs.tensor_split(config.accumulate), targets.tensor_split(config.accumulate), strict=True)
     for number, (part, part_targets) in enumerate(parts, start=1):
         # Gradients of the earlier parts stay on this rank, unsharded; they are sent once, after the last part.
-        with gradient_sync(model, enabled=number == config.accumulate and config.sync_gradients):
+        with gradient_sync(model, enabled=number == config.accumulate):
             with record_function("forward"), autocast_for_ddp(config, inputs.device):
                 scores = model(part)  # each block all-gathers its weights, computes, and frees the others' shards
             loss = sum_of_losses(scores.float(), part_targets)

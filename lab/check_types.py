@@ -10,18 +10,21 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PACKAGES = ("workshop", "lab", "clinic", "doctor", "nullgpu")
+PACKAGES = ("workshop", "lab", "clinic")
 SCRIPTS = ("data", "slurm")
 """folders of scripts that import each other without the name of the folder"""
+TOOLS = ("tools/nullgpu/src", "tools/rankdoctor/src")
+"""folders with a package of its own"""
 
 
 def main() -> None:
     """Run mypy; exit with status 1 if it finds an error anywhere."""
-    checks = [(SCRIPTS, [*PACKAGES, *SCRIPTS, "exercise.py"])]
+    checks: list[tuple[tuple[str, ...], list[str]]] = [((*SCRIPTS, *TOOLS), [*PACKAGES, *SCRIPTS, "exercise.py"])]
+    checks += [((tool,), [tool]) for tool in TOOLS]
     for script in sorted(REPOSITORY.glob("0*/train.py")):
         experiments = script.parent / "experiments"
         files = [script, *sorted(experiments.glob("*.py"))]
-        checks.append(((str(experiments), str(script.parent)), [str(file) for file in files]))
+        checks.append(((str(experiments), str(script.parent), *TOOLS), [str(file) for file in files]))
     failed = False
     for folders, what in checks:
         path = os.pathsep.join(str(REPOSITORY / folder) for folder in (*folders, ""))

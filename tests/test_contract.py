@@ -18,7 +18,7 @@ import quick_python
 from conftest import REPOSITORY, Script
 from lab.launching import load_script
 from ranks import free_port, torchrun
-from workshop.config import TrainConfig, load_config, run_with_config
+from workshop.config import LessonFlags, load_config, run_with_config
 from workshop.errors import UserError, run_reporting_user_errors
 
 CONFIGS = {file.parent.name: load_script(file.parent).Config for file in sorted(REPOSITORY.glob("0*/train.py"))}
@@ -43,7 +43,8 @@ def test_flags_are_yaml_keys_are_fields(lesson: str, tmp_path: Path, capsys: pyt
     given = {name: value for name, value in asdict(default).items() if value is not None} | {"epochs": 3}
     file = tmp_path / "all.yaml"
     file.write_text(yaml.safe_dump({name: str(v) if isinstance(v, Path) else v for name, v in given.items()}))
-    shown_as = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in given.items()}
+    typed = {name: value for name, value in given.items() if name not in default.without_effect()}
+    shown_as = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in typed.items()}
     words = [word for name, value in shown_as.items() for word in (f"--{name}", value)]
     assert load_config(config_class, words) == load_config(config_class, ["--config", str(file)])
     assert load_config(config_class, ["--config", str(file)]) == config_class(**given)
@@ -61,15 +62,15 @@ def test_a_flag_wins_over_every_file_and_of_two_files_the_later_one(
     first.write_text("batch_size: 8\nlr: 1e-2\nepochs: 3\n")
     second.write_text("batch_size: 16\n")
     words = ["--config", str(first), "--config", str(second), "--epochs", "5"]
-    config = load_config(TrainConfig, words)
+    config = load_config(CONFIGS["01_single_gpu"], words)
     assert (config.batch_size, config.lr, config.epochs) == (16, 0.01, 5)
     assert capsys.readouterr().out == ""
     words = ["--epochs", "4", "--batch_size", "8", f"--config={first}", "--batch_size=32", "--config", str(second)]
-    config = load_config(TrainConfig, words)
+    config = load_config(CONFIGS["01_single_gpu"], words)
     assert (config.batch_size, config.lr, config.epochs) == (32, 0.01, 4)
     assert capsys.readouterr().out.splitlines() == [
-        "--batch_size 32 wins over batch_size: 16 of a later --config",
         "--epochs 4 wins over epochs: 3 of a later --config",
+        "--batch_size 32 wins over batch_size: 16 of a later --config",
     ]
 
 
@@ -369,7 +370,7 @@ def test_what_happens_in_a_worker_is_one_line(fault: str, message: str, tmp_path
     assert re.search(message, line)
 
 
-def another_clone(folder: Path, script: str) -> Callable[[TrainConfig], None]:
+def another_clone(folder: Path, script: str) -> Callable[[LessonFlags], None]:
     """Another clone, as far as it matters, and the main function of a script of it."""
     for file in (folder / "workshop/errors.py", folder / script):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -383,9 +384,9 @@ def test_a_script_of_one_clone_with_the_package_of_another_says_so(
     main = another_clone(tmp_path, "01_single_gpu/train.py")
     monkeypatch.setattr(sys, "argv", ["train.py"])
     with pytest.raises(SystemExit, match="2"):
-        run_with_config(main, TrainConfig, None)
+        run_with_config(main, CONFIGS["01_single_gpu"], None)
     error = capsys.readouterr().err
     assert f"got the package of another clone, {REPOSITORY}" in error and f"export PYTHONPATH={tmp_path}`" in error
     (tmp_path / "workshop/errors.py").unlink()
-    run_with_config(main, TrainConfig, None)  # copied into a folder without a package
+    run_with_config(main, CONFIGS["01_single_gpu"], None)  # copied into a folder without a package
     assert capsys.readouterr().out == "runs\n"

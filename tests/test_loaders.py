@@ -12,18 +12,20 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from conftest import Script
+from conftest import REPOSITORY, Script
+from lab.launching import load_script
 from sources import generate, pack
 from workshop import hardware
-from workshop.config import TrainConfig
+from workshop.config import ImageFlags
 from workshop.datasets import image_dataset, shards
 from workshop.errors import UserError
 from workshop.loaders import DistributedBatchSampler, ImageDataset, Loader, build_loader
 from workshop.loaders.transform import PADDING, BatchTransform, flip_and_crop
 from workshop.ranks import Ranks
 
+Config = load_script(REPOSITORY / "01_single_gpu").Config
 CPU = torch.device("cpu")
-LOADERS = get_args(get_type_hints(TrainConfig)["loader"])
+LOADERS = get_args(get_type_hints(ImageFlags)["loader"])
 EACH_LOADER = pytest.mark.parametrize("kind", LOADERS)
 BATCH = 64
 
@@ -37,7 +39,7 @@ def packed(data_dir: Path) -> Path:
 
 
 def make_loader(data_dir: Path, kind: str, split: str, rank: int = 0, ranks: int = 1, **flags: object) -> Loader:
-    config = TrainConfig(data_dir=data_dir, loader=kind, **({"num_workers": 0} | flags))
+    config = Config(data_dir=data_dir, loader=kind, **({"num_workers": 0} | flags))
     if kind != "map":
         return build_loader(config, split, Ranks(device=CPU, rank=rank, world_size=ranks))
     limit = config.limit_train if split == "train" else config.limit_val

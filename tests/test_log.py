@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import REPOSITORY
+from lab.launching import load_script
 from slow_work import Clock
 from workshop import log as log_module
-from workshop.config import TrainConfig
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 from workshop.log import Log
 from workshop.ranks import Ranks
 from workshop.run import RunFolder
+
+Config = load_script(REPOSITORY / "01_single_gpu").Config
 
 
 class Step:
@@ -30,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    config = TrainConfig(run_dir=tmp_path, log_interval=2, batch_size=8, num_workers=0)
+    config = Config(run_dir=tmp_path, log_interval=2, batch_size=8, num_workers=0)
     return Log(RunFolder(config, Ranks(device=torch.device("cpu"))))
 
 
@@ -89,7 +92,7 @@ def test_only_what_a_run_writes_is_moved_away(tmp_path: Path) -> None:
     for name in own + of_a_run:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    with RunFolder(TrainConfig(run_dir=tmp_path), Ranks(device=torch.device("cpu"))):
+    with RunFolder(Config(run_dir=tmp_path), Ranks(device=torch.device("cpu"))):
         pass
     assert all((tmp_path / name).exists() for name in own)
     assert all((tmp_path / "earlier/1" / name).exists() and not (tmp_path / name).exists() for name in of_a_run)

@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from conftest import REPOSITORY
+from lab.launching import load_script
 from sources import generate
 from workshop import hardware
-from workshop.config import TrainConfig
 from workshop.datasets import nbody
 from workshop.errors import UserError
 from workshop.loaders import DistributedBatchSampler, Loader, build_volume_loader
 from workshop.loaders.volumes import SYMMETRIES, VolumeDataset, cut
 
+Config = load_script(REPOSITORY / "04_mixed_precision").Config
 CPU = torch.device("cpu")
 LOADERS = ["map", "memory", "device", "dali"]
 EACH_LOADER = pytest.mark.parametrize("kind", LOADERS)
@@ -58,7 +60,7 @@ def make_loader(
     if kind == "map":
         persistent = num_workers > 0
         return DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, persistent_workers=persistent)
-    config = TrainConfig(loader=kind, num_workers=num_workers)
+    config = Config(loader=kind, num_workers=num_workers)
     return build_volume_loader(config, dataset, sampler, CPU)
 
 

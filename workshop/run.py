@@ -13,7 +13,7 @@ from typing import Any, Self, TextIO
 
 import torch.distributed as dist
 
-from workshop.config import TrainConfig, settings
+from workshop.config import LessonFlags, settings
 from workshop.errors import UserError, warn
 from workshop.explain import backend_class, let_threads_finish_before_forks
 from workshop.hardware import available_cpus, describe_hardware, describe_versions, peak_memory_bytes
@@ -29,7 +29,7 @@ WRITTEN = (
 """names of the files and folders that a run writes into its folder"""
 
 
-def run_directory(config: TrainConfig) -> Path:
+def run_directory(config: LessonFlags) -> Path:
     """Return ``--run_dir``, otherwise lesson and run name under the runs folder.
 
     A job that Slurm requeues must find its checkpoint again. So the run name is the job id, never a date; outside Slurm
@@ -52,7 +52,7 @@ class RunFolder(AbstractContextManager):
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
+    def __init__(self, config: LessonFlags, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
         self.path = run_directory(config)
         self.global_batch_size = config.batch_size * ranks.world_size

@@ -20,13 +20,13 @@ from lab import results
 from lab.flags import Parser
 from lab.launching import train
 from lab.timing import mean_std
-from workshop.config import TrainConfig
+from workshop.config import ImageFlags
 from workshop.errors import UserError, nearest, run_reporting_user_errors
 from workshop.hardware import available_cpus
 
 LESSON = Path(__file__).resolve().parents[1]
 KINDS = ("IO", "SYNTHETIC", "FULL")
-LOADERS = get_args(get_type_hints(TrainConfig)["loader"])
+LOADERS = get_args(get_type_hints(ImageFlags)["loader"])
 CIFAR = ("--config", "../configs/cifar10.yaml")
 Row = tuple[str, tuple[object, ...]]
 """its first cell, and flags"""

@@ -1,7 +1,7 @@
 """Do the all-reduces of DDP overlap with backward? It depends on which of torch's two NCCL backends carries them.
 
     python experiments/nccl_backends.py                  # two GPUs of this machine, one rank on each
-    python experiments/nccl_backends.py --simulated      # or two ranks on simulated GPUs: see tools/nullgpu/docs/clock.md
+    python experiments/nccl_backends.py --simulated      # or two ranks on simulated GPUs (tools/nullgpu)
 
 From torch 2.15 on, the name "nccl" stands for a new backend; the workshop selects the former one. This traces a few
 training steps with each. You should see during what share of the all-reduces' time other kernels of backward ran. Only

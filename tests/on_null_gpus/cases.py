@@ -4,8 +4,8 @@
     python tests/on_null_gpus/cases.py --only "05"            # cases with this in their name
     python tests/on_null_gpus/cases.py --json cases.json      # the table as a file too
 
-A null GPU (tools/nullgpu/README.md) runs PyTorch's CUDA code, and the CPU computes the values. Therefore the losses must be
-equal to the losses of a CPU run. Launches, replays of a CUDA graph, waits, copies between CPU and GPU, and collectives
+A null GPU (tools/nullgpu) runs PyTorch's CUDA code, and the CPU computes the values. Therefore the losses must be equal
+to the losses of a CPU run. Launches, replays of a CUDA graph, waits, copies between CPU and GPU, and collectives
 are counted on rank 0 and per update, as means over the updates after the first 11.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from workshop.config import TrainConfig
+from workshop.config import LessonFlags
 from workshop.datasets import image_dataset, nbody
 from workshop.datasets import shards as shard_files
 from workshop.errors import UserError
@@ -25,7 +25,7 @@ from workshop.ranks import Ranks
 __all__ = ["DistributedBatchSampler", "ImageDataset", "Loader", "VolumeDataset", "build_loader", "build_volume_loader"]
 
 
-def build_loader(config: TrainConfig, split: str, ranks: Ranks) -> BatchLoader:
+def build_loader(config: LessonFlags, split: str, ranks: Ranks) -> BatchLoader:
     """Build the loader ``config.loader`` of a split of images: ``shards``, ``memory``, ``device`` or ``dali``.
 
     Args:
@@ -66,7 +66,7 @@ def build_loader(config: TrainConfig, split: str, ranks: Ranks) -> BatchLoader:
 
 
 def build_volume_loader(
-    config: TrainConfig, dataset: VolumeDataset, batch_sampler: DistributedBatchSampler, device: torch.device
+    config: LessonFlags, dataset: VolumeDataset, batch_sampler: DistributedBatchSampler, device: torch.device
 ) -> BatchLoader:
     """Build the loader ``config.loader`` of volumes: ``memory``, ``device`` or ``dali``.
 
