@@ -1,24 +1,25 @@
 # Everything runs in .venv, made from nothing by the first target that needs it. Its path is relative, as make cannot
 # hold one with spaces.
 PYTHON ?= python3
-INSTALLED := .venv/installed
-TESTED := .venv/tested
-export PATH := $(CURDIR)/.venv/bin:$(PATH)
+VENV := .venv
+INSTALLED := $(VENV)/installed
+TESTED := $(VENV)/tested
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: setup demo test test-all test-gpu test-faults preflight lint docs site clean
+.PHONY: setup demo test test-all test-oldest test-gpu test-faults preflight lint docs site clean
 
 setup: $(INSTALLED)
 
 # the workshop, and the tools that are projects of their own
 PROJECTS := $(wildcard pyproject.toml tools/*/pyproject.toml)
 
-# TORCH=cpu, cuda or pypi chooses the PyTorch: see install.py
+# TORCH=cpu, cuda, pypi or oldest chooses the PyTorch: see install.py
 $(INSTALLED): install.py $(PROJECTS) constraints.txt
-	"$(PYTHON)" install.py
+	"$(PYTHON)" install.py --folder $(VENV)
 	touch $@
 
 $(TESTED): install.py $(PROJECTS) constraints.txt
-	"$(PYTHON)" install.py --extras dev
+	"$(PYTHON)" install.py --folder $(VENV) --extras dev
 	touch $@ $(INSTALLED)
 
 demo: setup
@@ -30,14 +31,24 @@ demo: setup
 
 # the lessons, the commands of the first pages, one exercise of each lesson, and jobs on a Slurm of its own: five minutes
 # on two idle cores
+PYTEST := python -m pytest -n 3 --dist worksteal
 test: $(TESTED)
 	@python tests/installation.py
-	python -m pytest -n 3 --dist worksteal -m 'not thorough'
+	$(PYTEST) -m 'not thorough'
+	cd tools/nullgpu && $(PYTEST) -m 'not thorough'
+	cd tools/rankdoctor && $(PYTEST) -m 'not thorough'
 
-# all of that, the commands of all pages, the experiments, all exercises, and all right and wrong fixes of the exercises: half an hour
+# all of that, the commands of all pages, the experiments, all exercises, and all right and wrong fixes of the exercises:
+# half an hour
 test-all: $(TESTED)
 	@python tests/installation.py
-	python -m pytest -n 3 --dist worksteal
+	$(PYTEST)
+	cd tools/nullgpu && $(PYTEST)
+	cd tools/rankdoctor && $(PYTEST)
+
+# the same as `make test` with the oldest PyTorch that is supported, in an environment of its own
+test-oldest:
+	$(MAKE) --no-print-directory test VENV=.oldest TORCH=oldest
 
 # runs that are killed at random moments, with kill -9 and signals, also while they save: each must resume
 SEED ?= 1
@@ -47,7 +58,7 @@ test-faults: $(TESTED)
 
 # on a GPU: with .venv if it is there, else with any python that has torch and pytest, because a node with a GPU often
 # has an environment with torch, but no network to install one
-GPU_PYTHON = $(if $(wildcard $(TESTED)),.venv/bin/python,$(PYTHON))
+GPU_PYTHON = $(if $(wildcard $(TESTED)),$(VENV)/bin/python,$(PYTHON))
 test-gpu:
 	@"$(GPU_PYTHON)" -c "import pytest, torch" || { echo "error: make test-gpu needs a python with torch and pytest: \
 	run make test first, or name one with make test-gpu PYTHON=..." >&2; exit 2; }
@@ -79,4 +90,5 @@ site: .site/installed
 
 # what setup, demo, lint and site made, and nothing else
 clean:
-	rm -rf .venv .lint .site build/site multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof
+	rm -rf .venv .oldest .lint .site build/site multi_gpu_training_workshop.egg-info runs/demo 01_single_gpu/demo.lprof
+	rm -rf tools/nullgpu/src/nullgpu.egg-info tools/rankdoctor/src/rankdoctor.egg-info

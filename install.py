@@ -1,7 +1,7 @@
 """Install the workshop into the folder .venv: needs Python 3.11 or newer, and a network.
 
     python3 install.py                 # PyTorch for the GPU of this machine, or a small one where there is no GPU
-    python3 install.py --torch cpu     # or cuda, or pypi: the newest one from the package index
+    python3 install.py --torch cpu     # or cuda, or pypi: the newest one from the package index; oldest: see OLDEST
     python3 install.py --extras dev    # and what the tests need; `make test` calls this
 
 With uv (https://docs.astral.sh/uv/) on the PATH it takes a fraction of the time; without it, pip installs.
@@ -21,6 +21,8 @@ from typing import NoReturn
 
 FOLDER = Path(__file__).resolve().parent
 INDEX = "https://download.pytorch.org/whl"
+OLDEST = "2.11.*"
+"""the oldest PyTorch that is supported; constraints.txt has the newest one. Both are tested (make test-oldest)"""
 TOOLS = ("./tools/nullgpu", "./tools/rankdoctor")
 """projects of their own, whose commands the lessons use"""
 
@@ -43,8 +45,8 @@ def index_for(kind: str, found: list[tuple[int, float]]) -> tuple[str, str]:
     For CUDA 12.6 the last one is 2.14 (https://github.com/pytorch/pytorch/issues/190355), for CUDA 12.8, which
     Blackwell needs with an older driver, 2.11 (https://github.com/pytorch/FBGEMM/pull/5976).
     """
-    if kind == "pypi":
-        return "", ""
+    if kind in ("pypi", "oldest"):
+        return "", OLDEST if kind == "oldest" else ""
     if kind == "cpu" or not found:
         return "cpu", ""
     driver, capability = min(driver for driver, _ in found), min(capability for _, capability in found)
@@ -67,7 +69,7 @@ def constraints(torch: str) -> Path:
     tested = FOLDER / "constraints.txt"
     if not torch:
         return tested
-    with_torch = ("torch", "triton", "nvidia-", "cuda-")
+    with_torch = ("torch", "triton", "nvidia-cu", "nvidia-nccl", "nvidia-nv", "cuda-")
     kept = [line for line in tested.read_text().splitlines() if not line.startswith(with_torch)]
     file = Path(tempfile.mkdtemp()) / "constraints.txt"
     file.write_text("\n".join([*kept, f"torch=={torch}", ""]))
@@ -75,14 +77,15 @@ def constraints(torch: str) -> Path:
 
 
 def main() -> None:
-    """Make .venv, and install into it."""
+    """Make the folder of the environment, and install into it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch", default=os.environ.get("TORCH", "auto"), help="auto, cpu, cuda or pypi")
+    parser.add_argument("--torch", default=os.environ.get("TORCH", "auto"), help="auto, cpu, cuda, pypi or oldest")
+    parser.add_argument("--folder", default=".venv", help="folder of the environment (default: .venv)")
     parser.add_argument("--extras", default="", help="dev, dali, jax, cupy: see pyproject.toml")
     arguments = parser.parse_args()
     found = gpus()
-    if arguments.torch not in ("auto", "cpu", "cuda", "pypi"):
-        end(f"no PyTorch '{arguments.torch}': TORCH is cpu, cuda or pypi")
+    if arguments.torch not in ("auto", "cpu", "cuda", "pypi", "oldest"):
+        end(f"no PyTorch '{arguments.torch}': TORCH is cpu, cuda, pypi or oldest")
     if arguments.torch == "cuda" and not found:
         end("nvidia-smi shows no GPU: leave out --torch cuda, or choose --torch pypi")
     kind = arguments.torch
@@ -99,17 +102,18 @@ def main() -> None:
     extras = ",".join(filter(None, [arguments.extras, "dali" if found and sys.platform == "linux" else ""]))
     what = [word for folder in (*TOOLS, f".[{extras}]" if extras else ".") for word in ("--editable", folder)]
     what += ["--constraint", str(constraints(torch))]
-    python = str(Path(".venv/bin/python"))
-    make = [sys.executable, "-m", "venv", ".venv"]
+    python = str(Path(arguments.folder, "bin/python"))
+    make = [sys.executable, "-m", "venv", arguments.folder]
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     install += ["--extra-index-url", f"{INDEX}/{index}"] if index else []
     ways = [(make, [*install, *what])]
     if uv := shutil.which("uv"):
-        make = [uv, "venv", "--quiet", "--allow-existing", "--seed", "--python", sys.executable, ".venv"]
+        make = [uv, "venv", "--quiet", "--allow-existing", "--seed", "--python", sys.executable, arguments.folder]
         install = [uv, "pip", "install", "--quiet", "--python", python, *(["--torch-backend", index] if index else [])]
         ways.insert(0, (make, [*install, *what]))
-    small = "Installing into .venv: about one gigabyte, a few minutes."
-    print(small if index == "cpu" else "Installing into .venv: some gigabytes, a few minutes.", flush=True)
+    large, small = "Installing into .venv: some gigabytes, a few minutes.", "about one gigabyte"
+    said = large.replace("some gigabytes", small) if index == "cpu" else large
+    print(said.replace(".venv", arguments.folder), flush=True)
     for number, way in enumerate(ways, start=1):
         failed = next((command for command in way if subprocess.run(command, cwd=FOLDER).returncode), None)
         if failed is None:

@@ -31,6 +31,8 @@ Add it to the list in measure.py, and show the table in a page: `<!-- table: MAC
 line, `<!-- end -->` (lab/pages.py). What takes long stores its table again after each part: then little is lost if it
 is stopped. An experiment that computes on CPUs must hide the GPUs: `on_cpu=True` in `train` and in `process_group`.
 
+The modules, in a map:
+
 measure         the list of all measurements, and a loop
 results         stored tables and single figures
 pages           stored tables, figures, code and outputs in the pages
@@ -40,8 +42,10 @@ process_group   an experiment that is itself started as ranks
 timing          repeated and alternating trials, and their spread
 plots           panels; time lines of traced runs
 allocations     memory by the profiler
-simulated       runs on a simulated GPU
+simulated       runs on null GPUs and on simulated ones
 flags           the command line of an experiment
-site, slides    the pages as a web site and as slides
+site            the pages as a web site
+terminal_picture  a picture of what a command prints
 check_types     the types, for `make lint`
+studies         studies of the null GPU and of the doctor, with the lessons and the exercises
 """

@@ -1,29 +1,35 @@
-"""Imports go one way: lessons -> workshop; experiments -> lab, workshop and their lesson; within workshop downwards."""
+"""Imports go one way, and the maps of CONTRIBUTING.md, workshop and lab show what is there."""
 
 import ast
-import sys
+import re
 from pathlib import Path
 
 import pytest
 
+import lab
 import workshop
 from conftest import REPOSITORY
 
 PACKAGE = REPOSITORY / "workshop"
 LAYERS = [line.split()[0] for line in (workshop.__doc__ or "").splitlines() if "  " in line]
 """the modules and packages in workshop/, the lowest one first, as the package's docstring lists them"""
-FOLDERS = ("workshop", "lab", "doctor", "nullgpu", "clinic", "slurm", "data", "tests")
-MAY_IMPORT = {
-    "workshop/**/*.py": {"workshop"},
-    "lab/*.py": {"workshop", "lab"},
-    "doctor/**/*.py": {"doctor", "nullgpu"},
-    "nullgpu/**/*.py": {"nullgpu"},
-    "clinic/*.py": {"workshop", "lab", "data", "doctor", "clinic"},
-    "0*/train.py": {"workshop"},
-    "0*/experiments/*.py": {"workshop", "lab", "experiments"},
-    "0*/exercises/*/*.py": {"workshop", "lab", "data", "doctor", "clinic"},
+PARTS = {
+    "lessons": ["0*/train.py"],
+    "experiments": ["0*/experiments/*.py"],
+    "graders": ["0*/exercises/*/*.py"],
+    "workshop": ["workshop/**/*.py"],
+    "lab": ["lab/*.py"],
+    "studies": ["lab/studies/*.py"],
+    "clinic": ["clinic/*.py", "exercise.py"],
+    "data": ["data/*.py"],
+    "slurm": ["slurm/*.py"],
+    "nullgpu": ["tools/nullgpu/src/nullgpu/**/*.py"],
+    "rankdoctor": ["tools/rankdoctor/src/rankdoctor/**/*.py"],
 }
-"""files, and the folders whose modules they may import; what stands beside a file it may import too"""
+"""the boxes of the map in CONTRIBUTING.md, and the files in them"""
+FILES = {part: [file for pattern in PARTS[part] for file in REPOSITORY.glob(pattern)] for part in PARTS}
+PART_OF = {file: part for part, files in FILES.items() for file in files}
+MAP = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("```mermaid")[2].partition("```")[0]
 
 
 def imported_by(file: Path) -> set[str]:
@@ -37,24 +43,53 @@ def imported_by(file: Path) -> set[str]:
     return found
 
 
-def folder_of(module: str) -> str | None:
-    """The folder of this repository that a module is of, or None if it is of a library."""
-    first = module.partition(".")[0]
-    if first in FOLDERS and (REPOSITORY / first / "__init__.py").exists():
-        return first
-    if first in sys.stdlib_module_names:
-        return None
-    files = [file for folder in (*FOLDERS, "0*/experiments") for file in REPOSITORY.glob(f"{folder}/{first}.py")]
-    return files[0].parent.name if files else None
+def part_of(module: str, importer: Path) -> str | None:
+    """The part of the repository that a module is of, or None if it is of a library."""
+    beside = importer.with_name(f"{module.partition('.')[0]}.py")
+    if beside in PART_OF:
+        return PART_OF[beside]
+    name = module.replace(".", "/")
+    for folder in (".", "tools/nullgpu/src", "tools/rankdoctor/src", "data", "slurm"):
+        for file in (REPOSITORY / folder / f"{name}.py", REPOSITORY / folder / name / "__init__.py"):
+            if file in PART_OF:
+                return PART_OF[file]
+    return None
 
 
-@pytest.mark.parametrize("pattern", MAY_IMPORT)
-def test_imports_go_one_way(pattern: str) -> None:
-    for file in REPOSITORY.glob(pattern):
-        beside = {other.stem for other in file.parent.glob("*.py")}
-        own = {module for module in imported_by(file) if module.partition(".")[0] not in beside}
-        wrong = {module for module in own if folder_of(module) not in {None, *MAY_IMPORT[pattern]}}
-        assert wrong == set(), f"{file.relative_to(REPOSITORY)} imports {wrong}"
+def test_the_map_has_the_imports_that_there_are() -> None:
+    there = {
+        (part, target)
+        for part, files in FILES.items()
+        for file in files
+        for module in imported_by(file)
+        if (target := part_of(module, file)) not in (None, part)
+    }
+    drawn = set(re.findall(r"^ *(\w+)(?:\[.*?\])? --> (\w+)", MAP, re.MULTILINE))
+    assert drawn == there
+
+
+def test_the_map_has_no_circle() -> None:
+    arrows = re.findall(r"^ *(\w+)(?:\[.*?\])? --(?:.*--)?> (\w+)", MAP, re.MULTILINE)
+    below: dict[str, set[str]] = {}
+    for upper, lower in arrows:
+        below.setdefault(upper, set()).add(lower)
+    while below:
+        ground = {part for part, targets in below.items() if not targets & below.keys()}
+        assert ground, f"a circle among {sorted(below)}"
+        below = {part: targets for part, targets in below.items() if part not in ground}
+
+
+def test_the_tools_know_nothing_of_the_workshop() -> None:
+    for tool in ("nullgpu", "rankdoctor"):
+        for file in FILES[tool]:
+            parts = {part_of(module, file) for module in imported_by(file)} - {None, tool}
+            assert parts <= ({"nullgpu"} if tool == "rankdoctor" else set()), file
+
+
+def test_the_map_of_lab_names_every_module() -> None:
+    named = re.findall(r"^(\w+(?:, \w+)*)  +\S", (lab.__doc__ or "").partition("in a map:")[2], re.MULTILINE)
+    files = {file.stem for file in (REPOSITORY / "lab").glob("*.py")} - {"__init__"}
+    assert {name for names in named for name in names.split(", ")} == files | {"studies"}
 
 
 def layer_of(module: str) -> str:

@@ -2,8 +2,9 @@
 
     python experiments/sequence_lengths.py           # a few minutes, on a machine that does nothing else
 
-Each line of the table is a training with DDP: four real ranks on simulated A100s, which wait for one another. You should see that random batches are mostly padding; that batches of similar lengths are not, but that the
-ranks wait for one another if each sorts for itself; and that packed rows need neither. It needs what the null GPU needs
+Each line of the table is a training with DDP: four real ranks on simulated A100s, which wait for one another. You
+should see that random batches are mostly padding; that batches of similar lengths are not, but that the ranks wait for
+one another if each sorts for itself; and that packed rows need neither. It needs what the null GPU needs
 (tools/nullgpu/README.md). The training alone, on four real GPUs:
 
     torchrun --standalone --nproc_per_node 4 experiments/sequence_lengths.py --order similar

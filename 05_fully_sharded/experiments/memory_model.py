@@ -1,8 +1,8 @@
 """Bytes that a rank needs in a training step, found without a GPU and without that memory.
 
 The step is really made, on a null GPU (``tools/nullgpu``): PyTorch's own CUDA code runs, kernels compute nothing, and
-the memory is reserved but never touched. So the bytes are those of PyTorch's own allocator. One process is rank 0 of a job
-of any size; the other ranks do not exist, and collectives return at once.
+the memory is reserved but never touched. So the bytes are those of PyTorch's own allocator. One process is rank 0 of a
+job of any size; the other ranks do not exist, and collectives return at once.
 """
 
 import json
