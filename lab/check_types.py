@@ -20,7 +20,7 @@ TOOLS = ("tools/nullgpu/src", "tools/rankdoctor/src")
 def main() -> None:
     """Run mypy; exit with status 1 if it finds an error anywhere."""
     checks: list[tuple[tuple[str, ...], list[str]]] = [((*SCRIPTS, *TOOLS), [*PACKAGES, *SCRIPTS, "exercise.py"])]
-    checks += [((tool,), [tool]) for tool in TOOLS]
+    checks += [(TOOLS, [tool]) for tool in TOOLS]
     for script in sorted(REPOSITORY.glob("0*/train.py")):
         experiments = script.parent / "experiments"
         files = [script, *sorted(experiments.glob("*.py"))]

@@ -1,4 +1,4 @@
-"""Ten faults of `scripts/ddp.py`, looked at with the doctor and with three other tools.
+"""Ten faults of the doctor's test script `ddp.py`, looked at with the doctor and with three other tools.
 
     pip install traincheck==0.2.0 guardtower==0.1.0 torch-preflight==0.5.0
     python lab/studies/doctor_beside_others.py                  # about half an hour on two cores
@@ -114,8 +114,8 @@ def torchrun(script: Path, fault: str) -> str:
 
 def doctor(fault: str, folder: Path) -> set[str]:
     """Return the doctor's findings about the script as it is, for GPUs."""
-    command = [sys.executable, str(REPOSITORY / "doctor/run.py"), "--json", "--launcher", "torchrun"]
-    found = run([*command, str(SCRIPT), fault], folder, PYTHONPATH=str(REPOSITORY))
+    command = [sys.executable, "-m", "rankdoctor", "--json", "--launcher", "torchrun"]
+    found = run([*command, str(SCRIPT), fault], folder)
     report = json.loads(found[found.index("{") : found.rindex("}") + 1])
     return {f"{finding['kind']} {finding['check']}" for finding in report["findings"]}
 

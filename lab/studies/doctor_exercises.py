@@ -5,7 +5,7 @@
 
 The doctor gets the command of the exercise's own page, of which it runs two epochs; if it does not find the fault,
 again with all provocations. A fault counts as found if a finding names the statement that the fix changes (or one at
-most three lines from there), or links to this exercise.
+most three lines from there), or names this exercise.
 """
 
 import ast
@@ -36,7 +36,7 @@ def flags_of(exercise: Exercise) -> list[str]:
     """Return the flags of the last command on the exercise's page that starts its script."""
     page = (exercise.folder / "README.md").read_text().replace("\\\n", " ")
     command = re.findall(rf"{exercise.file.name} (--[^\n|;&>]*)", page)[-1].split()
-    flags = dict(zip(command[::2], command[1::2], strict=False))
+    flags: dict[str, str] = dict(zip(command[::2], command[1::2], strict=False))
     for flag in ("--run_dir", "--resume", "--trace", "--monitor"):
         flags.pop(flag, None)
     flags.setdefault("--epochs", "2")
@@ -55,7 +55,7 @@ def diagnose(exercise: Exercise, copy: Path, *how: str) -> dict:
     script = copy / exercise.file.relative_to(REPOSITORY)
     script.write_text(exercise.faulty())
     options = ["--seconds", "120", *how]
-    command = [sys.executable, copy / "doctor/run.py", *options, script.name, *flags_of(exercise), "--run_dir", "it"]
+    command = [sys.executable, "-m", "rankdoctor", *options, script.name, *flags_of(exercise), "--run_dir", "it"]
     environment = os.environ | {"PYTHONPATH": str(copy), "WORKSHOP_DATA": str(copy / "data")}
     done = subprocess.run(command, cwd=script.parent, env=environment, text=True, stdout=subprocess.PIPE)
     if "--json" not in how:
@@ -76,12 +76,14 @@ def same_statement(script: str, line: int) -> set[int]:
 def row_of(exercise: Exercise, report: dict) -> list[str]:
     """Return which findings are about the fault of an exercise, whether at its line, and what else was found."""
     near = {line + step for line in changed_lines(exercise) for step in range(-NEAR, NEAR + 1)}
-    hits, others, at_line = [], [], False
+    hits: list[str] = []
+    others: list[str] = []
+    at_line = False
     for finding in report["findings"]:
         file, _, line = finding["at"].rpartition(":")
         in_script = Path(file).name == exercise.file.name
         named = in_script and bool(near & same_statement(exercise.faulty(), int(line)))
-        about = named or finding["exercise"].endswith(f"/{exercise.name}")
+        about = named or finding["exercise"] == exercise.name
         at_line |= named
         (hits if about else others).append(f"{finding['kind']} `{finding['check']}`")
     where = ("the line of the fix" if at_line else "another line") if hits else ""
@@ -101,9 +103,9 @@ def judged(exercise: Exercise, copy: Path) -> list[str]:
 def prepared_copy(folder: Path) -> Path:
     """Return a copy of the workshop in this folder, with small data sets."""
     copy = folder / "workshop"
-    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "tests"))
+    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "tests", "tools"))
     for words in (["mnist", "--synthetic"], ["cifar10", "--synthetic"], ["text"]):
-        command = [sys.executable, copy / "data/prepare.py", *words, "--data_dir", copy / "data"]
+        command = [sys.executable, f"{copy}/data/prepare.py", *words, "--data_dir", f"{copy}/data"]
         subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(copy)})
     return copy
 

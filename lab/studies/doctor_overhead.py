@@ -19,7 +19,7 @@ from lab import results  # noqa: E402
 PAIRS = 3
 FLAGS = ["train.py", "--epochs", "2", "--limit_train", "6400", "--limit_val", "640", "--num_workers", "0", "--run_dir"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-DOCTOR = [sys.executable, str(REPOSITORY / "doctor/run.py")]
+DOCTOR = [sys.executable, "-m", "rankdoctor"]
 WAYS = {
     "torchrun": TORCHRUN,
     "the doctor, whole epochs (`--full`)": [*DOCTOR, "--full", "--no_redirect"],

@@ -1,9 +1,10 @@
 """Compare the doctor's two ways to do without a GPU: its stand-in, and PyTorch's own CUDA code on null GPUs.
 
-    python lab/studies/doctor_stand_ins.py                  # the faulty scripts of all exercises: about an hour on two cores
-    python lab/studies/doctor_stand_ins.py held_out rates   # some of them
+    python lab/studies/doctor_stand_ins.py                        # the faulty scripts of all exercises: an hour or so
+    python lab/studies/doctor_stand_ins.py held_out same_half     # some of them
 
-Both get the same command. For each script: how many updates were seen, the findings, and the seconds.
+Both get the same command. For each script: whether its fault is found, further findings, and the seconds. The study
+needs the packages rankdoctor and nullgpu.
 """
 
 import subprocess
@@ -12,11 +13,11 @@ import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
+sys.path.insert(0, str(REPOSITORY))
 
 from clinic.catalogue import Exercise, exercises  # noqa: E402
-from exercises import NOT_FOUND, diagnose, prepared_copy, row_of  # noqa: E402
 from lab import results  # noqa: E402
+from lab.studies.doctor_exercises import NOT_FOUND, diagnose, prepared_copy, row_of  # noqa: E402
 
 WAYS = {"stand-in": (), "null GPU": ("--null_gpu",)}
 

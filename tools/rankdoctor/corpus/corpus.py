@@ -1,12 +1,13 @@
 """Run the doctor on the public scripts of corpus.toml, and compare what it finds with the labels.
 
-    python tests/doctor/corpus.py                          all scripts, without those that are held out
-    python tests/doctor/corpus.py dino vicreg --out r.json  these two; store the results
-    python tests/doctor/corpus.py --reread                 judge the runs that --keep has kept again
+    python corpus/corpus.py                           all scripts, without those that are held out
+    python corpus/corpus.py dino vicreg --out r.json  these two; store the results
+    python corpus/corpus.py --keep runs --reread      judge again the runs that --keep has kept in the folder runs
 
+It needs git, and in this Python's environment rankdoctor, torchvision, numpy, Pillow, and what the key `needs` names.
 Each script is fetched from GitHub at its commit, or taken from a folder with bare repositories (--repositories). It
-runs on small generated data (small_data.py, and the key `prepare`). The packages in `needs` have to be installed. Keys
-of corpus.toml that are for running only, all of them optional:
+runs on small generated data (small_data.py, and the key `prepare`). Keys of corpus.toml that are for running only, all
+of them optional:
 
 folder      working folder in the repository (default: that of the script)
 prepare     commands of bash that are run in the working folder first, such as to write a text file
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+DOCTOR = [sys.executable, "-m", "rankdoctor"]
 Script = dict[str, Any]
 Finding = dict[str, Any]
 NEAR = 3
@@ -134,9 +136,6 @@ def run_script(script: Script, options: argparse.Namespace) -> dict[str, Any]:
             raise SystemExit(f"{script['name']}: no report: {done.stdout[-2000:]} {done.stderr[-2000:]}") from None
         (kept / "report.json").write_text(done.stdout)
         return compared(script, report, root, time.monotonic() - began)
-
-
-DOCTOR = [sys.executable, str(HERE.parent.parent / "doctor/run.py")]
 
 
 def export(script: Script, repositories: Path | None, root: Path) -> None:
@@ -276,7 +275,7 @@ def summary(results: list[dict[str, Any]]) -> str:
     near = sum(label["line_is_near"] for label in found)
     return (
         f"{sum(result['updates'] > 0 for result in results)} of {len(results)} scripts made updates; "
-        f"{len(found)} of {len(labels)} labelled faults found, {near} of them with a line near that of the label; "
+        f"{len(found)} of {len(labels)} labeled faults found, {near} of them with a line near that of the label; "
         f"{sum('fits' not in f for f in faults)} of {len(faults)} FAULT findings fit no label"
     )
 

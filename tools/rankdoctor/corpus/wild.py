@@ -1,18 +1,18 @@
-"""Write the tables of doctor/wild.md from the labels of corpus.toml.
+"""Write the counts and the table of docs/wild.md from the labels of corpus.toml.
 
-    python tests/doctor/wild.py
+    python corpus/wild.py
 
 The labels were made by reading the scripts. Counted are scripts that several ranks run; a script can have several
 faults.
 """
 
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent.parent / "doctor" / "wild.md"
+PAGE = HERE.parent / "docs" / "wild.md"
 ONE_PROCESS = ("single", "dataparallel")
 FIXES = {
     "same order each epoch": "`sampler.set_epoch(epoch)` before each epoch",
@@ -52,21 +52,6 @@ def kinds() -> str:
     return "\n".join(["| fault | scripts | fix |", "| --- | ---: | --- |", *rows])
 
 
-def every_fault() -> str:
-    """Return the list of all faults, by repository, each with a link to its line at the commit that was read."""
-    by_repository: dict[str, list[str]] = defaultdict(list)
-    for script in scripts():
-        for fault in script["faults"]:
-            file, _, line = fault["line"].rpartition(":") if isinstance(fault["line"], str) else ("", "", fault["line"])
-            path = file or script["path"]
-            link = f"https://github.com/{script['repository']}/blob/{script['commit']}/{path}#L{line}"
-            by_repository[script["repository"]].append(f"[{path}:{line}]({link}): {fault['kind']}. {fault['why']}")
-    lines = []
-    for repository, faults in sorted(by_repository.items(), key=lambda pair: pair[0].lower()):
-        lines += [f"- **{repository}**", *(f"  - {fault}" for fault in faults)]
-    return "\n".join(lines)
-
-
 def counts() -> str:
     """Return the sentence with the counts."""
     every = scripts()
@@ -80,7 +65,7 @@ def counts() -> str:
 
 def page_with_tables(page: str) -> str:
     """Return the page with the present tables between its marks."""
-    for name, text in (("counts", counts()), ("kinds", kinds()), ("faults", every_fault())):
+    for name, text in (("counts", counts()), ("kinds", kinds())):
         before, begin, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->")
         page = f"{before}{begin}{text}\n{end}{after}"

@@ -1,4 +1,4 @@
-"""A training script that raises no error, and is wrong: `python doctor/run.py docs/doctor_example.py`."""
+"""A training script that raises no error, and is wrong: `rankdoctor docs/example.py` names its faults."""
 
 import os
 

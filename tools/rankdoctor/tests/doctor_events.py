@@ -1,7 +1,7 @@
 """Events of a correct run on two ranks, written by hand, for tests of the checks: each test changes some of them."""
 
-from doctor.events import Event
-from doctor.runs import Launch, Rank, Run
+from rankdoctor.events import Event
+from rankdoctor.runs import Launch, Rank, Run
 
 SCRIPT = "/home/me/train.py"
 TRAIN, VAL = f"{SCRIPT}:10#0", f"{SCRIPT}:20#0"
@@ -53,13 +53,12 @@ def _events(rank: int, world: int, samples: dict[str, list[int]]) -> list[Event]
         made=at(29),
         parameters=3,
         sharded=False,
-        fsdp1=False,
         groups=0,
         blocks=4,
         mesh_dims=0,
         local_norms=0,
     )
-    add("dropout", 41, p=0.1)
+    add("dropout", 41)
     for epoch in range(EPOCHS):
         order = [(5 * number + epoch) % SAMPLES for number in range(SAMPLES)]
         one_pass(TRAIN, 42, f"{rank}_{epoch}", order[rank::world], 0)
@@ -76,9 +75,8 @@ def _events(rank: int, world: int, samples: dict[str, list[int]]) -> list[Event]
             call(51, VAL, False, [7000 + 10 * i + rank])
         add("collective", 53, name="all_reduce", size=1, everyone=True)
         if rank == 0:
-            add("write", 55, file="/home/me/model.pt", how="save", existed=False)
-            add("save", 55, file="/home/me/model.pt", parts=["optimizer", "scheduler"], tensors=3, shards=0, wrapped=0,
-                is_module=False, on_gpu=False)  # fmt: skip
+            add("write", 55, file="/home/me/model.pt", how="save")
+            add("save", 55, file="/home/me/model.pt", tensors=3, shards=0, wrapped=0, on_gpu=False)
     add("trainable", 60, model=0, parameters=3, orphans=[], orphans_with_gradient=0)
     add("schedule", 33, cls="OneCycleLR", steps=8, length=8)
     add("end", 60, how="end")

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
 
-from doctor.checks import CHECKS, counted, judge
-from doctor.checks.base import hint
-from doctor.launch import likely_launchers
-from doctor.runs import Run
+from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
+from rankdoctor.checks import CHECKS, counted, judge
+from rankdoctor.checks.base import hint
+from rankdoctor.launch import likely_launchers
+from rankdoctor.runs import Run
 
 FAULTS: dict[str, tuple[str, int, Callable[[Run], object]]] = {}
 """for each check: kind of the finding, line, and what makes the events faulty"""
@@ -483,7 +483,7 @@ def seed_without_rank(run: Run) -> None:
 
 @faulty("one_writer", "FAULT", 55)
 def all_save(run: Run) -> None:
-    add(run, "write", 55, (1,), file="/home/me/model.pt", how="save", existed=False)
+    add(run, "write", 55, (1,), file="/home/me/model.pt", how="save")
 
 
 @faulty("shards_saved", "FAULT", 55)
@@ -984,7 +984,7 @@ def test_generated_inputs_are_equal_because_of_the_seed() -> None:
 
 
 def test_only_faults_count_under_a_provocation() -> None:
-    provoked = correct_run(name="with uneven data")
+    provoked = correct_run(name="with uneven data", provocation="uneven")
     one_seed(provoked)
     assert not judge([correct_run(), provoked]).findings
     validation_padded(provoked)

@@ -7,16 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from doctor_events import correct_run
+from rankdoctor import cli, series
+from rankdoctor.accepted import BaselineError, accept, read_baseline
+from rankdoctor.checks import Diagnosis, Finding
+from rankdoctor.formats import github, sarif
+from rankdoctor.launch import Plan
 
-from conftest import REPOSITORY
-from doctor import cli, series
-from doctor.accepted import BaselineError, accept, read_baseline
-from doctor.checks import Diagnosis, Finding
-from doctor.formats import github, sarif
-from doctor.launch import Plan
-
-DOCTOR = REPOSITORY / "doctor/run.py"
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -131,10 +129,8 @@ def test_its_fixtures_of_pytest(tmp_path: Path) -> None:
         "def test_sum(on_ranks):\n    assert on_ranks(of_ranks, 5) == [11, 11]\n"
         "    assert on_ranks(of_ranks, 1, ranks=1) == [1]\n"
     )
-    path = os.pathsep.join([str(REPOSITORY), str(tmp_path)])
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "doctor.pytest_plugin", "-p", "no:cacheprovider", "test_it.py"]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300
-    )
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert "1 failed, 2 passed" in done.stdout, done.stdout
     assert "FAILED test_it.py::test_idle" in done.stdout and "No update of weights was seen" in done.stdout

@@ -1,32 +1,46 @@
-"""The doctor's page: all checks are on it, its report is what the doctor prints; drafts of issues show the fault."""
+"""The pages: all checks, modules and flags are on them, and the report and the counts are the true ones."""
 
 import json
 import re
 import subprocess
 import sys
+from email.message import Message
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+
 import wild
+from doctor_events import correct_run
+from rankdoctor import cli, exercises, report
+from rankdoctor.checks import CHECKS, Diagnosis, Finding
+from rankdoctor.checks.comparisons import COMPARISONS
 
-from doctor.checks import CHECKS
-from doctor.checks.comparisons import COMPARISONS
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = (REPOSITORY / "doctor/README.md").read_text()
-EVIDENCE = (REPOSITORY / "doctor/trust.md").read_text()
-DRAFTS = re.findall(r"^## (.*?)\n.*?```python\n(.*?)```", (REPOSITORY / "docs/upstream.md").read_text(), re.M | re.S)
+PROJECT = Path(__file__).resolve().parent.parent
+PAGE = (PROJECT / "README.md").read_text()
+EVIDENCE = (PROJECT / "docs/trust.md").read_text()
+CORPUS = PROJECT / "corpus"
 
 
 @pytest.mark.parametrize("check", [*CHECKS, *COMPARISONS.values()], ids=lambda check: check.name)
-def test_each_check_is_on_the_page_with_its_exercise(check) -> None:  # noqa: ANN001
+def test_each_check_is_on_the_page_with_its_reason_and_its_exercise(check) -> None:  # noqa: ANN001
     (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| {check.title} |")]
-    assert (
-        f"](../{check.exercise}/README.md) | `{check.name}` |" in row
-        if check.exercise
-        else row.endswith(f"|  | `{check.name}` |")
-    )
-    assert not check.exercise or (REPOSITORY / check.exercise / "README.md").is_file()
+    reason = check.find.__doc__.splitlines()[0]
+    exercise = f"`{check.exercise}`" if check.exercise else ""
+    assert row == f"| {check.title} | {reason} | {exercise} | `{check.name}` |"
+
+
+def test_the_map_names_all_modules_and_no_others() -> None:
+    (table,) = re.findall(r"^\| file \| content \|\n(.*?)\n\n", PAGE, re.M | re.S)
+    package = PROJECT / "src/rankdoctor"
+    modules = {str(file.relative_to(package)) for file in package.rglob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"^\| `(.*?)` \|", table, re.M)) == modules
+
+
+def test_the_flags_on_the_page_exist() -> None:
+    flags = set(re.findall(r"`(?:rankdoctor )?(--[\w-]+)", PAGE))
+    assert len(flags) > 20
+    assert flags <= {*cli.parser()._option_string_actions}
 
 
 def findings(report: str) -> list[str]:
@@ -35,11 +49,52 @@ def findings(report: str) -> list[str]:
     return [f"{kind} {at} {re.sub(r'[0-9]+', 'N', text)}" for kind, at, text in found]
 
 
+def in_one_line(report: str) -> str:
+    """Return a report without line breaks, seconds and consequences, which depend on random numbers."""
+    words = re.sub(r"\d+ s,", "N s,", " ".join(report.split()))
+    return re.sub(r" What follows from it: .*?(?= FAULT |$)", "", words)
+
+
 def test_the_example_gives_the_report_on_the_page() -> None:
-    command = [sys.executable, "doctor/run.py", "docs/doctor_example.py"]
-    seen = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    command = [sys.executable, "-m", "rankdoctor", "docs/example.py"]
+    seen = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert seen.returncode == 1, seen.stderr
     assert findings(seen.stdout) == findings(PAGE)
+    (shown,) = re.findall(r"```text\n(rankdoctor: .*?)\n```", PAGE, re.S)
+    assert in_one_line(shown) == in_one_line(seen.stdout.partition("\nLooked at")[0])
+
+
+@pytest.mark.parametrize("url", ["", "https://example.org/exercises/"])
+def test_a_finding_names_its_exercise_and_links_to_it_where_the_address_is_known(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Message()
+    known["Project-URL"] = "Source, https://example.org/source"
+    if url:
+        known["Project-URL"] = f"Exercises, {url}"
+    monkeypatch.setattr(exercises, "metadata", lambda name: known)
+    exercises.address.cache_clear()
+    finding = Finding("FAULT", "train.py:1", "all ranks train on the same samples", "share them", exercise="same_half")
+    finding.consequences = [Finding("FAULT", "train.py:2", "an epoch is too long", "share them")]
+    link = "https://example.org/exercises/same_half.html" if url else ""
+    said = "       Exercise: same_half (multi-GPU training workshop)" + (f": {link}" if url else "")
+    assert said in list(report.lines_of(finding))
+    diagnosis = Diagnosis()
+    diagnosis.findings = [finding]
+    (found,) = json.loads(report.as_json([correct_run()], diagnosis, 1))["findings"]
+    assert (found["exercise"], found["exercise_url"]) == ("same_half", link)
+    assert found["consequences"][0]["exercise_url"] == ""
+    exercises.address.cache_clear()
+
+
+def test_a_source_that_is_not_installed_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Message:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(exercises, "metadata", missing)
+    exercises.address.cache_clear()
+    assert exercises.link_to("same_half") == ""
+    exercises.address.cache_clear()
 
 
 def in_table(scripts: list[dict]) -> str:
@@ -51,7 +106,7 @@ def in_table(scripts: list[dict]) -> str:
 
 
 def test_the_counts_are_those_of_the_stored_runs() -> None:
-    results = json.loads(Path(__file__).with_name("corpus_results.json").read_text())
+    results = json.loads((CORPUS / "corpus_results.json").read_text())
     for_improvement = [one for one in results if not one["held_out"]]
     rounds = {
         number: [one for one in results if one["held_out"] and one.get("round", 1) == number] for number in (1, 2)
@@ -63,15 +118,14 @@ def test_the_counts_are_those_of_the_stored_runs() -> None:
     assert f"| 12 that had not been opened, with launcher and data given {in_table(last[1])}" in EVIDENCE
     assert f"| 12 more that had not been opened {in_table(first)}" in EVIDENCE
     assert f"| the same, after what was missed had been fixed {in_table(last[2])}" in EVIDENCE
-    for of_set in json.loads(Path(__file__).with_name("blind_results.json").read_text()):
+    for of_set in json.loads((CORPUS / "blind_results.json").read_text()):
         found = f"{of_set['found']} of {of_set['faulty']} | {of_set['accused']} of {of_set['correct']}"
         assert f"| {of_set['set']} | {found} |" in EVIDENCE
 
 
 def test_the_counts_of_both_editions_are_those_of_the_stored_runs() -> None:
-    here = Path(__file__)
-    second = json.loads(here.with_name("corpus_results_2.json").read_text())
-    old = {one["name"]: one for one in json.loads(here.with_name("corpus_results.json").read_text())}
+    second = json.loads((CORPUS / "corpus_results_2.json").read_text())
+    old = {one["name"]: one for one in json.loads((CORPUS / "corpus_results.json").read_text())}
     first = [old[one["name"]] for one in second]
     rows = {
         "scripts that make updates": lambda runs: str(sum(one["updates"] > 0 for one in runs)),
@@ -83,7 +137,7 @@ def test_the_counts_of_both_editions_are_those_of_the_stored_runs() -> None:
 
 
 def test_the_counts_of_the_third_blind_round_are_the_stored_ones() -> None:
-    found = json.loads(Path(__file__).with_name("blind_results_3.json").read_text())
+    found = json.loads((CORPUS / "blind_results_3.json").read_text())
     written, public, lines = found["written"], found["public"], found["lines"]
     rows = {
         "faults in scripts written for it, plain run": f"{written['found_plain']} of {written['faulty']}",
@@ -100,7 +154,7 @@ def test_the_counts_of_the_third_blind_round_are_the_stored_ones() -> None:
 
 
 def test_the_counts_of_the_fourth_blind_round_are_the_stored_ones() -> None:
-    found = json.loads(Path(__file__).with_name("blind_results_4.json").read_text())
+    found = json.loads((CORPUS / "blind_results_4.json").read_text())
     written, lines = found["written"], found["lines"]
     rows = {
         "faults found, plain run": f"{written['found_plain']} of {written['faulty']}",
@@ -119,11 +173,6 @@ def test_the_counts_of_the_fourth_blind_round_are_the_stored_ones() -> None:
 def labels(runs: list[dict]) -> list[dict]:
     """Return the labeled faults of all scripts."""
     return [label for one in runs for label in one["faults"]]
-
-
-@pytest.mark.parametrize(("title", "code"), DRAFTS, ids=[title for title, _ in DRAFTS])
-def test_the_script_of_a_draft_shows_the_fault(title: str, code: str) -> None:
-    exec(code, {})
 
 
 def test_the_tables_of_faults_in_the_wild_are_those_of_the_labels() -> None:

@@ -3,24 +3,26 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import types
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
-from conftest import REPOSITORY
-from doctor import cli, series
-from nullgpu import build
-from sources import collect, generate
+from rankdoctor import cli, launch, series
+from rankdoctor.settings import Settings
 
-LESSONS = sorted(folder.name for folder in REPOSITORY.glob("0*"))
 SCRIPTS = Path(__file__).parent / "scripts"
-DOCTOR = Path(__file__).parent.parent.parent / "doctor/run.py"
+PROJECT = Path(__file__).parent.parent
+DOCTOR = [sys.executable, "-m", "rankdoctor"]
 Found = dict[str, str]
 
 
@@ -33,7 +35,7 @@ class Doctor:
             shutil.copy(script, folder)
 
     def start(self, *arguments: object) -> subprocess.Popen:
-        command = [sys.executable, str(DOCTOR), *map(str, arguments)]
+        command = [*DOCTOR, *map(str, arguments)]
         return subprocess.Popen(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def run(self, *arguments: object) -> tuple[int, str, str]:
@@ -63,9 +65,10 @@ def doctor(tmp_path: Path) -> Doctor:
 
 def null_gpus() -> None:
     """Compile the null GPU if that was not done before; skip the test where there can be none."""
+    nullgpu = pytest.importorskip("nullgpu")
     try:
-        build.library()
-    except build.NotPossible as reason:
+        nullgpu.environment({})
+    except nullgpu.NotPossible as reason:
         pytest.skip(str(reason))
 
 
@@ -116,16 +119,24 @@ def test_a_script_is_started_as_a_module_of_a_package(doctor: Doctor) -> None:
     status, out, _ = doctor.run("-m", "package.train")
     assert status == 0 and "package.losses" in out
     _, _, err = doctor.run("-m", "package.nothing")
-    assert err.startswith("doctor: error: there is no module package.nothing")
+    assert err.startswith("rankdoctor: error: there is no module package.nothing")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("book.ipynb", '{"cells": []}', "book.ipynb is a notebook: jupyter nbconvert --to script book.ipynb"),
-        ("run.sh", "torchrun --nproc-per-node 8 \\\n    train.py --lr 0.1\n", "python doctor/run.py train.py --lr 0.1"),
+        (
+            "run.sh",
+            "torchrun --nproc-per-node 8 \\\n    train.py --lr 0.1\n",
+            "it starts: rankdoctor train.py --lr 0.1",
+        ),
         ("job", "#!/bin/bash\nsrun hostname\n", "job is a shell script; name the script it starts"),
-        ("start.py", "import subprocess\nsubprocess.run('torchrun train.py'.split())", "doctor/run.py train.py"),
+        (
+            "start.py",
+            "import subprocess\nsubprocess.run('torchrun train.py'.split())",
+            "it starts: rankdoctor train.py",
+        ),
     ],
 )
 def test_what_is_no_training_script_is_refused_with_the_command_to_use(
@@ -154,7 +165,7 @@ def test_a_run_without_an_update_says_where_it_stood_and_is_not_repeated(doctor:
     assert status == 2
     assert "It had come to: first process group after" in out
     assert re.search(r"It stood at slow_start.py:\d+ in download", out)
-    assert out.count("doctor: slow_start.py") == 1 and time.monotonic() - began < 10 * 15
+    assert out.count("rankdoctor: slow_start.py") == 1 and time.monotonic() - began < 10 * 15
 
 
 def test_an_order_that_repeats_only_because_passes_are_cut_is_no_fault(doctor: Doctor) -> None:
@@ -162,17 +173,31 @@ def test_an_order_that_repeats_only_because_passes_are_cut_is_no_fault(doctor: D
     assert doctor.findings("endless.py", "same")[1] == {"same_order": "sampler"}
 
 
-@pytest.mark.thorough
-def test_it_is_installed_without_the_workshop(doctor: Doctor, tmp_path: Path) -> None:
-    source, site = tmp_path / "source", tmp_path / "site"
-    shutil.copytree(DOCTOR.parent, source, ignore=shutil.ignore_patterns("__pycache__"))
+def installed(folder: Path) -> Path:
+    """Build the wheel from a copy, install it into a folder site-packages, and return that."""
+    source, site = folder / "source", folder / "site-packages"
+    shutil.copytree(PROJECT, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
     offline = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet"]
-    subprocess.run([sys.executable, "-m", "pip", "install", *offline, "--target", site, source], check=True)
+    pip = [sys.executable, "-m", "pip"]
+    subprocess.run([*pip, "wheel", *offline, "--wheel-dir", folder, source], check=True)
+    (wheel,) = folder.glob("rankdoctor-*.whl")
+    subprocess.run([*pip, "install", *offline, "--target", site, wheel], check=True)
+    return site
+
+
+@pytest.mark.thorough
+def test_the_installed_package_is_complete_and_finds_the_same(doctor: Doctor, tmp_path: Path) -> None:
+    """Noise and seeds are noticed only where the user's own line draws them: not a file in site-packages."""
+    site = installed(tmp_path)
+    modules = {file.relative_to(PROJECT / "src") for file in PROJECT.glob("src/rankdoctor/**/*.py")}
+    assert {file.relative_to(site) for file in site.glob("rankdoctor/**/*.py")} == modules
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONPATH": str(site)}
-    command = [site / "bin" / "rankdoctor", "--json", "ddp.py", "all_save"]
-    done = subprocess.run(command, cwd=tmp_path, env=alone, text=True, capture_output=True)
+    command = [site / "bin" / "rankdoctor", "--json", "ddp.py", "all_save,same_dropout"]
+    done = subprocess.run(command, cwd=doctor.folder, env=alone, text=True, capture_output=True)
     assert done.returncode == 1, done.stderr
-    assert [finding["check"] for finding in json.loads(done.stdout)["findings"]] == ["one_writer"]
+    found = {finding["check"]: finding["text"] for finding in json.loads(done.stdout)["findings"]}
+    assert found.keys() == {"one_writer", "same_dropout", "same_noise"}
+    assert re.search(r"because ddp.py:\d+ seeds all of them with 0", found["same_noise"])
 
 
 def test_script_for_one_process(doctor: Doctor) -> None:
@@ -205,13 +230,15 @@ def test_the_launcher_is_another_one_if_the_ranks_do_not_join(doctor: Doctor) ->
         (["--preload", "none.py", "ddp.py"], "there is no file none.py"),
         (["--cpu", "--on_gpus", "ddp.py"], "exclude each other"),
         (["--reread", "nowhere"], "nowhere has no runs"),
+        (["--no_such_option", "ddp.py"], "unrecognized arguments: --no_such_option; --help shows the options"),
+        (["--steps", "many", "ddp.py"], "argument --steps: invalid int value: 'many'"),
     ],
 )
 def test_misuse_is_one_line(doctor: Doctor, arguments: list[str], said: str) -> None:
     status, out, err = doctor.run(*arguments)
     assert (status, out) == (2, "")
     (line,) = err.splitlines()
-    assert line.startswith("doctor: error: ")
+    assert line.startswith("rankdoctor: error: ")
     assert said in line
 
 
@@ -228,13 +255,49 @@ def test_a_python_without_torch_is_one_line(monkeypatch: pytest.MonkeyPatch, cap
     assert line.endswith("has no PyTorch: start the doctor with the Python with which your script trains")
 
 
+def test_null_gpus_without_their_package_are_one_line(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "nullgpu", None)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["--null_gpu", str(doctor.folder / "ddp.py")])
+    assert capsys.readouterr().err == (
+        "rankdoctor: error: --null_gpu needs the package nullgpu, which stands beside this one: pip install "
+        "./tools/nullgpu, or leave out --null_gpu\n"
+    )
+
+
+class NullGPU(types.ModuleType):
+    """A package in place of nullgpu."""
+
+    class NotPossible(Exception):
+        pass
+
+    def environment(self, base: Mapping[str, str], **options: object) -> dict[str, str]:
+        if options != {"gpus": 2, "values": True}:
+            raise self.NotPossible("there is no compiler: install g++")
+        return dict(base) | {"PYTHONPATH": f"/null/hook:{base['PYTHONPATH']}"}
+
+
+def test_the_hook_of_the_doctor_comes_before_that_of_null_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nullgpu", NullGPU("nullgpu"))
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    plan = launch.Plan(Path("train.py"), [], ranks=4, nodes=2, gpus="null")
+    env = launch.environment(plan, 3, Settings(scratch="/scratch", root="/"))
+    assert env["PYTHONPATH"].split(":") == [str(launch.HOOK), "/null/hook", "/mine"]
+    assert "CUDA_VISIBLE_DEVICES" not in env and env["NCCL_HOSTID"] == "node 1"
+    with pytest.raises(launch.NoNullGPU, match=r"^--null_gpu: there is no compiler: install g\+\+$"):
+        launch.environment(replace(plan, nodes=4), 0, Settings(scratch="/scratch", root="/"))
+
+
 @pytest.mark.parametrize(("version", "warned"), [("2.4.1+cu121", True), ("2.11.0", False), ("2.15.0a0+git1", False)])
 def test_an_old_torch_is_said(
     version: str, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(cli, "version", lambda _: version)
     cli.see_environment()
-    assert capsys.readouterr().err.startswith("doctor: PyTorch 2.4.1+cu121 is older than 2.11") == warned
+    assert capsys.readouterr().err.startswith("rankdoctor: PyTorch 2.4.1+cu121 is older than 2.11") == warned
 
 
 def test_full_has_no_limit_of_updates(doctor: Doctor) -> None:
@@ -426,7 +489,7 @@ def test_what_a_script_has_started_ends_with_it(doctor: Doctor) -> None:
 def test_a_full_disk_is_said_and_changes_nothing(doctor: Doctor) -> None:
     """Each process may write 20 kB per file, so the doctor's notes do not fit."""
     before = {file.name: file.read_bytes() for file in doctor.folder.iterdir()}
-    command = ["bash", "-c", f"ulimit -f 20; exec {sys.executable} {DOCTOR} ddp.py"]
+    command = ["bash", "-c", f"ulimit -f 20; exec {shlex.join(DOCTOR)} ddp.py"]
     done = subprocess.run(command, cwd=doctor.folder, text=True, capture_output=True, timeout=500)
     assert done.returncode == 2, done.stdout
     assert "the doctor's notes of rank 0 end at update" in done.stdout
@@ -434,39 +497,15 @@ def test_a_full_disk_is_said_and_changes_nothing(doctor: Doctor) -> None:
     assert not processes_of(str(doctor.folder))
 
 
-@pytest.fixture(scope="module")
-def few_digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of somebody with few data for the lessons."""
-    folder = tmp_path_factory.mktemp("few")
-    generate("mnist", folder, train_samples=320, val_samples=61)
-    generate("nbody", folder, cells=32)
-    collect(folder, REPOSITORY / "workshop")
-    return os.environ | {"WORKSHOP_DATA": str(folder), "PYTHONPATH": str(REPOSITORY)}
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("lesson", LESSONS)
-def test_the_scripts_of_the_lessons_have_no_fault(lesson: str, ranks: int, few_digits: dict[str, str]) -> None:
-    command = [sys.executable, DOCTOR, "--json", "--nproc", str(ranks), "train.py", "--epochs", "2"]
-    done = subprocess.run(command, cwd=REPOSITORY / lesson, env=few_digits, text=True, capture_output=True, timeout=600)
-    report = json.loads(done.stdout)
-    wrong = [f for f in report["findings"] if f["kind"] != "COST"]
-    assert wrong == [] and report["errors"] == [] and report["updates"][0] > 4
-
-
-@pytest.mark.thorough
-def test_losses_are_those_without_the_doctor(few_digits: dict[str, str], tmp_path: Path) -> None:
-    flags = ["train.py", "--epochs", "2", "--limit_train", "256", "--batch_size", "16", "--run_dir"]
+def test_losses_are_those_without_the_doctor(doctor: Doctor) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    doctor = [sys.executable, str(DOCTOR), "--full", "--no_redirect"]
     losses = []
-    for name, command in (("plain", torchrun), ("doctor", doctor)):
-        words = [*command, *flags, str(tmp_path / name)]
-        done = subprocess.run(words, cwd=REPOSITORY / "03_ddp", env=few_digits, text=True, capture_output=True)
+    for name, command in (("plain", torchrun), ("doctor", [*DOCTOR, "--cpu", "--full", "--no_redirect"])):
+        words = [*command, "losses.py", f"{name}.json"]
+        done = subprocess.run(words, cwd=doctor.folder, text=True, capture_output=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
-        epochs = json.loads((tmp_path / name / "summary.json").read_text())["epochs"]
-        losses.append([(epoch["train_loss"], epoch["val_loss"], epoch["val_accuracy"]) for epoch in epochs])
+        losses.append(json.loads((doctor.folder / f"{name}.json").read_text()))
     assert losses[0] == losses[1]
 
 

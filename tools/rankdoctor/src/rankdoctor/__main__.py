@@ -1,4 +1,4 @@
-"""``python -m doctor SCRIPT ARGS...``."""
+"""``python -m rankdoctor SCRIPT ARGS...``."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """Run a training script, unchanged, as several ranks on this machine's CPUs, and report its silent faults.
 
-    python -m doctor train.py --epochs 2             as two ranks on one node; no GPU, no change of the script
-    python -m doctor --thorough train.py --epochs 2  also as two nodes, with uneven data, stopped and resumed, and more
+    rankdoctor train.py --epochs 2             as two ranks on one node; no GPU, no change of the script
+    rankdoctor --thorough train.py --epochs 2  also as two nodes, with uneven data, stopped and resumed, and more
 
 Every pass of a loader ends after some batches, the last one always among them, so that epochs, validation and
 checkpoints come soon. Let the script train for two epochs. What it writes goes into a folder of the doctor's, which is
@@ -32,13 +32,21 @@ OLDEST_TORCH = (2, 11)
 KINDS = (FAULT, NOTE, COST)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that says in one line what is wrong with the arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit status 2."""
+        refuse(f"{message}; --help shows the options")
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments; those after the script are the script's own."""
-    it = argparse.ArgumentParser(
-        prog="doctor",
+    it = Parser(
+        prog="rankdoctor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="python -m doctor [options] SCRIPT [its arguments]   or   -m MODULE [its arguments]",
+        usage="rankdoctor [options] SCRIPT [its arguments]   or   rankdoctor [options] -m MODULE [its arguments]",
     )
     add = it.add_argument
     add("script", metavar="SCRIPT", nargs="?", help="the training script")
@@ -133,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
                 runs = list(run_all(options, plan, working_folder(options, stack)))
             return print_report(options, runs)
         except KeyboardInterrupt:
-            print("\ndoctor: interrupted; all ranks are ended", file=sys.stderr)
+            print("\nrankdoctor: interrupted; all ranks are ended", file=sys.stderr)
             return 130
         except BrokenPipeError:  # the reader of the report, such as head, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -151,12 +159,12 @@ def see_environment() -> None:
     except PackageNotFoundError:
         refuse(f"{sys.executable} has no PyTorch: start the doctor with the Python with which your script trains")
     if tuple(int(part) for part in re.findall(r"\d+", torch)[:2]) < OLDEST_TORCH:
-        print(f"doctor: PyTorch {torch} is older than 2.11; with that the doctor was not tested", file=sys.stderr)
+        print(f"rankdoctor: PyTorch {torch} is older than 2.11; with that the doctor was not tested", file=sys.stderr)
 
 
 def refuse(message: str) -> NoReturn:
     """End with exit status 2 and one line: something is wrong with the arguments."""
-    print(f"doctor: error: {message}", file=sys.stderr)
+    print(f"rankdoctor: error: {message}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -225,7 +233,7 @@ def refuse_what_is_no_script(script: Path) -> None:
     if script.suffix == ".ipynb":
         refuse(f"{script.name} is a notebook: jupyter nbconvert --to script {script.name} makes a script of it")
     starts = started_by(text)
-    use = f"name the script that it starts: python doctor/run.py {starts}" if starts else "name the script it starts"
+    use = f"name the script that it starts: rankdoctor {starts}" if starts else "name the script it starts"
     if script.suffix in (".sh", ".bash", ".slurm", ".sbatch") or re.match(r"#!.*\b(ba|z|k)?sh\b", text):
         refuse(f"{script.name} is a shell script; {use}")
     launches = re.search(r"torchrun|distributed\.(run|launch)|accelerate|deepspeed", text)
@@ -242,7 +250,7 @@ def working_folder(options: argparse.Namespace, stack: contextlib.ExitStack) -> 
             refuse(f"--keep {options.keep} is not empty")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-    folder = Path(tempfile.mkdtemp(prefix="doctor_"))
+    folder = Path(tempfile.mkdtemp(prefix="rankdoctor_"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
@@ -277,7 +285,7 @@ def print_report(options: argparse.Namespace, runs: list[Run]) -> int:
         if accepted.by_comment or accepted.by_baseline:
             print(f"Accepted: {accepted.by_comment} by a comment, {accepted.by_baseline} by the baseline.")
     for where in accepted.unknown:
-        print(f"doctor: a comment ignores a check that does not exist: {where}", file=sys.stderr)
+        print(f"rankdoctor: a comment ignores a check that does not exist: {where}", file=sys.stderr)
     if options.report:
         whole = report.silent(usual) if silent else report.text(runs, diagnosis, verbose=True)
         Path(options.report).write_text(report.page(whole, options.report.endswith(".html")))

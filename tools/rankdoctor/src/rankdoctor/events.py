@@ -7,7 +7,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     init        a process group was made: rank, world_size, seed, timeout (seconds; null: the default)
     spawn       mp.spawn is called
     loader      a DataLoader was made: loader (its line and number), workers, persistent, sampler, sampler_at (line
-                of a DistributedSampler), batch_size, drop_last, iterable, dataset (class)
+                of a DistributedSampler), batch_size, drop_last, iterable, dataset (class), told_epochs (the data set
+                has set_epoch)
     split       random_split is called: sizes (of the parts), order (a number for their samples), content (as for
                 dataset)
     dataset     a data set is seen first: dataset (number), cls, size, file (of a subset: its samples), objects (length
@@ -18,22 +19,22 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     batch       a loader gave a batch: loader, wait (seconds)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
                 the states that they had before)
-    model       a model is called first: model (number), cls, made (line), parameters, sharded, fsdp1, groups (of
-                FSDP), blocks (modules of one kind in a row), mesh_dims, tensor_parallel (sharded, but not by FSDP),
+    model       a model is called first: model (number), cls, made (line), parameters, sharded, groups (of FSDP),
+                blocks (modules of one kind in a row), mesh_dims, tensor_parallel (sharded, but not by FSDP),
                 local_norms
     empty       a model got uninitialized memory: to_empty()
     ddp         DistributedDataParallel was made: cls, frozen (number of parameters)
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
                 and batch norm in training mode), samples, rows (a number for each input sample), rng, buffers; ddp and
                 sync, or inside (line of the DistributedDataParallel that has this module)
-    dropout     the first dropout in training: p
+    dropout     the first dropout in training
     metric      a schedule is given the value that it goes by: cls, value
     gradients   before an update: optimizer, count, made and made_lr (line and learning rates of the optimizer when it
-                was made; at its first update), closure, gradients and weights (name: sum, sum of absolute values), lr,
-                state (number of entries), scaler (state of a GradScaler), dtypes, factor (size of the gradients,
-                divided by the size after backward), others (sums of the weights of models that are in no optimizer),
-                kept (size of the gradients, divided by the size of what the script has added up over the ranks; null:
-                nothing)
+                was made; at its first update), closure, gradients and weights (key of `weight_key`: sum, sum of
+                absolute values), lr, state (number of entries), scaler (state of a GradScaler), dtypes, factor (size of
+                the gradients, divided by the size after backward), others (sums of the weights of models that are in no
+                optimizer), kept (size of the gradients, divided by the size of what the script has added up over the
+                ranks; null: nothing)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 losses (what they minimized), added (backward added to the gradients of the update before), factors
                 (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and
@@ -55,11 +56,11 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     group       the script makes a process group: ranks (null: all), timeout (seconds; null: the default)
     part        the value of a sharded tensor was read, of which this rank has a part only: placement
     join        Join: uneven numbers of steps are expected
-    write       the script writes a file, once each: file, how, existed
+    write       the script writes a file, once each: file, how
     folder      the script made a folder, and the doctor made it too, for libraries that are not redirected: path
     program     the script starts a program: name
-    save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), parts
-                (optimizer, scheduler, scaler), on_gpu (tensors on a GPU); located (map_location is given)
+    save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), on_gpu
+                (tensors on a GPU); located (map_location is given)
     sharded     at the end: parameters (sharded ones that got gradients), orphans (those of them in no optimizer)
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
     schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
@@ -127,7 +128,6 @@ class Event(TypedDict, total=False):
     made: str
     parameters: int
     sharded: bool
-    fsdp1: bool
     groups: int
     blocks: int
     mesh_dims: int
@@ -144,7 +144,6 @@ class Event(TypedDict, total=False):
     ddp: bool
     sync: bool
     inside: str
-    p: float
     # of updates
     optimizer: int
     closure: bool
@@ -185,12 +184,20 @@ class Event(TypedDict, total=False):
     passes: int
     placement: str
     # of files
-    existed: bool
     tensors: int
     shards: int
     wrapped: int
-    is_module: bool
     on_gpu: bool
     located: bool
-    parts: list[str]
     names: list[str]
+
+
+def weight_key(model: int, name: str) -> str:
+    """Return the key of a weight in the events: its name, after the number of its model if that is not the first."""
+    return f"{model}:{name}" if model else name
+
+
+def model_and_name(key: str) -> tuple[int, str]:
+    """Return the number of the model and the name of a weight, from its key."""
+    number, colon, name = key.partition(":")
+    return (int(number), name) if colon and number.isdecimal() else (0, key)

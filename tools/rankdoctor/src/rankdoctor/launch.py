@@ -18,10 +18,9 @@ from pathlib import Path
 
 from .aftermath import changed, snapshot, undo_folders
 from .runs import Launch, write_launch
-from .settings import Settings
+from .settings import PACKAGE, Settings, is_own
 
-HOOK = Path(__file__).resolve().parent / "hook"
-PACKAGE = HOOK.parent
+HOOK = Path(PACKAGE, "hook")
 GRACE = 20.0
 """seconds for the other ranks to end after one has ended"""
 IDLE = 15.0
@@ -54,6 +53,7 @@ class Plan:
     gpus: str = "standin"
     """standin, null (PyTorch's own CUDA code, on GPUs that compute nothing), real, or none"""
     name: str = ""
+    provocation: str = ""
     compared: str = ""
     settings: dict = field(default_factory=dict)
     """further fields of `Settings`"""
@@ -143,9 +143,7 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
     local = {"rank": rank % per_node, "node": rank // per_node}
     env = {key: value for key, value in os.environ.items() if not PLACE.fullmatch(key)}
     env |= {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(HOOK), env.get("PYTHONPATH")))),
-        "DOCTOR_SETTINGS": settings.dump(),
-        "DOCTOR_PARENT": str(os.getpid()),
+        "RANKDOCTOR_SETTINGS": settings.dump(),
         "PYTHONUNBUFFERED": "1",
         "WANDB_MODE": "disabled",  # this run is no experiment of the user's
         "PYTHONDONTWRITEBYTECODE": "1",  # in the folders of the user
@@ -156,6 +154,8 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
         env = with_null_gpus(env, per_node) | {"NCCL_HOSTID": f"node {local['node']}"}  # one GPU 0 on each of them
     elif plan.gpus != "real":
         env["CUDA_VISIBLE_DEVICES"] = ""
+    # before the hook of the null GPU, which this one calls
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOOK), env.get("PYTHONPATH"))))
     if plan.launcher in ("torchrun", "srun", "both"):
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(settings.port), "WORLD_SIZE": str(world)}
     if plan.launcher in ("torchrun", "both"):
@@ -167,7 +167,7 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
             "GROUP_WORLD_SIZE": str(plan.nodes),
             "ROLE_RANK": str(rank),
             "ROLE_WORLD_SIZE": str(world),
-            "TORCHELASTIC_RUN_ID": "doctor",
+            "TORCHELASTIC_RUN_ID": "rankdoctor",
             "NODE_RANK": str(local["node"]),
         }
     if plan.launcher in ("srun", "both"):
@@ -196,21 +196,24 @@ class NoNullGPU(Exception):
     """There can be no null GPU here; the message says why."""
 
 
-def with_null_gpus(env: dict[str, str], gpus: int) -> dict[str, str]:
-    """Add to the environment the variables of null GPUs, whose values the CPU computes. Raises NoNullGPU."""
-    try:
-        from nullgpu import build, command
+NEEDS_NULLGPU = (
+    "--null_gpu needs the package nullgpu, which stands beside this one: pip install ./tools/nullgpu, or leave out "
+    "--null_gpu"
+)
 
-        library = build.library()
+
+def with_null_gpus(env: dict[str, str], gpus: int) -> dict[str, str]:
+    """Return the environment of a process that sees null GPUs, whose values the CPU computes. Raises NoNullGPU."""
+    try:
+        from nullgpu import NotPossible
+        from nullgpu import environment as environment_of_nullgpu
     except ImportError:
-        raise NoNullGPU("--null_gpu needs the package nullgpu of the workshop; leave it out") from None
-    except build.NotPossible as error:
-        raise NoNullGPU(f"{error}; leave out --null_gpu") from None
-    options = command.parser().parse_args(["--gpus", str(gpus), "--values", "python"])
-    needed = command.environment(options, library)
-    own = {name: value for name, value in needed.items() if name.startswith(("NULLGPU_", "LD_"))}
-    path = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(command.HOOK))))
-    return {key: value for key, value in env.items() if key != "CUDA_VISIBLE_DEVICES"} | own | {"PYTHONPATH": path}
+        raise NoNullGPU(NEEDS_NULLGPU) from None
+    base = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}  # it means real GPUs
+    try:
+        return environment_of_nullgpu(base, gpus=gpus, values=True)
+    except NotPossible as error:
+        raise NoNullGPU(f"--null_gpu: {error}") from None
 
 
 def end_with_parent() -> None:
@@ -317,6 +320,7 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
         script=str(plan.script),
         root=str(plan.root),
         name=plan.name,
+        provocation=plan.provocation,
         world_size=plan.ranks,
         nodes=plan.nodes,
         gpus=plan.gpus,
@@ -385,6 +389,6 @@ def standing(stack: str) -> str:
     users = [
         f"{file}:{line}"
         for file, line, _ in frames
-        if "site-packages" not in file and "/lib/python" not in file and not file.startswith((str(PACKAGE), "<"))
+        if "site-packages" not in file and "/lib/python" not in file and not file.startswith("<") and not is_own(file)
     ]
     return f"{users[0]} in {frames[0][2]}" if users else ""

@@ -100,7 +100,7 @@ class Overlay:
         full = self.original(path)
         if full is not None and full not in self.noted:
             self.noted.add(full)
-            note("write", file=full, how=how, existed=_exists(full), at=user_line())
+            note("write", file=full, how=how, at=user_line())
 
 
 def _exists(path: str) -> bool:

@@ -7,7 +7,6 @@ def test_sum(on_ranks):
     assert on_ranks(sum_of_ranks) == [1.0, 1.0]      # a function of a module, called on each of two ranks
 """
 
-import os
 import shlex
 import subprocess
 import sys
@@ -16,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-PARENT = str(Path(__file__).resolve().parent.parent)
-PACKAGE = __name__.rpartition(".")[0]
 
 
 @pytest.fixture
@@ -33,13 +29,8 @@ def rankdoctor() -> Callable[..., str]:
         words = []
         for name, value in options.items():
             words += [f"--{name}"] if value is True else [f"--{name}={value}"]
-        path = os.pathsep.join(filter(None, (PARENT, os.environ.get("PYTHONPATH"))))
-        done = subprocess.run(
-            [sys.executable, "-m", PACKAGE, *words, *shlex.split(command)],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"PYTHONPATH": path},
-        )
+        started = [sys.executable, "-m", "rankdoctor", *words, *shlex.split(command)]
+        done = subprocess.run(started, capture_output=True, text=True)
         if done.returncode:
             pytest.fail(f"{done.stdout}{done.stderr}", pytrace=False)
         return done.stdout

@@ -9,10 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from .checks import Diagnosis, Finding
 from .events import Event
+from .exercises import COURSE, link_to
 from .runs import Run
+from .settings import is_own
 
 ENDINGS = {
     "end": "to its end",
@@ -48,7 +51,7 @@ def is_standins_fault(run: Run, error: Event) -> bool:
     said = re.search(
         r"cuda|nccl|nvidia|stand-in|accelerator|ProcessGroupGloo", error["text"] + error["inner"], flags=re.IGNORECASE
     )
-    return run.launch.standin and bool(said or "/doctor/" in error["inner"])
+    return run.launch.standin and bool(said or is_own(error["inner"]))
 
 
 def failures(run: Run) -> Iterator[str]:
@@ -145,7 +148,8 @@ def lines_of(finding: Finding, color: bool = False) -> Iterator[str]:
     yield f"       {finding.text}."
     yield f"       Fix: {finding.fix}."
     if finding.exercise:
-        yield f"       Exercise: {finding.exercise}"
+        link = link_to(finding.exercise)
+        yield f"       Exercise: {finding.exercise} ({COURSE})" + (f": {link}" if link else "")
     for consequence in finding.consequences:
         yield f"       What follows from it: {consequence.text} ({place(consequence.at)})."
 
@@ -162,7 +166,7 @@ def text(runs: list[Run], diagnosis: Diagnosis, *, verbose: bool = False, color:
     """Return the report as text: on one screen, or with ``verbose`` with lists of all that was looked at."""
     lines = []
     for run in runs:
-        lines += [f"doctor: {heading(run)}", *(f"  {line}" for line in failures(run))]
+        lines += [f"rankdoctor: {heading(run)}", *(f"  {line}" for line in failures(run))]
     lines += [f"  {line}" for line in remarks(runs)]
     for finding in diagnosis.findings:
         lines += ["", *lines_of(finding, color)]
@@ -187,7 +191,7 @@ def text(runs: list[Run], diagnosis: Diagnosis, *, verbose: bool = False, color:
 
 def silent(run: Run) -> str:
     """Return the report on a run without any update of weights."""
-    lines = [f"doctor: {heading(run)}", *(f"  {line}" for line in failures(run))]
+    lines = [f"rankdoctor: {heading(run)}", *(f"  {line}" for line in failures(run))]
     lines += [f"  {line}" for line in reached(run)]
     lines += ["No update of weights was seen, so nothing can be said. The end of the output:"]
     lines += [f"  | {line}" for line in run.output.splitlines()[-15:]] or ["  (none)"]
@@ -223,7 +227,7 @@ def as_json(runs: list[Run], diagnosis: Diagnosis, status: int) -> str:
             "ranks": [run.world for run in runs],
             "updates": [max((len(rank.all("update")) for rank in run.ranks), default=0) for run in runs],
             "errors": [e for run in runs for _, e in errors(run)],
-            "findings": [asdict(finding) for finding in diagnosis.findings],
+            "findings": [with_links(asdict(finding)) for finding in diagnosis.findings],
             "fine": diagnosis.fine,
             "unjudged": diagnosis.unjudged,
             "unused": diagnosis.unused,
@@ -233,8 +237,14 @@ def as_json(runs: list[Run], diagnosis: Diagnosis, status: int) -> str:
     )
 
 
+def with_links(finding: dict[str, Any]) -> dict[str, Any]:
+    """Return a finding, and what follows from it, with the addresses of the exercises."""
+    consequences = [with_links(one) for one in finding["consequences"]]
+    return finding | {"exercise_url": link_to(finding["exercise"]), "consequences": consequences}
+
+
 def page(report: str, as_html: bool) -> str:
     """Return the report as a file to send to a colleague: HTML or Markdown."""
     if as_html:
-        return f"<!doctype html><meta charset=utf-8><title>doctor</title>\n<pre>\n{html.escape(report)}\n</pre>\n"
+        return f"<!doctype html><meta charset=utf-8><title>rankdoctor</title>\n<pre>\n{html.escape(report)}\n</pre>\n"
     return f"# What the doctor found\n\n```text\n{report}\n```\n"

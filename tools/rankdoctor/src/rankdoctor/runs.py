@@ -11,9 +11,6 @@ from pathlib import Path
 
 from .events import Event
 
-UNEVEN = "with uneven data"
-"""name of the run in which the ranks cannot share the samples evenly"""
-
 
 @dataclass
 class Rank:
@@ -36,7 +33,9 @@ class Launch:
     root: str = ""
     """folder of the script"""
     name: str = ""
-    """what is different from an ordinary run, such as "as on two nodes" """
+    """what is different from an ordinary run, in words, such as "as on two nodes" """
+    provocation: str = ""
+    """the condition that this run creates: uneven, two_nodes, resume, nan, one_rank or workers, like the flags"""
     compared: str = ""
     """for which comparison this is the second run: resumed, other_ranks or other_workers"""
     world_size: int = 2

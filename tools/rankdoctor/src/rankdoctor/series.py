@@ -14,7 +14,7 @@ from typing import Any
 from . import report
 from .checks import CHECKS, judge
 from .launch import INTERRUPTED, NoNullGPU, Plan, likely_launchers, run
-from .runs import UNEVEN, Run, read, write_launch
+from .runs import Run, read, write_launch
 
 NO_LIMIT = 10**9
 """updates; the time limit ends the run before"""
@@ -30,7 +30,7 @@ class Progress:
         """Show the state, such as "12 s, 30 updates"."""
         if sys.stderr.isatty() and state != self.last:
             self.last = state
-            print(f"\r\033[Kdoctor: {self.name}: {state}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[Krankdoctor: {self.name}: {state}", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Remove the line."""
@@ -196,26 +196,24 @@ def left_out(options: argparse.Namespace, usual: Run) -> list[str]:
 def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterator[Plan]:
     """Yield the further runs that were asked for."""
 
-    def provoked(name: str, compared: str = "", **changes: Any) -> Plan:  # noqa: ANN401
-        fields = {key: value for key, value in changes.items() if hasattr(plan, key)}
-        settings = {key: value for key, value in changes.items() if not hasattr(plan, key)}
-        return replace(plan, name=name, compared=compared, settings=plan.settings | settings, **fields)
+    def provoked(provocation: str, name: str, settings: dict[str, Any] | None = None, **fields: Any) -> Plan:  # noqa: ANN401
+        settings = plan.settings | (settings or {})
+        return replace(plan, provocation=provocation, name=name, settings=settings, **fields)
 
     several = usual.world > 1
     has_loader = usual.any("loader")
     if options.uneven or (options.thorough and has_loader):
-        yield provoked(UNEVEN, uneven=True)
+        yield provoked("uneven", "with uneven data", {"uneven": True})
     if (options.two_nodes or options.thorough) and several and plan.nodes == 1 and plan.launcher != "spawn":
-        yield provoked("as on two nodes", ranks=2, nodes=2)
+        yield provoked("two_nodes", "as on two nodes", ranks=2, nodes=2)
     if (options.nan or options.thorough) and several:
-        yield provoked("with a NaN on rank 1", nan_rank=1)
+        yield provoked("nan", "with a NaN on rank 1", {"nan_rank": 1})
     if (options.one_rank or options.thorough) and several:
-        yield provoked("on one rank", "other_ranks", ranks=1, nodes=1)
+        yield provoked("one_rank", "on one rank", compared="other_ranks", ranks=1, nodes=1)
     if options.workers or (options.thorough and has_loader):
         has_workers = has_loader and any(e["workers"] for e in usual.first.all("loader"))
-        yield provoked(
-            "without workers" if has_workers else "with two workers", "other_workers", workers=0 if has_workers else 2
-        )
+        name = "without workers" if has_workers else "with two workers"
+        yield provoked("workers", name, {"workers": 0 if has_workers else 2}, compared="other_workers")
 
 
 def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder: Path) -> Iterator[Run]:
@@ -231,6 +229,7 @@ def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder:
         return
     args = [*plan.args, *shlex.split(options.resume or "")]
     stopping = plan.settings | {"stop_after": after}
+    plan = replace(plan, provocation="resume")
     resumed = replace(plan, compared="resumed", args=args)
     # all in one folder, because the checkpoints are in it; "run8" and others are copies of the events
     yield keep_copy(options, run_once(replace(plan, name="stopped", settings=stopping), folder), folder, "run8")

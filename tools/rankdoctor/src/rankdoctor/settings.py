@@ -1,8 +1,15 @@
-"""The settings that the doctor passes to the processes of the script, in the variable DOCTOR_SETTINGS."""
+"""The settings that the doctor passes to the processes of the script, in the variable RANKDOCTOR_SETTINGS."""
 
 import json
 import os
 from dataclasses import asdict, dataclass
+
+PACKAGE = os.path.dirname(os.path.realpath(__file__))
+
+
+def is_own(file: str) -> bool:
+    """Return whether a file is part of this package, wherever that is installed."""
+    return file.startswith(PACKAGE + os.sep)
 
 
 @dataclass
@@ -53,4 +60,4 @@ class Settings:
 
 def load() -> Settings:
     """Return what the doctor passed to this process."""
-    return Settings(**json.loads(os.environ["DOCTOR_SETTINGS"]))
+    return Settings(**json.loads(os.environ["RANKDOCTOR_SETTINGS"]))

@@ -260,7 +260,7 @@ def _compute_on_cpu() -> None:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        self._doctor_half = device_type == "cuda" and enabled and dtype in (None, torch.float16)
+        self._rankdoctor_half = device_type == "cuda" and enabled and dtype in (None, torch.float16)
         if device_type == "cuda":  # bf16 for fp16, in which the backward of a convolution takes 200 times as long
             device_type, dtype = "cpu", torch.bfloat16 if dtype in (None, torch.float16) else dtype
         own_autocast(self, device_type, dtype, enabled, cache_enabled)
@@ -291,7 +291,7 @@ def _wrap_models() -> None:
     def mark_as_synced(cls: type, module: nn.Module, *_: object) -> nn.Module:
         for part in module.modules():  # SyncBatchNorm itself refuses CPUs
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                part.__dict__["_doctor_synced"] = True
+                part.__dict__["_rankdoctor_synced"] = True
         return module
 
     nn.SyncBatchNorm.convert_sync_batchnorm = classmethod(mark_as_synced)

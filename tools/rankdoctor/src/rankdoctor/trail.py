@@ -15,10 +15,10 @@ from types import FrameType
 from typing import Any
 
 from . import settings
+from .settings import is_own
 
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _open = io.open  # as it was before files were redirected
 _getcwd = os.getcwd
 
@@ -57,7 +57,7 @@ class Trail:
         kind = self.kinds.get(file)
         if kind is None:
             path = os.path.join(_getcwd(), file)
-            is_library = file.startswith("<") or path.startswith((*LIBRARIES, PACKAGE)) or "site-packages" in path
+            is_library = file.startswith("<") or path.startswith(LIBRARIES) or "site-packages" in path or is_own(path)
             kind = self.kinds[file] = 0 if is_library else 1 + path.startswith(self.root + os.sep)
         return kind
 
@@ -82,11 +82,14 @@ class Trail:
     def user_calls_library(self) -> bool:
         """Return whether the innermost frame outside of the doctor and the standard library is the user's."""
         frame: FrameType | None = sys._getframe(1)
-        while frame and frame.f_code.co_filename.startswith((PACKAGE, STANDARD_LIBRARY, "<")):
-            if "site-packages" in frame.f_code.co_filename:
-                return False
+        while frame and is_passed_over(frame.f_code.co_filename):
             frame = frame.f_back
         return frame is not None and self.kind_of(frame.f_code.co_filename) > 0
+
+
+def is_passed_over(file: str) -> bool:
+    """Return whether a file is part of the doctor or of the standard library, in which site-packages can lie."""
+    return is_own(file) or (file.startswith((STANDARD_LIBRARY, "<")) and "site-packages" not in file)
 
 
 trail = Trail()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..runs import UNEVEN, Launch, Run
+from ..runs import Launch, Run
 from . import files, randomness, samples, speed, steps, updates, validation, weights
 from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Check, Finding, NotUsed, Observed
 from .comparisons import COMPARISONS
@@ -100,7 +100,7 @@ def once(findings: Iterable[Finding]) -> list[Finding]:
 
 def as_confirmed(finding: Finding, launch: Launch) -> Finding:
     """Return a finding; as a NOTE if it could come from cut passes, and whole ones took too long."""
-    if finding.check == "validation_counts" and launch.name == UNEVEN and finding.kind == FAULT:
+    if finding.check == "validation_counts" and launch.provocation == "uneven" and finding.kind == FAULT:
         return replace(finding, kind=NOTE, text=f"{finding.text}, because the ranks cannot share this number evenly")
     if finding.check in launch.unconfirmed and finding.kind == FAULT:
         text = f"{finding.text} (the passes were cut, and whole ones did not end in time: see --full)"

@@ -24,6 +24,7 @@ class Finding:
     fix: str
     check: str = ""
     exercise: str = ""
+    """name of an exercise with such a fault; empty: there is none"""
     run: str = ""
     """the name of the run that shows it; empty: the ordinary one"""
     consequences: list["Finding"] = field(default_factory=list)
@@ -31,9 +32,9 @@ class Finding:
     """how often it was found, in the same words"""
 
 
-def fault(at: str, text: str, fix: str) -> Finding:
-    """Return something that is certainly wrong."""
-    return Finding(FAULT, at, text, fix)
+def fault(at: str, text: str, fix: str, exercise: str = "") -> Finding:
+    """Return something that is certainly wrong; ``exercise`` replaces the check's own."""
+    return Finding(FAULT, at, text, fix, exercise=exercise)
 
 
 def hint(at: str, text: str, fix: str) -> Finding:

@@ -9,7 +9,7 @@ from .base import CannotJudge, Check, Finding, fault, hint, need, seen
 from .updates import planned_steps
 from .weights import differing
 
-RESUME = "03_ddp/exercises/forgetful_resume"
+RESUME = "forgetful_resume"
 
 
 def resumed(usual: Run, stopped: Run, again: Run) -> Iterator[Finding]:

@@ -34,7 +34,7 @@ def one_writer(run: Run) -> Iterator[Finding]:
 
 @check(
     "A file that one rank writes has whole tensors.",
-    exercise="05_fully_sharded/exercises/half_a_checkpoint",
+    exercise="half_a_checkpoint",
     ranks=True,
 )
 def shards_saved(run: Run) -> Iterator[Finding]:
@@ -70,7 +70,7 @@ def loaded_to_own_gpu(run: Run) -> Iterator[Finding]:
         )
 
 
-@check("Names in checkpoints are those of the model.", exercise="02_dataparallel/exercises/replicas_saved")
+@check("Names in checkpoints are those of the model.", exercise="replicas_saved")
 def wrapped_names(run: Run) -> Iterator[Finding]:
     """The state of a wrapped model has "module." before each name, so the model itself cannot load it."""
     saves = run.first.all("save")

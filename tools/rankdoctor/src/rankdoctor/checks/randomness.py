@@ -60,7 +60,7 @@ def _states(run: Run) -> dict[tuple[str, str], dict[int, set[tuple[int, int | No
     return found
 
 
-@check("Each worker makes its samples with other random numbers.", exercise="01_single_gpu/exercises/same_noise")
+@check("Each worker makes its samples with other random numbers.", exercise="same_noise")
 def same_workers(run: Run) -> Iterator[Finding]:
     """A generator in the data set is copied into each worker: all of them then make the same augmentations."""
     for (dataset, name), states in _states(run).items():

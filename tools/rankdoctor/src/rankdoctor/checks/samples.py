@@ -14,7 +14,7 @@ COMPARED = 12
 
 @check(
     "Every rank trains on samples of its own.",
-    exercise="03_ddp/exercises/same_half",
+    exercise="same_half",
     after=("same_split",),
     ranks=True,
 )
@@ -112,7 +112,7 @@ def same_inputs(run: Run) -> Iterator[Finding]:
         yield fault(at, text, fix)
 
 
-@check("Every epoch has a new order of the samples.", exercise="03_ddp/exercises/same_order")
+@check("Every epoch has a new order of the samples.", exercise="same_order")
 def same_order(run: Run) -> Iterator[Finding]:
     """The same batches in each epoch let a model learn worse; DistributedSampler needs set_epoch for a new order."""
     judged = 0
@@ -139,7 +139,7 @@ def same_order(run: Run) -> Iterator[Finding]:
     seen(judged, "loaders, of each the order of two passes")
 
 
-@check("No validation sample is trained on.", exercise="03_ddp/exercises/held_out", after=("same_split",))
+@check("No validation sample is trained on.", exercise="held_out", after=("same_split",))
 def held_out(run: Run) -> Iterator[Finding]:
     """If each rank splits the data with random numbers of its own, one rank trains on what another one validates."""
     trained, validated = _by_base(run, run.training), _by_base(run, run.validating)
@@ -170,7 +170,7 @@ def _by_base(run: Run, loaders: set[str]) -> dict[int, tuple[set[int], str]]:
 
 @check(
     "random_split splits the data in the same way on all ranks.",
-    exercise="03_ddp/exercises/held_out",
+    exercise="held_out",
     ranks=True,
 )
 def same_split(run: Run) -> Iterator[Finding]:
@@ -189,7 +189,7 @@ def same_split(run: Run) -> Iterator[Finding]:
             yield (fault if contents != {0} else hint)(events[0]["at"], text, fix)
 
 
-@check("Each worker of a stream gives samples of its own.", exercise="03_ddp/exercises/long_epoch")
+@check("Each worker of a stream gives samples of its own.", exercise="long_epoch")
 def stream_repeats(run: Run) -> Iterator[Finding]:
     """Every worker of a loader has a copy of an IterableDataset, so without a split each gives all samples."""
     streams = [e for e in run.first.all("loader") if e["iterable"] and e["loader"] in run.training]

@@ -11,7 +11,7 @@ EVERY_STEP = 0.8
 SMALL_BATCH = 16
 
 
-@check("The CPU does not wait for the GPU in every step.", exercise="01_single_gpu/exercises/slow_on_gpu")
+@check("The CPU does not wait for the GPU in every step.", exercise="slow_on_gpu")
 def waits(run: Run) -> Iterator[Finding]:
     """loss.item() returns only when the GPU has computed it; meanwhile the CPU cannot prepare the next operations."""
     need(run.launch.standin, "this is judged on the stand-in for a GPU only")
@@ -60,7 +60,7 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
             )
 
 
-@check("Sharded weights are gathered block by block.", exercise="05_fully_sharded/exercises/one_big_group", ranks=True)
+@check("Sharded weights are gathered block by block.", exercise="one_big_group", ranks=True)
 def one_group(run: Run) -> Iterator[Finding]:
     """One call of fully_shard for the whole model makes one group: all weights are gathered at the same time."""
     models = [e for e in run.first.all("model") if e["sharded"] and e["groups"]]
@@ -77,7 +77,7 @@ def one_group(run: Run) -> Iterator[Finding]:
             )
 
 
-@check("Workers are kept between epochs.", exercise="01_single_gpu/exercises/reborn_workers")
+@check("Workers are kept between epochs.", exercise="reborn_workers")
 def workers_restarted(run: Run) -> Iterator[Finding]:
     """Starting workers takes seconds in each epoch; persistent_workers=True keeps them."""
     made = {e["loader"]: e for e in run.first.all("loader")}
@@ -96,7 +96,7 @@ def workers_restarted(run: Run) -> Iterator[Finding]:
             )
 
 
-@check("The loader keeps up with the training.", exercise="01_single_gpu/exercises/slow_samples")
+@check("The loader keeps up with the training.", exercise="slow_samples")
 def loading(run: Run) -> Iterator[Finding]:
     """The time that a step waits for its batch is lost; on a GPU, which computes faster, its share is larger."""
     waits_, total, made, steps = 0.0, 0.0, "", 0
@@ -135,7 +135,7 @@ def graphs_kept(run: Run) -> Iterator[Finding]:
         )
 
 
-@check("Workers can share the memory of the data set.", exercise="01_single_gpu/exercises/growing_memory")
+@check("Workers can share the memory of the data set.", exercise="growing_memory")
 def many_objects(run: Run) -> Iterator[Finding]:
     """Reading a Python object changes its reference count, so copy-on-write copies all objects for every worker."""
     need_use(any(e["workers"] for e in run.first.all("loader")), "workers of a loader")
@@ -151,7 +151,7 @@ def many_objects(run: Run) -> Iterator[Finding]:
             )
 
 
-@check("Batch norm has enough samples per rank.", exercise="03_ddp/exercises/two_accuracies", ranks=True)
+@check("Batch norm has enough samples per rank.", exercise="two_accuracies", ranks=True)
 def small_norm(run: Run) -> Iterator[Finding]:
     """Batch norm takes its mean and variance over the samples of one rank, not over the global batch."""
     norms = max((e["local_norms"] for e in run.first.all("model")), default=0)

@@ -11,7 +11,7 @@ ALONE = (" in select", " in poll", " in sleep", " in read")
 SIZED = ("all_reduce", "broadcast", "reduce")
 
 
-@check("All ranks have the same number of training batches.", exercise="03_ddp/exercises/one_image_more", ranks=True)
+@check("All ranks have the same number of training batches.", exercise="one_image_more", ranks=True)
 def equal_steps(run: Run) -> Iterator[Finding]:
     """Every step averages gradients over all ranks, so a rank with one step more waits for ranks that have ended."""
     epochs = run.epochs(run.training)
@@ -32,7 +32,7 @@ def equal_steps(run: Run) -> Iterator[Finding]:
 
 @check(
     "All ranks call the same collectives in the same order.",
-    exercise="03_ddp/exercises/one_image_more",
+    exercise="one_image_more",
     after=("equal_steps",),
     ranks=True,
 )
@@ -68,7 +68,7 @@ def _described(events: tuple[Event, ...]) -> str:
     )
 
 
-@check("No rank waits for ever.", after=("equal_steps", "same_collectives"), exercise="03_ddp/exercises/one_image_more")
+@check("No rank waits for ever.", after=("equal_steps", "same_collectives"), exercise="one_image_more")
 def hang(run: Run) -> Iterator[Finding]:
     """A rank that waits for another one hangs until the timeout of the process group, and then the job fails."""
     launch = run.launch

@@ -7,9 +7,7 @@ from ..runs import Run
 from .base import Finding, check, cost, fault, hint, need, need_updates, need_use, seen
 
 
-@check(
-    "Gradients are clipped after the scaler's factor is removed.", exercise="04_mixed_precision/exercises/stuck_in_fp16"
-)
+@check("Gradients are clipped after the scaler's factor is removed.", exercise="stuck_in_fp16")
 def clip_scaled(run: Run) -> Iterator[Finding]:
     """Gradients that are multiplied by 65,536 always exceed the limit, so clipping makes each update far too small."""
     clips = run.first.all("clip")
@@ -52,7 +50,7 @@ def losses_scaled(run: Run) -> Iterator[Finding]:
 
 @check(
     "Gradients are clipped by their norm over all ranks.",
-    exercise="05_fully_sharded/exercises/faster_clipping",
+    exercise="faster_clipping",
     ranks=True,
 )
 def clip_local(run: Run) -> Iterator[Finding]:
@@ -93,7 +91,7 @@ def gradients_zeroed(run: Run) -> Iterator[Finding]:
             return
 
 
-@check("Gradients are exchanged once per update.", exercise="03_ddp/exercises/accumulation", ranks=True)
+@check("Gradients are exchanged once per update.", exercise="accumulation", ranks=True)
 def accumulation(run: Run) -> Iterator[Finding]:
     """When gradients of several batches are added up, only their sum has to be sent."""
     updates = run.first.all("update")
@@ -109,7 +107,7 @@ def accumulation(run: Run) -> Iterator[Finding]:
         )
 
 
-@check("All samples of an update count alike.", exercise="03_ddp/exercises/rare_classes")
+@check("All samples of an update count alike.", exercise="rare_classes")
 def sample_weights(run: Run) -> Iterator[Finding]:
     """Each batch divides by its own number of samples, class weights or tokens; an average of such means is biased."""
     apart, worst, judged = 0, (1.0, "", [0]), 0
@@ -132,7 +130,7 @@ def sample_weights(run: Run) -> Iterator[Finding]:
         yield hint(worst[1], text, "divide the sum of the losses by what there is in the whole update, over all ranks")
 
 
-@check("The schedule is as long as the training.", exercise="03_ddp/exercises/other_losses", ranks=True)
+@check("The schedule is as long as the training.", exercise="other_losses", ranks=True)
 def schedule_length(run: Run) -> Iterator[Finding]:
     """A schedule that counts the steps of one rank's data ends too late: the learning rate never comes down."""
     schedules = [e for e in run.first.all("schedule") if e["length"] and e["steps"] > 0]

@@ -74,7 +74,7 @@ def validation_repeated(run: Run) -> Iterator[Finding]:
             )
 
 
-@check("Results of validation are combined over the ranks.", exercise="03_ddp/exercises/two_accuracies", ranks=True)
+@check("Results of validation are combined over the ranks.", exercise="two_accuracies", ranks=True)
 def results_combined(run: Run) -> Iterator[Finding]:
     """Otherwise rank 0 prints the result of its own part of the samples."""
     for kind, parts in _first_passes(run):
@@ -161,7 +161,7 @@ def training_mode(run: Run) -> Iterator[Finding]:
 
 @check(
     "All ranks validate with the same statistics of batch norm.",
-    exercise="03_ddp/exercises/two_accuracies",
+    exercise="two_accuracies",
     after=("weights_agree",),
     ranks=True,
 )

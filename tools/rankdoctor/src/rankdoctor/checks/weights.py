@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from ..events import Event
+from ..events import Event, model_and_name
 from ..runs import Run
-from .base import FAULT, Finding, check, fault, hint, need, need_updates, need_use, seen, some
+from .base import Finding, check, fault, hint, need, need_updates, need_use, seen, some
 
 TOLERANCE = 1e-6
 
@@ -31,7 +31,7 @@ def _equal(one: list[float] | None, other: list[float] | None) -> bool:
 
 @check(
     "Gradients and weights are the same on all ranks.",
-    exercise="03_ddp/exercises/bare_model",
+    exercise="bare_model",
     after=("learning_rates_agree",),
     ranks=True,
 )
@@ -81,13 +81,12 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             "leave no_sync for the last backward pass before an update",
         )
     if wrapped and made and made[0]["frozen"] and not differing(first, "weights"):
-        return Finding(
-            FAULT,
+        return fault(
             made[0]["at"],
             f"{made[0]['frozen']} parameters were frozen when the model was wrapped, so DDP never "
             f"exchanges their gradients: {evidence}",
             "unfreeze first, then wrap; or wrap again after unfreezing",
-            exercise="03_ddp/exercises/two_stages",
+            exercise="two_stages",
         )
     model_at = _made(run) or events[0]["at"]
     if not wrapped and differing(first, "weights"):
@@ -123,21 +122,15 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
     return fault(events[0]["at"], shows, "change weights and gradients in the same way on all ranks")
 
 
-def _shown(name: str) -> str:
-    """Return the name of a weight without the number of its model."""
-    return name.partition(":")[2] or name
-
-
-def _model_of(name: str) -> int:
-    number, colon, _ = name.partition(":")
-    return int(number) if colon and number.isdecimal() else 0
+def _shown(key: str) -> str:
+    return model_and_name(key)[1]
 
 
 def _outside_of_wrappers(run: Run, names: list[str], events: tuple[Event, ...]) -> Finding | None:
     """Return the finding if all weights that differ are of models that are not wrapped, and others are wrapped."""
     calls = run.first.all("forward", train=True, grad=True)
     covered = {e["model"] for e in calls if e.get("ddp") or "inside" in e}
-    alone = {_model_of(name) for name in names}
+    alone = {model_and_name(name)[0] for name in names}
     if not covered or alone & covered or not alone <= {e["model"] for e in run.first.all("model")}:
         return None
     models = [e for e in run.first.all("model") if e["model"] in alone]
@@ -278,7 +271,7 @@ def orphans(run: Run) -> Iterator[Finding]:
             yield (fault if len(e["orphans"]) < e["parameters"] / 2 else hint)(at, text, fix)
 
 
-@check("An optimizer has all sharded weights.", exercise="05_fully_sharded/exercises/learns_little")
+@check("An optimizer has all sharded weights.", exercise="learns_little")
 def sharded_orphans(run: Run) -> Iterator[Finding]:
     """An optimizer that was made before fully_shard, or while weights were gathered, updates tensors nobody uses."""
     need_updates(run, 1)
@@ -355,10 +348,10 @@ def rate_above_zero(run: Run) -> Iterator[Finding]:
             return
 
 
-@check("Weights and gradients are finite numbers.", exercise="03_ddp/exercises/damaged_images")
+@check("Weights and gradients are finite numbers.", exercise="damaged_images")
 def finite(run: Run) -> Iterator[Finding]:
     """Once a weight is NaN, all that follows is NaN."""
-    need(not run.launch.name.startswith("with a NaN"), "the doctor made a NaN itself")
+    need(run.launch.provocation != "nan", "the doctor made a NaN itself")
     seen(len(run.first.all("gradients")), "updates with all weights and gradients")
     for e in run.first.all("gradients"):
         bad = [name for name, value in e["weights"].items() if value and not math.isfinite(value[1])]
@@ -376,7 +369,7 @@ def finite(run: Run) -> Iterator[Finding]:
             return
 
 
-@check("Weights are updated in 32 bits.", exercise="05_fully_sharded/exercises/barely_moves")
+@check("Weights are updated in 32 bits.", exercise="barely_moves")
 def low_precision(run: Run) -> Iterator[Finding]:
     """A weight in 16 bits has 2 to 3 digits: an update that is smaller than the last of them is rounded away."""
     need_updates(run, 1)

@@ -35,25 +35,25 @@ class AfterImport:
         return spec
 
 
-def import_doctor() -> None:
-    """Import the package under a name that no script uses."""
+def import_package() -> None:
+    """Import the package that this file is part of, even if the script's Python would find another one, or none."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     spec = importlib.util.spec_from_file_location(
-        "_doctor", f"{folder}/__init__.py", submodule_search_locations=[folder]
+        "rankdoctor", f"{folder}/__init__.py", submodule_search_locations=[folder]
     )
     assert spec and spec.loader
-    module = sys.modules["_doctor"] = importlib.util.module_from_spec(spec)
+    module = sys.modules["rankdoctor"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
 
 def observe() -> None:
     """Begin to observe torch, which has just been imported."""
-    importlib.import_module("_doctor.observe").install()
+    importlib.import_module("rankdoctor.observe").install()
 
 
 def observe_accelerate() -> None:
     """Observe accelerate too, which has just been imported."""
-    importlib.import_module("_doctor.observe.collectives").observe_accelerate()
+    importlib.import_module("rankdoctor.observe.collectives").observe_accelerate()
 
 
 def run_preload(file: str, root: str) -> None:
@@ -77,17 +77,17 @@ def run_other_sitecustomize() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if not getattr(sys, "_doctor_is_here", False):  # the other one may look for a module that it hides, too
-    sys._doctor_is_here = True  # type: ignore[attr-defined]
+if not getattr(sys, "_rankdoctor_is_here", False):  # the other one may look for a module that it hides, too
+    sys._rankdoctor_is_here = True  # type: ignore[attr-defined]
     run_other_sitecustomize()
-    if os.environ.get("DOCTOR_SETTINGS"):
-        import_doctor()
-        overlay = importlib.import_module("_doctor.overlay")
+    if os.environ.get("RANKDOCTOR_SETTINGS"):
+        import_package()
+        overlay = importlib.import_module("rankdoctor.overlay")
         overlay.install()
         callbacks: dict[str, Callable[[], object]]
         callbacks = {name: functools.partial(overlay.redirect_library, name) for name in overlay.LIBRARIES}
         callbacks |= {"torch": observe, "accelerate": observe_accelerate}
         sys.meta_path.insert(0, AfterImport(callbacks))  # type: ignore[arg-type]
-        settings = importlib.import_module("_doctor.settings").load()
+        settings = importlib.import_module("rankdoctor.settings").load()
         if settings.preload:
             run_preload(settings.preload, settings.root)

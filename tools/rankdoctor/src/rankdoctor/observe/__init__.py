@@ -1,4 +1,4 @@
-"""Observation inside a process of the script: one module for each subject. `doctor.events` lists what they write."""
+"""Observation inside a process of the script: one module for each subject. `events` lists what they write."""
 
 import atexit
 import faulthandler
@@ -65,7 +65,7 @@ def finish(how: str) -> None:
     state.ended = True
     for subject in (model, optimizer):
         subject.finish()
-    values = sys.modules.get("_nullgpu.values")
+    values = sys.modules.get("nullgpu.values")
     if values and values.not_computed:
         note("no_values", names=sorted(values.not_computed))
     note("end", how=how)

@@ -108,7 +108,7 @@ def note_split(dataset: Any, parts: list, at: str) -> None:
 def _sampler_init(own: Callable[..., None]) -> Callable[..., None]:
     def init(sampler: data.DistributedSampler, *args: Any, **kwargs: Any) -> None:
         own(sampler, *args, **kwargs)
-        sampler.__dict__["_doctor_at"] = user_line()
+        sampler.__dict__["_rankdoctor_at"] = user_line()
 
     return init
 
@@ -116,7 +116,7 @@ def _sampler_init(own: Callable[..., None]) -> Callable[..., None]:
 def _made(loader: data.DataLoader) -> str | None:
     """Return the line where the DistributedSampler of a loader was made, if it has one."""
     samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    places = (getattr(sampler, "_doctor_at", None) for sampler in samplers)
+    places = (getattr(sampler, "_rankdoctor_at", None) for sampler in samplers)
     return next((place for place in places if place and place != "?"), None)
 
 
@@ -286,7 +286,7 @@ def _store(numbers: list[int]) -> str:
 
 def _iterator_init(own: Callable[..., None]) -> Callable[..., None]:
     def init(iterator: Any, loader: data.DataLoader) -> None:
-        iterator._doctor_loader, iterator._doctor_given = loader, 0
+        iterator._rankdoctor_loader, iterator._rankdoctor_given = loader, 0
         if loader._dataset_kind == ITERABLE:
             note_pass(loader)
         own(iterator, loader)
@@ -296,7 +296,7 @@ def _iterator_init(own: Callable[..., None]) -> Callable[..., None]:
 
 def _iterator_reset(own: Callable[..., None]) -> Callable[..., None]:
     def reset(iterator: Any, loader: data.DataLoader, first_iter: bool = False) -> None:
-        iterator._doctor_given = 0
+        iterator._rankdoctor_given = 0
         if loader._dataset_kind == ITERABLE and not first_iter:
             note_pass(loader)
         own(iterator, loader, first_iter)
@@ -306,15 +306,15 @@ def _iterator_reset(own: Callable[..., None]) -> Callable[..., None]:
 
 def _following(own: Callable[..., Any]) -> Callable[..., Any]:
     def following(iterator: Any) -> Any:
-        loader = iterator._doctor_loader
-        if loader._dataset_kind == ITERABLE and CONFIG.batches and iterator._doctor_given >= CONFIG.batches:
+        loader = iterator._rankdoctor_loader
+        if loader._dataset_kind == ITERABLE and CONFIG.batches and iterator._rankdoctor_given >= CONFIG.batches:
             raise StopIteration
         state.loading, began = True, time.perf_counter()
         try:
             batch = own(iterator)
         finally:
             state.loading = False
-        iterator._doctor_given += 1
+        iterator._rankdoctor_given += 1
         state.loader = known.loaders[id(loader)][0]
         note("batch", loader=state.loader, wait=round(time.perf_counter() - began, 5))
         return batch
@@ -330,13 +330,13 @@ def _cut_datasets() -> None:
         return size - (size - 1) % unit if size > 2 else size
 
     def cut(kind: type) -> None:
-        if "__len__" in vars(kind) and not hasattr(vars(kind)["__len__"], "_doctor_cut"):
+        if "__len__" in vars(kind) and not hasattr(vars(kind)["__len__"], "_rankdoctor_cut"):
             own_len = kind.__len__  # type: ignore[attr-defined]
 
             def length(dataset: Any) -> int:
                 return uneven(own_len(dataset))
 
-            length._doctor_cut = True  # type: ignore[attr-defined]
+            length._rankdoctor_cut = True  # type: ignore[attr-defined]
             kind.__len__ = length  # type: ignore[attr-defined]
 
     def init_subclass(cls: type, **kwargs: Any) -> None:

@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from .. import overlay
 from ..standin import placed
 from ..trail import note, user_line
 from .common import CONFIG, patch, quietly
 from .model import models
-
-PARTS = {"optimizer": {"state", "param_groups"}, "scheduler": {"last_epoch", "_last_lr"}, "scaler": {"_growth_tracker"}}
-"""the keys by which the states of these are known"""
 
 
 def install() -> None:
@@ -60,7 +56,6 @@ def note_save(thing: Any, file: Any, at: str) -> None:
     """Log what a checkpoint holds."""
     dicts = [thing] if isinstance(thing, dict) else []
     dicts += _inner_dicts(thing)
-    parts = [name for name, keys in PARTS.items() if any(keys <= d.keys() for d in dicts)]
     tensors = {k: v for d in dicts for k, v in d.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
     whole = {
         name: p.numel() for model in models.known for name, p in model.named_parameters() if hasattr(p, "to_local")
@@ -70,11 +65,9 @@ def note_save(thing: Any, file: Any, at: str) -> None:
         "save",
         file=name_of(file),
         at=at,
-        parts=parts,
         tensors=len(tensors),
         shards=len(shards),
         wrapped=sum(name.startswith("module.") for name in tensors),
-        is_module=isinstance(thing, nn.Module),
         on_gpu=bool(tensors) and _on_gpu(tensors.values()),
     )
 

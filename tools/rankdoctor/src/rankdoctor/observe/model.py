@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
+from ..events import weight_key
 from ..trail import note, trail, user_line
 from .common import CONFIG, fingerprint, fingerprints, local, optimizers, patch, quietly, state
 
@@ -84,7 +85,7 @@ def _module_init(own: Callable[..., None]) -> Callable[..., None]:
 
     def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
         own(module, *args, **kwargs)
-        module.__dict__["_doctor_made"] = user_line(lambda frame: _is_init_of(frame, module))
+        module.__dict__["_rankdoctor_made"] = user_line(lambda frame: _is_init_of(frame, module))
 
     return init
 
@@ -143,7 +144,7 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
         models.numbers[id(core)] = len(models.numbers)
         models.known.append(core)
         name_parameters()
-        made = core.__dict__.get("_doctor_made", "?").replace("?", at)
+        made = core.__dict__.get("_rankdoctor_made", "?").replace("?", at)
         note("model", model=models.numbers[id(core)], at=at, made=made, **_kind_of(core))
     event: dict[str, object] = {
         "model": models.numbers[id(core)],
@@ -173,7 +174,7 @@ def _has_statistics(module: nn.Module) -> bool:
 
 def is_synced_norm(module: nn.Module) -> bool:
     """Return whether this batch norm takes its statistics over all ranks."""
-    return isinstance(module, nn.SyncBatchNorm) or "_doctor_synced" in module.__dict__
+    return isinstance(module, nn.SyncBatchNorm) or "_rankdoctor_synced" in module.__dict__
 
 
 def _kind_of(core: nn.Module) -> dict[str, object]:
@@ -185,7 +186,6 @@ def _kind_of(core: nn.Module) -> dict[str, object]:
     return {
         "cls": type(core).__name__,
         "parameters": sum(1 for _ in core.parameters()),
-        "fsdp1": fsdp,
         "sharded": fsdp or bool(meshes),
         "groups": sum(type(m).__name__ == "FullyShardedDataParallel" or "FSDPModule" in _bases(m) for m in modules),
         "blocks": max(map(_equal_children, modules)),
@@ -209,8 +209,7 @@ def _equal_children(module: nn.Module) -> int:
 def name_parameters() -> None:
     """Learn the names of all parameters: also of those that were replaced since, as sharding does."""
     for number, model in enumerate(models.known):
-        prefix = f"{number}:" if number else ""
-        models.names |= {id(p): prefix + name for name, p in model.named_parameters()}
+        models.names |= {id(p): weight_key(number, name) for name, p in model.named_parameters()}
 
 
 def _inputs(args: tuple, kwargs: dict) -> dict[str, object]:
@@ -262,7 +261,7 @@ def _random_layer(position: int, rate_name: str, default: float) -> Callable[[Ca
                 models.random_layers += 1
                 if rate_name and state.training and not models.dropout_noted:
                     models.dropout_noted = True
-                    note("dropout", at=user_line(), p=rate)
+                    note("dropout", at=user_line())
             return own(*args, **kwargs)
 
         return layer
@@ -354,7 +353,7 @@ def note_backward(loss: torch.Tensor, at: str) -> None:
     for _ in range(3):  # the script may keep the loss, but not what it made of it for this call, such as a scaled loss
         if node is None or type(node).__name__ == "AccumulateGrad":  # which lives as long as the weight
             break
-        node.metadata["doctor"] = token
+        node.metadata["rankdoctor"] = token
         node = node.next_functions[0][0] if node.next_functions else None
 
 

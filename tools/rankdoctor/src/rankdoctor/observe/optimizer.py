@@ -68,10 +68,10 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         "gradients",
         optimizer=number,
         count=count,
-        made=optimizer.__dict__.get("_doctor_made", "") if count == 0 else "",
+        made=optimizer.__dict__.get("_rankdoctor_made", "") if count == 0 else "",
         at=user_line(),
         closure=closure,
-        made_lr=optimizer.__dict__.get("_doctor_rates", []) if count == 0 else [],
+        made_lr=optimizer.__dict__.get("_rankdoctor_rates", []) if count == 0 else [],
         gradients={name: None if p.grad is None else sums(p.grad) for name, p in named if p.requires_grad},
         weights={name: sums(p) for name, p in named if has_memory(p)},
         lr=[float(group["lr"]) for group in optimizer.param_groups],
@@ -201,7 +201,7 @@ class Half:
 def _autocast(own: Callable[..., Any]) -> Callable[..., Any]:
     def enter(context: Any) -> Any:
         # The stand-in computes in bf16 what the script wanted in fp16.
-        half = context.__dict__.get("_doctor_half", context.fast_dtype == torch.float16 and context._enabled)
+        half = context.__dict__.get("_rankdoctor_half", context.fast_dtype == torch.float16 and context._enabled)
         if half and not Half.noted and torch.is_grad_enabled():
             Half.noted = True
             note("half", at=user_line())
@@ -221,9 +221,11 @@ def _scheduler_init(own: Callable[..., None]) -> Callable[..., None]:
 
 def _optimizer_init(own: Callable[..., None]) -> Callable[..., None]:
     def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        optimizer.__dict__["_doctor_made"] = user_line()
+        optimizer.__dict__["_rankdoctor_made"] = user_line()
         own(optimizer, *args, **kwargs)
-        optimizer.__dict__["_doctor_rates"] = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        optimizer.__dict__["_rankdoctor_rates"] = [
+            float(group["lr"]) for group in optimizer.param_groups if "lr" in group
+        ]
 
     return init
 
