@@ -239,7 +239,7 @@ def test_the_report_of_a_training_its_figures_and_its_time_line(tmp_path: Path, 
 def test_a_line_profile_shows_simulated_time(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "work.py"
     script.write_text(
-        "import time, torch\nx = torch.zeros(16384, 16384, device='cuda')\n@profile\ndef work():\n"
+        "import time, torch\nx = torch.zeros(8192, 8192, device='cuda')\n@profile\ndef work():\n"
         "    time.sleep(1.0)\n    y = x @ x\n    y.sum().item()\nwork()\n"
     )
     found = tmp_path / "work.lprof"
@@ -249,7 +249,7 @@ def test_a_line_profile_shows_simulated_time(tmp_path: Path, nullgpu: Run) -> No
     (lines,) = stats.timings.values()
     sleeping, _, reading = (stats.unit * time for _, _, time in lines)
     assert 1.0 / 3 <= sleeping < 1.0, "a host that is three times as fast needs a third of the time"
-    matmul = 2 * 16384**3 / gpus.read("t4")["clock"]["peak"]["fp32"]
+    matmul = 2 * 8192**3 / gpus.read("t4")["clock"]["peak"]["fp32"]
     assert reading > matmul, "the product shows where its result is read"
 
 
@@ -257,7 +257,7 @@ def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path, nullgpu: Ru
     script = tmp_path / "reduce.py"
     script.write_text(
         "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\n"
-        "x = torch.zeros(250_000_000, device='cuda')\ndist.all_reduce(x)\ntorch.cuda.synchronize()\n"
+        "x = torch.zeros(50_000_000, device='cuda')\ndist.all_reduce(x)\ntorch.cuda.synchronize()\n"
         "a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))\n"
         "a.record()\ndist.all_reduce(x)\nb.record()\ntorch.cuda.synchronize()\nprint('ms', a.elapsed_time(b))\n"
     )
@@ -268,7 +268,7 @@ def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path, nullgpu: Ru
         assert done.status == 0, done.stderr
         times.append(float(re.search(r"ms ([\d.]+)", done.stdout)[1]))  # type: ignore[index]
     inside = gpus.read("h100")["clock"]["inside"]["bandwidth"]
-    assert times[0] == pytest.approx(1e3 * 2 * 7 / 8 * 1e9 / inside, rel=0.1)
+    assert times[0] == pytest.approx(1e3 * 2 * 7 / 8 * 2e8 / inside, rel=0.1)
     assert times[1] > times[0]
 
 
@@ -296,6 +296,7 @@ def test_a_rank_waits_for_a_slower_one_and_the_report_says_for_which(tmp_path: P
     assert {event["pid"] for event in events if event["name"] == "AllReduce"} == {0, 1}
 
 
+@pytest.mark.thorough
 def test_sends_and_receives_wait_for_the_sender_and_move_both_ways_at_once(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "ring.py"
     script.write_text(
@@ -323,6 +324,7 @@ def test_sends_and_receives_wait_for_the_sender_and_move_both_ways_at_once(tmp_p
         assert transfer < float(second) < 1.5 * transfer
 
 
+@pytest.mark.thorough  # compiles
 def test_compiled_code_takes_the_time_of_its_kernels(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "compiled.py"
     script.write_text(

@@ -229,6 +229,7 @@ def test_a_script_of_ones_own_is_one_rank_of_an_imaginary_world(tmp_path: Path, 
     assert "[3, 3, 3, 3] 12 4" in done.stdout, done.stderr[-2000:]
 
 
+@pytest.mark.thorough  # many processes
 def test_batch_norm_has_the_values_of_the_cpu_on_one_gpu_and_over_two(nullgpu: Run) -> None:
     """cuDNN's batch norm on one, SyncBatchNorm on two, whose kernels PyTorch has for GPUs only."""
     script = str(HERE / "batch_norm.py")

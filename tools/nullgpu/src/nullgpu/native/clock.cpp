@@ -76,16 +76,15 @@ void wait_until(double time, const char* what) {
   note({began, now_locked(), -1, 0, HOST_WAITS, kept(what)});
 }
 
-void put(cudaStream_t stream, double seconds, Work kind, const char* name, double earliest) {
-  Stream* it = stream_of(stream);
+void put(Stream* stream, double seconds, Work kind, const char* name, double earliest) {
   double oldest = 0;
   {
     std::lock_guard<std::mutex> guard(lock);
-    if (Graph* graph = it->capture) {  // it takes its time at each replay
+    if (Graph* graph = stream->capture) {  // it takes its time at each replay
       graph->seconds += seconds;
       return;
     }
-    Queue& queue = it->queue;
+    Queue& queue = stream->queue;
     double start = std::max({queue.end, now_locked(), earliest});
     queue.last = note({start, start + seconds, (int)queue.cause, number_of(stream), kind, kept(name)});
     queue.end = start + seconds;
@@ -96,7 +95,7 @@ void put(cudaStream_t stream, double seconds, Work kind, const char* name, doubl
   if (oldest > simulated_now()) wait_until(oldest, "a full queue");  // the driver takes about a thousand launches
 }
 
-void put_copy(cudaStream_t stream, const Way& way, size_t bytes) {
+void put_copy(Stream* stream, const Way& way, size_t bytes) {
   if (way.to_gpu && way.from_gpu)
     return put(stream, 2 * (double)bytes / settings().bandwidth, KERNEL, "copy on the GPU");
   if (!way.to_gpu && !way.from_gpu) return;
@@ -104,12 +103,12 @@ void put_copy(cudaStream_t stream, const Way& way, size_t bytes) {
   put(stream, 1e-5 + (double)bytes / (way.pageable ? settings().pageable : settings().pinned), TRANSFER, name);
   // From pageable memory, the driver copies to a buffer of its own first, while the host waits; to it, until all is
   // there.
-  if (way.pageable && (way.from_gpu || bytes > 65536)) wait_until(end_of(stream_of(stream)), "a pageable copy");
+  if (way.pageable && (way.from_gpu || bytes > 65536)) wait_until(end_of(stream), "a pageable copy");
 }
-void put_fill(cudaStream_t stream, size_t bytes) {
+void put_fill(Stream* stream, size_t bytes) {
   put(stream, (double)bytes / settings().bandwidth, KERNEL, "fill on the GPU");
 }
-void put_graph(cudaStream_t stream, const Graph* graph) {
+void put_graph(Stream* stream, const Graph* graph) {
   double seconds;
   {
     std::lock_guard<std::mutex> guard(lock);
@@ -140,11 +139,11 @@ static void go(double too_much) {
 Standing::Standing() { stop(); }
 Standing::~Standing() { go(0); }
 
-double ready(cudaStream_t stream) {
+double ready(Stream* stream) {
   std::lock_guard<std::mutex> guard(lock);
-  return std::max(stream_of(stream)->queue.end, now_locked());
+  return std::max(stream->queue.end, now_locked());
 }
-void put_after_ranks(cudaStream_t stream, const char* name, double seconds, double own, double last, int slowest) {
+void put_after_ranks(Stream* stream, const char* name, double seconds, double own, double last, int slowest) {
   if (last > own) {
     std::lock_guard<std::mutex> guard(lock);
     std::string what = "waits for rank " + std::to_string(slowest);
@@ -165,13 +164,6 @@ EXPORT void nullgpu_go(double too_much) { go(too_much); }  // seconds of this ho
 EXPORT void nullgpu_leave_out(double seconds) {
   std::lock_guard<std::mutex> guard(lock);
   paused += seconds;
-}
-EXPORT void nullgpu_put(void* stream, double seconds, const char* name) {
-  put(static_cast<cudaStream_t>(stream), seconds, KERNEL, name);
-}
-EXPORT double nullgpu_end(void* stream) {  // when all work of a stream will have ended
-  double end = end_of(stream_of(static_cast<cudaStream_t>(stream)));
-  return std::max(end, simulated_now());
 }
 
 // ---- for line_profiler, which reads the clock with these two: its lines show simulated time, too

@@ -14,10 +14,10 @@ void pass(double seconds);  // let the host have needed so many seconds more
 void pass_launch();         // the same, for a launch by the real driver
 
 // Put work on a stream. It does not begin before `earliest`.
-void put(cudaStream_t stream, double seconds, Work kind, const char* name, double earliest = 0);
-void put_copy(cudaStream_t stream, const Way& way, size_t bytes);
-void put_fill(cudaStream_t stream, size_t bytes);
-void put_graph(cudaStream_t stream, const Graph* graph);
+void put(Stream* stream, double seconds, Work kind, const char* name, double earliest = 0);
+void put_copy(Stream* stream, const Way& way, size_t bytes);
+void put_fill(Stream* stream, size_t bytes);
+void put_graph(Stream* stream, const Graph* graph);
 
 // The end of all work that was put on a stream so far, which events remember.
 struct Moment {
@@ -40,7 +40,7 @@ class Standing {
   Standing();
   ~Standing();
 };
-double ready(cudaStream_t stream);  // when work that is put on the stream now would begin
-void put_after_ranks(cudaStream_t stream, const char* name, double seconds, double own, double last, int slowest);
+double ready(Stream* stream);  // when work that is put on the stream now would begin
+void put_after_ranks(Stream* stream, const char* name, double seconds, double own, double last, int slowest);
 
 }  // namespace nullgpu

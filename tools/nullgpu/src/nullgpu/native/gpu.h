@@ -97,7 +97,9 @@ struct Stream {
   Queue queue;
 };
 Stream* stream_of(cudaStream_t stream);
-int number_of(cudaStream_t stream);  // in reports and traces
+inline int number_of(const Stream* stream) {
+  return (int)((uintptr_t)stream >> 4 & 0xffffff);
+}  // in reports and traces
 // For calls that wait or allocate: invalidate the captures that forbid this; whether there is one.
 bool invalidate_captures();
 // Record work that is put on a stream if the stream is captured; whether it is. Otherwise it is to be done now.

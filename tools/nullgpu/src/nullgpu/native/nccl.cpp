@@ -213,7 +213,7 @@ static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes,
   Shared* shared = comm->shared;
   std::optional<Standing> standing;
   if (has_clock()) standing.emplace();
-  double own = comm->timed.open ? ready(comm->timed.stream) : 0, last = own;
+  double own = comm->timed.open ? ready(stream_of(comm->timed.stream)) : 0, last = own;
   int slowest = comm->rank;
   shared->header().call[comm->rank] = call;
   shared->header().call[comm->rank].ready = own;
@@ -241,8 +241,8 @@ static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes,
   }
   standing.reset();
   if (comm->timed.open)
-    put_after_ranks(comm->timed.stream, call.name, seconds_of_collective(call.name, comm->timed.bytes, comm->ranks),
-                    own, last, slowest);
+    put_after_ranks(stream_of(comm->timed.stream), call.name,
+                    seconds_of_collective(call.name, comm->timed.bytes, comm->ranks), own, last, slowest);
   comm->timed.open = false;
   return ncclSuccess;
 }
@@ -263,9 +263,9 @@ static bool begin(ncclComm_t comm, const char* name, size_t bytes, cudaStream_t 
     if (comm->shared && !only_recorded)
       comm->timed = {true, stream, bytes};
     else
-      put(stream, seconds_of_collective(name, bytes, comm->ranks), NETWORK, name);
+      put(stream_of(stream), seconds_of_collective(name, bytes, comm->ranks), NETWORK, name);
   }
-  if (!only_recorded) profile_launch((std::string("ncclDevKernel_") + name).c_str(), number_of(stream));
+  if (!only_recorded) profile_launch((std::string("ncclDevKernel_") + name).c_str(), number_of(stream_of(stream)));
   return only_recorded;
 }
 
@@ -456,7 +456,7 @@ static bool progress(Transfer& it) {
   if (it.is_send) {
     if (is_done(it.bytes)) memcpy(letter, it.data + it.done, n);
     mail.bytes = n;
-    if (has_clock()) mail.ready = ready(it.stream);
+    if (has_clock()) mail.ready = ready(stream_of(it.stream));
     mail.full = 1;
   } else {
     n = mail.bytes;
@@ -485,7 +485,7 @@ static std::vector<Kernel> kernels_of(const std::vector<Transfer>& all) {
     for (Kernel& other : made)
       if (other.comm == it.comm && other.stream == it.stream) kernel = &other;
     if (!kernel) {
-      double own = ready(it.stream);
+      double own = ready(stream_of(it.stream));
       made.push_back({it.comm, it.stream, 0, 0, own, own, it.comm->rank});
       kernel = &made.back();
     }
@@ -542,7 +542,7 @@ static ncclResult_t finish_transfers() {
   std::vector<Kernel> kernels = kernels_of(open);
   standing.reset();
   for (const Kernel& it : kernels)
-    put_after_ranks(it.stream, it.sent ? (it.received ? "SendRecv" : "Send") : "Recv",
+    put_after_ranks(stream_of(it.stream), it.sent ? (it.received ? "SendRecv" : "Send") : "Recv",
                     seconds_of_transfers(std::max(it.sent, it.received), it.comm->ranks > settings().gpus), it.own,
                     it.last, it.slowest);
   return ncclSuccess;
@@ -553,7 +553,8 @@ static ncclResult_t transfer(bool is_send, const void* data, size_t n, ncclDataT
   size_t bytes = n * size_of(type);
   if (begin(comm, is_send ? "Send" : "Recv", bytes, stream, true)) {
     if (has_clock() && peer != comm->rank)
-      put(stream, seconds_of_transfers(bytes, comm->ranks > settings().gpus), NETWORK, is_send ? "Send" : "Recv");
+      put(stream_of(stream), seconds_of_transfers(bytes, comm->ranks > settings().gpus), NETWORK,
+          is_send ? "Send" : "Recv");
     return ncclSuccess;
   }
   transfers.push_back({comm, is_send, static_cast<char*>(const_cast<void*>(data)), bytes, 0, peer, stream});

@@ -30,7 +30,7 @@ void launch(const char* kernel, cudaStream_t stream) {
   count(counters.launches);
   if (record(stream)) return;
   if (has_clock()) pass_launch();
-  profile_launch(kernel, number_of(stream));
+  profile_launch(kernel, number_of(stream_of(stream)));
 }
 
 }  // namespace nullgpu
@@ -371,7 +371,7 @@ EXPORT cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
   count(counters.waits);
   observe(WAIT, "cudaMemcpy", (int64_t)bytes, false);
   if (has_clock()) {
-    put_copy(nullptr, way, bytes);
+    put_copy(stream_of(nullptr), way, bytes);
     wait_until(end_of(stream_of(nullptr)), "cudaMemcpy");
   }
   return cudaSuccess;
@@ -379,7 +379,7 @@ EXPORT cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
 EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   Way way = way_of(to, from);
   if (!record(stream)) copy(to, from, bytes, way);
-  if (has_clock()) put_copy(stream, way, bytes);
+  if (has_clock()) put_copy(stream_of(stream), way, bytes);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t stream) {
@@ -388,7 +388,7 @@ EXPORT cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, siz
 EXPORT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                                      size_t height, cudaMemcpyKind, cudaStream_t stream) {
   Way way = way_of(to, from);
-  if (has_clock()) put_copy(stream, way, width * height);
+  if (has_clock()) put_copy(stream_of(stream), way, width * height);
   if (record(stream)) return cudaSuccess;
   for (size_t row = 0; row < height; ++row)
     copy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width, way);
@@ -396,7 +396,7 @@ EXPORT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from
 }
 EXPORT cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream) {
   bool is_recorded = record(stream);
-  if (has_clock()) put_fill(stream, bytes);
+  if (has_clock()) put_fill(stream_of(stream), bytes);
   if (!is_recorded && is_done(bytes)) memset(pointer, value, bytes);
   return cudaSuccess;
 }
