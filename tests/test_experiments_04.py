@@ -126,7 +126,7 @@ def test_the_ladder_adds_one_option_each_to_what_the_device_has(
     result = run_script(f"{FOLDER}/ladder.py", **results)
     assert result.status == 0, result.stderr
     assert started == [
-        *("fp32", "tf32", "fp16", "bf16", "bf16 channels_last", "bf16 channels_last cudnn_benchmark"),
+        *("fp32", "tf32", "fp16", "bf16", "bf16 cudnn_benchmark", "bf16 channels_last"),
         *(
             "bf16 channels_last fused",
             "bf16 channels_last fused compile",
@@ -175,7 +175,7 @@ def test_the_ladder_compares_round_by_round(
     assert "6 trials" in stored["spread"]
 
 
-OPTIONS = ("channels_last", "cudnn_benchmark", "fused", "compile", "cuda_graph")
+OPTIONS = ("cudnn_benchmark", "channels_last", "fused", "compile", "cuda_graph")
 
 
 def test_the_ladder_really_measures(run_script: Script, tmp_path: Path) -> None:

@@ -56,12 +56,13 @@ def main() -> None:
         peak = peak_flops_per_second(precision, device) / 1e12
         rows.append([precision, peak, *(tflops(size, precision, device) for size in sizes)])
     columns = ["", "peak", *(f"{size:,}" for size in sizes)]
+    whole = max((row[1] for row in rows), default=0) >= 100  # a GPU
     results.store(
         "tensor_cores",
         title="Matrix products in each number format",
         columns=columns,
         rows=rows,
-        formats=dict.fromkeys(columns[1:], ".2g"),
+        formats=dict.fromkeys(columns[1:], ",.0f" if whole else ".2g"),
         unit="TFLOP/s",
         spread="the peak is the fastest product of large square matrices"
         + (", the others are medians, by the number of rows" if sizes else ""),
