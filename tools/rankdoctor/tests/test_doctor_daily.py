@@ -115,6 +115,7 @@ def test_thorough_leaves_out_what_can_change_nothing() -> None:
     assert len(series.left_out(options, run)) == 2
 
 
+@pytest.mark.thorough
 def test_its_fixtures_of_pytest(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((SCRIPTS / "one_process.py").read_text())
     (tmp_path / "idle.py").write_text("print('nothing to do')\n")

@@ -147,6 +147,7 @@ def test_what_is_no_training_script_is_refused_with_the_command_to_use(
     assert status == 2 and said in err
 
 
+@pytest.mark.thorough
 def test_variables_of_two_launchers_and_of_the_site_and_files_that_a_library_in_c_writes(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ def test_variables_of_two_launchers_and_of_the_site_and_files_that_a_library_in_
     assert (doctor.folder / "beside.bin").exists() and not (doctor.folder / "new").exists()
 
 
+@pytest.mark.thorough
 def test_a_run_without_an_update_says_where_it_stood_and_is_not_repeated(doctor: Doctor) -> None:
     began = time.monotonic()
     status, out, _ = doctor.run("--seconds", 15, "slow_start.py")
@@ -168,6 +170,7 @@ def test_a_run_without_an_update_says_where_it_stood_and_is_not_repeated(doctor:
     assert out.count("rankdoctor: slow_start.py") == 1 and time.monotonic() - began < 10 * 15
 
 
+@pytest.mark.thorough
 def test_an_order_that_repeats_only_because_passes_are_cut_is_no_fault(doctor: Doctor) -> None:
     assert doctor.findings("endless.py")[1] == {}
     assert doctor.findings("endless.py", "same")[1] == {"same_order": "sampler"}
