@@ -456,6 +456,13 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
+def memory_format_of(config: Config) -> torch.memory_format:
+    """Return the order in which the numbers of images or volumes, and of weights, lie in memory."""
+    if not config.channels_last:
+        return torch.contiguous_format
+    return torch.channels_last_3d if config.dataset == "nbody" else torch.channels_last
+
+
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """trains on a batch (inputs, targets) that is on the device already, and returns its loss ()"""
 
@@ -609,13 +616,14 @@ def train_one_epoch(config: Config, training: Training, loader: Loader, log: Log
     """
     scheduler, graph, step = training.scheduler, training.graph, partial(train_step, config, training)
     progress, ranks, device = training.progress, training.ranks, training.ranks.device
+    memory_format = memory_format_of(config)
     training.model.train()
     loss_sum = torch.tensor(progress.loss_sum, device=device)
     checks = Checks(ranks)
     log.start_epoch(loader)
     for inputs, targets in loader:
         log.start_step()  # the loop has waited for this batch until now
-        inputs = inputs.to(device, non_blocking=config.non_blocking)
+        inputs = inputs.to(device, non_blocking=config.non_blocking, memory_format=memory_format)
         targets = targets.to(device, non_blocking=config.non_blocking)
         # Dropout's random numbers follow from step and rank: different on each rank, and the same in a resumed run.
         seed_generators(device, config.seed, progress.epoch, progress.step, ranks.rank)
@@ -691,10 +699,7 @@ def train(config: Config, ranks: Ranks) -> bool:
     torch.manual_seed(config.seed + ranks.rank)  # DDP gives all ranks the weights of rank 0
     train_loader = make_loader(config, "train", ranks)
     val_loader = make_loader(config, "val", ranks)
-    memory_format = torch.contiguous_format
-    if config.channels_last:  # the outputs of a layer get the format of its weights
-        memory_format = torch.channels_last_3d if config.dataset == "nbody" else torch.channels_last
-    model = make_model(config).to(device, memory_format=memory_format)
+    model = make_model(config).to(device, memory_format=memory_format_of(config))
     if config.cuda_graph:
         check_cuda_graph(config, ranks, len(train_loader.dataset))
     graph = GraphedStep() if config.cuda_graph else None

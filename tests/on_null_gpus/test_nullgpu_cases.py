@@ -32,3 +32,17 @@ def test_more_ranks_than_gpus_get_the_lessons_own_message(null_data: Path, tmp_p
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 2
     assert "torchrun started 2 ranks on this node, which has 1 GPU(s)" in done.stderr
+
+
+def test_weights_and_gradients_lie_alike_in_channels_last(null_data: Path, tmp_path: Path) -> None:
+    """DDP warns otherwise, and copies: the first convolution has one input channel, where two layouts look alike."""
+    flags = ["--channels_last", "true", "--precision", "bf16", "--limit_train", "640", "--limit_val", "64"]
+    script = [str(REPOSITORY / "04_mixed_precision/train.py"), "--data_dir", str(null_data), "--run_dir", str(tmp_path)]
+    done = subprocess.run(
+        null_gpu("python", *script, *flags),
+        env=environment(PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "strides" not in done.stderr, done.stderr[-3000:]
