@@ -45,6 +45,7 @@ def main() -> None:
     Parser(__doc__).parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes = SIZES if device.type == "cuda" else ()
+    digits = ",.0f" if device.type == "cuda" else ".2g"
     rows: list[list[results.Cell]] = []
     for precision in ("fp32", "tf32", "fp16", "bf16"):
         try:
@@ -56,13 +57,12 @@ def main() -> None:
         peak = peak_flops_per_second(precision, device) / 1e12
         rows.append([precision, peak, *(tflops(size, precision, device) for size in sizes)])
     columns = ["", "peak", *(f"{size:,}" for size in sizes)]
-    whole = max((row[1] for row in rows), default=0) >= 100  # a GPU
     results.store(
         "tensor_cores",
         title="Matrix products in each number format",
         columns=columns,
         rows=rows,
-        formats=dict.fromkeys(columns[1:], ",.0f" if whole else ".2g"),
+        formats=dict.fromkeys(columns[1:], digits),
         unit="TFLOP/s",
         spread="the peak is the fastest product of large square matrices"
         + (", the others are medians, by the number of rows" if sizes else ""),
