@@ -1,8 +1,12 @@
 """What needs a GPU: `make test-gpu`, or python -m pytest tests/gpu. With --device cpu they are tried without one.
 
-These tests do not need the network, and not DALI: tests of a library that is missing are skipped.
+These tests do not need the network, and not DALI: tests of a library that is missing are skipped. Most of their time is
+the start of processes and the compiler, so use several workers: python -m pytest tests/gpu -n 7. If there are fewer
+GPUs than ranks, the ranks share the first GPU (03_ddp/experiments/share_gpu.py).
 """
 
+import fcntl
+import hashlib
 import itertools
 import json
 import os
@@ -10,23 +14,33 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-import torch.distributed as dist
-
-from sources import collect, generate, pack
-from workshop import seeds
-
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
-
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+# Set before torch is imported: each worker would otherwise compute with as many threads as there are CPUs.
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // WORKERS)))
 for name in [name for name in os.environ if name.startswith(("SLURM", "WORKSHOP"))]:
     del os.environ[name]
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from lab.launching import torchrun  # noqa: E402
+from sources import collect, generate, pack  # noqa: E402
+from workshop import seeds  # noqa: E402
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+SHARE_GPU = REPOSITORY / "03_ddp/experiments/share_gpu.py"
+LONGEST = 300
+"""seconds that several ranks may take, if the test gives no other limit"""
+FIRST = ("compiled", "timeout", "ranks", "join")
+"""words in the names of the slowest tests: they begin first, so that no worker begins one of them at the end"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,15 +60,39 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.config.getoption("--device"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not any(word in item.name for word in FIRST))
+
+
+@contextmanager
+def once(folder: Path) -> Iterator[bool]:
+    """Give whether the content of this folder has to be made; the other workers of pytest-xdist wait until it is."""
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = folder.with_suffix(".made")
+        yield not made.exists()
+        made.touch()
+
+
 @pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all workers of pytest-xdist."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def data_dir(shared_folder: Path) -> Path:
     """Few digits and color images, with shards, and boxes of 32^3 cells."""
-    folder = tmp_path_factory.mktemp("data")
-    for name in ("mnist", "cifar10"):
-        generate(name, folder, train_samples=1280, val_samples=256)
-        pack(name, folder)
-    generate("nbody", folder, cells=32)
-    collect(folder, REPOSITORY / "workshop")
+    folder = shared_folder / "data"
+    with once(folder) as needed:
+        if needed:
+            folder.mkdir()
+            for name in ("mnist", "cifar10"):
+                generate(name, folder, train_samples=1280, val_samples=256)
+                pack(name, folder)
+            generate("nbody", folder, cells=32)
+            collect(folder, REPOSITORY / "workshop")
     return folder
 
 
@@ -86,19 +124,22 @@ class Trained:
 Train = Callable[..., Trained]
 
 
+def possible(flags: Sequence[object], device: torch.device) -> list[str]:
+    """Return the flags as words; on the CPU, which has no CUDA graphs, without the flag for them."""
+    words = [str(flag) for flag in flags]
+    if device.type == "cpu" and "--cuda_graph" in words:
+        del words[words.index("--cuda_graph") : words.index("--cuda_graph") + 2]
+    return words
+
+
 @pytest.fixture
 def train(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, device: torch.device
 ) -> Train:
-    """Runs a lesson's train.py in this process, into a folder named ``run``; before step ``stop`` SIGUSR1 is sent.
-
-    On the CPU, which has no CUDA graphs, the flags for them are left out.
-    """
+    """Runs a lesson's train.py in this process, into a folder named ``run``; before step ``stop`` SIGUSR1 is sent."""
 
     def run(lesson: str, *flags: object, run: str = "run", stop: int | None = None) -> Trained:
-        words = [str(flag) for flag in flags]
-        if device.type == "cpu" and "--cuda_graph" in words:
-            del words[words.index("--cuda_graph") : words.index("--cuda_graph") + 2]
+        words = possible(flags, device)
         steps = itertools.count(1)
         seed_generators = seeds.seed_generators
 
@@ -145,9 +186,75 @@ def start(data_dir: Path, tmp_path: Path) -> Train:
 
 
 @pytest.fixture
-def on_cpu(start: Train) -> Train:
-    """Runs a lesson's train.py where no GPU is seen."""
-    return lambda *arguments: start(*arguments, run="on the CPU", CUDA_VISIBLE_DEVICES="")
+def on_cpu(start: Train, shared_folder: Path) -> Train:
+    """Runs a lesson's train.py where no GPU is seen; only once, if several tests compare with the same run."""
+
+    def run(lesson: str, *flags: object) -> Trained:
+        words = f"{lesson} {' '.join(map(str, flags))}"
+        folder = shared_folder / f"on_cpu_{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+        with once(folder) as needed:
+            if needed:
+                done = start(lesson, *flags, run=str(folder), CUDA_VISIBLE_DEVICES="")
+                assert done.status == 0, done.stderr
+        return Trained(folder, 0, "", "")
+
+    return run
+
+
+def run_to_end(words: Sequence[object], folder: Path, seconds: float, **environment: str) -> tuple[int, str, str]:
+    """Run a command that starts ranks; return its status and output. After ``seconds``, end it and fail."""
+    process = subprocess.Popen(
+        [*map(str, words)],
+        cwd=folder,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # and the launcher ends the ranks
+        stdout, stderr = process.communicate()
+        pytest.fail(f"not ended after {seconds:.0f} s:\n{stdout[-2000:]}\n{stderr[-3000:]}")
+    return process.returncode, stdout, stderr
+
+
+@pytest.fixture
+def train_ranks(data_dir: Path, tmp_path: Path, device: torch.device) -> Train:
+    """Runs a lesson's train.py as several ranks, each on its own GPU; on one GPU if there are too few, or to ``share``.
+
+    ``fault`` is what tests/with_fault.py lets happen: the rank (or "all"), the step, and the signal.
+    """
+
+    def run(
+        ranks: int,
+        lesson: str,
+        *flags: object,
+        run: str = "ranks",
+        share: bool = False,
+        fault: tuple[object, int, str] | None = None,
+        seconds: float = LONGEST,
+        **environment: str,
+    ) -> Trained:
+        script: list[object] = ["train.py"]
+        if fault:
+            rank, step, what = fault
+            script = [
+                REPOSITORY / "tests/with_fault.py",
+                rank,
+                "workshop.seeds.seed_generators",
+                step,
+                what,
+                "train.py",
+            ]
+        share = share or (device.type == "cuda" and torch.cuda.device_count() < ranks)
+        launcher = [sys.executable, SHARE_GPU, "--ranks", ranks] if share else torchrun(ranks)
+        folders = ["--data_dir", data_dir, "--run_dir", tmp_path / run]
+        words = [*launcher, *script, *possible(flags, device), *folders]
+        return Trained(tmp_path / run, *run_to_end(words, REPOSITORY / lesson, seconds, **environment))
+
+    return run
 
 
 @pytest.fixture(autouse=True)

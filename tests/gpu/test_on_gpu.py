@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -132,13 +133,13 @@ def test_a_graph_goes_on_after_a_stop(stop: int, train: Train) -> None:
     assert resumed.losses == pytest.approx(whole.losses, rel=5e-3)
 
 
-def test_compiled_code_learns_what_single_kernels_do(train: Train) -> None:
-    flags = [*UNET, "--precision", "bf16"]
+@pytest.mark.parametrize("mode", ["default", "max-autotune"])
+def test_compiled_code_learns_what_single_kernels_do(mode: str, train: Train) -> None:
+    flags = [*UNET, "--unet_depth", 1, "--precision", "bf16"]  # each size of a convolution takes seconds to compile
     plain = train("04_mixed_precision", *flags, run="plain")
-    for mode in ("default", "max-autotune"):
-        graph = ["--cuda_graph", "true", "--fused", "true"] if mode == "default" else []
-        compiled = train("04_mixed_precision", *flags, "--compile", mode, *graph, run=mode)
-        assert compiled.losses == pytest.approx(plain.losses, rel=2e-2)
+    graph = ["--cuda_graph", "true", "--fused", "true"] if mode == "default" else []
+    compiled = train("04_mixed_precision", *flags, "--compile", mode, *graph)
+    assert compiled.losses == pytest.approx(plain.losses, rel=2e-2)
 
 
 def test_compiled_code_takes_a_volume_of_one_cell_in_channels_last(train: Train) -> None:
@@ -209,26 +210,34 @@ dist.all_reduce = named
 
 def test_experiments_and_checks_join_as_the_lessons_do(start: Train, device: torch.device) -> None:
     """Over the same backend of NCCL; and the task of local rank 1 may see only its own GPU, which then is cuda:0."""
-    rank = {"RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "1", "GROUP_RANK": "0"}
-    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    rank = {"RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "1", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     rank |= {"CUDA_VISIBLE_DEVICES": "0"} if device.type == "cuda" else {}
-    lesson = start("03_ddp", *DIGITS, **rank)
+    paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "slurm"), os.environ.get("PYTHONPATH", "")])
+
+    def run(program: str) -> subprocess.CompletedProcess[str]:
+        env = os.environ | rank | {"PYTHONPATH": paths, "MASTER_PORT": str(free_port())}
+        return subprocess.run([sys.executable, "-c", NAMED + program], env=env, capture_output=True, text=True)
+
+    with ThreadPoolExecutor() as pool:  # all at once: most of their time is their start
+        programs = {name: pool.submit(run, program) for name, program in JOINING.items()}
+        lesson = start("03_ddp", *DIGITS, MASTER_PORT=str(free_port()), **rank)
     assert lesson.losses
     backend, on = lesson.summary["backend_class"], "cuda:0" if device.type == "cuda" else "cpu"
-    paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "slurm"), os.environ.get("PYTHONPATH", "")])
-    for name, program in JOINING.items():
-        command = [sys.executable, "-c", NAMED + program]
-        done = subprocess.run(command, env=os.environ | rank | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    for name, program in programs.items():
+        done = program.result()
         assert done.returncode == 0, done.stderr
         assert f"over {backend} on {on}" in done.stdout, name
 
 
 def test_one_rank_over_nccl_and_a_mistake_in_one_line(start: Train, device: torch.device) -> None:
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    done = start("03_ddp", *DIGITS, **rank)
+    with ThreadPoolExecutor() as pool:
+        flags = [*DIGITS, "--lr", 1e18, "--optimizer", "sgd"]
+        mistake = pool.submit(lambda: start("03_ddp", *flags, run="mistaken", **rank))
+        done = start("03_ddp", *DIGITS, **rank)
     assert done.losses
     assert done.summary["backend"] == ("nccl" if device.type == "cuda" else "gloo")
-    mistaken = start("03_ddp", *DIGITS, "--lr", 1e18, "--optimizer", "sgd", run="mistaken", **rank)
+    mistaken = mistake.result()
     assert mistaken.status == 2
     assert mistaken.stderr.splitlines()[-1].startswith("error: the loss is not finite")
 

@@ -1,8 +1,9 @@
-"""What is tested on GPUs, tests/gpu, passes on two null GPUs with values."""
+"""What is tested on GPUs, tests/gpu, passes on two null GPUs with values; the tests of several ranks also on one."""
 
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from cases import REPOSITORY, environment, null_gpu
@@ -10,8 +11,17 @@ from cases import REPOSITORY, environment, null_gpu
 pytest_plugins = ["null_fixtures"]
 pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.thorough]
 
-FILE = REPOSITORY / "tests/gpu/test_on_gpu.py"
-NAMES = [one.name for one in ast.parse(FILE.read_text()).body if getattr(one, "name", "").startswith("test_")]
+FOLDER = REPOSITORY / "tests/gpu"
+RANKS = FOLDER / "test_ranks_on_gpu.py"
+
+
+def tests_in(file: Path) -> list[str]:
+    """Return the tests of a file, as pytest calls them."""
+    names = [getattr(one, "name", "") for one in ast.parse(file.read_text()).body]
+    return [f"{file}::{name}" for name in names if name.startswith("test_")]
+
+
+TESTS = [test for file in sorted(FOLDER.glob("test_*.py")) for test in tests_in(file)]
 PARTS = 5
 """that are run on their own, so that several workers share them"""
 POSSIBLE = "not dali and not opens_no_other_gpu"
@@ -20,9 +30,19 @@ POSSIBLE = "not dali and not opens_no_other_gpu"
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_what_is_tested_on_gpus_passes_on_null_gpus(part: int) -> None:
-    chosen = [f"{FILE}::{name}" for name in NAMES[part::PARTS]]
-    pytest_words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", POSSIBLE, *chosen]
-    words = null_gpu("--gpus", "2", "--values", sys.executable, *pytest_words)
+    run_on_null_gpus(2, TESTS[part::PARTS])
+
+
+@pytest.mark.parametrize("test", tests_in(RANKS)[:2], ids=["learn", "stop"])
+def test_what_several_ranks_do_passes_on_one_null_gpu(test: str) -> None:
+    """The other tests of this file let the ranks share one of two GPUs as well."""
+    run_on_null_gpus(1, [test])
+
+
+def run_on_null_gpus(gpus: int, tests: list[str]) -> None:
+    """Run these tests."""
+    pytest_words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", POSSIBLE, *tests]
+    words = null_gpu("--gpus", str(gpus), "--values", sys.executable, *pytest_words)
     more = {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(words, cwd=REPOSITORY, env=environment(**more), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
