@@ -200,18 +200,30 @@ def test_the_peak_of_each_format_is_measured(
     assert stored["columns"] == ["", "peak"] and all(row[1] > 0 for row in stored["rows"])
 
 
-def test_the_throughput_of_the_unet_is_stored_after_each_run(
+def test_the_throughput_of_the_unet_is_stored_after_each_run_and_goes_on_there(
     run_script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def train(_: Path, *flags: Any, ranks: int | None) -> dict:  # noqa: ANN401
-        assert flags[flags.index("--benchmark") + 1] == "true" and ranks is None
-        kinds = {kind: {"trials": [1.0, 2.0, 3.0]} for kind in ("IO", "SYNTHETIC", "FULL")}
-        return kinds | {"mfu": {"SYNTHETIC": 0.3}, "peak_memory_bytes": 4e9}
+    import workload
 
-    monkeypatch.setattr("lab.launching.train", train)
+    measured: list[tuple[bool, str]] = []
+
+    def train(config: Any, ranks: Any) -> None:  # noqa: ANN401
+        assert config.benchmark and config.batch_size == 64 and ranks.world_size == 1
+        measured.append((config.cuda_graph, config.precision))
+        if config.cuda_graph and len(measured) == 2:
+            raise UserError("it was cut here")
+        kinds = {kind: {"trials": [1.0, 2.0, 3.0]} for kind in ("IO", "SYNTHETIC", "FULL")}
+        found = kinds | {"mfu": {"SYNTHETIC": 0.3}, "peak_memory_bytes": 4e9}
+        (Path(config.run_dir) / "throughput.json").write_text(json.dumps(found))
+
+    monkeypatch.setattr(workload.LESSON, "train", train)
+    assert run_script(f"{FOLDER}/unet3d_throughput.py", WORKSHOP_RESULTS=str(tmp_path)).status == 2
+    assert len(table_of(tmp_path, "unet3d_throughput")["rows"]) == 1
     assert run_script(f"{FOLDER}/unet3d_throughput.py", WORKSHOP_RESULTS=str(tmp_path)).status == 0
-    rows = table_of(tmp_path, "unet3d_throughput")["rows"]
-    assert rows[0] == ["all options", [2, 1], [2, 1], [2, 1], 0.3, 4] and len(rows) == 3
+    table = table_of(tmp_path, "unet3d_throughput")
+    assert table["rows"][0][:-1] == ["all options", [2, 1], [2, 1], [2, 1], 0.3, 4] and len(table["rows"]) == 3
+    assert "unfinished" not in table
+    assert measured == [(False, "bf16"), (True, "bf16"), (True, "bf16"), (False, "fp32")]
 
 
 def test_a_faster_format_has_a_lower_share_of_its_peak(run_script: Script, tmp_path: Path) -> None:

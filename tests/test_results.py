@@ -1,7 +1,6 @@
 """An experiment stores the table that it prints, with what is needed to trust and to repeat it."""
 
 import json
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from conftest import REPOSITORY
 from lab import results
 
 ROWS = [["`map`", [5402.1, 81.0], 0.69], ["`memory`, twice", [87748.0, 80000.0, 91000.0], None]]
@@ -83,47 +81,3 @@ def test_a_machine_is_named_by_what_decides_its_figures() -> None:
     cpu = {"cpu": "AMD EPYC", "cpu_instructions": "AVX512", "cpus_available": 2, "device": "cpu"}
     assert results.machine_name(cpu) == "amd_epyc_avx512_2cpu"
     assert results.machine_name(cpu | {"device_name": "NVIDIA H200", "gpus": 1}) == "nvidia_h200_1gpu"
-
-
-def measure(tmp_path: Path, *words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "lab/measure.py", *words, "--out", str(tmp_path)]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-
-
-def test_a_measurement_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
-    result = measure(tmp_path, "loader")
-    assert (result.returncode, result.stderr) == (2, "error: no measurement 'loader'; did you mean loaders?\n")
-
-
-def test_what_is_measured_on_gpus_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    result = measure(tmp_path, "gpu", "--minutes", "1")
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: this machine has no NVIDIA GPU")
-
-
-def test_a_failure_does_not_end_the_rest_and_a_stored_table_is_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from lab import measure as lab_measure
-    from workshop.errors import UserError
-
-    good, bad = (lab_measure.Measurement(name, f"python -c '{code}'", "03_ddp", gpus=1) for name, code in PROGRAMS)
-    with pytest.raises(UserError, match="1 of 2 not measured"):
-        lab_measure.measure_all([bad, good], tmp_path, None)
-    assert "what was printed" in capfd.readouterr().out
-    (tmp_path / "nvidia_h200_1gpu").mkdir()
-    for content, expected in (({"unfinished": True}, False), ({}, True)):
-        (tmp_path / "nvidia_h200_1gpu" / "good.json").write_text(json.dumps(content))
-        assert lab_measure.is_measured(good, tmp_path) is expected
-
-
-PROGRAMS = (("good", 'print("what was printed")'), ("bad", "raise SystemExit(3)"))
-
-
-def test_every_measurement_is_a_script_of_its_lesson() -> None:
-    from lab.measure import CPU, GPU
-
-    for one in (*CPU, *GPU):
-        script = next(word for word in one.command.split() if word.endswith(".py"))
-        assert (REPOSITORY / one.lesson / script).is_file(), one
