@@ -33,7 +33,8 @@ is stopped. An experiment that computes on CPUs must hide the GPUs: `on_cpu=True
 
 The modules, in a map:
 
-measure         the list of all measurements, and a loop; on GPUs, rows that can be cut and continued
+measure         all measurements, one after the other; on GPUs, rows that can be cut and continued
+measurements    the list of them
 gpu_tests       tests/gpu, with each result stored at once
 results         stored tables and single figures
 pages           stored tables, figures, code and outputs in the pages

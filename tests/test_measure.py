@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from conftest import REPOSITORY
-from lab import gpu_tests, measure
+from lab import gpu_tests, measure, measurements
 from workshop.errors import UserError
 
 MACHINE = measure.Machine("null GPU (sm_90)", 1, "null_gpu_sm_90_1gpu")
@@ -22,9 +22,9 @@ def start(tmp_path: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
 
 
-def row(name: str, code: str, gpus: int = 1) -> measure.Measurement:
+def row(name: str, code: str, gpus: int = 1) -> measurements.Measurement:
     """A row that runs this code, which may write down that it ran."""
-    return measure.Measurement(name, f"python -c '{code}'", ".", gpus=gpus)
+    return measurements.Measurement(name, f"python -c '{code}'", ".", gpus=gpus)
 
 
 def test_a_measurement_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_a_table_that_is_finished_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_every_measurement_is_a_script_of_its_lesson() -> None:
-    for one in (*measure.CPU, *measure.GPU, *measure.TABLES):
+    for one in (*measurements.CPU, *measurements.GPU, *measurements.TABLES):
         script = next(word for word in one.command.split() if word.endswith(".py"))
         assert (REPOSITORY / one.lesson / script).is_file(), one
-        assert {words.split()[0] for words in one.data} <= measure.TINY_DATA.keys()
+        assert {words.split()[0] for words in one.data} <= measurements.TINY_DATA.keys()
 
 
 TESTS = """
