@@ -194,6 +194,7 @@ def test_the_data_set_on_the_page_reads_a_file_of_tokens_and_pads(tmp_path: Path
     assert names["TokenFile"](tmp_path / "large.uint32", 2)[1, 0][0].tolist() == [70_000, 1]
 
 
+@pytest.mark.thorough
 def test_the_script_on_the_page_validates_a_checkpoint(
     tmp_path: Path, data_dir: Path, user_environment: dict[str, str]
 ) -> None:

@@ -209,11 +209,12 @@ def is_rank(info: dict, rank: str, job: int) -> bool:
     return environment.get("SLURM_JOB_ID") == str(job) and mine == rank and "SLURM_STEP_ID" in environment
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("script", "ranks", "name"),
     [
         ("03_ddp/job.slurm", 2, "{job}_rank%q{{SLURM_PROCID}}"),
-        pytest.param("01_single_gpu/job.slurm", 1, "{job}", marks=pytest.mark.thorough),
+        ("01_single_gpu/job.slurm", 1, "{job}"),
     ],
 )
 def test_nsys_records_each_rank_of_a_job_without_an_edit(

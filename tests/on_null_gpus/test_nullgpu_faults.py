@@ -21,7 +21,7 @@ from cases import REPOSITORY, Run, largest_difference, make_data, named, run_on_
 from lab import results
 
 pytest_plugins = ["null_fixtures"]
-pytestmark = pytest.mark.usefixtures("null_gpus")
+pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.thorough]
 
 DDP, PRECISION, FSDP = "03_ddp/train.py", "04_mixed_precision/train.py", "05_fully_sharded/train.py"
 COPIED = ("workshop", "configs", "03_ddp", "04_mixed_precision", "05_fully_sharded")
@@ -41,8 +41,6 @@ class Fault:
     """part of PyTorch's error message; without one, the run ends well, but its waits or losses change"""
     more_waits: bool = False
     other_losses: bool = False
-    quick: bool = False
-    """in make test"""
 
 
 FAULTS = [
@@ -53,7 +51,6 @@ FAULTS = [
         "        # Dropout",
         "04, short, CUDA graph",
         message="Expected all tensors to be on the same device, but got target is on cpu, different from other tensors",
-        quick=True,
     ),
     Fault(
         "the model makes a tensor on the CPU",
@@ -188,10 +185,7 @@ def on_null_gpu(fault: Fault, copy: Path, data: Path) -> tuple[str, Run]:
     return symptom(fault, run, correct), run
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(fault, id=fault.what, marks=[] if fault.quick else [pytest.mark.thorough]) for fault in FAULTS],
-)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_a_fault_shows_on_a_null_gpu_and_not_on_the_cpu(fault: Fault, null_data: Path) -> None:
     with planted(fault) as copy:
         found, run = on_null_gpu(fault, copy, null_data)
