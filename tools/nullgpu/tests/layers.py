@@ -13,6 +13,24 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+
+class Bags(nn.Module):
+    """Scales rows by sums or means of embeddings; one bag is empty.
+
+    Not by the largest number, whose backward pass PyTorch does not have on GPUs in bf16.
+    """
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(12, 8, mode=mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = torch.arange(11, device=x.device) % 5, torch.tensor([0, 3, 3, 7], device=x.device)
+        with torch.no_grad():  # another operation
+            known = self.bag(*words)
+        return x * (self.bag(*words) + known)
+
+
 IMAGES, VOLUMES, ROWS, SEQUENCES = (2, 8, 8, 8), (2, 4, 4, 4, 4), (4, 8), (2, 5, 8)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "LayerNorm": (lambda: nn.LayerNorm(8), ROWS),
@@ -45,6 +63,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "Unfold": (lambda: nn.Unfold(2), IMAGES),
     "PixelShuffle": (lambda: nn.PixelShuffle(2), IMAGES),
     "ReflectionPad2d": (lambda: nn.ReflectionPad2d(1), IMAGES),
+    **{f"EmbeddingBag, {mode}": (lambda mode=mode: Bags(mode), ROWS) for mode in ("sum", "mean")},  # type: ignore[misc]
     "GRU": (lambda: nn.GRU(8, 6, batch_first=True), SEQUENCES),
     "LSTM": (lambda: nn.LSTM(8, 6, num_layers=2, bidirectional=True), SEQUENCES),
     "RNN": (lambda: nn.RNN(8, 6), SEQUENCES),

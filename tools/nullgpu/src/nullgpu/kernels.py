@@ -292,6 +292,29 @@ def grid_sampler_backward(x: Tensor, grid: Tensor, grad: Tensor) -> tuple:
     return torch.ops.aten.grid_sampler_2d_backward(grad, x, grid, 0, 0, True, [True, True])
 
 
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Any, ...]:
+    """Return the bags, the bag of each index, which the CPU's kernel often leaves out, and the sizes of the bags."""
+    more = (scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx)
+    output, _, sizes, largest = torch.ops.aten._embedding_bag(weight, indices, offsets, *more)
+    starts = offsets[:-1] if include_last_offset else offsets
+    numbers = torch.arange(indices.numel(), dtype=starts.dtype)
+    bags = torch.searchsorted(starts.contiguous(), numbers, right=True) - 1
+    return output, bags, sizes, largest if mode == MAX else None
+
+
+MAX = 2
+"""``mode`` of the operation for the largest number of each bag"""
+
 SPECIAL: dict[str, Callable[..., Any]] = {
     **norms.SPECIAL,
     "aten::_scaled_dot_product_flash_attention": flash,
@@ -305,6 +328,8 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "aten::_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
     "aten::_thnn_fused_gru_cell": gru_cell,
     "aten::_thnn_fused_gru_cell_backward": gru_cell_backward,
+    "aten::_embedding_bag": embedding_bag,
+    "aten::_embedding_bag_forward_only": embedding_bag,
     "aten::cudnn_grid_sampler": grid_sampler,
     "aten::cudnn_grid_sampler_backward": grid_sampler_backward,
 }
