@@ -446,8 +446,10 @@ def make_mesh(config: Config, ranks: Ranks) -> DeviceMesh:
     if config.replicas == 1:
         return init_device_mesh(ranks.device.type, (ranks.world_size,))
     mesh = init_device_mesh(ranks.device.type, (config.replicas, share), mesh_dim_names=("replicate", "shard"))
+    c10d = dist.distributed_c10d
+    set_timeout = getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout  # its name in torch 2.11
     for group in mesh.get_all_groups():  # otherwise a lost rank would be waited for in them for up to half an hour
-        dist.distributed_c10d.set_timeout(timedelta(minutes=config.timeout_minutes), group)
+        set_timeout(timedelta(minutes=config.timeout_minutes), group)
     return mesh
 
 
