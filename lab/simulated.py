@@ -51,7 +51,8 @@ def null_gpu(*options: object) -> list[str]:
     """
     if importlib.util.find_spec("nullgpu") is None:
         raise UserError(f"{sys.executable} has no null GPU: pip install --no-deps -e tools/nullgpu, in the repository")
-    return ["env", "-u", "CUDA_VISIBLE_DEVICES", sys.executable, "-m", "nullgpu", "--beside_gpu", *map(str, options)]
+    without_variable = ["/usr/bin/env", "-u", "CUDA_VISIBLE_DEVICES"]
+    return [*without_variable, sys.executable, "-m", "nullgpu", "--beside_gpu", *map(str, options)]
 
 
 def start(gpu: str, *, gpus: int = 1, world: int = 0, host: float = 1) -> list[str]:

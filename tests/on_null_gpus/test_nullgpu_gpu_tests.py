@@ -15,13 +15,13 @@ FOLDER = REPOSITORY / "tests/gpu"
 RANKS = FOLDER / "test_ranks_on_gpu.py"
 
 
-def tests_in(file: Path) -> list[str]:
+def names_in(file: Path) -> list[str]:
     """Return the tests of a file, as pytest calls them."""
     names = [getattr(one, "name", "") for one in ast.parse(file.read_text()).body]
     return [f"{file}::{name}" for name in names if name.startswith("test_")]
 
 
-TESTS = [test for file in sorted(FOLDER.glob("test_*.py")) for test in tests_in(file)]
+TESTS = [test for file in sorted(FOLDER.glob("test_*.py")) for test in names_in(file)]
 PARTS = 5
 """that are run on their own, so that several workers share them"""
 POSSIBLE = "not dali and not opens_no_other_gpu"
@@ -33,7 +33,7 @@ def test_what_is_tested_on_gpus_passes_on_null_gpus(part: int) -> None:
     run_on_null_gpus(2, TESTS[part::PARTS])
 
 
-@pytest.mark.parametrize("test", tests_in(RANKS)[:2], ids=["learn", "stop"])
+@pytest.mark.parametrize("test", names_in(RANKS)[:2], ids=["learn", "stop"])
 def test_what_several_ranks_do_passes_on_one_null_gpu(test: str) -> None:
     """The other tests of this file let the ranks share one of two GPUs as well."""
     run_on_null_gpus(1, [test])
