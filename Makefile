@@ -29,7 +29,7 @@ demo: setup
 	@python -c "import json; epoch = json.load(open('runs/demo/summary.json'))['epochs'][-1]; \
 		print('Accuracy on the validation digits: {:.2%}. Now read 01_single_gpu/README.md'.format(epoch['val_accuracy']))"
 
-# the lessons, the commands of the first pages, one exercise of each lesson, and jobs on a Slurm of its own: five minutes
+# the lessons, the commands of the first pages, one exercise of each lesson, and jobs on a Slurm of its own: six minutes
 # on two idle cores
 PYTEST := python -m pytest -n 3 --dist worksteal
 test: $(TESTED)
