@@ -1,5 +1,6 @@
 """All that a GPU does differently: its results against the CPU's, and against its own without an option."""
 
+import functools
 import gzip
 import json
 import os
@@ -256,10 +257,13 @@ def test_a_first_step_that_overflows_leaves_no_momentum(device: torch.device) ->
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shard", ["blocks", "root"])
 def test_a_sharded_model_learns_what_a_cpu_learns(
-    shard: str, precision: str, train: Train, on_cpu: Train, device: torch.device
+    shard: str, precision: str, train: Train, on_cpu: Train, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if precision == "tf32" and device.type == "cpu":
         pytest.skip("a CPU has no TF32")
+    # With the scaler's first factor of 65,536 a gradient of 1 is infinite in fp16, and its update is left out, as it
+    # has to be: on this text the eighth. Then the losses are not those of a run that takes every update.
+    monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=1024.0))
     fused = str(device.type == "cuda").lower()
     done = train("05_fully_sharded", *SHARDED, "--shard", shard, "--precision", precision, "--fused", fused)
     expected = on_cpu("05_fully_sharded", *SHARDED, "--precision", "fp32", "--fused", "false")
