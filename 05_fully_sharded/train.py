@@ -10,6 +10,7 @@ The model predicts each byte of a text from those before it. You should see the 
 8, and each rank stores only its part of the model. The losses are those of any number of ranks, and of DDP.
 """
 
+import gc
 import json
 import lzma
 import math
@@ -74,7 +75,6 @@ from workshop.profiling.throughput import benchmark
 from workshop.profiling.trace import tracing
 from workshop.ranks import Ranks
 from workshop.run import RunFolder
-from workshop.seeds import seed_generators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +121,12 @@ class Config(ScheduleFlags, RanksFlags, LessonFlags):
     """number of parts of each batch whose gradients are accumulated"""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "fp32"
     """number format of computing and communication; auto: bf16 where the device has it, else fp32"""
+    chunked_loss: bool = False
+    """compute the output layer and the loss for some tokens at a time, so that the logits never exist whole"""
     compile: Literal["off", "default"] = "off"
     """let torch.compile fuse operations into fewer kernels"""
-    fused: bool = False
-    """let the optimizer update all weights in one kernel"""
+    fused: bool | None = None
+    """let the optimizer update all weights in one kernel (default: with adam and adamw)"""
     async_save: bool = may_change(False)
     """copy checkpoints into CPU memory, and write them in a thread while training goes on"""
     mfu: bool = may_change(False)
@@ -142,6 +144,8 @@ class Config(ScheduleFlags, RanksFlags, LessonFlags):
                 raise UserError(f"--{name} must be from 0 to below 1, got {getattr(self, name)}")
         if self.fused and self.optimizer == "sgd":
             raise UserError("--fused true: PyTorch's fused SGD takes no sharded weights; use --optimizer adam or adamw")
+        if self.chunked_loss and not hasattr(F, "linear_cross_entropy"):
+            raise UserError(f"--chunked_loss true needs torch 2.13 or newer, this is {torch.__version__}")
         if self.shard == "none" and self.replicas > 1:
             raise UserError("--shard none: with DDP every rank is a replica; leave out --replicas")
         gpt_size(self.model, self.width, self.depth)  # raises UserError if heads do not divide the width
@@ -187,7 +191,8 @@ class Progress:
 class Training:
     """All that a checkpoint holds, and what the training loop works on.
 
-    There are no states of random generators in it, because all random numbers follow from seed, epoch, step and rank.
+    There are no states of random generators in it: the order of the samples follows from seed and epoch, and the model
+    draws no random numbers. With dropout, seed the generators in each step, as lesson 03 does.
     """
 
     model: FSDPModule | DistributedDataParallel
@@ -197,6 +202,8 @@ class Training:
     ranks: Ranks
     save_group: dist.ProcessGroup
     """process group for saving alone, because a thread may save while training goes on"""
+    sum_of_losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """the function of this name, perhaps compiled"""
     saving: list[Future] = field(default_factory=list)
     """the checkpoint that a thread is writing, if there is one"""
     progress: Progress = field(default_factory=Progress)
@@ -412,7 +419,7 @@ def make_model(config: Config) -> nn.Module:
 
 def make_optimizer(config: Config, model: nn.Module) -> Optimizer:
     """Return the optimizer that was chosen, over the weights of ``model``. If they are sharded, so is its state."""
-    fused = config.fused or None  # one kernel for all weights; None: PyTorch chooses
+    fused = config.optimizer != "sgd" if config.fused is None else config.fused
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if config.weight_decay is not None:  # of matrices; the vectors are weights of norms, which decay does not help
         matrices, vectors = ([p for p in model.parameters() if (p.ndim >= 2) == wanted] for wanted in (True, False))
@@ -459,8 +466,14 @@ def distribute_model(config: Config, ranks: Ranks) -> FSDPModule | DistributedDa
         model = make_model(config).to(ranks.device)
         if config.activation_checkpointing:
             recompute_blocks(model)
-        return DistributedDataParallel(model)  # its options are in lesson 03
+        # Gradients lie in the buffers that are sent: no copy of each. The other options are in lesson 03.
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
     return shard_model(config, ranks)
+
+
+def blocks_of(model: FSDPModule | DistributedDataParallel) -> nn.ModuleList:
+    """Return the blocks of a model that `distribute_model` has returned."""
+    return (model.module if isinstance(model, DistributedDataParallel) else model).blocks
 
 
 def recompute_blocks(model: nn.Module) -> None:
@@ -527,8 +540,9 @@ IGNORED = -100
 
 
 def sum_of_losses(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the sum () of the cross-entropy over the tokens of (N, T), from scores (N, T, vocabulary) in float32."""
-    return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    """Return the sum () of the cross-entropy over the tokens of (N, T), from scores (N, T, vocabulary)."""
+    in_fp32 = scores.float().flatten(0, 1)  # in 16 bits, a sum over thousands of classes loses its last digits
+    return F.cross_entropy(in_fp32, targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 @profile
@@ -553,8 +567,11 @@ def train_step(
         # Gradients of the earlier parts stay on this rank, unsharded; they are sent once, after the last part.
         with gradient_sync(model, enabled=number == config.accumulate):
             with record_function("forward"), autocast_for_ddp(config, inputs.device):
-                scores = model(part)  # each block all-gathers its weights, computes, and frees the others' shards
-            loss = sum_of_losses(scores.float(), part_targets)
+                # Each block all-gathers its weights, computes, and frees the others' shards.
+                if config.chunked_loss:
+                    loss = model(part, part_targets)
+                else:
+                    loss = training.sum_of_losses(model(part), part_targets)
             with record_function("backward"):  # all-gathers again; each rank gets its shard of the mean gradients
                 # The mean over the ranks of this is the mean over all tokens.
                 scaler.scale(loss * training.ranks.world_size / all_tokens.clamp(min=1)).backward()
@@ -695,8 +712,6 @@ def train_one_epoch(config: Config, training: Training, loader: Loader, log: Log
         log.start_step()  # the loop has waited for this batch until now
         inputs = inputs.to(device, non_blocking=config.non_blocking)
         targets = targets.to(device, non_blocking=config.non_blocking)
-        # Dropout's random numbers follow from step and rank: different on each rank, and the same in a resumed run.
-        seed_generators(device, config.seed, progress.epoch, progress.step, ranks.rank)
         loss, tokens, norm = train_step(config, training, inputs, targets)
         training.scheduler.step()
         loss_sum += loss  # on the device: loss.item() would make the CPU wait in every step
@@ -757,7 +772,7 @@ def evaluate(config: Config, training: Training, loader: Loader) -> tuple[float,
         targets = targets.to(device, non_blocking=config.non_blocking)
         with autocast_for_ddp(config, device):
             scores = model(inputs)
-        loss = sum_of_losses(scores.float(), targets)
+        loss = training.sum_of_losses(scores, targets)
         if counts:
             loss_sum += loss
             count += (targets != IGNORED).sum()
@@ -830,8 +845,13 @@ def train(config: Config, ranks: Ranks) -> bool:
     val_loader = make_loader(config, "val", ranks)
     check_parts(config, ranks, num_train=len(train_loader.dataset), num_val=len(val_loader.dataset))
     model = distribute_model(config, ranks)
-    if config.compile != "off":
-        model.compile(dynamic=False)  # for this shape of batches; gathering weights stays outside of what is compiled
+    loss = sum_of_losses
+    if config.compile != "off":  # dynamic=False: for this shape of batches alone
+        for block in blocks_of(
+            model
+        ):  # all have the same code, which is compiled once; gathering weights stays outside
+            block.compile(dynamic=False)
+        loss = torch.compile(sum_of_losses, dynamic=False)
     optimizer = make_optimizer(config, model)  # after sharding: an earlier one would update weights that are gone
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
     total_steps = config.epochs * len(train_loader)
@@ -842,7 +862,7 @@ def train(config: Config, ranks: Ranks) -> bool:
 
     scheduler = LambdaLR(optimizer, factor)
     save_group = dist.new_group(backend="gloo", timeout=timedelta(minutes=config.timeout_minutes))
-    training = Training(model, optimizer, scheduler, scaler, ranks, save_group)
+    training = Training(model, optimizer, scheduler, scaler, ranks, save_group, loss)
 
     with (
         RunFolder(config, ranks) as folder,
@@ -863,6 +883,10 @@ def train(config: Config, ranks: Ranks) -> bool:
             return True
         if config.resume:
             resume(training, log)
+        # Python's garbage collector looks at all objects now and then, which takes a tenth of a second, on each rank in
+        # another step, and all others wait. What exists now is needed until the end: it need not look at that again.
+        gc.collect()
+        gc.freeze()
         if training.progress.epoch > config.epochs:
             log.print(f"nothing is left to do: --epochs is {config.epochs}")
         val_loss = math.nan

@@ -15,7 +15,7 @@ from sources import collect
 from workshop.datasets import text
 from workshop.datasets.text import TextDataset
 from workshop.errors import UserError
-from workshop.models.gpt import GPT, SIZES, GPTSize, rotated
+from workshop.models.gpt import GPT, SIZES, GPTSize, rotary_tables, rotated
 
 SMALL = GPTSize(width=64, depth=2, head_dimension=16)
 
@@ -52,8 +52,9 @@ def test_no_token_sees_a_later_one() -> None:
 
 def test_products_of_rotated_vectors_depend_on_their_distance_alone() -> None:
     query, key = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
-    turned_query, turned_key = (rotated(x.expand(1, 1, 50, 16)) for x in (query, key))
-    products = (turned_query @ turned_key.transpose(-1, -2))[0, 0]
+    tables = rotary_tables(50, 16, query.device, query.dtype)
+    turned_query, turned_key = (rotated(x.expand(1, 50, 1, 16), tables)[0, :, 0] for x in (query, key))
+    products = turned_query @ turned_key.T
     assert torch.allclose(products[10, 7], products[40, 37], atol=1e-4)
     assert not torch.allclose(products[10, 7], products[40, 30], atol=1e-4)
 

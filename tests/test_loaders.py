@@ -252,7 +252,7 @@ def test_data_that_are_missing_are_one_line(tmp_path: Path, kind: str) -> None:
 def test_a_device_that_is_too_small_is_one_line(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "free_bytes", lambda _: 1_000_000)
     with pytest.raises(
-        UserError, match=r"--loader device needs 0.02 GB on cpu, but 0.00 GB are free; use --loader memory"
+        UserError, match=r"--loader device needs 0.03 GB on cpu, but 0.00 GB are free; use --loader memory"
     ):
         make_loader(data_dir, "device", "train")
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import quick_python
 from conftest import REPOSITORY, Result, Script
 
-SEEDED = "workshop.seeds.seed_generators"
+STEP_BEGINS = "workshop.log.Log.start_step"
 """a lesson calls it in each step: call n is step n"""
 
 COMMON = ["--limit_train", 80, "--limit_val", 16, "--epochs", 2, "--log_interval", 1, "--save_interval", 4]
@@ -115,7 +115,9 @@ def test_a_run_that_is_killed_and_stopped_goes_on_as_if_it_were_not(
     whole = lesson.train(tmp_path / "whole", user_environment)
     assert whole.status == 0, whole.stderr
 
-    within_an_epoch = lesson.train(tmp_path / "run", user_environment, fault=(lesson.ranks - 1, SEEDED, 7, "SIGKILL"))
+    within_an_epoch = lesson.train(
+        tmp_path / "run", user_environment, fault=(lesson.ranks - 1, STEP_BEGINS, 7, "SIGKILL")
+    )
     assert within_an_epoch.status != 0
     assert "step  6/10" in within_an_epoch.stdout and "step  8/10" not in within_an_epoch.stdout
 
@@ -127,7 +129,7 @@ def test_a_run_that_is_killed_and_stopped_goes_on_as_if_it_were_not(
 
     by_signal = None
     if name >= "03":
-        fault = (lesson.ranks - 1, SEEDED, 2, "SIGUSR1")
+        fault = (lesson.ranks - 1, STEP_BEGINS, 2, "SIGUSR1")
         by_signal = lesson.train(tmp_path / "run", user_environment, fault=fault)
         assert by_signal.status == 0, by_signal.stderr
         assert re.search(r"stopped and saved in epoch \d; --resume true continues after step \d+\n", by_signal.stdout)
@@ -152,7 +154,7 @@ def test_on_another_number_of_ranks_every_sample_counts_once(
     alone = ["--replicas", 1] if "HSDP" in name else []
     one = lesson.train(tmp_path / "one", user_environment, *flags, *alone, ranks=1)
     assert one.status == 0, one.stderr
-    stop = (1, SEEDED, 7, "SIGUSR1")
+    stop = (1, STEP_BEGINS, 7, "SIGUSR1")
     stopped = lesson.train(tmp_path / "two", user_environment, *flags, fault=stop)
     assert "stopped and saved in epoch 1" in stopped.stdout, stopped.stderr
     more = lesson.train(tmp_path / "two", user_environment, *flags, *alone, ranks=4 if name == "03" else 1)
@@ -335,7 +337,7 @@ def test_a_new_start_sets_the_earlier_run_aside(run_script: Script, tmp_path: Pa
 
 def test_a_folder_has_one_run_at_a_time(run_script: Script, user_environment: dict[str, str], tmp_path: Path) -> None:
     flags = [*ONE_EPOCH, *MEMORY, "--run_dir", tmp_path]
-    fault = [REPOSITORY / "tests/with_fault.py", 0, SEEDED, 2, "SIGSTOP"]
+    fault = [REPOSITORY / "tests/with_fault.py", 0, STEP_BEGINS, 2, "SIGSTOP"]
     words = [quick_python.commands() / "python", *fault, "train.py", *flags, "--log_interval", 1]
     first = subprocess.Popen(
         [*map(str, words)], cwd=REPOSITORY / "01_single_gpu", env=user_environment, stdout=subprocess.PIPE, text=True
@@ -359,7 +361,7 @@ def test_a_killed_rank_ends_the_job_and_the_output_ends_with_the_cause(
     rank: int, user_environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Far sooner than after --timeout_minutes, here an hour."""
-    fault = (rank, SEEDED, 3, "SIGKILL")
+    fault = (rank, STEP_BEGINS, 3, "SIGKILL")
     done = LESSONS["03"].train(tmp_path, user_environment, "--timeout_minutes", 60, fault=fault)
     assert done.status != 0
     cause = done.stderr[done.stderr.index("Root Cause (first observed failure)") :]
@@ -371,8 +373,8 @@ def test_a_killed_rank_ends_the_job_and_the_output_ends_with_the_cause(
 @pytest.mark.parametrize(
     ("name", "event", "more"),
     [  # where rank 1 is suspended: in the group of all ranks, of a mesh (05 HSDP), and of those that save
-        ("03", SEEDED, []),
-        ("05", SEEDED, []),
+        ("03", STEP_BEGINS, []),
+        ("05", STEP_BEGINS, []),
         ("05", "torch.autograd.backward", ["--shard", "none"]),
         ("05 HSDP", "torch.autograd.backward", []),
         ("05", "torch.distributed.checkpoint.save", []),

@@ -2,14 +2,14 @@
 
     python with_fault.py RANK EVENT COUNT WHAT train.py FLAGS...
 
-EVENT is a function, such as ``workshop.seeds.seed_generators``, or ``files``, which is any operation on a file or
+EVENT is a function, such as ``workshop.log.Log.start_step``, or ``files``, which is any operation on a file or
 folder of checkpoints; WHAT, which happens just before the COUNT-th of them, is the name of a signal. With the event
-``seconds`` it happens after so much time. A lesson's script calls ``seed_generators`` in each step: call n is step n.
+``seconds`` it happens after so much time. A lesson's script calls it in each step: call n is step n.
 The signal SIGUSR1 is also sent to the workers of the loader, as Slurm does.
 """
 
-import importlib
 import os
+import pkgutil
 import runpy
 import signal
 import sys
@@ -54,7 +54,7 @@ elif event == "seconds":
     timer.start()
 else:
     module, _, function = event.rpartition(".")
-    owner: Any = importlib.import_module(module)
+    owner: Any = pkgutil.resolve_name(module)
     original = getattr(owner, function)
 
     def counted(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401

@@ -93,18 +93,17 @@ class PlainNetwork(gpt.Block):
 
     def __init__(self, size: gpt.GPTSize) -> None:
         super().__init__(size)
-        self.gate = nn.Identity()
-        self.up = nn.Linear(size.width, 3 * size.hidden // 2, bias=False)
+        self.gate_up = nn.Linear(size.width, 3 * size.hidden // 2, bias=False)
         self.down = nn.Linear(3 * size.hidden // 2, size.width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, tables: gpt.RotaryTables) -> torch.Tensor:
         """Map (N, T, width) to the same shape."""
         n, tokens, width = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(n, tokens, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(gpt.rotated(query), gpt.rotated(key), value, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(n, tokens, width))
-        return x + self.down(F.gelu(self.up(self.network_norm(x))))
+        qkv = self.qkv(self.attention_norm(x)).view(n, tokens, 3 * self.heads, width // self.heads)
+        qk, value = qkv.split((2 * self.heads, self.heads), dim=2)
+        heads = (each.transpose(1, 2) for each in (*gpt.rotated(qk, tables).chunk(2, dim=2), value))
+        x = x + self.out(F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.gelu(self.gate_up(self.network_norm(x))))
 
 
 def step_milliseconds(without: Collection[str]) -> float:
@@ -120,7 +119,7 @@ def step_milliseconds(without: Collection[str]) -> float:
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.randint(256, (16, 129))
     times = []
-    with patch.object(gpt, "rotated", lambda x: x) if "rotary positions" in without else nullcontext():
+    with patch.object(gpt, "rotated", lambda x, tables: x) if "rotary positions" in without else nullcontext():
         for _ in range(40):
             began = time.perf_counter()
             optimizer.zero_grad()

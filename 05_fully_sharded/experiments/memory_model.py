@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from lab.launching import load_script, reason
 from lab.simulated import null_gpu
 from workshop.errors import UserError, nearest, warn
-from workshop.models.gpt import GPT, SIZES, Block, GPTSize, rotated
+from workshop.models.gpt import GPT, SIZES, Block, GPTSize, RotaryTables, rotated
 from workshop.paths import REPOSITORY
 
 LESSON: Any = load_script(REPOSITORY / "05_fully_sharded")
@@ -49,26 +49,24 @@ class LlamaBlock(Block):
     def __init__(self, size: GPTSize) -> None:
         super().__init__(size)
         self.head = size.head_dimension
-        del self.qkv
+        del self.qkv, self.gate_up
         self.query = nn.Linear(size.width, size.width, bias=False)
         self.key = nn.Linear(size.width, LLAMA_KEY_HEADS * self.head, bias=False)
         self.value = nn.Linear(size.width, LLAMA_KEY_HEADS * self.head, bias=False)
-        self.gate = nn.Linear(size.width, LLAMA_HIDDEN, bias=False)
-        self.up = nn.Linear(size.width, LLAMA_HIDDEN, bias=False)
+        self.gate_up = nn.Linear(size.width, 2 * LLAMA_HIDDEN, bias=False)
         self.down = nn.Linear(LLAMA_HIDDEN, size.width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, T, width) to the same shape."""
+    def forward(self, x: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
+        """Map (N, T, width) to the same shape; ``tables`` are those of `rotary_tables`."""
         n, tokens, width = x.shape
         inside = self.attention_norm(x)
-        query, key, value = (
-            layer(inside).view(n, tokens, -1, self.head).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
-        key, value = (each.repeat_interleave(self.heads // LLAMA_KEY_HEADS, dim=1) for each in (rotated(key), value))
-        attended = F.scaled_dot_product_attention(rotated(query), key, value, is_causal=True)
+        q, k, v = (layer(inside).view(n, tokens, -1, self.head) for layer in (self.query, self.key, self.value))
+        query, key, value = (each.transpose(1, 2) for each in (rotated(q, tables), rotated(k, tables), v))
+        key, value = (each.repeat_interleave(self.heads // LLAMA_KEY_HEADS, dim=1) for each in (key, value))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(n, tokens, width))
-        inside = self.network_norm(x)
-        return x + self.down(F.silu(self.gate(inside)) * self.up(inside))
+        gate, up = self.gate_up(self.network_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
 
 
 class Llama(GPT):
@@ -79,12 +77,10 @@ class Llama(GPT):
         self.blocks = nn.ModuleList(LlamaBlock(size) for _ in range(size.depth))
         self.output = nn.Linear(size.width, size.vocabulary, bias=False)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """See the class."""
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.output(self.norm(x))
+        assert targets is None
+        return self.output(self.hidden(tokens))
 
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -31,7 +31,7 @@ COLLECTIVES = ("all-reduces", "all-gathers", "reduce-scatters")
 
 def describe_weight(model: nn.Module, name: str, rank: int) -> list[results.Cell]:
     """Return what this rank stores of one weight of the first block, as a row of the table."""
-    weight = model.blocks[0].up.weight
+    weight = model.blocks[0].qkv.weight
     placements = f"`{weight.placements}`" if isinstance(weight, DTensor) else None
     shapes = [f"`{tuple(shape)}`" for shape in (weight.shape, local(weight).shape)]
     return [name, rank, f"`{type(weight.data).__name__}`", shapes[0], placements, shapes[1]]
@@ -77,7 +77,7 @@ def main() -> None:
             peaks = peaks_if_possible(*(Setup(**same, way=way) for way in ("ddp", "blocks", "keep", "root")))
             results.store(
                 "stored_weight",
-                title="What each rank stores of blocks[0].up.weight",
+                title="What each rank stores of blocks[0].qkv.weight",
                 columns=["", "rank", "type", "shape", "placements", "stored on this rank"],
                 rows=[row for rows_of_way in zip(*of_ranks, strict=True) for row in rows_of_way],
             )

@@ -44,7 +44,7 @@ def training_of(config: Any, model: nn.Module, ranks: Ranks) -> Any:  # noqa: AN
     scheduler = LambdaLR(optimizer, lambda _: 1.0)
     scaler = torch.amp.GradScaler(ranks.device.type, enabled=config.precision == "fp16")
     group = dist.new_group(backend="gloo")
-    return LESSON.Training(model, optimizer, scheduler, scaler, ranks, group)
+    return LESSON.Training(model, optimizer, scheduler, scaler, ranks, group, LESSON.sum_of_losses)
 
 
 def mean_of_step(config: Any, training: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # noqa: ANN401

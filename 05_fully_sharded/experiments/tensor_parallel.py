@@ -9,6 +9,7 @@ that a rank stores.
 """
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ from small_training import (
     whole_weights,
 )
 from workshop.errors import UserError, run_reporting_user_errors
-from workshop.models.gpt import GPT, Block, rotated
+from workshop.models.gpt import GPT, Block, RotaryTables, rotated
 
 
 class Attention(nn.Module):
@@ -62,23 +63,31 @@ class Attention(nn.Module):
             layer.load_state_dict({"weight": weight})
         self.out = block.out
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, T, width) to the same shape."""
+    def forward(self, x: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
+        """Map (N, T, width) to the same shape; ``tables`` are those of `rotary_tables`."""
         n, tokens, _ = x.shape
         # -1, not the number of heads: a rank has only some of them.
-        query, key, value = (
-            layer(x).view(n, tokens, -1, self.head_dimension).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        q, k, value = (layer(x).view(n, tokens, -1, self.head_dimension) for layer in (self.q, self.k, self.v))
+        query, key = rotated(q, tables), rotated(k, tables)
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True
         )
-        attended = F.scaled_dot_product_attention(rotated(query), rotated(key), value, is_causal=True)
         return self.out(attended.transpose(1, 2).reshape(n, tokens, -1))
 
 
 class Network(nn.Module):
-    """The gated network of the lesson's block as a module, so that its input can be declared once for two layers."""
+    """The gated network of the lesson's block as a module, with separate layers for the gate and what it is applied to.
+
+    As a module, its input can be declared once for the two layers.
+    """
 
     def __init__(self, block: Block) -> None:
         super().__init__()
-        self.gate, self.up, self.down = block.gate, block.up, block.down
+        width, hidden = block.gate_up.in_features, block.gate_up.out_features // 2
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        for layer, weight in zip((self.gate, self.up), block.gate_up.weight.chunk(2), strict=True):
+            layer.load_state_dict({"weight": weight})
+        self.down = block.down
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (N, T, width) to the same shape."""
@@ -93,9 +102,9 @@ class SplitBlock(nn.Module):
         self.attention_norm, self.network_norm = block.attention_norm, block.network_norm
         self.attention, self.network = Attention(block), Network(block)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, T, width) to the same shape."""
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
+        """Map (N, T, width) to the same shape; ``tables`` are those of `rotary_tables`."""
+        x = x + self.attention(self.attention_norm(x), tables=tables)
         return x + self.network(self.network_norm(x))
 
 
@@ -107,15 +116,13 @@ def make_split_model(depth: int = 4) -> GPT:
 
 
 def fused_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights of a model with split blocks by the names of the lesson's model, with q, k and v joined."""
-    found = {}
+    """Return the weights of a model with split blocks by the names of the lesson's model, whose layers are joined."""
+    found: dict[str, list[torch.Tensor]] = {}
     for name, tensor in weights.items():
-        if ".attention.q." in name:
-            parts = [weights[name.replace(".q.", f".{letter}.")] for letter in "qkv"]
-            found[name.replace(".attention.q.", ".qkv.")] = torch.cat(parts)
-        elif ".attention.k." not in name and ".attention.v." not in name:
-            found[name.replace(".attention.", ".").replace(".network.", ".")] = tensor
-    return found
+        joined = re.sub(r"\.attention\.[qkv]\.", ".qkv.", name)
+        joined = re.sub(r"\.network\.(gate|up)\.", ".gate_up.", joined)
+        found.setdefault(joined.replace(".attention.", ".").replace(".network.", "."), []).append(tensor)
+    return {name: torch.cat(parts) for name, parts in found.items()}
 
 
 def split_over_ranks(model: GPT, mesh: DeviceMesh, *, reduce_once: bool = True) -> None:

@@ -53,7 +53,7 @@ def fault(lesson: Lesson, chance: random.Random) -> tuple[object, ...]:
         return rank, "files", chance.randint(1, 60), "SIGKILL"
     if kind == "time":
         return "all", "seconds", round(chance.uniform(0, 5), 2), "SIGKILL"
-    return rank, "workshop.seeds.seed_generators", chance.randint(1, 13), "SIGUSR1" if kind == "signal" else "SIGKILL"
+    return rank, "workshop.log.Log.start_step", chance.randint(1, 13), "SIGUSR1" if kind == "signal" else "SIGKILL"
 
 
 def surely_saved(log: str, behind: int) -> int:

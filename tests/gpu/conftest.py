@@ -33,7 +33,7 @@ import torch.distributed as dist  # noqa: E402
 
 from lab.launching import torchrun  # noqa: E402
 from sources import collect, generate, pack  # noqa: E402
-from workshop import seeds  # noqa: E402
+from workshop.log import Log  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 SHARE_GPU = REPOSITORY / "03_ddp/experiments/share_gpu.py"
@@ -141,17 +141,17 @@ def train(
     def run(lesson: str, *flags: object, run: str = "run", stop: int | None = None) -> Trained:
         words = possible(flags, device)
         steps = itertools.count(1)
-        seed_generators = seeds.seed_generators
+        start_step = Log.start_step
 
-        def counted(*arguments: Any) -> None:  # noqa: ANN401
+        def counted(log: Log) -> None:
             if next(steps) == stop:
                 os.kill(os.getpid(), signal.SIGUSR1)
-            seed_generators(*arguments)
+            start_step(log)
 
         capfd.readouterr()
         with monkeypatch.context() as patch:
             patch.chdir(REPOSITORY / lesson)
-            patch.setattr(seeds, "seed_generators", counted)
+            patch.setattr(Log, "start_step", counted)
             folders = ["--data_dir", str(data_dir), "--run_dir", str(tmp_path / run)]
             patch.setattr(sys, "argv", ["train.py", *words, *folders])
             status = 0
@@ -243,7 +243,7 @@ def train_ranks(data_dir: Path, tmp_path: Path, device: torch.device) -> Train:
             script = [
                 REPOSITORY / "tests/with_fault.py",
                 rank,
-                "workshop.seeds.seed_generators",
+                "workshop.log.Log.start_step",
                 step,
                 what,
                 "train.py",

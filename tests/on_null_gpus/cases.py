@@ -246,7 +246,7 @@ def run_on_null_gpu(case: Case, data: Path, repository: Path = REPOSITORY) -> Ru
             return run(["train.py"])
         fault = [
             "all",
-            "workshop.seeds.seed_generators",
+            "workshop.log.Log.start_step",
             str(STOPPED_IN_STEP),
             "SIGUSR1",
         ]  # a lesson calls it in each step

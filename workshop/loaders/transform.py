@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from workshop.loaders.ahead import to_gpu
 from workshop.loaders.sampler import epoch_generator
 
 PADDING = 4
@@ -36,7 +37,8 @@ class BatchTransform:
         """Transform the samples ``indices`` (N,) of the data set, on the device that ``images`` are on."""
         if self.augment:
             images = flip_and_crop(images, self.flips[indices], self.shifts[indices])
-        return images.to(torch.float32).div_(255).sub_(self.mean.to(images.device)).div_(self.std.to(images.device))
+        mean, std = to_gpu(self.mean, images.device), to_gpu(self.std, images.device)
+        return images.to(torch.float32).div_(255).sub_(mean).div_(std)
 
 
 def flip_and_crop(images: torch.Tensor, flips: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
@@ -50,7 +52,7 @@ def flip_and_crop(images: torch.Tensor, flips: torch.Tensor, shifts: torch.Tenso
     Returns: Images (N, C, H, W).
     """
     n, _, height, width = images.shape
-    flips, shifts = flips.to(images.device), shifts.to(images.device)
+    flips, shifts = to_gpu(flips, images.device), to_gpu(shifts, images.device)
     padded = F.pad(images, [PADDING] * 4)
     rows = shifts[:, 0, None] + torch.arange(height, device=images.device)
     columns = torch.arange(width, device=images.device).expand(n, width)

@@ -1,6 +1,6 @@
 """Loaders of volumes: cubes cut from boxes at random places, rotated and mirrored at random."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import permutations, product
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from workshop.datasets import nbody
 from workshop.errors import UserError
+from workshop.loaders.ahead import one_ahead, to_gpu
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, epoch_generator
 
 SYMMETRIES = list(product(permutations(range(3)), product((False, True), repeat=3)))
@@ -33,6 +34,51 @@ def cut(box: torch.Tensor | h5py.Dataset, corner: list[int], symmetry: int, size
     # A flow to the right, in a box turned by 90 degrees, is a flow upwards: velocities turn with the volume.
     velocity = [-cube[1 + axis] if flip else cube[1 + axis] for axis, flip in zip(axes, flips, strict=True)]
     return torch.stack([cube[0], *velocity, *cube[4:]])
+
+
+AXES = torch.tensor([axes for axes, _ in SYMMETRIES])
+FLIPS = torch.tensor([flips for _, flips in SYMMETRIES])
+"""of `SYMMETRIES`, (48, 3) each"""
+
+
+def cut_batch(
+    boxes: Iterable[torch.Tensor], corners: torch.Tensor, symmetries: torch.Tensor, size: int
+) -> list[torch.Tensor]:
+    """Cut a batch of cubes from each of several boxes on a GPU, the same as `cut` does one by one.
+
+    It takes some ten launches for a box, while cubes that are cut one by one take thirty for each. A launch costs the
+    CPU some microseconds: with a batch of 64, more than the training of a small network.
+
+    Args:
+        boxes: (C, n, n, n) each, on one device.
+        corners: (N, 3) int64 on the CPU, as for `cut`.
+        symmetries: (N,) int64 on the CPU.
+        size: edge of the cubes in cells.
+
+    Returns: for each box (N, C, size, size, size).
+    """
+    boxes = list(boxes)
+    n, cells, device = len(corners), boxes[0].shape[-1], boxes[0].device
+    axes, flips = AXES[symmetries], FLIPS[symmetries]  # (N, 3): for each new axis
+    steps = torch.arange(size)
+    # Which cell of the box is cell i of a new axis: counted along the old axis, from the other end if it is flipped.
+    along = torch.where(flips[..., None], size - 1 - steps, steps)  # (N, 3, size)
+    along = (corners.gather(1, axes)[..., None] + along) % cells
+    strides = torch.tensor([cells**2, cells, 1])  # between neighbors on each old axis
+    x, y, z = to_gpu(along * strides[axes][..., None], device).unbind(1)  # (N, size) each
+    places = x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]
+    channels = torch.arange(max(map(len, boxes))).repeat(n, 1)  # (N, C): from which channel of the box
+    channels[:, nbody.VELOCITY] = torch.tensor(nbody.VELOCITY)[axes]  # velocities turn with the volume
+    signs = torch.ones(channels.shape)
+    signs[:, nbody.VELOCITY] = torch.where(flips, -1.0, 1.0)
+    channels, signs = to_gpu(channels, device), to_gpu(signs, device)
+    every = torch.arange(n, device=device)[:, None]
+    cubes = []
+    for box in boxes:
+        c = len(box)
+        cube = box.flatten(1)[:, places][channels[:, :c], every]  # (C, N, ...), then (N, C, ...)
+        cubes.append(cube.mul_(signs[:, :c, None, None, None]))
+    return cubes
 
 
 def _slice_periodic(box: torch.Tensor | h5py.Dataset, corner: list[int], size: int) -> torch.Tensor:
@@ -138,6 +184,16 @@ class VolumeLoader(BatchLoader):
 
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the batches of one epoch."""
+        device = self.boxes[0].device
+        return self._on_cpu() if device.type == "cpu" else one_ahead(self._on_gpu(), device)
+
+    def _on_gpu(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        corners, symmetries = self.dataset.places(self.batch_sampler.epoch)
+        for indices in self.batch_sampler.batches():
+            inputs, targets = cut_batch(self.boxes, corners[indices], symmetries[indices], self.dataset.size)
+            yield inputs, targets
+
+    def _on_cpu(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         corners, symmetries = self.dataset.places(self.batch_sampler.epoch)
         for indices in self.batch_sampler.batches():
             places = list(zip(corners[indices].tolist(), symmetries[indices].tolist(), strict=True))

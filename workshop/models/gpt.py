@@ -83,19 +83,42 @@ def gpt_size(name: str, width: int | None = None, depth: int | None = None) -> G
     return size
 
 
-def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Apply rotary position embeddings to (N, heads, T, d): rotate pairs of numbers by angles that grow with T.
+RotaryTables = tuple[torch.Tensor, torch.Tensor]
+
+
+def rotary_tables(tokens: int, dimension: int, device: torch.device, dtype: torch.dtype) -> RotaryTables:
+    """Return the cosines and sines of rotary position embeddings, each (T, 1, d) for heads of d numbers; see `rotated`.
+
+    They are the same in all blocks, so a model makes them once in a forward pass. The angles are computed in float32:
+    those of late tokens are large.
+    """
+    half = dimension // 2
+    speeds = ROTARY_BASE ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+    positions = torch.arange(tokens, device=device, dtype=torch.float32)
+    angles = torch.outer(positions, torch.cat([speeds, -speeds]))[:, None]  # the second half turns the other way
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotated(x: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
+    """Apply rotary position embeddings to (N, T, heads, d): rotate pairs of numbers by angles that grow with T.
 
     So the dot product of a query and a key depends on the distance between their tokens (Su et al. 2021,
-    https://arxiv.org/abs/2104.09864). The angles are computed in float32: those of late tokens are large.
+    https://arxiv.org/abs/2104.09864).
+
+    Args:
+        x: queries, keys, or both side by side.
+        tables: what `rotary_tables` returned for T and d.
     """
-    half = x.shape[-1] // 2  # number i and number i + half are a pair
-    positions = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)
-    speeds = ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angles = torch.outer(positions, speeds)  # (T, d / 2)
-    cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    others = x.roll(half, dims=-1)  # the second number of a pair where the first one was
-    return torch.addcmul(x * torch.cat([cosines, cosines], dim=-1), others, torch.cat([-sines, sines], dim=-1))
+    cosines, sines = tables
+    others = (x * sines).roll(x.shape[-1] // 2, dims=-1)  # numbers i and i + d / 2 are a pair: each takes the other's
+    return torch.addcmul(others, x, cosines)
+
+
+def dtype_of_products(x: torch.Tensor) -> torch.dtype:
+    """Return the type in which linear layers compute from ``x``: its own, which the weights have too, or autocast's."""
+    device = x.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else x.dtype
 
 
 class Block(nn.Module):
@@ -105,21 +128,24 @@ class Block(nn.Module):
         super().__init__()
         self.heads = size.heads
         self.attention_norm, self.network_norm = nn.RMSNorm(size.width), nn.RMSNorm(size.width)
+        # Layers with the same input are one layer: one large product of matrices is faster than several small ones.
         self.qkv = nn.Linear(size.width, 3 * size.width, bias=False)
         self.out = nn.Linear(size.width, size.width, bias=False)
-        self.gate = nn.Linear(size.width, size.hidden, bias=False)
-        self.up = nn.Linear(size.width, size.hidden, bias=False)
+        self.gate_up = nn.Linear(size.width, 2 * size.hidden, bias=False)
         self.down = nn.Linear(size.hidden, size.width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, T, width) to the same shape."""
+    def forward(self, x: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
+        """Map (N, T, width) to the same shape; ``tables`` are those of `rotary_tables`."""
         n, tokens, width = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(n, tokens, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (N, heads, T, width / heads)
-        attended = F.scaled_dot_product_attention(rotated(query), rotated(key), value, is_causal=True)
+        qkv = self.qkv(self.attention_norm(x)).view(n, tokens, 3 * self.heads, width // self.heads)
+        qk, value = qkv.split((2 * self.heads, self.heads), dim=2)
+        query, key = rotated(qk, tables).chunk(2, dim=2)  # each (N, T, heads, width / heads)
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True
+        )
         x = x + self.out(attended.transpose(1, 2).reshape(n, tokens, width))
-        inside = self.network_norm(x)
-        return x + self.down(F.silu(self.gate(inside)) * self.up(inside))
+        gate, up = self.gate_up(self.network_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
 
 
 class GPT(nn.Module):
@@ -145,9 +171,29 @@ class GPT(nn.Module):
                 added = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * self.size.depth) if added else 0.02)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the logits or, given targets (N, T) int64, the sum () of their cross-entropy; needs torch 2.13 then.
+
+        With targets, the output layer and the loss are computed together, for some of the tokens at a time. So the
+        logits never exist whole: with a large vocabulary they are the largest tensors of a training.
+        """
+        x = self.hidden(tokens)
+        if targets is None:
+            return F.linear(x, self.embed.weight)
+        dtype = dtype_of_products(x)  # autocast does not know this function
+        losses = F.linear_cross_entropy(
+            x.flatten(0, 1).to(dtype),
+            self.embed.weight.to(dtype),
+            targets.flatten(),
+            reduction="none",  # not "sum", which returns a sum in 16 bits, with three digits
+            options=nn.LinearCrossEntropyOptions(),
+        )
+        return losses.float().sum()
+
+    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the output layer reads, (N, T, width)."""
         x = self.embed(tokens)
+        tables = rotary_tables(tokens.shape[1], self.size.head_dimension, x.device, dtype_of_products(x))
         for block in self.blocks:
-            x = block(x)
-        return F.linear(self.norm(x), self.embed.weight)
+            x = block(x, tables)
+        return self.norm(x)
