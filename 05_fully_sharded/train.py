@@ -471,9 +471,15 @@ def distribute_model(config: Config, ranks: Ranks) -> FSDPModule | DistributedDa
     return shard_model(config, ranks)
 
 
-def blocks_of(model: FSDPModule | DistributedDataParallel) -> nn.ModuleList:
-    """Return the blocks of a model that `distribute_model` has returned."""
-    return (model.module if isinstance(model, DistributedDataParallel) else model).blocks
+def compile_parts(model: FSDPModule | DistributedDataParallel) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Let torch.compile fuse operations into fewer kernels, for this shape of batches; return a loss that is compiled.
+
+    Under DDP it cuts the whole model where a bucket of gradients is complete, so that sending overlaps with backward.
+    Of a sharded model the blocks are compiled: all have the same code, and what gathers weights stays outside.
+    """
+    for part in [model] if isinstance(model, DistributedDataParallel) else model.blocks:
+        part.compile(dynamic=False)
+    return torch.compile(sum_of_losses, dynamic=False)
 
 
 def recompute_blocks(model: nn.Module) -> None:
@@ -845,13 +851,7 @@ def train(config: Config, ranks: Ranks) -> bool:
     val_loader = make_loader(config, "val", ranks)
     check_parts(config, ranks, num_train=len(train_loader.dataset), num_val=len(val_loader.dataset))
     model = distribute_model(config, ranks)
-    loss = sum_of_losses
-    if config.compile != "off":  # dynamic=False: for this shape of batches alone
-        for block in blocks_of(
-            model
-        ):  # all have the same code, which is compiled once; gathering weights stays outside
-            block.compile(dynamic=False)
-        loss = torch.compile(sum_of_losses, dynamic=False)
+    loss = sum_of_losses if config.compile == "off" else compile_parts(model)
     optimizer = make_optimizer(config, model)  # after sharding: an earlier one would update weights that are gone
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
     total_steps = config.epochs * len(train_loader)

@@ -113,6 +113,8 @@ class RunFlags(Flags):
     """seconds of each trial of --benchmark"""
     trace: bool = may_change(False)
     """record a trace of a few steps in the run folder; plot and summarize it"""
+    start_times: bool = may_change(False)
+    """print what takes how long until the first step has ended"""
     monitor: bool = may_change(False)
     """monitor CPUs, memory and GPU: curves in TensorBoard, mean and maximum in summary.json"""
 
@@ -287,7 +289,12 @@ def run_with_config(main: Callable[[C], None], config_class: type[C], descriptio
     @functools.wraps(main)
     def parse_and_run() -> None:
         check_clone(Path(sys.modules[main.__module__].__file__ or ""))
-        main(load_config(config_class, sys.argv[1:], description))
+        config = load_config(config_class, sys.argv[1:], description)
+        if getattr(config, "start_times", False):
+            from workshop.profiling.start import time_start  # here, because it imports torch: --help does not need it
+
+            time_start(main)
+        main(config)
 
     run_reporting_user_errors(parse_and_run)
 

@@ -9,6 +9,7 @@ from torch.profiler import record_function
 
 from workshop.hardware import OtherWork, peak_memory_bytes
 from workshop.loaders.sampler import Loader
+from workshop.profiling import start
 from workshop.run import RunFolder
 
 
@@ -58,6 +59,7 @@ class Log(AbstractContextManager):
         self._asked = 0.0
         self._waiting: Any = None
         self._other_work = OtherWork()
+        self._start, start.current = start.current, None
         window = self.config.log_interval
         self._begins, self._waits = deque[float](maxlen=window), deque[float](maxlen=window)
 
@@ -93,6 +95,8 @@ class Log(AbstractContextManager):
         self._waits.clear()
         for instrument in self.instruments:
             instrument.start_epoch(loader)
+        if self._start:
+            self._start.start_epoch()
         self._wait()
 
     def start_step(self) -> None:
@@ -100,11 +104,16 @@ class Log(AbstractContextManager):
         if self._waiting is not None:
             self._waiting.__exit__(None, None, None)
             self._waiting = None
+        if self._start:
+            self._start.first_batch()
         self._begins.append(self._asked)
         self._waits.append(time.perf_counter() - self._asked)
 
     def end_step(self) -> None:
         """Note that the loop is about to ask for the next batch."""
+        if self._start:
+            self.print(self._start.table(self.ranks.device))
+            self._start = None
         for instrument in self.instruments:
             instrument.end_step()
         self._wait()

@@ -49,6 +49,15 @@ def test_scaling_over_simulated_gpus(stored: Path, run_script: Script) -> None:
         assert one_bucket > computing + (0.9 * all_reduce if ranks > 1 else 0)
 
 
+def test_batches_that_are_cut_ahead(stored: Path, run_script: Script) -> None:
+    flags = ["--unet_width", 16, "--unet_depth", 3, "--crop_size", 16, "--train_crops", 640, "--benchmark_seconds", 0.3]
+    result = run_script("04_mixed_precision/experiments/loader_overlap.py", "--simulated", "l4", "--rounds", 1, *flags)
+    assert result.status == 0, result.stderr
+    io = [row[1][0] for row in rows(stored, "loader_overlap_simulated")]
+    assert io[0] < io[1] and io[0] < io[2]
+    assert next(stored.rglob("loader_overlap.png")).stat().st_size > 10_000
+
+
 def test_what_formats_and_graphs_gain_on_a_simulated_gpu(stored: Path, run_script: Script) -> None:
     flags = ("--rounds", 1, "--benchmark_seconds", 0.01, "--workload", "a small network")
     result = run_script("04_mixed_precision/experiments/simulated_gains.py", *flags)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from workshop.hardware import require_memory
-from workshop.loaders.ahead import one_ahead, to_gpu
+from workshop.loaders.ahead import one_ahead, stream_on, to_gpu
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler
 from workshop.loaders.transform import BatchTransform
 
@@ -38,11 +38,12 @@ class DeviceLoader(BatchLoader):
         self.targets = targets.to(device)
         self.batch_sampler = batch_sampler
         self.transform = transform
+        self.stream = stream_on(device)
 
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the batches of one epoch."""
         self.transform.set_epoch(self.batch_sampler.epoch)
-        for images, targets, sizes in one_ahead(self._pieces(), self.dataset.device):
+        for images, targets, sizes in one_ahead(self._pieces(), self.stream):
             yield from zip(images.split(sizes), targets.split(sizes), strict=True)
 
     def _pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from workshop.datasets import nbody
 from workshop.errors import UserError
-from workshop.loaders.ahead import one_ahead, to_gpu
+from workshop.loaders.ahead import one_ahead, stream_on, to_gpu
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, epoch_generator
 
 SYMMETRIES = list(product(permutations(range(3)), product((False, True), repeat=3)))
@@ -181,19 +181,21 @@ class VolumeLoader(BatchLoader):
         self.dataset = dataset
         self.batch_sampler = batch_sampler
         self.pin_memory = pin_memory
+        self.stream = stream_on(boxes[0].device)
 
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the batches of one epoch."""
-        device = self.boxes[0].device
-        return self._on_cpu() if device.type == "cpu" else one_ahead(self._on_gpu(), device)
+        return self.cut_one_by_one() if self.stream is None else one_ahead(self.cut_at_once(), self.stream)
 
-    def _on_gpu(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def cut_at_once(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Cut each batch with few launches, as a GPU needs it."""
         corners, symmetries = self.dataset.places(self.batch_sampler.epoch)
         for indices in self.batch_sampler.batches():
             inputs, targets = cut_batch(self.boxes, corners[indices], symmetries[indices], self.dataset.size)
             yield inputs, targets
 
-    def _on_cpu(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def cut_one_by_one(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Cut cube by cube, as a CPU is fastest."""
         corners, symmetries = self.dataset.places(self.batch_sampler.epoch)
         for indices in self.batch_sampler.batches():
             places = list(zip(corners[indices].tolist(), symmetries[indices].tolist(), strict=True))

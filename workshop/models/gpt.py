@@ -19,6 +19,8 @@ HEAD_DIMENSION = 64
 """a multiple of 8 up to 256, as the fast attention kernels in 16 bits need it: FlashAttention's (compute capability 8.x
 and 12.0) and cuDNN's (9.0 and 10.0)"""
 ROTARY_BASE = 10_000.0
+TOKENS_AT_ONCE = 2048
+"""whose logits exist at the same time, if the loss is computed with them"""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class GPT(nn.Module):
             self.embed.weight.to(dtype),
             targets.flatten(),
             reduction="none",  # not "sum", which returns a sum in 16 bits, with three digits
-            options=nn.LinearCrossEntropyOptions(),
+            options=nn.LinearCrossEntropyOptions(chunking_method=None, batch_chunk_size=TOKENS_AT_ONCE),
         )
         return losses.float().sum()
 

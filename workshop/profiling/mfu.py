@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from workshop.datasets import image_dataset, nbody
 
@@ -87,6 +86,8 @@ def model_flops(make_model: Callable[[], nn.Module], sample_shape: tuple[int, ..
         sample_shape: of the inputs, without the batch.
     """
     samples = 2  # batch norm needs more than one value per channel in training
+    from torch.utils.flop_counter import FlopCounterMode  # here: it takes a quarter of a second, and few runs need it
+
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         make_model()(torch.empty(samples, *sample_shape)).sum().backward()
     return counter.get_total_flops() // samples
