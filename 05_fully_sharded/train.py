@@ -10,6 +10,7 @@ The model predicts each byte of a text from those before it. You should see the 
 8, and each rank stores only its part of the model. The losses are those of any number of ranks, and of DDP.
 """
 
+import atexit
 import gc
 import json
 import lzma
@@ -887,6 +888,7 @@ def train(config: Config, ranks: Ranks) -> bool:
         # another step, and all others wait. What exists now is needed until the end: it need not look at that again.
         gc.collect()
         gc.freeze()
+        atexit.register(gc.unfreeze)  # at the end of the process, libraries want their objects back
         if training.progress.epoch > config.epochs:
             log.print(f"nothing is left to do: --epochs is {config.epochs}")
         val_loss = math.nan

@@ -1,16 +1,19 @@
 """How much does the CPU do for an update of GPT-2's small size: this lesson's script beside nanoGPT?
 
     git clone https://github.com/karpathy/nanoGPT
-    nullgpu --gb 100 python experiments/launches_beside_nanogpt.py --nanogpt nanoGPT     # on an idle machine: minutes
-    python experiments/launches_beside_nanogpt.py --nanogpt nanoGPT                      # on a GPU, tokens/s too
+    python experiments/launches_beside_nanogpt.py --nanogpt nanoGPT      # two minutes on an idle machine
 
-All train in one process, in turns: nanoGPT's model as its bench.py does it; the same with clipping and DDP, as its
-train.py does it under torchrun; and this lesson's `train_step`. Batches are 12 sequences of 1,024 tokens, in bf16 with
-a fused AdamW. A GPU that computes nothing shows what the CPU needs: a GPU that is faster than this waits for it.
+On a GPU it measures tokens/s too; without one it runs on a null GPU (tools/nullgpu), which computes nothing.
+The models train in one process, in turns: nanoGPT's as its bench.py does it; the same with clipping and DDP, as its
+train.py does it under torchrun; and this lesson's with `train_step`. Batches are 12 sequences of 1,024 tokens, in bf16
+with a fused AdamW. What the CPU needs for an update is a lower limit of its time: a GPU that is faster waits for it.
 """
 
+import json
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -27,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from lab import results
 from lab.flags import Parser
 from lab.launching import load_script
+from lab.simulated import null_gpu
 from lab.timing import alternately, median_range
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.paths import REPOSITORY
@@ -106,18 +110,9 @@ def launches_of(step: Step) -> int:
     return sum(not event.name.startswith("Mem") for event in on_gpu)
 
 
-def main() -> None:
-    """Time all in turns, and store the table."""
-    parser = Parser(__doc__)
-    parser.add_argument("--nanogpt", type=Path, required=True, help="folder of a clone of nanoGPT")
-    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--eager", action="store_true", help="without torch.compile")
-    arguments = parser.parse_args()
-    if not (arguments.nanogpt / "model.py").exists():
-        raise UserError(f"no model.py in {arguments.nanogpt}: git clone https://github.com/karpathy/nanoGPT")
-    if not torch.cuda.is_available():
-        raise UserError("there is no GPU: write nullgpu --gb 100 before python")
-    sys.path.insert(0, str(arguments.nanogpt.resolve()))
+def measure(nanogpt: Path, rounds: int, compiled: bool) -> list[list[results.Cell]]:
+    """Time all in turns on the GPU, which may be a null GPU; return the rows of the table."""
+    sys.path.insert(0, str(nanogpt))
     ranks = LESSON.join_ranks(timeout_minutes=10)
     inputs, targets = torch.randint(VOCABULARY, (2, BATCH, TOKENS), device=ranks.device)
     theirs, ours = partial(steps_of_nanogpt, inputs, targets), partial(steps_of_lesson, ranks, inputs, targets)
@@ -129,7 +124,7 @@ def main() -> None:
         "`--shard root`": ours(shard="root"),
         "`--shard blocks`": ours(shard="blocks"),
     }
-    if not arguments.eager:
+    if compiled:
         steps |= {
             "nanoGPT, as in bench.py, compiled": theirs(as_train=False, compiled=True),
             "nanoGPT, as in train.py, compiled": theirs(as_train=True, compiled=True),
@@ -138,27 +133,55 @@ def main() -> None:
         }
     memory = {name: peak_gb(step) for name, step in steps.items()}
     launches = {name: launches_of(step) for name, step in steps.items()}
-    found = alternately({name: partial(timed, step) for name, step in steps.items()}, arguments.rounds)
+    found = alternately({name: partial(timed, step) for name, step in steps.items()}, rounds)
+    torch.distributed.destroy_process_group()
     rows: list[list[results.Cell]] = []
-    for name, rounds in found.items():
-        host = [each for each, _ in rounds]
+    for name, times in found.items():
+        host = [each for each, _ in times]
         base = [each for each, _ in found["nanoGPT, as in train.py" + ", compiled" * ("compile" in name)]]
+        speed = [1e3 * BATCH * TOKENS / whole for _, whole in times]
         ratios = [mine / other for mine, other in zip(host, base, strict=True)]
-        speed = [1e3 * BATCH * TOKENS / whole for _, whole in rounds]
-        row = [name, launches[name], median_range(host), median_range(ratios), median_range(speed), memory[name]]
-        rows.append(row)
-    device = torch.cuda.get_device_name()
+        rows.append([name, launches[name], *map(median_range, (host, ratios, speed)), memory[name]])
+    return rows
+
+
+def main() -> None:
+    """Measure on the GPU, or on a null GPU in a process of its own; store the table."""
+    parser = Parser(__doc__)
+    parser.add_argument("--nanogpt", type=Path, required=True, help="folder of a clone of nanoGPT")
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--out", type=Path, help="write the rows to this file, and store no table")
+    arguments = parser.parse_args()
+    nanogpt, gpu = arguments.nanogpt.resolve(), torch.cuda.is_available()
+    if not (nanogpt / "model.py").exists():
+        raise UserError(f"no model.py in {nanogpt}: git clone https://github.com/karpathy/nanoGPT")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(measure(nanogpt, arguments.rounds, not arguments.eager)))
+        return
+    columns = ["", "launches", "ms of the CPU", "ratio", "tokens/s", "peak GB"]
+    if gpu:
+        rows = measure(nanogpt, arguments.rounds, not arguments.eager)
+    else:  # then tokens/s would be those of an infinitely fast GPU
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder, "rows.json")
+            words = [*null_gpu("--gb", 100), sys.executable, __file__, *sys.argv[1:], "--out", str(out)]
+            done = subprocess.run(words, text=True, capture_output=True)
+            if done.returncode:
+                raise UserError(f"on a null GPU: {done.stderr[-1000:]}")
+            rows = [[*row[:4], row[5]] for row in json.loads(out.read_text())]
+        columns.remove("tokens/s")
     results.store(
         "launches_beside_nanogpt",
-        title=f"An update of a GPT-2 of 124 million weights, 12 x 1,024 tokens, bf16, one process, {device}",
-        columns=["", "launches", "ms of the CPU", "ratio", "tokens/s", "peak GB"],
+        title="An update of a GPT-2 of 124 million weights, 12 x 1,024 tokens, bf16, one process"
+        + ("" if gpu else ", on a null GPU"),
+        columns=columns,
         rows=rows,
         formats={"ms of the CPU": ".1f", "ratio": ".2f", "tokens/s": ",.0f", "peak GB": ".1f"},
-        spread=f"median (lowest to highest) of {arguments.rounds} rounds; ratio: to the CPU's time of nanoGPT "
-        "as in train.py in the same round, eager or compiled; on a null GPU, tokens/s are those of an infinitely fast GPU",
-        command="nullgpu --gb 100 python experiments/launches_beside_nanogpt.py --nanogpt nanoGPT",
+        spread=f"median (lowest to highest) of {arguments.rounds} rounds; ratio: to the CPU's time of nanoGPT as in "
+        "train.py in the same round, eager or compiled; peak: above what there is between two updates",
+        command="python experiments/launches_beside_nanogpt.py --nanogpt nanoGPT",
     )
-    torch.distributed.destroy_process_group()
 
 
 def peak_gb(step: Step) -> float:

@@ -8,6 +8,9 @@ from torch import nn
 class CifarCNN(nn.Module):
     """Classify 32x32 color images into 10 classes; 62 thousand parameters."""
 
+    MADE_FOR = (3, 32, 32), 10
+    """shape of an image, and number of classes"""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 6, kernel_size=5)

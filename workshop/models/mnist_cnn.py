@@ -8,6 +8,9 @@ from torch import nn
 class MnistCNN(nn.Module):
     """Classify 28x28 gray images into 10 classes; 1.2 million parameters."""
 
+    MADE_FOR = (1, 28, 28), 10
+    """shape of an image, and number of classes"""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(1, 32, kernel_size=3)

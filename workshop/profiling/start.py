@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 OF_THE_SCRIPT = (
@@ -23,6 +24,7 @@ OF_PYTORCH: tuple[tuple[Any, str, str], ...] = (
     (torch.cuda, "_lazy_init", "CUDA: driver, context, libraries"),
     (dist, "init_process_group", "init_process_group: other ranks, NCCL"),
     (dist, "new_group", "new_group"),
+    (DistributedDataParallel, "__init__", "DistributedDataParallel(...), which imports the compiler"),
     (DataLoader, "__iter__", "starting the loader's workers"),
 )
 IMPORTS, FIRST_BATCH, FIRST_STEP = "Python, imports, flags", "waiting for the first batch", "first step"
