@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def test_it_learns_and_shows_how(train: Script, tmp_path: Path) -> None:
     assert [point.step for point in board.Scalars("train/loss")] == [10, 20, 30]
     assert board.Scalars("epoch/val_accuracy")[0].value == pytest.approx(epoch["val_accuracy"])
     assert {"train/samples_per_second", "train/load_seconds", "train/compute_seconds"} <= set(board.Tags()["scalars"])
+
+
+def test_the_parts_of_the_start_add_up(train: Script, tmp_path: Path) -> None:
+    result = train(*SHORT, "--start_times", "true", "--run_dir", tmp_path)
+    assert result.status == 0, result.stderr
+    whole = re.search(r"([\d.]+) s from the start of the process to the end of the first step:\n", result.stdout)
+    parts = dict(map(reversed, re.findall(r"^ +([\d.]+) s  (.+)$", result.stdout, re.MULTILINE)))
+    assert {"Python, imports, flags", "make_loader", "first step"} <= parts.keys()
+    assert sum(map(float, parts.values())) == pytest.approx(float(whole[1]), abs=0.1)
+    assert "first step" not in train(*SHORT, "--run_dir", tmp_path).stdout
 
 
 def test_one_seed_gives_the_same_losses_whatever_the_workers(train: Script, tmp_path: Path) -> None:

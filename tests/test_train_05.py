@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from conftest import REPOSITORY, Script
@@ -17,6 +18,7 @@ from lab.launching import load_script
 from ranks import start_ranks
 from same_losses import NO_FORMATS, SMALL, WAYS
 from workshop.errors import UserError
+from workshop.models import gpt
 from workshop.ranks import Ranks
 
 FOLDER = REPOSITORY / "05_fully_sharded"
@@ -56,6 +58,22 @@ def test_each_rank_stores_its_part(rows: tuple[int, Rows]) -> None:
         whole = WAYS.get(name, {"shard": "none"}).get("shard") == "none"
         parts = 1 if whole else ranks // WAYS[name].get("replicas", 1)
         assert 1 / parts <= stored < 1.05 / parts, name  # of a weight with odd rows, the first ranks store more
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="needs torch 2.13")
+def test_a_loss_that_is_computed_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpt, "TOKENS_AT_ONCE", 16)
+    model = gpt.GPT(gpt.GPTSize(width=64, depth=1, vocabulary=300, head_dimension=16))
+    inputs, targets = torch.randint(300, (2, 2, 20))
+    targets[1, 5:] = LESSON.IGNORED
+    losses, grads = [], []
+    for loss in (LESSON.sum_of_losses(model(inputs), targets), model(inputs, targets)):
+        model.zero_grad()
+        (loss / 7).backward()
+        losses.append(loss.item())
+        grads.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
 
 
 def test_blocks_of_other_models_are_recomputed_too() -> None:

@@ -59,7 +59,7 @@ class Log(AbstractContextManager):
         self._asked = 0.0
         self._waiting: Any = None
         self._other_work = OtherWork()
-        self._start, start.current = start.current, None
+        self._start, start.current = (start.current if self.config.start_times else None), None
         window = self.config.log_interval
         self._begins, self._waits = deque[float](maxlen=window), deque[float](maxlen=window)
 
