@@ -47,6 +47,7 @@ WITH_GENERATOR: dict[str, Callable[[Given], Tensor]] = {
     "multinomial": lambda g: torch.multinomial(ones(50), 20, generator=g),
     "multinomial, replacement": lambda g: torch.multinomial(ones(50), 20, replacement=True, generator=g),
     "normal": lambda g: torch.normal(ones(50), ones(50), generator=g),
+    "normal, one mean": lambda g: torch.normal(1.0, ones(50), generator=g),
     "normal_": lambda g: ones(50).normal_(generator=g),
     "uniform_": lambda g: ones(50).uniform_(generator=g),
     "exponential_": lambda g: ones(50).exponential_(generator=g),
@@ -64,6 +65,8 @@ WITHOUT_GENERATOR: dict[str, Callable[[], Tensor]] = {
     "randint_like": lambda: torch.randint_like(ones(50), 1000),
     "gumbel_softmax": lambda: F.gumbel_softmax(ones(50)),
     "trunc_normal_": lambda: nn.init.trunc_normal_(ones(50)),
+    "Normal": lambda: torch.distributions.Normal(ones(50), ones(1)).sample(),
+    "Categorical": lambda: torch.distributions.Categorical(ones(20, 50)).sample(),
     "Gamma": lambda: torch.distributions.Gamma(ones(50), 1.0).sample(),
     "flash attention": attention(torch.bfloat16),
     "efficient attention": attention(torch.float32),
@@ -72,7 +75,7 @@ DRAWS: dict[str, Callable[[], Tensor]] = {
     **{name: (lambda draw=draw: draw(None)) for name, draw in WITH_GENERATOR.items()},  # type: ignore[misc]
     **WITHOUT_GENERATOR,
 }
-NOT_IN_A_GRAPH = {"trunc_normal_", "Gamma"}
+NOT_IN_A_GRAPH = {"trunc_normal_", "Normal", "Categorical", "Gamma"}
 """the CPU waits for them, or copies to the GPU, which PyTorch refuses during a capture"""
 
 
@@ -195,13 +198,32 @@ def gpus() -> list[bool]:
     ]
 
 
+MISTAKES: dict[str, Callable[[], Tensor]] = {
+    "a negative deviation": lambda: torch.normal(ones(5), -ones(5)),
+    "a negative probability": lambda: torch.multinomial(-ones(5), 2),
+    "an index that is too large": lambda: ones(5, 5).gather(1, torch.full((5, 1), 7, device=GPU)),
+}
+
+
+def mistakes() -> list[str]:
+    """Return the mistakes of a script that raise no error."""
+    unseen = []
+    for name, mistake in MISTAKES.items():
+        try:
+            mistake()
+            unseen.append(name)
+        except (RuntimeError, IndexError):
+            pass
+    return unseen
+
+
 def beside_a_thread() -> bool:
     """Whether a thread draws the same numbers of the CPU while this one draws numbers of the GPU."""
     torch.manual_seed(1)
-    wanted = [torch.rand(1000) for _ in range(200)]
+    wanted = [torch.rand(1000) for _ in range(50)]
     torch.manual_seed(1)
     found: list[Tensor] = []
-    thread = threading.Thread(target=lambda: found.extend(torch.rand(1000) for _ in range(200)))
+    thread = threading.Thread(target=lambda: found.extend(torch.rand(1000) for _ in range(50)))
     thread.start()
     while thread.is_alive():
         F.dropout(ones(1000))
@@ -217,6 +239,8 @@ def shares() -> dict[str, float]:
     return {
         "dropped": (kept == 0).float().mean().item(),
         "mean of dropout": kept.mean().item(),
+        "mean of normal": torch.normal(3 * ones(100_000), 2 * ones(1)).mean().item(),
+        "deviation of normal": torch.normal(3 * ones(100_000), 2 * ones(1)).std().item(),
         "mean of randn": torch.randn(100_000, device=GPU).mean().item(),
         "deviation of randn": torch.randn(100_000, device=GPU).std().item(),
         "mean of rand": torch.rand(100_000, device=GPU).mean().item(),
@@ -324,6 +348,7 @@ def main() -> None:
         own_generator_in_graph,
         gpus,
         beside_a_thread,
+        mistakes,
         shares,
         recomputed,
         slopes,

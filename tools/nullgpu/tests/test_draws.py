@@ -51,7 +51,12 @@ def test_replays_of_a_graph_draw_what_is_drawn_without_a_graph(found: dict) -> N
 
 def test_the_numbers_have_the_distribution_that_was_asked_for(found: dict) -> None:
     wanted = {"dropped": 0.3, "mean of dropout": 1, "mean of randn": 0, "deviation of randn": 1, "mean of rand": 0.5}
+    wanted |= {"mean of normal": 3, "deviation of normal": 2}
     assert found["shares"] == pytest.approx(wanted, abs=0.02)
+
+
+def test_a_mistake_that_a_gpu_would_end_is_an_error(found: dict) -> None:
+    assert found["mistakes"] == []
 
 
 def test_recomputed_dropout_is_the_first_one(found: dict) -> None:

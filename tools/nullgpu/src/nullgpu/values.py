@@ -47,6 +47,9 @@ WITHOUT_VALUES = MAKE_TENSORS | DESCRIBE_TENSORS | READ_MEMORY
 READ_VALUES = {"_linalg_check_errors", "equal"}
 """operations whose own code reads what a kernel has computed"""
 
+MISTAKE = re.compile("out of (bounds|range)|expects all elements|probability tensor contains|invalid multinomial")
+"""what the CPU says of a script's mistake, for which a GPU ends the script (a device-side assert)"""
+
 not_computed: dict[str, str] = {}
 """operations without values, and why"""
 
@@ -161,6 +164,8 @@ class Values(TorchDispatchMode):
             except torch.linalg.LinAlgError:
                 raise  # a mistake of the script's: a singular matrix, for example
             except (RuntimeError, NotImplementedError, TypeError) as error:
+                if MISTAKE.search(str(error)):
+                    raise
                 not_computed.setdefault(str(func), str(error).splitlines()[0][:120])
                 return
             for target, value in zip(targets, found, strict=False):
@@ -206,7 +211,11 @@ def target_of(value: Any, with_cpu: bool) -> torch.Tensor | None:
 
 
 def without_check(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operation; one that checks whether a matrix was singular has to leave that to its run on the CPU."""
+    """Run an operation; one that would read values on the GPU to check them leaves that to its run on the CPU."""
+    if func._schema.name == "aten::normal" and isinstance(args[1], torch.Tensor):  # may read whether std is negative
+        shape = torch.broadcast_shapes(*(value.shape for value in args[:2] if isinstance(value, torch.Tensor)))
+        mean = next(value for value in args if isinstance(value, torch.Tensor)).expand(shape)
+        return torch.ops.aten.normal.Tensor_float(mean, 1.0, **{k: v for k, v in kwargs.items() if k == "generator"})
     for number, argument in enumerate(func._schema.arguments):
         if argument.name == "check_errors":
             if number < len(args):
