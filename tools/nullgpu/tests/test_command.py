@@ -230,6 +230,14 @@ def test_a_rank_that_dies_ends_the_wait_of_the_other_one(ranks: dict, new_backen
 # ---- values
 
 
+def test_a_compiled_model_has_values(nullgpu: Run) -> None:
+    script = (
+        "import torch\nm = torch.nn.Linear(4, 4).cuda()\nx = torch.ones(4, device='cuda')\n"
+        "print(torch.equal(torch.compile(m, fullgraph=True)(x), m(x)), m(x).sum().item() != 0)"
+    )
+    assert nullgpu("--values", "python", "-c", script).stdout == "True True\n"
+
+
 @pytest.mark.parametrize("backend", ["nccl", "nccl-legacy"])
 def test_a_script_of_ones_own_is_one_rank_of_an_imaginary_world(tmp_path: Path, backend: str, nullgpu: Run) -> None:
     if backend != "nccl" and not hasattr(torch.distributed.distributed_c10d, "_register_builtin_nccl_legacy_backend"):

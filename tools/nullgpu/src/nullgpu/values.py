@@ -267,6 +267,7 @@ def install() -> None:
             compute()
 
     graphs.follow(captures, captured, replayed)
+    torch.compile = without_compiling(torch.compile)
     run = threading.Thread.run
 
     def run_with_values(self: threading.Thread) -> None:
@@ -276,6 +277,20 @@ def install() -> None:
     threading.Thread.run = run_with_values  # type: ignore[method-assign]
     mode.__enter__()
     atexit.register(say_what_has_no_values)
+
+
+def without_compiling(own: Any) -> Any:
+    """Return torch.compile for functions that run as they are: values are computed operation by operation.
+
+    PyTorch would do the same by itself, after it has tried, but raises an error with fullgraph=True.
+    """
+
+    @functools.wraps(own)
+    def compile_(*args: Any, **kwargs: Any) -> Any:
+        torch.compiler.set_stance("force_eager")  # imports the compiler, so not before it is needed
+        return own(*args, **kwargs)
+
+    return compile_
 
 
 def say_what_has_no_values() -> None:
