@@ -30,6 +30,7 @@ import quick_python  # noqa: E402
 from sources import collect, generate, pack  # noqa: E402
 
 DIGITS = "--limit_train 384 --limit_val 64 --batch_size 16 --num_workers 0 --dropout false --log_interval 3"
+DIGITS_DROPOUT = DIGITS.replace("--dropout false", "--dropout true")
 UNET = (
     "--config ../configs/unet3d.yaml --config ../configs/unet3d_tiny.yaml --unet_width 8 --train_crops 256 "
     "--val_crops 32 --global_batch_size 8 --loader device --epochs 1 --log_interval 4"
@@ -44,6 +45,8 @@ ROUNDING = 1e-5
 """largest relative difference of losses that are computed in float32, in another order"""
 SIXTEEN_BITS = 2e-2
 """the same in 16 bits: autocast for CUDA converts other operations than autocast for the CPU"""
+OTHER_NUMBERS = 0.2
+"""the same with dropout, for which a GPU draws other random numbers than the CPU"""
 STOPPED_IN_STEP = 2
 TIMEOUT = 600
 """seconds"""
@@ -66,6 +69,8 @@ class Case:
     """the lesson that the CPU runs, if it is another one"""
     stopped: str = ""
     """the case that this one stops in its first epoch and resumes; the losses must be the same"""
+    like: str = ""
+    """the case on null GPUs that must have the same losses, in place of a run on the CPU"""
     quick: bool = False
     """in make test"""
 
@@ -177,6 +182,41 @@ CASES = [
         torchrun=True,
         difference=0,
         stopped="05, two ranks, bf16, async",
+    ),
+    Case("01, dropout", "01_single_gpu", DIGITS_DROPOUT, difference=OTHER_NUMBERS),
+    Case(
+        "02, two GPUs, dropout",
+        "02_dataparallel",
+        DIGITS_DROPOUT,
+        2,
+        difference=OTHER_NUMBERS,
+        cpu_lesson="01_single_gpu",
+    ),
+    Case(
+        "03, two ranks, dropout",
+        "03_ddp",
+        f"{DIGITS_DROPOUT} --batch_size 8",
+        gpus=2,
+        torchrun=True,
+        difference=OTHER_NUMBERS,
+    ),
+    Case(
+        "03, two ranks, dropout, stopped",
+        "03_ddp",
+        f"{DIGITS_DROPOUT} --batch_size 8",
+        gpus=2,
+        torchrun=True,
+        difference=0,
+        stopped="03, two ranks, dropout",
+    ),
+    Case(
+        "04, dropout", "04_mixed_precision", f"{DIGITS_DROPOUT} --precision fp32 --fused true", difference=OTHER_NUMBERS
+    ),
+    Case(
+        "04, dropout, CUDA graph",
+        "04_mixed_precision",
+        f"{DIGITS_DROPOUT} --precision fp32 --fused true --cuda_graph true",
+        like="04, dropout",
     ),
 ]
 
@@ -294,8 +334,8 @@ def read(file: Path) -> dict[str, Any]:
 
 def expected(case: Case, data: Path) -> Run:
     """Return the run whose losses the case must have."""
-    if case.stopped:
-        return run_on_null_gpu(named(case.stopped), data)
+    if other := case.stopped or case.like:
+        return run_on_null_gpu(named(other), data)
     return run_on_cpu(case, data)
 
 

@@ -2,9 +2,11 @@
 
     nullgpu --values python tests/layers.py
 
-It prints a line for each one that differs, and nothing else. 16-bit formats are compared with float32 on the CPU.
+It prints a line for each one that differs, and nothing else. 16-bit formats are compared with float32 on the CPU. Each
+layer and each loss is also compared with dropout behind the layer: the CPU drops what the GPU has dropped.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -90,11 +92,26 @@ OPTIMIZERS = (
     *("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "LBFGS", "Rprop"),
     *("Adafactor", "Muon"),
 )
+DROPOUT = 0.3
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def dropped(out: torch.Tensor) -> torch.Tensor:
+    """Return the output of a layer after dropout on the GPU; on the CPU, with what the GPU drops for this seed."""
+    torch.cuda.manual_seed(2)
+    out = out.contiguous()  # numbers are drawn in the order of the memory
+    if out.is_cuda:
+        return F.dropout(out, DROPOUT)
+    return out * F.dropout(torch.ones(out.shape, device="cuda"), DROPOUT).to(out)
+
+
 def sums(
-    make: Callable[[], nn.Module], shape: tuple[int, ...], device: str, dtype: torch.dtype, loss: Loss
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    device: str,
+    dtype: torch.dtype,
+    loss: Loss,
+    with_dropout: bool,
 ) -> list[float]:
     """Return the loss of a layer, and the sum of the absolute values of each of its gradients."""
     torch.manual_seed(0)
@@ -102,6 +119,7 @@ def sums(
     x = torch.randn(*shape).to(dtype).to(device).requires_grad_()
     out = layer(x)
     out = out[0] if isinstance(out, tuple) else out
+    out = dropped(out) if with_dropout else out
     torch.manual_seed(1)
     value = loss(out, torch.randn(out.shape).to(out.dtype).to(device))
     value.backward()
@@ -143,11 +161,12 @@ def main() -> None:
     cases: dict[str, tuple] = {name: (*layer, product) for name, layer in LAYERS.items()}
     cases |= {name: (lambda: nn.Linear(8, 6), ROWS, loss) for name, loss in LOSSES.items()}
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.08), (torch.float16, 0.08)):
-        for name, (make, shape, loss) in cases.items():
-            cpu = sums(make, shape, "cpu", torch.float32, loss)
-            gpu = sums(make, shape, "cuda", dtype, loss)
+        for (name, case), with_dropout in itertools.product(cases.items(), (False, True)):
+            make, shape, loss = case
+            cpu = sums(make, shape, "cpu", torch.float32, loss, with_dropout)
+            gpu = sums(make, shape, "cuda", dtype, loss, with_dropout)
             if not near(cpu, gpu, tolerance):
-                print(name, dtype, cpu, gpu)
+                print(name, dtype, "with dropout" if with_dropout else "", cpu, gpu)
     for name in (name for name in OPTIMIZERS if hasattr(torch.optim, name)):
         fused = [{"fused": True}] if name in ("SGD", "Adam", "AdamW", "Adagrad") else []
         for how in ({}, *fused):

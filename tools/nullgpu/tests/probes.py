@@ -59,6 +59,36 @@ def memory() -> Found:
     return found | {"after": free_and_used(), "devices": pynvml.nvmlDeviceGetCount(), "utilization": utilization}
 
 
+ASKED = (
+    *("AccountingMode", "ApplicationsClock:0", "BAR1MemoryInfo", "Brand", "BoardPartNumber", "ClockInfo:0"),
+    *("ComputeMode", "ComputeRunningProcesses", "CpuAffinity:4", "CpuAffinityWithinScope:4:0", "CudaComputeCapability"),
+    *("CurrPcieLinkGeneration", "CurrPcieLinkWidth", "CurrentClocksThrottleReasons", "DecoderUtilization"),
+    *("DisplayActive", "DisplayMode", "EccMode", "EncoderUtilization", "EnforcedPowerLimit", "FanSpeed"),
+    *("GraphicsRunningProcesses", "Index", "MPSComputeRunningProcesses", "MaxClockInfo:1", "MaxPcieLinkGeneration"),
+    *("MaxPcieLinkWidth", "MemoryAffinity:1:0", "MemoryInfo", "MemoryInfo:0x02000028", "MigMode", "MinorNumber"),
+    *("Name", "NumaNodeId", "NvLinkState:0", "PciInfo", "PcieThroughput:0", "PerformanceState", "PersistenceMode"),
+    *("PowerManagementLimit", "PowerManagementLimitConstraints", "PowerUsage", "RetiredPages:0", "Serial"),
+    *("SupportedMemoryClocks", "Temperature:0", "TemperatureThreshold:0", "TotalEccErrors:0:0"),
+    *("TotalEnergyConsumption", "UUID", "UtilizationRates", "VbiosVersion", "Architecture", "Attributes"),
+)
+"""what monitors ask NVML of a GPU: nvmlDeviceGet..., with its further arguments"""
+
+
+def monitors() -> dict[str, str]:
+    """Return what NVML answers to each question of `ASKED`, or the name of the error."""
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    found = {}
+    for question in ASKED:
+        name, *words = question.split(":")
+        try:
+            answer = getattr(pynvml, f"nvmlDeviceGet{name}")(handle, *(int(word, 0) for word in words))
+            found[question] = str(list(answer) if name.startswith(("CpuAffinity", "MemoryAffinity")) else answer)
+        except pynvml.NVMLError as error:
+            found[question] = type(error).__name__
+    return found
+
+
 def profiler() -> list[str]:
     """Return the kernels that torch.profiler sees in the sum of two tensors."""
     tensor = torch.ones(8, device="cuda")
@@ -86,7 +116,7 @@ def item_in_graph() -> str:
 
 def alone() -> Found:
     """Return what all probes of one process find."""
-    return {one.__name__: one() for one in (memory, profiler, out_of_memory, item_in_graph)}
+    return {one.__name__: one() for one in (memory, monitors, profiler, out_of_memory, item_in_graph)}
 
 
 # ---- pairs of ranks: forks, which share the import of torch
@@ -166,9 +196,10 @@ def status_of(function: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(fork(function), 0)[1])
 
 
-def more_than_the_host_has() -> None:
-    """Ask for 1 TiB, which Linux gives to a process as long as it does not write to it."""
-    megabytes(1 << 20)
+def more_than_the_host_has(file: Path) -> None:
+    """Ask for 1 TiB, which Linux gives to a process as long as it does not write to it; note the error, and go on."""
+    found = {"error": error_of(lambda: megabytes(1 << 20)), "again": error_of(lambda: megabytes(1 << 20))}
+    file.write_text(json.dumps(found | {"value": (megabytes(100) + 1)[:3].tolist()}))
 
 
 def segments(file: Path) -> None:
@@ -179,10 +210,15 @@ def segments(file: Path) -> None:
     file.write_text(json.dumps([found, len(tensors), torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]]))
 
 
+def in_fork(probe: Callable[[Path], None], file: Path) -> Any:  # noqa: ANN401
+    """Run a probe in a fork; return what it has noted in the file."""
+    assert status_of(lambda: probe(file)) == 0
+    return json.loads(file.read_text())
+
+
 def ranks(file: Path) -> Found:
     """Return what all probes of ranks find."""
-    found: Found = {"host": status_of(more_than_the_host_has), "segments_status": status_of(lambda: segments(file))}
-    found["segments"] = json.loads(file.read_text())
+    found: Found = {probe.__name__: in_fork(probe, file) for probe in (more_than_the_host_has, segments)}
     for probe in (send_and_receive, different_collectives, different_sizes, rank_dies):
         for new_backend in (False, True):
             found[f"{probe.__name__} {new_backend}"] = pair(probe, new_backend)

@@ -152,6 +152,20 @@ def test_nvml_sees_the_gpus_and_that_they_are_idle(alone: dict) -> None:
     assert (alone["memory"]["devices"], alone["memory"]["utilization"]) == (1, 0)
 
 
+def test_nvml_answers_what_monitors_ask(alone: dict) -> None:
+    """What a GPU does not have, or does not tell, is "not supported", which monitors know."""
+    found = alone["monitors"]
+    assert not {name for name, answer in found.items() if "FunctionNotFound" in answer}
+    assert found["CudaComputeCapability"] == "(9, 0)"
+    cpus = [
+        64 * word + bit
+        for word, bits in enumerate(json.loads(found["CpuAffinity:4"]))
+        for bit in range(64)
+        if bits >> bit & 1
+    ]
+    assert set(cpus) == os.sched_getaffinity(0)
+
+
 def test_pytorch_runs_out_of_memory_as_on_a_gpu_of_this_size(alone: dict) -> None:
     error = alone["out_of_memory"]["error"]
     assert error.startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -176,9 +190,13 @@ def test_a_fork_after_importing_torch_may_use_the_gpu(nullgpu: Run) -> None:
 # ---- values, and pairs of ranks with the former and the new backend of NCCL
 
 
-def test_values_that_do_not_fit_into_the_memory_of_the_host_end_the_process_with_a_line(ranks: dict) -> None:
-    assert ranks["host"] == 2
-    (line,) = (line for line in ranks["stderr"].splitlines() if line.startswith("nullgpu: error: "))
+def test_values_that_do_not_fit_into_the_memory_of_the_host_are_out_of_memory(ranks: dict) -> None:
+    """A script may catch PyTorch's own error and go on; a line, written once, says which memory is full."""
+    found = ranks["more_than_the_host_has"]
+    for error in (found["error"], found["again"]):
+        assert error.startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 GiB.")
+    assert found["value"] == [1, 1, 1]
+    (line,) = (line for line in ranks["stderr"].splitlines() if line.startswith("nullgpu: note: out of memory"))
     assert "with --values the memory of the GPUs is memory of this machine" in line
 
 
@@ -210,6 +228,14 @@ def test_a_rank_that_dies_ends_the_wait_of_the_other_one(ranks: dict, new_backen
 
 
 # ---- values
+
+
+def test_a_compiled_model_has_values(nullgpu: Run) -> None:
+    script = (
+        "import torch\nm = torch.nn.Linear(4, 4).cuda()\nx = torch.ones(4, device='cuda')\n"
+        "print(torch.equal(torch.compile(m, fullgraph=True)(x), m(x)), m(x).sum().item() != 0)"
+    )
+    assert nullgpu("--values", "python", "-c", script).stdout == "True True\n"
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl-legacy"])

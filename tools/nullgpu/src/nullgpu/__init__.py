@@ -21,6 +21,7 @@ library     the counters and the observer of the compiled library
 graphs      captures and replays of CUDA graphs
 updates     the ends of updates of weights, and waits for a loader
 values      values, computed on the CPU in the same memory
+draws       random numbers of the GPU, drawn on the CPU
 kernels     operations that only CUDA has, on the CPU
 norms       norms of CUDA, on the CPU
 zeros       without values: what is left uninitialized, and what needs values all the same

@@ -13,8 +13,14 @@ from .interface import Notice
 def start() -> None:
     """Install what the options of the command ask for, if this process sees a null GPU."""
     # Not torch.cuda.is_available(): after it, a process that is forked cannot use the GPU.
-    if not library.load().nullgpu_gpus():  # CUDA_VISIBLE_DEVICES is empty: this process is to compute on the CPU
-        return
+    if library.load().nullgpu_gpus():
+        install()
+    else:  # CUDA_VISIBLE_DEVICES is empty, so this process computes on the CPU, unless it sets the variable itself
+        torch.cuda._lazy_call(install)
+
+
+def install() -> None:
+    """Install what the options of the command ask for."""
     use_own_cells()
     print_from_cpu()
     settings = library.settings()

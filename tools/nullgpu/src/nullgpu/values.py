@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import graphs, kernels, norms
+from .draws import Draw, draws, generator_of
 
 CPU = torch.device("cpu")
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -45,6 +46,9 @@ WITHOUT_VALUES = MAKE_TENSORS | DESCRIBE_TENSORS | READ_MEMORY
 
 READ_VALUES = {"_linalg_check_errors", "equal"}
 """operations whose own code reads what a kernel has computed"""
+
+MISTAKE = re.compile("out of (bounds|range)|expects all elements|probability tensor contains|invalid multinomial")
+"""what the CPU says of a script's mistake, for which a GPU ends the script (a device-side assert)"""
 
 not_computed: dict[str, str] = {}
 """operations without values, and why"""
@@ -78,9 +82,8 @@ class Values(TorchDispatchMode):
     """what each CUDA graph has recorded"""
     recording: list[Callable[[], None]] | None = None
     """what is recorded now"""
-    random = torch.Generator()
-    seed: int | None = None
-    lock = threading.RLock()
+    drawing: ClassVar[list[Draw]] = []
+    """the random numbers in it"""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, and compute its values."""
@@ -100,6 +103,7 @@ class Values(TorchDispatchMode):
         reads = name in READ_VALUES or torch.Tag.dynamic_output_shape in func.tags or has_mask(name, args)
         if gpu is not None and reads:
             return self.compute_first(func, flat, spec, gpu)
+        draw = self.draw(func, flat)
         out = without_check(func, args, kwargs)
         flat_out = tree_flatten(out)[0]
         if name in WITHOUT_VALUES or not (gpu is not None or any(map(on_cuda, flat_out))):
@@ -109,7 +113,17 @@ class Values(TorchDispatchMode):
             return out
         if func.is_view and shares_memory(flat_out, flat):  # `to`, `contiguous` and `reshape` may make a copy
             return out
-        return self.compute_after(func, flat, spec, out)
+        return self.compute_after(func, flat, spec, out, draw)
+
+    def draw(self, func: Any, flat: list) -> Draw | None:
+        """Return where in the random numbers of the GPU an operation is about to draw; None if it draws none."""
+        generator = generator_of(flat) if draws(func) else None
+        if generator is None:
+            return None
+        draw = Draw(generator, recorded=self.recording is not None)
+        if draw.recorded:
+            self.drawing.append(draw)
+        return draw
 
     def with_values(self, value: Any) -> Any:
         """Return a function that computes values, for a function that a higher-order operation calls."""
@@ -126,7 +140,7 @@ class Values(TorchDispatchMode):
         """Compute an operation whose result has a size that depends on values; the CPU waits for this size."""
         torch.cuda.current_stream(gpu).synchronize()
         args, kwargs = tree_unflatten([to_cpu(value) for value in flat], spec)
-        found, out_spec = tree_flatten(self.run(func, args, kwargs))
+        found, out_spec = tree_flatten(self.run(func, args, kwargs, self.draw(func, flat)))
         made = []
         for value in found:
             if isinstance(value, torch.Tensor):
@@ -136,20 +150,22 @@ class Values(TorchDispatchMode):
             made.append(value)
         return tree_unflatten(made, out_spec)
 
-    def compute_after(self, func: Any, flat: list, spec: Any, out: Any) -> Any:
+    def compute_after(self, func: Any, flat: list, spec: Any, out: Any, draw: Draw | None) -> Any:
         """Compute on the CPU what the GPU has left as it was, now or at each replay of a graph."""
         args, kwargs = tree_unflatten([to_cpu(value) for value in flat], spec)
         flat_out, out_spec = tree_flatten(out)
         given = {id(value) for value in flat if isinstance(value, torch.Tensor)}
-        targets = [alias(value) if on_cuda(value) and id(value) not in given else None for value in flat_out]
+        targets = [None if id(value) in given else target_of(value, draw is not None) for value in flat_out]
         answers: list[Any] = []
 
         def compute() -> None:
             try:
-                found = tree_flatten(self.run(func, args, kwargs))[0]
+                found = tree_flatten(self.run(func, args, kwargs, draw))[0]
             except torch.linalg.LinAlgError:
                 raise  # a mistake of the script's: a singular matrix, for example
             except (RuntimeError, NotImplementedError, TypeError) as error:
+                if MISTAKE.search(str(error)):
+                    raise
                 not_computed.setdefault(str(func), str(error).splitlines()[0][:120])
                 return
             for target, value in zip(targets, found, strict=False):
@@ -166,34 +182,40 @@ class Values(TorchDispatchMode):
             return tree_unflatten(chosen, out_spec)
         return out
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: Any, args: Any, kwargs: Any, draw: Draw | None) -> Any:
         """Run an operation on CPU tensors."""
+
+        def call(function: Any, given: Any) -> Any:
+            return function(*given, **kwargs) if draw is None else draw.run(function, given, kwargs)
+
         with torch.no_grad():
             if special := kernels.SPECIAL.get(func._schema.name):
-                return special(*args, **kwargs)
-            if torch.Tag.nondeterministic_seeded not in func.tags:
-                try:
-                    return func(*args, **kwargs)
-                except (RuntimeError, NotImplementedError) as error:
-                    if not re.search("not implemented for '(BFloat16|Half)'", str(error)) or func._schema.is_mutable:
-                        raise
-                    return func(*norms.in_32_bits(args), **kwargs)
-            with self.lock:  # random numbers of the GPU must not use up those of the CPU
-                seed = torch.cuda.default_generators[torch.cuda.current_device()].initial_seed()
-                if seed != Values.seed:
-                    self.random.manual_seed(seed)
-                    Values.seed = seed
-                before = torch.get_rng_state()
-                torch.set_rng_state(self.random.get_state())
-                try:
-                    return func(*args, **kwargs)
-                finally:
-                    self.random.set_state(torch.get_rng_state())
-                    torch.set_rng_state(before)
+                return call(special, args)
+            try:
+                return call(func, args)
+            except (RuntimeError, NotImplementedError) as error:
+                if not re.search("not implemented for '(BFloat16|Half)'", str(error)) or func._schema.is_mutable:
+                    raise
+                return call(func, norms.in_32_bits(args))
+
+
+def target_of(value: Any, with_cpu: bool) -> torch.Tensor | None:
+    """Return the memory of a result that an operation has to fill; None for a number.
+
+    Args:
+        with_cpu: also a result on the CPU, such as the seed from which the backward pass of attention draws again.
+    """
+    if on_cuda(value):
+        return alias(value)
+    return value if with_cpu and isinstance(value, torch.Tensor) else None
 
 
 def without_check(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operation; one that checks whether a matrix was singular has to leave that to its run on the CPU."""
+    """Run an operation; one that would read values on the GPU to check them leaves that to its run on the CPU."""
+    if func._schema.name == "aten::normal" and isinstance(args[1], torch.Tensor):  # may read whether std is negative
+        shape = torch.broadcast_shapes(*(value.shape for value in args[:2] if isinstance(value, torch.Tensor)))
+        mean = next(value for value in args if isinstance(value, torch.Tensor)).expand(shape)
+        return torch.ops.aten.normal.Tensor_float(mean, 1.0, **{k: v for k, v in kwargs.items() if k == "generator"})
     for number, argument in enumerate(func._schema.arguments):
         if argument.name == "check_errors":
             if number < len(args):
@@ -223,7 +245,7 @@ def to_cpu(value: Any) -> Any:
     if isinstance(value, torch.device):
         return CPU
     if isinstance(value, torch.Generator) and value.device.type == "cuda":
-        return None
+        return None  # see draws.py
     return value
 
 
@@ -233,15 +255,19 @@ def install() -> None:
 
     def captures(graph: torch.cuda.CUDAGraph) -> None:
         Values.recording = Values.graphs[graph] = []
+        Values.drawing = []
 
     def captured(graph: torch.cuda.CUDAGraph) -> None:
         Values.recording = None
+        for draw in Values.drawing:
+            draw.captured()
 
     def replayed(graph: torch.cuda.CUDAGraph) -> None:
         for compute in Values.graphs.get(graph, ()):
             compute()
 
     graphs.follow(captures, captured, replayed)
+    torch.compile = without_compiling(torch.compile)
     run = threading.Thread.run
 
     def run_with_values(self: threading.Thread) -> None:
@@ -251,6 +277,20 @@ def install() -> None:
     threading.Thread.run = run_with_values  # type: ignore[method-assign]
     mode.__enter__()
     atexit.register(say_what_has_no_values)
+
+
+def without_compiling(own: Any) -> Any:
+    """Return torch.compile for functions that run as they are: values are computed operation by operation.
+
+    PyTorch would do the same by itself, after it has tried, but raises an error with fullgraph=True.
+    """
+
+    @functools.wraps(own)
+    def compile_(*args: Any, **kwargs: Any) -> Any:
+        torch.compiler.set_stance("force_eager")  # imports the compiler, so not before it is needed
+        return own(*args, **kwargs)
+
+    return compile_
 
 
 def say_what_has_no_values() -> None:

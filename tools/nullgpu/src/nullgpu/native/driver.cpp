@@ -17,14 +17,14 @@ static const CUcontext CONTEXT = reinterpret_cast<CUcontext>(8);  // one for all
 
 // ---- devices and contexts
 
-EXPORT CUresult cuInit(unsigned) { return settings().visible ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
+EXPORT CUresult cuInit(unsigned) { return devices().count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
 EXPORT CUresult cuDriverGetVersion(int* version) { return driver(cudaDriverGetVersion(version)); }
 EXPORT CUresult cuDeviceGetCount(int* number) {
-  *number = settings().visible;
+  *number = devices().count;
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  if (ordinal < 0 || ordinal >= settings().visible) return CUDA_ERROR_INVALID_DEVICE;
+  if (ordinal < 0 || ordinal >= devices().count) return CUDA_ERROR_INVALID_DEVICE;
   *device = ordinal;
   return CUDA_SUCCESS;
 }
@@ -36,8 +36,7 @@ EXPORT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, C
   return driver(cudaDeviceGetAttribute(value, (cudaDeviceAttr)attribute, device));
 }
 EXPORT CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
-  memset(uuid, 0, sizeof *uuid);
-  uuid->bytes[0] = 'N', uuid->bytes[15] = (char)settings().number[device];
+  memcpy(uuid, uuid_of(devices().gpu[device]).data(), sizeof *uuid);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuDeviceTotalMem(size_t* bytes, CUdevice) {
@@ -246,7 +245,6 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, c
                             unsigned long long) {
   int device = properties->location.id;
   if (!fits(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
-  end_if_host_is_full(size);
   charge(device, (int64_t)size);
   std::lock_guard<std::mutex> guard(lock);
   Handle* made = *handles.insert(new Handle{size, device}).first;

@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 namespace nullgpu {
 
 Counters counters{};
@@ -23,28 +25,6 @@ static double number(const char* name) {
   return *found == 't' ? 1 : atof(found);
 }
 
-// Which GPUs CUDA_VISIBLE_DEVICES shows: numbers, in order; the list ends at the first one that does not exist.
-static void choose_gpus(Settings& s) {
-  const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-  if (!visible) {
-    for (int i = 0; i < s.gpus; ++i) s.number[s.visible++] = i;
-    return;
-  }
-  while (*visible && s.visible < MOST_GPUS) {
-    char* end;
-    long n = strtol(visible, &end, 10);
-    if (!strncmp(visible, "GPU-", 4)) {  // the identifier of a GPU: its last two characters are its number
-      end = const_cast<char*>(visible) + strcspn(visible, ",");
-      n = end - visible > 2 ? strtol(end - 2, nullptr, 16) : -1;
-    } else if (end == visible) {
-      return;
-    }
-    if (n < 0 || n >= s.gpus) return;
-    s.number[s.visible++] = (int)n;
-    visible = *end == ',' ? end + 1 : end;
-  }
-}
-
 static std::string name_of_host() {
   for (const char* name : {"NCCL_HOSTID", "SLURMD_NODENAME", "GROUP_RANK"})
     if (const char* value = getenv(name)) return value;
@@ -55,12 +35,83 @@ const Settings& settings() {
   static const Settings all = [] {
     Settings s{};
     read(s, number);
-    choose_gpus(s);
     s.memory = (size_t)(s.gb * (1 << 30));
     s.largest_copy = 1 << 20;
     s.host = name_of_host();
     return s;
   }();
+  return all;
+}
+
+// ---- the GPUs that this process sees
+
+std::string uuid_of(int gpu) {  // its first bytes differ, because people name a GPU by the beginning
+  std::string bytes(16, '\0');
+  bytes[0] = 'N', bytes[1] = (char)gpu;
+  return bytes;
+}
+
+std::string uuid_text(int gpu) {  // as nvidia-smi -L and CUDA_VISIBLE_DEVICES have it
+  std::string text = "GPU-";
+  char two[3];
+  int at = 0;
+  for (char byte : uuid_of(gpu)) {
+    if (at == 4 || at == 6 || at == 8 || at == 10) text += '-';
+    snprintf(two, sizeof two, "%02x", (unsigned char)byte);
+    text += two;
+    ++at;
+  }
+  return text;
+}
+
+std::string pci_id(int gpu) {
+  char text[16];
+  snprintf(text, sizeof text, "0000:%02X:00.0", 1 + gpu);
+  return text;
+}
+
+// The GPU that an entry of CUDA_VISIBLE_DEVICES names; -1: none. Only the beginning of a number counts: "1st" is 1.
+static int named(const std::string& entry, bool by_uuid) {
+  if (!by_uuid) {
+    char* end;
+    long gpu = strtol(entry.c_str(), &end, 10);
+    return end == entry.c_str() || gpu < 0 || gpu >= settings().gpus ? -1 : (int)gpu;
+  }
+  int found = -1;
+  if (entry.compare(0, 4, "GPU-")) return -1;
+  for (int gpu = 0; gpu < settings().gpus; ++gpu)
+    if (!uuid_text(gpu).compare(0, entry.size(), entry)) {
+      if (found >= 0) return -1;  // the beginning of more than one
+      found = gpu;
+    }
+  return found;
+}
+
+// Numbers, or UUIDs or their beginnings, in order. The list ends at an entry that names no GPU. An entry that comes
+// twice hides all of them. https://docs.nvidia.com/cuda/cuda-programming-guide, CUDA Environment Variables
+static Devices choose_devices() {
+  Devices chosen{};
+  const char* variable = getenv("CUDA_VISIBLE_DEVICES");
+  if (!variable) {
+    for (int gpu = 0; gpu < settings().gpus; ++gpu) chosen.gpu[chosen.count++] = gpu;
+    return chosen;
+  }
+  std::string list = variable;
+  bool by_uuid = !list.compare(0, 4, "GPU-");
+  for (size_t start = 0; start <= list.size();) {
+    size_t end = std::min(list.find(',', start), list.size());
+    int gpu = named(list.substr(start, end - start), by_uuid);
+    if (gpu < 0) break;
+    for (int i = 0; i < chosen.count; ++i)
+      if (chosen.gpu[i] == gpu) return {};
+    chosen.gpu[chosen.count++] = gpu;
+    start = end + 1;
+  }
+  return chosen;
+}
+
+const Devices& devices() {
+  static const Devices all = choose_devices();
   return all;
 }
 
@@ -85,7 +136,7 @@ EXPORT void nullgpu_observe(Observer call, int kinds) {
   observer = call;
   observed = kinds;
 }
-EXPORT int nullgpu_gpus() { return settings().visible; }
+EXPORT int nullgpu_gpus() { return choose_devices().count; }  // as things are now
 
 void missing(const char* name) {
   observe(MISSING, name, 0, false);
@@ -100,16 +151,16 @@ void missing(const char* name) {
 
 static std::mutex lock;
 static std::map<uintptr_t, Block> blocks;
-static int64_t charged[MOST_GPUS];
+static int64_t charged[MOST_GPUS];  // of each GPU of the machine, by this process
 
 void* reserve(size_t size) {
   void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return p == MAP_FAILED ? nullptr : p;
 }
 
-void charge(int device, int64_t bytes) { __atomic_fetch_add(&charged[device], bytes, __ATOMIC_RELAXED); }
-size_t used(int device) { return (size_t)__atomic_load_n(&charged[device], __ATOMIC_RELAXED); }
-bool fits(int device, size_t bytes) { return used(device) + bytes <= settings().memory; }
+void charge(int device, int64_t bytes) { __atomic_fetch_add(&charged[devices().gpu[device]], bytes, __ATOMIC_RELAXED); }
+size_t used_of(int gpu) { return (size_t)__atomic_load_n(&charged[gpu], __ATOMIC_RELAXED); }
+size_t used(int device) { return used_of(devices().gpu[device]); }
 
 static unsigned long long from_proc(const char* path, const char* format) {  // the number in the first line that fits
   FILE* file = fopen(path, "r");
@@ -123,30 +174,34 @@ static unsigned long long from_proc(const char* path, const char* format) {  // 
 
 // With values, the memory of the GPUs is in RAM. Linux kills a process that uses more than there is, without a message.
 // Memory that is allocated but not yet written to still counts as available, so it is added to what is needed.
-void end_if_host_is_full(size_t bytes) {
-  static std::atomic<size_t> since_check{0};
+static bool host_has(size_t bytes) {
+  static std::atomic<size_t> since_check{0}, refused{0};
   constexpr size_t CHECK_EACH = 64 << 20, RESERVE = 256 << 20;
-  if (!settings().values || (since_check += bytes) < CHECK_EACH) return;
-  since_check = 0;
+  if (!settings().values || (since_check += bytes) < CHECK_EACH) return true;
   size_t left = (size_t)from_proc("/proc/meminfo", "MemAvailable: %llu") << 10;
   size_t resident = (size_t)from_proc("/proc/self/status", "VmRSS: %llu") << 10, allocated = 0;
-  for (int device = 0; device < settings().visible; ++device) allocated += used(device);
+  for (int device = 0; device < devices().count; ++device) allocated += used(device);
   size_t needed = bytes + (allocated > resident ? allocated - resident : 0);
-  if (needed + RESERVE < left) return;
-  fprintf(stderr,
-          "nullgpu: error: with --values the memory of the GPUs is memory of this machine, which has %.1f GB left, "
-          "and %.1f GB more are needed: take a smaller model or batch, or leave out --values\n",
-          (double)left / 1e9, (double)needed / 1e9);
-  fflush(stderr);
-  _exit(2);
+  if (needed + RESERVE < left) {
+    since_check = 0;
+    return true;
+  }
+  if (refused.exchange(bytes) != bytes)  // PyTorch frees what it can spare, and asks again
+    fprintf(stderr,
+            "nullgpu: note: out of memory, because with --values the memory of the GPUs is memory of this machine, "
+            "which has %.1f GB left, and %.1f GB more are needed: take a smaller model or batch, or leave out "
+            "--values\n",
+            (double)left / 1e9, (double)needed / 1e9);
+  return false;
 }
+
+bool fits(int device, size_t bytes) { return used(device) + bytes <= settings().memory && host_has(bytes); }
 
 cudaError_t allocate(void** pointer, size_t size, bool on_host) {
   *pointer = nullptr;
   int device = current_device();
   if (size == 0) return cudaSuccess;
   if (!on_host && !fits(device, size)) return error(cudaErrorMemoryAllocation, "cudaMalloc");
-  if (!on_host) end_if_host_is_full(size);
   if (!(*pointer = reserve(size))) return error(cudaErrorMemoryAllocation, "mmap");
   remember(*pointer, {size, device, on_host, true});
   if (!on_host) charge(device, (int64_t)size);

@@ -24,13 +24,23 @@ namespace nullgpu {
 // ---- settings: those that interface.py declares, and what follows from them and from the environment; read once
 
 struct Settings : DeclaredSettings {
-  int visible;            // number of GPUs that this process sees: CUDA_VISIBLE_DEVICES may hide some
-  int number[MOST_GPUS];  // which GPU of the machine device 0, 1, ... is
-  size_t memory;          // bytes of each GPU
-  size_t largest_copy;    // without values, copies and fills of more bytes than this are not done
-  std::string host;       // names the node, so that GPU 0 of two nodes are two GPUs
+  size_t memory;        // bytes of each GPU
+  size_t largest_copy;  // without values, copies and fills of more bytes than this are not done
+  std::string host;     // names the node, so that GPU 0 of two nodes are two GPUs
 };
 const Settings& settings();
+
+// ---- the GPUs that this process sees, which CUDA_VISIBLE_DEVICES chooses among those of the machine
+
+struct Devices {
+  int count;
+  int gpu[MOST_GPUS];  // which GPU of the machine device 0, 1, ... is
+};
+const Devices& devices();  // chosen when CUDA is first asked for a device: a script may set the variable before
+
+std::string uuid_of(int gpu);  // 16 bytes, which name a GPU of the machine
+std::string uuid_text(int gpu);
+std::string pci_id(int gpu);
 
 // ---- counters, which Python reads
 
@@ -55,8 +65,8 @@ void forget(void* pointer);
 bool find(const void* pointer, uintptr_t* start, Block* block);
 void charge(int device, int64_t bytes);  // of the memory of a GPU
 size_t used(int device);
-bool fits(int device, size_t bytes);
-void end_if_host_is_full(size_t bytes);  // with values: before this many more bytes of RAM are used
+size_t used_of(int gpu);              // the same for a GPU of the machine
+bool fits(int device, size_t bytes);  // into the memory of the GPU and, with values, into this machine's
 void* reserve(size_t size);
 
 // Whether a copy or a fill is really done: all of them with values, small ones without.

@@ -76,14 +76,14 @@ static ncclResult_t join(ncclComm_t* comm, int ranks, const std::string& id, int
     made->imaginary = ranks > 1;
   } else if (ranks > 1) {
     std::string why;
-    long gpu = (long)(std::hash<std::string>()(settings().host) << 8 >> 1) + settings().number[current_device()];
+    long gpu = (long)(std::hash<std::string>()(settings().host) << 8 >> 1) + devices().gpu[current_device()];
     made->shared = Shared::open(id.c_str(), ranks, rank, gpu, &why);
     if (!made->shared) return fail(nullptr, ncclSystemError, why);
     for (int other = 0; other < ranks; ++other)
       if (other != rank && made->shared->header().gpu[other] == gpu) {
         char text[128];
         snprintf(text, sizeof text, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000", rank,
-                 other, 1 + settings().number[current_device()]);
+                 other, 1 + devices().gpu[current_device()]);
         return fail(nullptr, ncclInvalidUsage, text);
       }
     if (has_clock() && !set_clocks(made->shared, ranks, rank))

@@ -137,15 +137,15 @@ EXPORT cudaError_t cudaMemcpyToSymbol(const void* variable, const void* from, si
 
 static cudaError_t no_device(const char* function) { return error(cudaErrorNoDevice, function); }
 EXPORT cudaError_t cudaGetDeviceCount(int* number) {
-  *number = settings().visible;
+  *number = devices().count;
   return *number ? cudaSuccess : no_device("cudaGetDeviceCount");
 }
 EXPORT cudaError_t cudaGetDevice(int* device) {
   *device = current_device();
-  return settings().visible ? cudaSuccess : no_device("cudaGetDevice");
+  return devices().count ? cudaSuccess : no_device("cudaGetDevice");
 }
 EXPORT cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= settings().visible) return error(cudaErrorInvalidDevice, "cudaSetDevice");
+  if (device < 0 || device >= devices().count) return error(cudaErrorInvalidDevice, "cudaSetDevice");
   current_device() = device;
   return cudaSuccess;
 }
@@ -155,12 +155,11 @@ EXPORT cudaError_t cudaDriverGetVersion(int* version) {
 }
 EXPORT cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
 EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
-  if (device < 0 || device >= settings().visible) return error(cudaErrorInvalidDevice, "cudaGetDeviceProperties");
+  if (device < 0 || device >= devices().count) return error(cudaErrorInvalidDevice, "cudaGetDeviceProperties");
   memset(p, 0, sizeof *p);
   const Settings& it = settings();
   snprintf(p->name, sizeof p->name, "null GPU (sm_%d)", it.sm);
-  p->uuid.bytes[0] = 'N';
-  p->uuid.bytes[15] = (char)settings().number[device];
+  memcpy(&p->uuid, uuid_of(devices().gpu[device]).data(), sizeof p->uuid);
   p->totalGlobalMem = settings().memory;
   p->major = settings().sm / 10, p->minor = settings().sm % 10;
   p->warpSize = 32, p->maxThreadsPerBlock = 1024, p->regsPerBlock = p->regsPerMultiprocessor = 65536;
@@ -177,7 +176,7 @@ EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->memoryBusWidth = it.memory_bus_width;
   p->concurrentKernels = p->unifiedAddressing = p->managedMemory = p->canMapHostMemory = p->cooperativeLaunch = 1;
   p->asyncEngineCount = 3;
-  p->pciBusID = 1 + settings().number[device];
+  p->pciBusID = 1 + devices().gpu[device];
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -266,7 +265,7 @@ EXPORT cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
 }
 EXPORT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
 EXPORT cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
-  snprintf(text, (size_t)size, "0000:%02X:00.0", 1 + settings().number[device]);
+  snprintf(text, (size_t)size, "%s", pci_id(devices().gpu[device]).c_str());
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int* low, int* high) {
