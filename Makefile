@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/installed
 TESTED := $(VENV)/tested
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: setup demo test test-all test-oldest test-gpu test-faults preflight lint docs site clean
+.PHONY: setup demo test test-slow test-all test-oldest test-gpu test-faults preflight lint docs site clean
 
 setup: $(INSTALLED)
 
@@ -29,14 +29,20 @@ demo: setup
 	@python -c "import json; epoch = json.load(open('runs/demo/summary.json'))['epochs'][-1]; \
 		print('Accuracy on the validation digits: {:.2%}. Now read 01_single_gpu/README.md'.format(epoch['val_accuracy']))"
 
-# the lessons, the commands of the first pages, one exercise of each lesson, and jobs on a Slurm of its own: six minutes
-# on two idle cores
+# the installation, the lessons, their loaders, models and flags, and both tools: three minutes on two idle cores
 PYTEST := python -m pytest -n 3 --dist worksteal
 test: $(TESTED)
 	@python tests/installation.py
-	$(PYTEST) -m 'not thorough'
-	cd tools/nullgpu && $(PYTEST) -m 'not thorough'
-	cd tools/rankdoctor && $(PYTEST) -m 'not thorough'
+	$(PYTEST) -m 'not thorough and not slow'
+	cd tools/nullgpu && $(PYTEST) -m 'not thorough and not slow'
+	cd tools/rankdoctor && $(PYTEST) -m 'not thorough and not slow'
+
+# what `make test` leaves out because it takes long: the commands of the first pages, runs that are stopped and killed,
+# jobs on a Slurm of its own, one exercise of each lesson
+test-slow: $(TESTED)
+	$(PYTEST) -m 'slow and not thorough'
+	cd tools/nullgpu && $(PYTEST) -m 'slow and not thorough'
+	cd tools/rankdoctor && $(PYTEST) -m 'slow and not thorough'
 
 # all of that, the commands of all pages, the experiments, all exercises, and all right and wrong fixes of the exercises:
 # half an hour
