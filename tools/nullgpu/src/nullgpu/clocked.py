@@ -32,8 +32,8 @@ def show(folder: Path, name: str, trace: Path | None, skip: int) -> dict[str, An
         skip: number of first updates that do not count.
 
     Returns: The figures of the report: "gpu" and, for each of "ranks", its number "rank", "updates", "seconds" of an
-        update, the share "busy", shares in "waits"; "operations" and their seconds, "unknown" ones and their number,
-        "real" and "simulated" seconds, "advice"; a rank without two updates has no "seconds".
+        update, the share "busy", shares in "waits"; "operations" and their seconds, "unknown" ones and their number, "launches" that
+        were timed, and how many of them are "of_other_sizes" than any that was observed, "is_observed": still; "real" and "simulated" seconds, "advice"; a rank without two updates has no "seconds".
     """
     files = sorted(folder.glob("clock*.json"), key=lambda file: int(file.stem.removeprefix("clock")))
     noted = {int(file.stem.removeprefix("clock")): json.loads(file.read_text()) for file in files}
@@ -48,7 +48,7 @@ def show(folder: Path, name: str, trace: Path | None, skip: int) -> dict[str, An
         it = known.get(rank)
         others = {other: one for other, one in known.items() if other != rank}
         row = {"rank": rank, **(it.as_json() if it else {}), "advice": advice(it, others) if it else ""}
-        row |= {"operations": found["seconds"], "unknown": found["unknown"]}
+        row |= {name: found[name] for name in ("unknown", "launches", "of_other_sizes", "is_observed")}
         ranks.append(row | {"real": found["real"], "simulated": found["simulated"]})
     for line in text(name, ranks):
         print(f"nullgpu: {line}")

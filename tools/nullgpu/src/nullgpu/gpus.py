@@ -18,6 +18,8 @@ CLOCK = ("peak", "pinned", "pageable", "inside", "between")
 FORMATS = ("fp32", "tf32", "bf16", "fp16")
 LAUNCH = 4e-6
 """seconds that the real driver keeps the host busy for each launch; it differs by host: 3 to 10 µs are reported"""
+SHORTEST = 2.5e-6
+"""seconds of the shortest kernel"""
 
 
 class Unknown(Exception):
@@ -69,7 +71,8 @@ def clock_of(gpu: dict[str, Any], host_speed: float) -> dict[str, Any]:
     missing += [f"peak.{key}" for key in FORMATS if "peak" in found and key not in found["peak"]]
     if missing:
         raise Unknown(f"{gpu['name']} has no figures for --clock: its file lacks, in [clock], {', '.join(missing)}")
-    made = {"clock": True, "host_speed": host_speed, "launch": LAUNCH, "peak": found["peak"]}
+    made = {"clock": True, "host_speed": host_speed, "peak": found["peak"]}
+    made |= {"launch": found.get("launch", LAUNCH), "shortest": found.get("shortest", SHORTEST)}
     made |= {name: found[name] for name in ("pinned", "pageable")}
     for where in ("inside", "between"):
         made |= {f"latency_{where}": found[where]["latency"], f"network_{where}": found[where]["bandwidth"]}

@@ -106,6 +106,8 @@ class Settings:
     """how many times as fast the simulated host is as this one"""
     launch: float = 0.0
     """seconds that the driver keeps the host busy for each launch"""
+    shortest: float = 0.0
+    """seconds of the shortest kernel"""
     pinned: float = 0.0
     pageable: float = 0.0
     latency_inside: float = 0.0
