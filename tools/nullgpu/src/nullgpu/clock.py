@@ -47,8 +47,6 @@ class Clock:
         self.library.nullgpu_end.restype, self.library.nullgpu_end.argtypes = ctypes.c_double, [ctypes.c_void_p]
         self.overhead = self.overhead_on_cpu = 0.0
         """seconds that observing costs in each operation, which a script without it would not need"""
-        self.unknown: set[str] = set()
-        """operations whose time is not known"""
         self.updates: list[float] = []
         """the simulated times of their ends"""
         self.loading: list[tuple[float, float]] = []
@@ -68,9 +66,8 @@ class Clock:
             result = launch()
         finally:
             self.library.nullgpu_operation_ends()
-        if products:
-            self.unknown.add(name)
-        self.library.nullgpu_operation_lasts(self.durations.of_compiled(moved), name.encode())
+        seconds = self.durations.of_compiled(name, moved, products)
+        self.library.nullgpu_operation_lasts(seconds, name.encode())
         return result
 
     def update_ended(self) -> None:
@@ -243,7 +240,7 @@ def write(clock: Clock, folder: str, ended: tuple[float, float]) -> None:
         "loading": clock.loading,
         "launches": launches.value,
         "of_other_sizes": of_other_sizes.value,
-        "unknown": unknown(clock, folder) | dict.fromkeys(sorted(clock.unknown), 0),
+        "unknown": unknown(clock, folder) | dict.fromkeys(sorted(clock.durations.unknown), 0),
         "real": ended[0] - clock.began[0],
         "simulated": ended[1] - clock.began[1],
     }

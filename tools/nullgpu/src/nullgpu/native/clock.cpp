@@ -88,7 +88,7 @@ void put_kept(Stream* stream, double seconds, Work kind, const char* name, doubl
   {
     std::lock_guard<std::mutex> guard(lock);
     if (Graph* graph = stream->capture) {  // it takes its time at each replay
-      graph->seconds += seconds;
+      graph->seconds += kind == KERNEL ? std::max(seconds - settings().shortest, 0.0) + settings().in_graph : seconds;
       return;
     }
     Queue& queue = stream->queue;
@@ -104,7 +104,7 @@ void put_kept(Stream* stream, double seconds, Work kind, const char* name, doubl
 
 void put_copy(Stream* stream, const Way& way, size_t bytes) {
   if (way.to_gpu && way.from_gpu)
-    return put(stream, 2 * (double)bytes / settings().bandwidth, KERNEL, "copy on the GPU");
+    return put(stream, settings().shortest + 2 * (double)bytes / settings().copied, KERNEL, "copy on the GPU");
   if (!way.to_gpu && !way.from_gpu) return;
   const char* name = !way.to_gpu ? "copy from the GPU" : way.pageable ? "pageable copy to the GPU" : "copy to the GPU";
   put(stream, 1e-5 + (double)bytes / (way.pageable ? settings().pageable : settings().pinned), TRANSFER, name);
@@ -113,7 +113,7 @@ void put_copy(Stream* stream, const Way& way, size_t bytes) {
   if (way.pageable && (way.from_gpu || bytes > 65536)) wait_until(end_of(stream), "a pageable copy");
 }
 void put_fill(Stream* stream, size_t bytes) {
-  put(stream, (double)bytes / settings().bandwidth, KERNEL, "fill on the GPU");
+  put(stream, settings().shortest + (double)bytes / settings().copied, KERNEL, "fill on the GPU");
 }
 void put_graph(Stream* stream, const Graph* graph) {
   double seconds;
