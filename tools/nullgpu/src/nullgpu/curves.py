@@ -110,6 +110,11 @@ class Moved:
 Work = Product | Attention | Convolution | BatchNorm | Moved
 
 
+def measured_on() -> str:
+    """Return the name of the GPU whose operations the curves were fitted to."""
+    return json.loads(FILE.read_text())["gpu"]["name"]
+
+
 class Curves:
     """The time of each kind of work on one GPU."""
 

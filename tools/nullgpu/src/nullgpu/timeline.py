@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .interface import MOST_SPANS, Span, Work
@@ -131,7 +131,7 @@ class Summary:
     """share of the time in which the GPU computes"""
     waits: dict[str, float]
     """shares of the time in which it waits, by what for, the largest first"""
-    operations: dict[str, float]
+    operations: dict[str, float] = field(default_factory=dict)
     """seconds of the operations that take the longest, in these updates"""
 
     @property

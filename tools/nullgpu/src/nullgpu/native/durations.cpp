@@ -5,7 +5,9 @@
 // What the library sees may not say all: a kernel with a fixed grid works on tensors of any size. So a launch is looked
 // up together with the launches before it in its thread, and only if it never came after these, alone. A key that
 // stands for several durations has their mean, so their sum is right.
+#include <cxxabi.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <algorithm>
@@ -72,6 +74,17 @@ static void learn(const Launch& it, double seconds, const char* name) {
 // elements do.
 static double guessed(const Launch& it) { return settings().shortest + 32 * it.size / settings().bandwidth; }
 
+// The name of a kernel in C++, without its scope and its arguments.
+static std::string readable(const char* kernel) {
+  int failed = 0;
+  char* text = abi::__cxa_demangle(kernel, nullptr, nullptr, &failed);
+  std::string name = text ? text : kernel;
+  free(text);
+  name = name.substr(0, name.find('<'));
+  size_t scope = name.rfind("::");
+  return scope == std::string::npos ? name : name.substr(scope + 2);
+}
+
 static std::pair<double, const char*> look_up(const Launch& it) {
   std::lock_guard<std::mutex> guard(lock);
   ++looked_up;
@@ -79,9 +92,9 @@ static std::pair<double, const char*> look_up(const Launch& it) {
     if (auto found = means.find(it.keys[i]); found != means.end())
       return {found->second.seconds / (double)found->second.times, found->second.name};
   Kernel& kernel = kernels[it.kernel];
-  if (!kernel.name) kernel.name = kept(it.kernel);
+  if (!kernel.name) kernel.name = kept(readable(it.kernel).c_str());
   if (!kernel.is_known) {
-    ++unknown[it.kernel];
+    ++unknown[kernel.name];
     return {guessed(it), kernel.name};
   }
   ++scaled;
