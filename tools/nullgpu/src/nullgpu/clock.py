@@ -184,7 +184,7 @@ def install(settings: Settings) -> None:
 
     torch.cuda._lazy_call(first_use)
     compiled.install(clock.put_compiled)
-    if folder := os.environ.get("NULLGPU_REPORT"):
+    if folder := os.environ.get("NULLGPU_CLOCK"):
         atexit.register(lambda: write(clock, folder, both()))
 
 
