@@ -105,9 +105,10 @@ def main() -> None:
         errors.append(max(ratio, 1 / ratio))
         rows.append([case.name, case.unit, case.published, speed, ratio, found.busy, case.source])
         print(*rows[-1], sep=" | ", flush=True)
+    wrong = f"wrong by a factor of {median(errors):.2f} in the median, {max(errors):.2f} at most"
     results.store(
         "clock_trust",
-        title=f"The clock beside published speeds (wrong by a factor of {median(errors):.2f} in the median, {max(errors):.2f} at most)",
+        title=f"The clock beside published speeds ({wrong})",
         columns=["training", "unit", "published", "simulated", "ratio", "GPU busy", "source"],
         rows=rows,
         formats={"published": ",.0f", "simulated": ",.0f", "ratio": ".2f", "GPU busy": ".0%"},

@@ -132,16 +132,16 @@ class Observed:
 
         def observed(thread: threading.Thread) -> None:
             # Threads that stay, as those of loaders and of pools do, would be slowed forever.
-            stays = thread.daemon or thread._target.__module__.startswith("concurrent.")  # type: ignore[attr-defined]
-            if stays or not self.is_on:
+            module = getattr(getattr(thread, "_target", None), "__module__", None) or ""
+            if thread.daemon or module.startswith("concurrent.") or not self.is_on:
                 return run(thread)
             with Observer(self.clock):
                 return run(thread)
 
-        threading.Thread.run = observed
+        setattr(threading.Thread, "run", observed)  # noqa: B010
 
         def end() -> None:
-            threading.Thread.run = run
+            setattr(threading.Thread, "run", run)  # noqa: B010
 
         self.restore = end
 
