@@ -1,6 +1,6 @@
 """How long operations take on a GPU, by their kind and size: curves whose parameters were fitted to an H200.
 
-The parameters are in curves.json, which lab/studies/clock_fit.py of the workshop writes from the operations that an
+The parameters are in curves.json, which a study of the workshop writes from the operations that an
 H200 was timed with. Most of them are shares of the GPU's peaks, so the curves hold for another GPU with its own peaks;
 but then they are scaled, and not measured. Bytes and numbers are per call; times are in seconds.
 """
