@@ -3,7 +3,7 @@
     python lab/studies/clock_trust.py            # all: some minutes
     python lab/studies/clock_trust.py resnet50   # those with this word in their name
 
-The shares of the peak in clock.py (ATTAINED) were chosen with the first half of the cases, and not changed afterwards.
+None of them was used to fit the clock's curves (lab/studies/clock_fit.py).
 """
 
 import sys
@@ -35,8 +35,6 @@ class Case:
     """A training whose speed was published."""
 
     name: str
-    half: str
-    """first: with it the shares were chosen; second: not"""
     published: float
     unit: str
     per_update: float
@@ -48,35 +46,32 @@ class Case:
 
 
 CASES = [
-    Case("ResNet-50, TF32", "first", 938, "images/s", 256, f"{WORKLOADS} resnet50 tf32", NVIDIA),
+    Case("ResNet-50, TF32", 938, "images/s", 256, f"{WORKLOADS} resnet50 tf32", NVIDIA),
     Case(
         "GPT-2 124M, attention that stores its scores",
-        "first",
         12 * 1024 / 0.250,
         "tokens/s",
         12 * 1024,
         f"{WORKLOADS} gpt2 slow",
         "nanoGPT, README (about 250 ms for an update; batch of 12 sequences assumed)",
     ),
-    Case("ResNet-50, mixed precision", "second", 2470, "images/s", 256, f"{WORKLOADS} resnet50 amp", NVIDIA),
-    Case("U-Net 3-D, TF32", "second", 395, "samples/s", 64, f"{WORKLOADS} unet tf32", NERSC),
-    Case("U-Net 3-D, fp32", "second", 133, "samples/s", 64, f"{WORKLOADS} unet fp32", NERSC),
-    Case("U-Net 3-D, mixed precision", "second", 513, "samples/s", 64, f"{WORKLOADS} unet amp", NERSC),
+    Case("ResNet-50, mixed precision", 2470, "images/s", 256, f"{WORKLOADS} resnet50 amp", NVIDIA),
+    Case("U-Net 3-D, TF32", 395, "samples/s", 64, f"{WORKLOADS} unet tf32", NERSC),
+    Case("U-Net 3-D, fp32", 133, "samples/s", 64, f"{WORKLOADS} unet fp32", NERSC),
+    Case("U-Net 3-D, mixed precision", 513, "samples/s", 64, f"{WORKLOADS} unet amp", NERSC),
     Case(
         "GPT-2 124M, compiled, fast attention",
-        "second",
         12 * 1024 / 0.135,
         "tokens/s",
         12 * 1024,
         f"{WORKLOADS} gpt2 compiled",
         "nanoGPT, README (135 ms for an update)",
     ),
-    Case("ViT, TF32", "second", 13.2, "samples/s", 16, f"{WORKLOADS} vit tf32", NERSC_VIT),
-    Case("ViT, fp32", "second", 10.1, "samples/s", 16, f"{WORKLOADS} vit fp32", NERSC_VIT),
-    Case("ViT, mixed precision", "second", 53.7, "samples/s", 16, f"{WORKLOADS} vit amp", NERSC_VIT),
+    Case("ViT, TF32", 13.2, "samples/s", 16, f"{WORKLOADS} vit tf32", NERSC_VIT),
+    Case("ViT, fp32", 10.1, "samples/s", 16, f"{WORKLOADS} vit fp32", NERSC_VIT),
+    Case("ViT, mixed precision", 53.7, "samples/s", 16, f"{WORKLOADS} vit amp", NERSC_VIT),
     Case(
         "Llama 8B as gpt_7b, FSDP on 8 GPUs",
-        "second",
         33,
         "% MFU",
         8192 * FLOP_PER_TOKEN / 989e12 * 100,
@@ -87,7 +82,6 @@ CASES = [
     ),
     Case(
         "Llama 8B as gpt_7b, FSDP on 120 GPUs (128)",
-        "second",
         33 * 5605 / 5762,
         "% MFU",
         8192 * FLOP_PER_TOKEN / 989e12 * 100,
@@ -103,23 +97,19 @@ def main() -> None:
     """Run the cases, and store the table if it was all of them."""
     wanted = [case for case in CASES if not sys.argv[1:] or any(word in case.name for word in sys.argv[1:])]
     rows: list[list[results.Cell]] = []
-    ratios: dict[str, list[float]] = {"first": [], "second": []}
+    errors: list[float] = []
     for case in wanted:
         found = simulate(case.gpu, "python", *case.command.split(), gpus=min(case.ranks, 8) or 1, world=case.ranks)
         speed = case.per_update / (found.milliseconds / 1e3)
         ratio = speed / case.published
-        ratios[case.half].append(max(ratio, 1 / ratio))
-        rows.append([case.half, case.name, case.unit, case.published, speed, ratio, found.busy, case.source])
+        errors.append(max(ratio, 1 / ratio))
+        rows.append([case.name, case.unit, case.published, speed, ratio, found.busy, case.source])
         print(*rows[-1], sep=" | ", flush=True)
-    errors = "; ".join(
-        f"{half} half: wrong by a factor of {median(found):.2f} in the median, {max(found):.2f} at most"
-        for half, found in ratios.items()
-        if found
-    )
+    wrong = f"wrong by a factor of {median(errors):.2f} in the median, {max(errors):.2f} at most"
     results.store(
         "clock_trust",
-        title=f"The clock beside published speeds ({errors})",
-        columns=["half", "training", "unit", "published", "simulated", "ratio", "GPU busy", "source"],
+        title=f"The clock beside published speeds ({wrong})",
+        columns=["training", "unit", "published", "simulated", "ratio", "GPU busy", "source"],
         rows=rows,
         formats={"published": ",.0f", "simulated": ",.0f", "ratio": ".2f", "GPU busy": ".0%"},
         command="python lab/studies/clock_trust.py",

@@ -27,7 +27,9 @@ norms       norms of CUDA, on the CPU
 zeros       without values: what is left uninitialized, and what needs values all the same
 world       one process as rank 0 of a job of any size
 record      data for the report
-clock       the time that operations would take
+clock       the clock: it observes operations in the first updates, then launches have their durations
+durations   what work an operation is, from its arguments
+curves      how long that takes on a GPU
 compiled    the same for kernels that torch.compile makes
 
 What shows, when the command has ended, what its processes have left:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from . import curves
 from .interface import read_spans
 from .timeline import COMMUNICATION, COPIES, DATA, HOST, Summary, chrome_events, summary
 
+OF_LAUNCHES = ("observed", "is_observed", "launches", "of_other_sizes", "unknown")
 ADVICE = {
     DATA: "the loader limits it: more workers, or samples that are cheaper to read",
     HOST: "it is launch-bound, or the host waits too often: larger batches, CUDA graphs, torch.compile, no .item()",
@@ -32,8 +34,10 @@ def show(folder: Path, name: str, trace: Path | None, skip: int) -> dict[str, An
         skip: number of first updates that do not count.
 
     Returns: The figures of the report: "gpu" and, for each of "ranks", its number "rank", "updates", "seconds" of an
-        update, the share "busy", shares in "waits"; "operations" and their seconds, "unknown" ones and their number,
-        "real" and "simulated" seconds, "advice"; a rank without two updates has no "seconds".
+        update, the share "busy", shares in "waits"; "operations" and their seconds; "observed", the number of first
+        updates in which operations were observed, and "is_observed", whether they still were at the end; "launches"
+        after that, how many of them are "of_other_sizes" than any that was observed, and "unknown" kernels with their
+        number; "real" and "simulated" seconds, "advice"; a rank without two updates has no "seconds".
     """
     files = sorted(folder.glob("clock*.json"), key=lambda file: int(file.stem.removeprefix("clock")))
     noted = {int(file.stem.removeprefix("clock")): json.loads(file.read_text()) for file in files}
@@ -48,7 +52,7 @@ def show(folder: Path, name: str, trace: Path | None, skip: int) -> dict[str, An
         it = known.get(rank)
         others = {other: one for other, one in known.items() if other != rank}
         row = {"rank": rank, **(it.as_json() if it else {}), "advice": advice(it, others) if it else ""}
-        row |= {"operations": found["seconds"], "unknown": found["unknown"]}
+        row |= {name: found[name] for name in OF_LAUNCHES}
         ranks.append(row | {"real": found["real"], "simulated": found["simulated"]})
     for line in text(name, ranks):
         print(f"nullgpu: {line}")
@@ -81,6 +85,21 @@ def listed(waits: dict[str, float]) -> str:
     return ", ".join(f"{what} {share:.0%}" for what, share in waits.items() if share > 0.005)
 
 
+def origins(name: str, rank: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that say how well the durations of the GPU's work are known."""
+    measured = curves.measured_on()
+    of_gpu = "" if name == measured else f", scaled to the peaks of {with_article(name)}: not measured on one"
+    yield f"  durations: curves fitted to the operations of {with_article(measured)}{of_gpu}"
+    if rank["of_other_sizes"] > 0.005 * rank["launches"]:
+        share = rank["of_other_sizes"] / rank["launches"]
+        yield f"  {share:.0%} of the launches are scaled from other sizes, which the first {rank['observed']} updates had"
+    if rank["unknown"]:
+        most = ", ".join(f"{kernel} ({count})" if count else kernel for kernel, count in list(rank["unknown"].items())[:4])
+        yield f"  without a known time, estimated: {most}"
+    if rank["is_observed"]:
+        yield "  operations were observed to the end, so the host was slower than without the clock"
+
+
 def text(name: str, ranks: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the report: on the first rank, then one for each of the others."""
     first, *others = ranks
@@ -96,9 +115,7 @@ def text(name: str, ranks: list[dict[str, Any]]) -> Iterator[str]:
     top = sorted(first["operations"].items(), key=lambda pair: -pair[1])[:5]
     whole = sum(first["operations"].values()) or 1
     yield "  longest operations: " + ", ".join(f"{operation} {seconds / whole:.0%}" for operation, seconds in top)
-    if first["unknown"]:
-        unknown = ", ".join(f"{operation} ({count})" for operation, count in list(first["unknown"].items())[:4])
-        yield f"  without a known time, counted as shortest kernels: {unknown}"
+    yield from origins(name, first)
     if first["advice"]:
         yield f"  first thing to change: {first['advice']}"
     minute = 60 * first["real"] / max(first["simulated"], 1e-9)

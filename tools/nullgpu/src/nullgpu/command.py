@@ -86,7 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.report and not options.clock:
         return run(words, env)
     with tempfile.TemporaryDirectory(prefix="nullgpu") as folder:
-        status = run(words, env | {"NULLGPU_REPORT": folder})
+        # Apart, because what the report records, the stack of each allocation, takes time of the host.
+        asked = {"NULLGPU_REPORT": options.report, "NULLGPU_CLOCK": options.clock}
+        status = run(words, env | {name: folder for name, it in asked.items() if it})
         show(Path(folder), options, json.loads(env["NULLGPU_SETTINGS"]))
     return status
 

@@ -11,14 +11,18 @@ from typing import Any
 
 import torch
 
-Put = Callable[[str, float, int, bool], None]
-"""called with a kernel's name, the bytes that it moves, its stream, and whether it computes products"""
+Put = Callable[[str, float, bool, Callable[[], Any]], Any]
+"""called with a kernel's name, the bytes that it moves, whether it computes products, and what launches it"""
+observing = False
+restore: list[Callable[[], None]] = []
 TEMPLATE = "triton_tem_"
 """how the compiler names kernels for products and attention"""
 
 
 def install(put: Put) -> None:
     """Call ``put`` for each launch of a kernel that torch.compile has made."""
+    global observing
+    observing = True
     own = torch.compile
 
     @functools.wraps(own)
@@ -34,19 +38,32 @@ def observe(put: Put) -> None:
     """Let the launcher of these kernels call ``put``."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
+    # The compiler would time its candidates, which are all the same here: it takes the first one.
+    CachingAutotuner.bench = lambda self, launcher, *args, **kwargs: 1.0
+    if not observing:
+        return
     own = CachingAutotuner.run
+    restore.append(lambda: setattr(CachingAutotuner, "run", own))
 
     @functools.wraps(own)
     def run(self: Any, *args: Any, stream: int, benchmark_run: bool = False, **kwargs: Any) -> Any:
-        result = own(self, *args, stream=stream, benchmark_run=benchmark_run, **kwargs)
-        if not benchmark_run:
-            name = self.fn.__name__
-            put(name, moved(dict(zip(self.triton_meta["signature"], args, strict=False))), stream, TEMPLATE in name)
-        return result
+        def launch() -> Any:
+            return own(self, *args, stream=stream, benchmark_run=benchmark_run, **kwargs)
+
+        if benchmark_run:
+            return launch()
+        name = self.fn.__name__
+        return put(name, moved(dict(zip(self.triton_meta["signature"], args, strict=False))), TEMPLATE in name, launch)
 
     CachingAutotuner.run = run
-    # The compiler would time its candidates, which are all the same here: it takes the first one.
-    CachingAutotuner.bench = lambda self, launcher, *args, **kwargs: 1.0
+
+
+def stop() -> None:
+    """Do not call it any more."""
+    global observing
+    observing = False
+    while restore:
+        restore.pop()()
 
 
 def moved(arguments: Mapping[str, Any]) -> float:

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from .curves import Curves, Gpu
 from .interface import Settings
 
 FOLDER = Path(__file__).resolve().parent / "gpus"
@@ -18,6 +19,10 @@ CLOCK = ("peak", "pinned", "pageable", "inside", "between")
 FORMATS = ("fp32", "tf32", "bf16", "fp16")
 LAUNCH = 4e-6
 """seconds that the real driver keeps the host busy for each launch; it differs by host: 3 to 10 µs are reported"""
+SHORTEST = 3.9e-6
+"""seconds from the start of the shortest kernel to the start of the next one, by CUDA's events on an H200"""
+IN_GRAPH = 0.98e-6
+"""the same in a CUDA graph"""
 
 
 class Unknown(Exception):
@@ -69,11 +74,21 @@ def clock_of(gpu: dict[str, Any], host_speed: float) -> dict[str, Any]:
     missing += [f"peak.{key}" for key in FORMATS if "peak" in found and key not in found["peak"]]
     if missing:
         raise Unknown(f"{gpu['name']} has no figures for --clock: its file lacks, in [clock], {', '.join(missing)}")
-    made = {"clock": True, "host_speed": host_speed, "launch": LAUNCH, "peak": found["peak"]}
+    made = {"clock": True, "host_speed": host_speed, "peak": found["peak"]}
+    shortest = found.get("shortest", SHORTEST)
+    made |= {"launch": found.get("launch", LAUNCH), "shortest": shortest, "in_graph": min(shortest, IN_GRAPH)}
+    made |= {"copied": gpu["bandwidth"] * Curves(curves_of(gpu)).parameters["elements"]["share"]}
     made |= {name: found[name] for name in ("pinned", "pageable")}
     for where in ("inside", "between"):
         made |= {f"latency_{where}": found[where]["latency"], f"network_{where}": found[where]["bandwidth"]}
     return made
+
+
+def curves_of(gpu: dict[str, Any]) -> Gpu:
+    """Return the figures of a GPU that the curves need."""
+    clock = gpu["clock"]
+    shortest = clock.get("shortest", SHORTEST)
+    return Gpu(clock["peak"], gpu["bandwidth"], gpu["multiprocessors"], gpu["clock_rate"], shortest)
 
 
 def settings(gpu: dict[str, Any], **others: Any) -> Settings:  # noqa: ANN401

@@ -106,6 +106,12 @@ class Settings:
     """how many times as fast the simulated host is as this one"""
     launch: float = 0.0
     """seconds that the driver keeps the host busy for each launch"""
+    shortest: float = 0.0
+    """seconds of the shortest kernel"""
+    in_graph: float = 0.0
+    """the same in a CUDA graph, where a kernel follows the one before it sooner"""
+    copied: float = 0.0
+    """bytes/s that a copy within the GPU reads and writes"""
     pinned: float = 0.0
     pageable: float = 0.0
     latency_inside: float = 0.0

@@ -18,12 +18,13 @@ from pathlib import Path
 
 REPLACED = re.compile(r"cuda[A-Z]|cu(?!File)[A-Z]|cublas|cudnn|cufft|cusparse|cusolver|nccl|cupti|__cuda")
 """functions of the libraries that the null GPU stands in for; nvrtc and cuFile work, or fail, as they are"""
+NO_WORK = r"(?!\w+?(Create(?!Identity)|Destroy|Logger|[SG]et(?!Matrix|Vector)[A-Z]))"
 WORK = re.compile(
-    r"cublas([SDCZ][a-z]|I[sdcz]|Gemm|Dot|LtMatmul$)"
+    NO_WORK + r"(cublas([SDCZ][a-z]|I[sdcz]|Gemm|Dot|LtMatmul$)"
     r"|cudnn(Convolution|BatchNormalization|PoolingForward|RNN(Forward|Backward)|CTCLoss|SpatialTf)"
     r"|cusolverDn[SDCZX][a-z]+(?!.*(bufferSize|Set))"
     r"|cusparse([SDCZ][a-z]|X[a-z]|Sp[A-Z]|SDDMM|Csr|CreateIdentity)(?!.*(bufferSize|GetSize|Attribute|Descr|zeroPivot|Nnz))"
-    r"|cusparseLt(Matmul$|SpMMA)|cufftXtExec|cublas(Get|Set)(Matrix|Vector)Async"
+    r"|cusparseLt(Matmul$|SpMMA)|cufftXtExec|cublas(Get|Set)(Matrix|Vector)Async)"
 )
 CREATE = re.compile(r"(cublas|cudnn|cusparse|cusolver)\w*(create|Create|Init)")
 ACCEPT = re.compile(r"(cublas|cudnn|cusparse|cusolver|cufft)\w*(Set|[dD]estroy|Restore)|cudaKernelSetAttribute")
@@ -32,7 +33,13 @@ SIZE = re.compile(r"\w*([bB]ufferSize|WorkspaceSize|GetWorkspace|ReserveSpaceSiz
 PREFIX = """\
 #include <stdlib.h>
 struct CUstream_st;
-namespace nullgpu { void launch(const char*, CUstream_st*); [[noreturn]] void missing(const char*); }
+typedef unsigned long u64;
+namespace nullgpu {
+void launch_library(const char*, const void*, u64, double);
+u64 mix_all(const u64*, int);
+void set_stream(void*, CUstream_st*);
+[[noreturn]] void missing(const char*);
+}
 extern "C" {
 #pragma GCC visibility push(default)"""
 """without NVIDIA's headers, whose declarations have the arguments that are left out here"""
@@ -100,17 +107,50 @@ def zero_info(name: str, declared: str) -> str | None:
     size = "1" if batch is None else f"a{batch}"
     return (
         f"int {name}({plain}) {{ for (int i = 0; i < {size}; ++i) a{info}[i] = 0; "
-        f'nullgpu::launch("{name}", nullptr); return 0; }}'
+        f'nullgpu::launch_library("{name}", a0, 0, 0); return 0; }}'
+    )
+
+
+WITHOUT_HANDLE = re.compile(r"cublas(Get|Set)(Matrix|Vector)|cusparseLt")
+"""functions whose first argument is no handle that `stub` has made"""
+NUMBER = re.compile(r"(int|int64_t|long long int|size_t|cublas(Operation|Gemm|Compute)\w*_t|cuda ?DataType(_t)?)\s+\w+$")
+SIZES = ("m", "n", "k", "batchCount")
+"""arguments of a product of matrices to which its work is proportional"""
+
+
+def product(name: str, declared: str) -> str:
+    """Return the C++ of a function of cuBLAS, which tells the clock the numbers among its arguments."""
+    plain, numbers, sizes = [], [], []
+    for at, argument in enumerate(split(declared)):
+        if re.match(r"(float|double)\s+\w+$", argument):
+            plain.append(f"{argument.split()[0]} a{at}")
+        elif NUMBER.match(argument):
+            wide = re.match(r"(int64_t|long long int|size_t)\s", argument)
+            plain.append(f"{'long' if wide else 'int'} a{at}")
+            numbers.append(f"(u64)a{at}")
+            sizes += [f"(double)a{at}"] if argument.split()[-1] in SIZES else []
+        else:
+            plain.append(f"void* a{at}")
+    size = " * ".join(sizes) if len(sizes) > 2 else "0"  # fewer: no product
+    return (
+        f"int {name}({', '.join(plain)}) {{ u64 all[] = {{{', '.join([*numbers, '0'])}}}; nullgpu::launch_library("
+        f'"{name}", a0, nullgpu::mix_all(all, {len(numbers)}), {size}); return 0; }}'
     )
 
 
 def stub(name: str, headers: Mapping[Path, str]) -> str:
     """Return the C++ of a function that is not written by hand."""
+    if re.match(r"(cusolverDn|cusparse)SetStream", name):
+        return f"int {name}(void* handle, CUstream_st* stream) {{ nullgpu::set_stream(handle, stream); return 0; }}"
     way = kind(name)
     if way == "work" and (declared := parameters(name, headers)) and (typed := zero_info(name, declared[1])):
         return typed
+    if way == "work" and WITHOUT_HANDLE.match(name):
+        return f'int {name}(...) {{ nullgpu::launch_library("{name}", 0, 0, 0); return 0; }}'
+    if way == "work" and name.startswith("cublas") and (declared := parameters(name, headers)):
+        return product(name, declared[1])
     if way == "work":
-        return f'int {name}(...) {{ nullgpu::launch("{name}", nullptr); return 0; }}'
+        return f'int {name}(void* handle, ...) {{ nullgpu::launch_library("{name}", handle, 0, 0); return 0; }}'
     if way == "create":
         return f"int {name}(void** made, ...) {{ *made = calloc(1, 256); return 0; }}"
     if way == "accept":

@@ -3,11 +3,13 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .interface import MOST_SPANS, Span, Work
 
+LONGEST = 12
+"""operations that are listed"""
 DATA, HOST, COMMUNICATION, COPIES = "data", "the host", "communication", "copies"
 """what a GPU can wait for, beside "rank 1" and so on"""
 
@@ -129,6 +131,8 @@ class Summary:
     """share of the time in which the GPU computes"""
     waits: dict[str, float]
     """shares of the time in which it waits, by what for, the largest first"""
+    operations: dict[str, float] = field(default_factory=dict)
+    """seconds of the operations that take the longest, in these updates"""
 
     @property
     def for_ranks(self) -> float:
@@ -146,19 +150,28 @@ def summary(found: dict[str, Any], spans: list[Span], skip: int) -> Summary | No
     Args:
         found: what `clock.write` has noted of the rank.
         spans: of the rank.
-        skip: number of first updates that do not count.
+        skip: number of first updates that do not count; those in which operations were observed do not count either.
     """
     updates = found["updates"]
     if len(spans) >= MOST_SPANS:  # later ones were not noted, and would look like idle times
         updates = [ended for ended in updates if ended <= spans[-1].end]
-    updates = updates[min(skip, max(len(updates) - 2, 0)) :]
+    updates = updates[min(max(skip, found["observed"]), max(len(updates) - 2, 0)) :]
     if len(updates) < 2:
         return None
     begin, end = updates[0], updates[-1]
     busy, waits = idle(spans, [tuple(pair) for pair in found["loading"]], begin, end)
     total = end - begin
     shares = {what: seconds / total for what, seconds in sorted(waits.items(), key=lambda pair: -pair[1])}
-    return Summary(len(updates) - 1, total / (len(updates) - 1), busy / total, shares)
+    return Summary(len(updates) - 1, total / (len(updates) - 1), busy / total, shares, longest(spans, begin, end))
+
+
+def longest(spans: list[Span], begin: float, end: float) -> dict[str, float]:
+    """Return the operations that take the longest between two times, and their seconds."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for span in spans:
+        if span.kind == Work.KERNEL and span.end > begin and span.start < end:
+            seconds[span.name] += min(span.end, end) - max(span.start, begin)
+    return dict(sorted(seconds.items(), key=lambda pair: -pair[1])[:LONGEST])
 
 
 def chrome_events(rank: int, loading: list[tuple[float, float]], spans: list[Span]) -> list[dict[str, Any]]:

@@ -21,14 +21,19 @@
 constexpr int THREADS = 4, ROUNDS = 200;
 constexpr size_t BYTES = 1 << 16;
 
-extern "C" void nullgpu_put(void* stream, double seconds, const char* name);
+extern "C" void nullgpu_operation_begins();
+extern "C" int nullgpu_operation_ends();
+extern "C" void nullgpu_operation_lasts(double seconds, const char* name);
 extern "C" double nullgpu_end(void* stream);
 extern "C" void nullgpu_spans(const char* file);
 
 static void launch(cudaStream_t stream) {
   static int kernel;
+  nullgpu_operation_begins();
   CHECK(cudaLaunchKernel(&kernel, dim3(1), dim3(32), nullptr, 0, stream));
-  nullgpu_put(stream, 1e-6, "a kernel");
+  nullgpu_operation_ends();
+  nullgpu_operation_lasts(1e-6, "a kernel");
+  CHECK(cudaLaunchKernel(&kernel, dim3(1), dim3(32), nullptr, 0, stream));  // its duration is looked up
 }
 
 // What a thread of a training does: it computes on one stream, copies on another, and each waits for the other.

@@ -40,7 +40,11 @@ void pass(double seconds) {
   passed += seconds;
 }
 void pass_launch() { pass(settings().launch); }
-static const char* kept(const char* name) { return names.insert(name).first->c_str(); }
+static const char* kept_locked(const char* name) { return names.insert(name).first->c_str(); }
+const char* kept(const char* name) {
+  std::lock_guard<std::mutex> guard(lock);
+  return kept_locked(name);
+}
 
 // Keep a span; return its number, or -1 if there are too many.
 static int64_t note(const Span& span) {
@@ -73,20 +77,23 @@ void wait_until(double time, const char* what) {
     nanosleep(&t, nullptr);
   }
   std::lock_guard<std::mutex> guard(lock);
-  note({began, now_locked(), -1, 0, HOST_WAITS, kept(what)});
+  note({began, now_locked(), -1, 0, HOST_WAITS, kept_locked(what)});
 }
 
 void put(Stream* stream, double seconds, Work kind, const char* name, double earliest) {
+  put_kept(stream, seconds, kind, kept(name), earliest);
+}
+void put_kept(Stream* stream, double seconds, Work kind, const char* name, double earliest) {
   double oldest = 0;
   {
     std::lock_guard<std::mutex> guard(lock);
     if (Graph* graph = stream->capture) {  // it takes its time at each replay
-      graph->seconds += seconds;
+      graph->seconds += kind == KERNEL ? std::max(seconds - settings().shortest, 0.0) + settings().in_graph : seconds;
       return;
     }
     Queue& queue = stream->queue;
     double start = std::max({queue.end, now_locked(), earliest});
-    queue.last = note({start, start + seconds, (int)queue.cause, number_of(stream), kind, kept(name)});
+    queue.last = note({start, start + seconds, (int)queue.cause, number_of(stream), kind, name});
     queue.end = start + seconds;
     queue.cause = -1;
     double& slot = queue.ends[queue.put++ % MOST_IN_QUEUE];
@@ -97,7 +104,7 @@ void put(Stream* stream, double seconds, Work kind, const char* name, double ear
 
 void put_copy(Stream* stream, const Way& way, size_t bytes) {
   if (way.to_gpu && way.from_gpu)
-    return put(stream, 2 * (double)bytes / settings().bandwidth, KERNEL, "copy on the GPU");
+    return put(stream, settings().shortest + 2 * (double)bytes / settings().copied, KERNEL, "copy on the GPU");
   if (!way.to_gpu && !way.from_gpu) return;
   const char* name = !way.to_gpu ? "copy from the GPU" : way.pageable ? "pageable copy to the GPU" : "copy to the GPU";
   put(stream, 1e-5 + (double)bytes / (way.pageable ? settings().pageable : settings().pinned), TRANSFER, name);
@@ -106,7 +113,7 @@ void put_copy(Stream* stream, const Way& way, size_t bytes) {
   if (way.pageable && (way.from_gpu || bytes > 65536)) wait_until(end_of(stream), "a pageable copy");
 }
 void put_fill(Stream* stream, size_t bytes) {
-  put(stream, (double)bytes / settings().bandwidth, KERNEL, "fill on the GPU");
+  put(stream, settings().shortest + (double)bytes / settings().copied, KERNEL, "fill on the GPU");
 }
 void put_graph(Stream* stream, const Graph* graph) {
   double seconds;
@@ -147,7 +154,7 @@ void put_after_ranks(Stream* stream, const char* name, double seconds, double ow
   if (last > own) {
     std::lock_guard<std::mutex> guard(lock);
     std::string what = "waits for rank " + std::to_string(slowest);
-    note({own, last, -1, number_of(stream), WAITS_FOR_RANK, kept(what.c_str())});
+    note({own, last, -1, number_of(stream), WAITS_FOR_RANK, kept_locked(what.c_str())});
   }
   put(stream, seconds, NETWORK, name, last);
 }

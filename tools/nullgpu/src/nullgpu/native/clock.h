@@ -1,7 +1,8 @@
 // A clock for GPUs that compute nothing: how long they would have been busy, and what waits for them.
 //
 // Every stream is a queue. Work that is put on it begins when the host has put it there and the work before it has
-// ended, and it lasts as long as somebody says: Python for operations (clock.py), copies and collectives here.
+// ended, and it lasts as long as somebody says: durations.cpp for kernels, which Python (clock.py) has told it in the
+// first updates, copies and collectives here.
 // The host's time is real. So what waits for the GPU really waits, and a loader's workers go on meanwhile.
 #pragma once
 #include "gpu.h"
@@ -15,6 +16,9 @@ void pass_launch();         // the same, for a launch by the real driver
 
 // Put work on a stream. It does not begin before `earliest`.
 void put(Stream* stream, double seconds, Work kind, const char* name, double earliest = 0);
+const char* kept(const char* name);  // the same name, which stays
+void put_kept(Stream* stream, double seconds, Work kind, const char* name, double earliest = 0);  // with such a name
+void put_launch(Stream* stream, const char* kernel, uint64_t sizes, double size);                 // see durations.cpp
 void put_copy(Stream* stream, const Way& way, size_t bytes);
 void put_fill(Stream* stream, size_t bytes);
 void put_graph(Stream* stream, const Graph* graph);

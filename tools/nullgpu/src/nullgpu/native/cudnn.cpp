@@ -28,8 +28,19 @@ EXPORT const char* cudnnGetErrorString(cudnnStatus_t status) {
 EXPORT void cudnnGetLastErrorString(char* message, size_t size) {
   if (size) *message = 0;
 }
-EXPORT cudnnStatus_t cudnnGetStream(cudnnHandle_t, cudaStream_t* stream) {
-  *stream = nullptr;
+EXPORT cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
+  set_stream(handle, stream);
+  return OK;
+}
+EXPORT cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t* stream) {
+  *stream = stream_of_handle(handle);
+  return OK;
+}
+// PyTorch describes the tensors of a call directly before it.
+EXPORT cudnnStatus_t cudnnSetTensorNdDescriptor(cudnnTensorDescriptor_t, cudnnDataType_t type, int dimensions,
+                                                const int sizes[], const int strides[]) {
+  describe((uint64_t)type);
+  for (int i = 0; i < dimensions; ++i) describe((uint64_t)sizes[i]), describe((uint64_t)strides[i]);
   return OK;
 }
 EXPORT cudnnStatus_t cudnnDropoutGetStatesSize(cudnnHandle_t, size_t* bytes) {
@@ -94,7 +105,11 @@ struct Attribute {
 struct Descriptor {
   cudnnBackendDescriptorType_t type;
   std::map<int, Attribute> attributes;
+  uint64_t hash = 0;  // of all that was set, the descriptors in it included: the same operation has the same hash
 };
+static Descriptor* descriptor_at(const void* values, int64_t i) {
+  return static_cast<Descriptor*>(static_cast<const cudnnBackendDescriptor_t*>(values)[i]);
+}
 
 static size_t size_of(cudnnBackendAttributeType_t type) {
   switch (type) {
@@ -114,7 +129,7 @@ static size_t size_of(cudnnBackendAttributeType_t type) {
 
 EXPORT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
                                                   cudnnBackendDescriptor_t* descriptor) {
-  *descriptor = new Descriptor{type, {}};
+  *descriptor = new Descriptor{type, {}, (uint64_t)type};
   return OK;
 }
 EXPORT cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
@@ -127,7 +142,14 @@ EXPORT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descripto
                                               cudnnBackendAttributeType_t type, int64_t number, const void* values) {
   const char* first = static_cast<const char*>(values);
   size_t bytes = first ? (size_t)number * size_of(type) : 0;
-  static_cast<Descriptor*>(descriptor)->attributes[(int)name] = {type, number, {first, first + bytes}};
+  Descriptor* it = static_cast<Descriptor*>(descriptor);
+  it->attributes[(int)name] = {type, number, {first, first + bytes}};
+  if (type == CUDNN_TYPE_HANDLE || type == CUDNN_TYPE_VOID_PTR) return OK;
+  it->hash = mix(it->hash, (uint64_t)name);
+  for (size_t i = 0; i < bytes; ++i)
+    if (type != CUDNN_TYPE_BACKEND_DESCRIPTOR) it->hash = mix(it->hash, (uint64_t)first[i]);
+  for (int64_t i = 0; first && type == CUDNN_TYPE_BACKEND_DESCRIPTOR && i < number; ++i)
+    if (Descriptor* part = descriptor_at(values, i)) it->hash = mix(it->hash, part->hash);
   return OK;
 }
 EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor,
@@ -142,6 +164,8 @@ EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const des
     if (values && type != CUDNN_TYPE_BACKEND_DESCRIPTOR) memcpy(values, found->second.bytes.data(), bytes);
   } else if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
     count = name == CUDNN_ATTR_ENGINECFG_KNOB_CHOICES || name == CUDNN_ATTR_ENGINE_KNOB_INFO ? 0 : 1;  // one engine
+    // The engine is the caller's descriptor, still empty: it stands for the operations that were asked about.
+    if (values && room && count && descriptor_at(values, 0)) descriptor_at(values, 0)->hash = it->hash;
   } else if (type == CUDNN_TYPE_INT64 || type == CUDNN_TYPE_INT32 || type == CUDNN_TYPE_BOOLEAN) {
     count = 1;  // numbers of engines, bytes of a workspace and of shared memory
     int64_t answer = name == CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT ? 1 : 0;
@@ -150,7 +174,8 @@ EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const des
   if (number) *number = count;  // of all others, such as notes on an engine, there are none
   return OK;
 }
-EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t) {
-  launch("cudnnBackendExecute", nullptr);
+EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                                         cudnnBackendDescriptor_t) {
+  launch("cudnnBackendExecute", stream_of_handle(handle), static_cast<Descriptor*>(plan)->hash);
   return OK;
 }

@@ -145,19 +145,23 @@ EXPORT CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CU
   *clusters = 1;
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                               unsigned, CUstream stream, void**, void**) {
-  launch(reinterpret_cast<const char*>(function), stream);
+static CUresult launch_function(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads,
+                                CUstream stream) {
+  launch(reinterpret_cast<const char*>(function), stream, mix(mix(mix(mix(0, x), y), z), threads),
+         (double)x * y * z * threads);
   return CUDA_SUCCESS;
+}
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned block_x,
+                               unsigned block_y, unsigned block_z, unsigned, CUstream stream, void**, void**) {
+  return launch_function(function, x, y, z, block_x * block_y * block_z, stream);
 }
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void**, void**) {
-  launch(reinterpret_cast<const char*>(function), config->hStream);
-  return CUDA_SUCCESS;
+  return launch_function(function, config->gridDimX, config->gridDimY, config->gridDimZ,
+                         config->blockDimX * config->blockDimY * config->blockDimZ, config->hStream);
 }
-EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                          unsigned, unsigned, CUstream stream, void**) {
-  launch(reinterpret_cast<const char*>(function), stream);
-  return CUDA_SUCCESS;
+EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned block_x,
+                                          unsigned block_y, unsigned block_z, unsigned, CUstream stream, void**) {
+  return launch_function(function, x, y, z, block_x * block_y * block_z, stream);
 }
 EXPORT CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                                        const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,

@@ -114,7 +114,19 @@ inline int number_of(const Stream* stream) {
 bool invalidate_captures();
 // Record work that is put on a stream if the stream is captured; whether it is. Otherwise it is to be done now.
 bool record(cudaStream_t stream);
-void launch(const char* kernel, cudaStream_t stream);
+// Put a kernel, or a call of a library, on a stream. The clock tells launches of a kernel apart by `sizes`, a hash of
+// what else is known of them (grid and block, the sizes of matrices), and scales by `size`, which grows like the work.
+void launch(const char* kernel, cudaStream_t stream, uint64_t sizes = 0, double size = 0);
+inline uint64_t mix(uint64_t hash, uint64_t number) {  // add a number to a hash
+  hash = (hash ^ number) * 0x9e3779b97f4a7c15;
+  return hash ^ hash >> 32;
+}
+// The same for calls of libraries: blas.cpp. `describe` adds a number to the sizes of this thread's next call.
+void describe(uint64_t number);
+uint64_t mix_all(const uint64_t* numbers, int number);
+void launch_library(const char* name, const void* handle, uint64_t sizes = 0, double size = 0);
+void set_stream(void* handle, cudaStream_t stream);
+cudaStream_t stream_of_handle(const void* handle);
 void profile_launch(const char* kernel, int stream);  // for torch.profiler: cupti.cpp
 
 // A function that this library does not have was called: say which, and end.

@@ -26,10 +26,14 @@ cudaError_t error(cudaError_t code, const char* function) {
   return code;
 }
 
-void launch(const char* kernel, cudaStream_t stream) {
+void launch(const char* kernel, cudaStream_t stream, uint64_t sizes, double size) {
   count(counters.launches);
-  if (record(stream)) return;
-  if (has_clock()) pass_launch();
+  bool is_recorded = record(stream);
+  if (has_clock()) {
+    if (!is_recorded) pass_launch();
+    put_launch(stream_of(stream), kernel, sizes, size);
+  }
+  if (is_recorded) return;
   profile_launch(kernel, number_of(stream_of(stream)));
 }
 
@@ -82,25 +86,30 @@ static const char* name_of(const void* kernel) {
 }
 
 // As a GPU does: a grid or a block that is empty or too large is refused.
-static cudaError_t checked_launch(const void* function, dim3 grid, dim3 block, cudaStream_t stream) {
+static cudaError_t checked_launch(const void* function, dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
   uint64_t threads = (uint64_t)block.x * block.y * block.z;
   if (!threads || threads > 1024 || block.z > 64 || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535)
     return error(cudaErrorInvalidConfiguration, "cudaLaunchKernel");
-  launch(name_of(function), stream);
+  uint64_t sizes = 0;
+  for (uint64_t number : {(uint64_t)grid.x, (uint64_t)grid.y, (uint64_t)grid.z, threads, (uint64_t)shared})
+    sizes = mix(sizes, number);
+  launch(name_of(function), stream, sizes, (double)grid.x * grid.y * grid.z * (double)threads);
   return cudaSuccess;
 }
-EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t, cudaStream_t stream) {
-  return checked_launch(reinterpret_cast<const void*>(kernel), grid, block, stream);
+EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t shared,
+                                     cudaStream_t stream) {
+  return checked_launch(reinterpret_cast<const void*>(kernel), grid, block, shared, stream);
 }
-EXPORT cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**, size_t, cudaStream_t stream) {
-  return checked_launch(function, grid, block, stream);
+EXPORT cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**, size_t shared,
+                                    cudaStream_t stream) {
+  return checked_launch(function, grid, block, shared, stream);
 }
-EXPORT cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block, void**, size_t,
+EXPORT cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block, void**, size_t shared,
                                                cudaStream_t stream) {
-  return checked_launch(function, grid, block, stream);
+  return checked_launch(function, grid, block, shared, stream);
 }
 EXPORT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void**) {
-  return checked_launch(function, config->gridDim, config->blockDim, config->stream);
+  return checked_launch(function, config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream);
 }
 EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   memset(attributes, 0, sizeof *attributes);

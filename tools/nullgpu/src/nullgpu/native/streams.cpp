@@ -329,9 +329,6 @@ EXPORT cudaError_t cudaUserObjectRelease(cudaUserObject_t, unsigned) { return cu
 
 // ---- for clock.py
 
-EXPORT void nullgpu_put(void* stream, double seconds, const char* name) {
-  put(stream_of(static_cast<cudaStream_t>(stream)), seconds, KERNEL, name);
-}
 EXPORT double nullgpu_end(void* stream) {  // when all work of a stream will have ended
   return moment_of(stream_of(static_cast<cudaStream_t>(stream))).time;
 }

@@ -1,0 +1,216 @@
+"""How long operations take on a GPU, by their kind and size: curves whose parameters were fitted to an H200.
+
+The parameters are in curves.json, which a study of the workshop writes from the operations that an
+H200 was timed with. Most of them are shares of the GPU's peaks, so the curves hold for another GPU with its own peaks;
+but then they are scaled, and not measured. Bytes and numbers are per call; times are in seconds.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).resolve().parent / "curves.json"
+Parameters = Mapping[str, float]
+HALF = ("bf16", "fp16")
+TILE = 128
+"""edge of the part of a matrix that one multiprocessor computes"""
+FEW = 4
+"""channels of an input, such as colors, for which cuDNN has slow kernels only"""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The figures of a GPU that the curves need."""
+
+    peak: Mapping[str, float]
+    """FLOP/s by number format"""
+    bandwidth: float
+    """bytes/s of its memory"""
+    multiprocessors: int
+    clock_rate: float
+    """MHz"""
+    shortest: float
+    """seconds of the shortest kernel"""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of matrices: batch x (m x k) times (k x n)."""
+
+    format: str
+    batch: float
+    m: float
+    n: float
+    k: float
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention that does not store its scores, or its backward pass."""
+
+    format: str
+    backward: bool
+    sequences: float
+    """samples x heads"""
+    queries: float
+    keys: float
+    width: float
+    """of a head"""
+    causal: bool
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution, or some of the products of its backward pass."""
+
+    format: str
+    dimensions: int
+    backward: int
+    """number of gradients, of 2; 0: forward"""
+    channels_last: bool
+    channels: float
+    """of the input, in each group"""
+    outputs: float
+    """channels of the output, in each group"""
+    groups: float
+    positions: float
+    """of the output, of one sample"""
+    samples: float
+    kernel: float
+    """elements of the kernel"""
+    input_bytes: float
+    output_bytes: float
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """A batch norm in training, or its backward pass."""
+
+    half: bool
+    backward: bool
+    channels_last: bool
+    channels: float
+    elements: float
+    size: int
+    """bytes of an element"""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Any other operation: it moves bytes, and does something with each element."""
+
+    kind: str
+    moved: float
+    elements: float
+    launches: int = 1
+
+
+Work = Product | Attention | Convolution | BatchNorm | Moved
+
+
+def measured_on() -> str:
+    """Return the name of the GPU whose operations the curves were fitted to."""
+    return json.loads(FILE.read_text())["gpu"]["name"]
+
+
+class Curves:
+    """The time of each kind of work on one GPU."""
+
+    def __init__(self, gpu: Gpu, parameters: Mapping[str, Parameters] | None = None) -> None:
+        found: dict[str, Any] = json.loads(FILE.read_text()) if parameters is None else {}
+        self.parameters = found["parameters"] if parameters is None else parameters
+        self.gpu = gpu
+        base = found["gpu"] if found else {"multiprocessors": gpu.multiprocessors, "clock_rate": gpu.clock_rate}
+        base_shortest = found["gpu"]["shortest"] if found else gpu.shortest
+        self.slower = base["multiprocessors"] * base["clock_rate"] / (gpu.multiprocessors * gpu.clock_rate)
+        """how many times as long its multiprocessors need for the same number of instructions"""
+        self.floor = 1e-6 * gpu.shortest / base_shortest
+        """seconds for a microsecond of a fixed cost"""
+
+    def seconds(self, work: Work) -> float:
+        """Return how long it takes."""
+        if isinstance(work, Product):
+            return self.product(work)
+        if isinstance(work, Attention):
+            return self.attention(work)
+        if isinstance(work, Convolution):
+            return self.convolution(work)
+        return self.batch_norm(work) if isinstance(work, BatchNorm) else self.moved(work)
+
+    def product(self, it: Product) -> float:
+        """A product attains its share of the peak if it has enough tiles for all multiprocessors."""
+        p = self.parameters[f"product {family(it.format)}"]
+        size = 2 if it.format in HALF else 4
+        tiles = it.batch * max(it.m / TILE, 0.25) * max(it.n / TILE, 0.25)
+        filled = tiles / (tiles + p["tiles"] * self.gpu.multiprocessors)
+        arithmetic = 2 * it.batch * it.m * it.n * it.k / (self.gpu.peak[it.format] * p["share"] * filled)
+        traffic = size * it.batch * (it.m * it.k + it.k * it.n + it.m * it.n) / (self.gpu.bandwidth * p["memory"])
+        return p["floor"] * self.floor + max(arithmetic, traffic)
+
+    def attention(self, it: Attention) -> float:
+        """Each score costs an exponential, beside products of the head's width."""
+        exact = it.format not in HALF
+        p = self.parameters[f"attention {'fp32' if exact else '16 bits'} {'backward' if it.backward else 'forward'}"]
+        scores = it.sequences * it.queries * it.keys
+        if it.causal:  # whole tiles on the diagonal are computed
+            scores *= 0.5 * (1 + p["tile"] / max(it.keys, p["tile"]))
+        # PyTorch's kernel for fp32 makes three products of TF32 on matrix units (torch/include/ATen/native/
+        # transformers/cuda/mem_eff_attention/gemm_kernel_utils.h, for compute capability 8.0 and newer).
+        peak = max(self.gpu.peak["fp32"], self.gpu.peak["tf32"] / 3) if exact else self.gpu.peak[it.format]
+        width = 64 * -(-it.width // 64)  # heads are padded
+        products = scores * width * (10 if it.backward else 4) / (peak * p["share"])
+        exponentials = scores * p["score"] * 1e-12 * self.slower
+        filled = it.queries * it.sequences / (it.queries * it.sequences + p["rows"] * self.gpu.multiprocessors)
+        return p["floor"] * self.floor + (products + exponentials) / filled
+
+    def convolution(self, it: Convolution) -> float:
+        """A convolution is a product; with matrix units, and channels first, its tensors are transposed before it."""
+        p = self.parameters[f"convolution {it.dimensions}-D {family(it.format)}"]
+        per_pass = 2 * it.samples * it.positions * it.outputs * it.channels * it.groups * it.kernel
+        peak, passes = self.gpu.peak[it.format], it.backward or 1
+        moved = it.input_bytes + it.output_bytes
+        traffic = passes * moved / (self.gpu.bandwidth * p["memory"])
+        fixed = passes * p["floor"] * self.floor
+        if it.groups > 1 and it.channels < 8:  # depthwise: without matrix units (not measured)
+            return fixed + max(per_pass * passes / (self.gpu.peak["fp32"] * 0.2), 2 * traffic)
+        # A tensor has as many bytes for each channel before and after it if each position stays.
+        strided = it.input_bytes * it.outputs > 1.5 * it.output_bytes * it.channels
+        narrow = min(it.channels, it.outputs)
+        share = p["backward" if it.backward else "forward"] * narrow / (narrow + p["channels"])
+        if it.channels <= FEW:
+            share = p["few"] * (p["few in fp16"] if it.format == "fp16" else 1.0)
+        elif strided:
+            share *= p["strided"]
+        each = [peak * share] * passes
+        if "guess" in p and it.channels > FEW and it.positions <= (200 if it.backward else 1000):
+            each[0] = peak * p["guess"]  # for one of the products, cuDNN's guess is a kernel without matrix units
+        arithmetic = sum(per_pass / attained for attained in each)
+        transposed = 0.0
+        if not it.channels_last and it.format != "fp32" and (it.kernel > 1 or strided):
+            share = self.parameters["convolution 2-D 16 bits"]["transpose"]
+            transposed = passes * 2 * moved / (self.gpu.bandwidth * share)
+        return fixed + max(arithmetic, traffic) + transposed
+
+    def batch_norm(self, it: BatchNorm) -> float:
+        """With channels first, each multiprocessor takes a channel, so few channels do not fill the GPU."""
+        direction, layout = "backward" if it.backward else "forward", "last" if it.channels_last else "first"
+        p = self.parameters[f"batch norm {layout} {direction} {'16 bits' if it.half else '32 bits'}"]
+        idle = 1.0 if it.channels_last else max(1.0, self.gpu.multiprocessors / it.channels) ** p["idle"]
+        elements = it.elements * p["element"] * 1e-12 * idle * self.slower
+        traffic = it.elements * it.size * (5 if it.backward else 3) / (self.gpu.bandwidth * 0.9)
+        return p["floor"] * self.floor + max(elements, traffic)
+
+    def moved(self, it: Moved) -> float:
+        """A kernel moves its bytes at a share of the bandwidth, unless its instructions for an element take longer."""
+        p = self.parameters.get(it.kind) or self.parameters["elements"]
+        traffic = it.moved / (self.gpu.bandwidth * p["share"])
+        elements = it.elements * p.get("element", 0) * 1e-12 * self.slower
+        fixed = max(p["floor"], it.launches * self.parameters["elements"]["floor"])
+        return fixed * self.floor + max(traffic, elements)
+
+
+def family(number_format: str) -> str:
+    """Return the name of the formats that have their parameters in common."""
+    return "16 bits" if number_format in HALF else number_format
