@@ -10,6 +10,8 @@ from clinic.edits import edited
 from exercise import judge
 from workshop.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 EXERCISES = exercises()
 LESSONS = sorted({exercise.lesson for exercise in EXERCISES})
 

@@ -15,6 +15,8 @@ import exercise
 from clinic.catalogue import Exercise, exercises, find
 from workshop.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[int, str]]
 
 

@@ -14,6 +14,8 @@ from conftest import REPOSITORY
 from ranks import torchrun
 from slurm_cluster import SlurmCluster
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = REPOSITORY / "slurm/first_hour.py"
 
 

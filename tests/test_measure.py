@@ -14,6 +14,8 @@ from conftest import REPOSITORY
 from lab import gpu_tests, measure, measurements
 from workshop.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 MACHINE = measure.Machine("null GPU (sm_90)", 1, "null_gpu_sm_90_1gpu")
 
 

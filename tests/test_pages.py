@@ -144,6 +144,7 @@ def pages_with_commands() -> list:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with_commands())
 def test_commands_run_as_they_stand(
     page: Path,

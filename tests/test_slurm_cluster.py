@@ -17,7 +17,7 @@ import pytest
 
 from slurm_cluster import SCRIPT, SlurmCluster, clean_environment, local_cluster, require_slurm
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
 @pytest.fixture

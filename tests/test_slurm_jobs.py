@@ -17,7 +17,7 @@ from conftest import REPOSITORY
 from slurm_cluster import SlurmCluster
 from test_survive import assert_equal, final_state
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 SHORT = ["--limit_train", 80, "--limit_val", 16, "--batch_size", 4, "--epochs", 2, "--loader", "memory"]
 SHORT += ["--log_interval", 1, "--save_interval", 4]

@@ -105,6 +105,7 @@ def assert_equal(one: object, other: object) -> None:
         assert one == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "03" else [pytest.mark.thorough]) for name in LESSONS]
 )
@@ -142,6 +143,7 @@ def test_a_run_that_is_killed_and_stopped_goes_on_as_if_it_were_not(
     assert_equal(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["03", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("05", "05 HSDP"))]
 )
@@ -197,6 +199,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(
         assert {file: file.read_bytes() for file in checkpoints(tmp_path)} == files
 
 
+@pytest.mark.slow
 def test_a_damaged_sharded_checkpoint_is_noticed_and_the_one_before_is_used(
     user_environment: dict[str, str], tmp_path: Path, run_script: Script
 ) -> None:
@@ -356,6 +359,7 @@ def test_a_folder_has_one_run_at_a_time(run_script: Script, user_environment: di
     assert again.status == 0, again.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_job_and_the_output_ends_with_the_cause(
     rank: int, user_environment: dict[str, str], tmp_path: Path

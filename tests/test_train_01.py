@@ -61,6 +61,7 @@ def test_one_seed_gives_the_same_losses_whatever_the_workers(train: Script, tmp_
     assert losses(tmp_path / "a") != losses(tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_two_epochs_in_parts_are_two_epochs_in_one_go(train: Script, tmp_path: Path) -> None:
     """What the page lets the reader verify; test_survive.py stops runs in other places."""
     for folder, flags in (("whole", ["--epochs", 2]), ("parts", []), ("parts", ["--epochs", 2, "--resume", "true"])):
@@ -112,6 +113,7 @@ def test_the_flags_are_arguments_of_the_dataloader(workers: int, data_dir: Path)
     assert inputs.shape == (32, 1, 28, 28) and targets.shape == (32,)
 
 
+@pytest.mark.slow
 def test_trace_and_monitor(train: Script, tmp_path: Path) -> None:
     result = train(*SHORT, "--limit_train", 1920, "--trace", "true", "--monitor", "true", "--run_dir", tmp_path)
     assert result.status == 0, result.stderr

@@ -6,6 +6,7 @@ paths        where data sets and runs are
 jsonfile     small JSON files
 seeds        seeds derived from seed, epoch, step and so on
 ranks        rank, world size and device of this process
+start        what takes how long until the first step has ended
 config       the flags that lessons share, read from YAML files and the command line
 hardware     device, CPUs, memory, and a description of machine and software
 datasets     one file per data set: its files, how to check and open them

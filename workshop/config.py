@@ -291,7 +291,7 @@ def run_with_config(main: Callable[[C], None], config_class: type[C], descriptio
         check_clone(Path(sys.modules[main.__module__].__file__ or ""))
         config = load_config(config_class, sys.argv[1:], description)
         if getattr(config, "start_times", False):  # a checker of flags has none
-            from workshop.profiling.start import time_start  # here, because it imports torch: --help does not need it
+            from workshop.start import time_start  # here, because it imports torch: --help does not need it
 
             time_start(main)
         main(config)

@@ -7,9 +7,9 @@ from typing import Any, Protocol, Self
 
 from torch.profiler import record_function
 
+from workshop import start
 from workshop.hardware import OtherWork, peak_memory_bytes
 from workshop.loaders.sampler import Loader
-from workshop.profiling import start
 from workshop.run import RunFolder
 
 

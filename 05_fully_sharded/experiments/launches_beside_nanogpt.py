@@ -51,8 +51,8 @@ def steps_of_nanogpt(inputs: torch.Tensor, targets: torch.Tensor, *, as_train: b
     config = GPTConfig(block_size=TOKENS, n_layer=12, n_head=12, n_embd=768, dropout=0.0, bias=False)
     model: nn.Module = GPT(config).to(inputs.device)
     how = {"weight_decay": 1e-2, "learning_rate": 1e-4, "betas": (0.9, 0.95), "device_type": "cuda"}
-    optimizer = model.configure_optimizers(**how)  # type: ignore[operator]
-    model = torch.compile(model) if compiled else model  # type: ignore[assignment]
+    optimizer = model.configure_optimizers(**how)
+    model = torch.compile(model) if compiled else model
     model = DistributedDataParallel(model) if as_train else model
     autocast: AbstractContextManager = torch.autocast("cuda", torch.bfloat16)
 

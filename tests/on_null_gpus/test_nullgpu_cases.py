@@ -10,6 +10,7 @@ pytest_plugins = ["null_fixtures"]
 pytestmark = pytest.mark.usefixtures("null_gpus")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=case.name, marks=[] if case.quick else [pytest.mark.thorough]) for case in CASES]
 )
@@ -23,6 +24,7 @@ def test_a_lesson_on_null_gpus_has_the_losses_of_the_cpu(case: Case, null_data: 
         assert largest_difference(run.losses, other.losses) <= case.difference, (run.losses, other.losses)
 
 
+@pytest.mark.slow
 def test_more_ranks_than_gpus_get_the_lessons_own_message(null_data: Path, tmp_path: Path) -> None:
     """The environment is that of rank 0 of `torchrun --nproc-per-node 2`."""
     of_rank_0 = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -34,6 +36,7 @@ def test_more_ranks_than_gpus_get_the_lessons_own_message(null_data: Path, tmp_p
     assert "torchrun started 2 ranks on this node, which has 1 GPU(s)" in done.stderr
 
 
+@pytest.mark.slow
 def test_weights_and_gradients_lie_alike_in_channels_last(null_data: Path, tmp_path: Path) -> None:
     """DDP warns otherwise, and copies: the first convolution has one input channel, where two layouts look alike."""
     flags = ["--channels_last", "true", "--precision", "bf16", "--limit_train", "640", "--limit_val", "64"]

@@ -8,7 +8,7 @@ import pytest
 from lab.studies import other_suites
 
 pytest_plugins = ["null_fixtures"]
-pytestmark = pytest.mark.usefixtures("null_gpus")
+pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.slow]
 TESTS = """
 import os, pytest, torch
 gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -12,6 +12,8 @@ from cases import REPOSITORY, environment, largest_difference, named, null_gpu, 
 
 from conftest import Script
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["null_fixtures"]
 
 SHARE_GPU = "03_ddp/experiments/share_gpu.py"

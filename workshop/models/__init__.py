@@ -58,7 +58,7 @@ def _misfit(model: nn.Module, dataset: ModuleType) -> str | None:
     a large model, and leaves the model and the random numbers as they were.
     """
     if getattr(model, "MADE_FOR", None) == (dataset.SAMPLE_SHAPE, dataset.NUM_CLASSES):
-        return None  # without trying: for the first tensor on the meta device PyTorch imports a second's worth of modules
+        return None  # the first tensor on the meta device lets PyTorch import modules for a second
     state = {name: tensor.detach().to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     samples = torch.empty(2, *dataset.SAMPLE_SHAPE, device="meta")
     try:

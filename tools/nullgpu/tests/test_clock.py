@@ -276,6 +276,7 @@ def trained(folder: Path, nullgpu: Run, gpu: str, batches: list[int], gpus: int 
     return done.stdout, rank, [event for event in events if event["ph"] == "X"]
 
 
+@pytest.mark.slow
 def test_python_sees_no_operation_when_the_host_is_timed(tmp_path: Path, nullgpu: Run) -> None:
     said, rank, spans = trained(tmp_path, nullgpu, "h200", [4096] * 8)
     observed = re.findall(r"observed (\d) of 2", said)
@@ -289,6 +290,7 @@ def test_python_sees_no_operation_when_the_host_is_timed(tmp_path: Path, nullgpu
     assert "durations: curves fitted to the operations of an H200\n" in said
 
 
+@pytest.mark.slow
 def test_the_threads_of_data_parallel_are_timed(tmp_path: Path, nullgpu: Run) -> None:
     said, rank, spans = trained(tmp_path, nullgpu, "a100", [8192] * 8, gpus=2)
     assert "observed 4 of 4" in said and said.rstrip().find("observed 0 of 4") > 0
@@ -301,6 +303,7 @@ def test_the_threads_of_data_parallel_are_timed(tmp_path: Path, nullgpu: Run) ->
     assert "scaled to the peaks of an A100: not measured on one" in said
 
 
+@pytest.mark.slow
 def test_other_sizes_are_scaled_and_counted(tmp_path: Path, nullgpu: Run) -> None:
     said, rank, spans = trained(tmp_path, nullgpu, "a100", [4096] * 6 + [8192] * 2)
     assert 0 < rank["of_other_sizes"] < rank["launches"]
@@ -309,6 +312,7 @@ def test_other_sizes_are_scaled_and_counted(tmp_path: Path, nullgpu: Run) -> Non
     assert products[-1] == pytest.approx(2 * products[0], rel=0.3), "twice the batch"
 
 
+@pytest.mark.slow
 def test_products_of_different_sizes_keep_their_durations(tmp_path: Path, nullgpu: Run) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\nweight = torch.nn.Parameter(torch.zeros(64, 64, device='cuda'))\n"
@@ -347,6 +351,7 @@ def test_a_gpu_with_twice_the_peaks_needs_half_the_time() -> None:
         assert curves.Curves(twice).seconds(work) == pytest.approx(curves.Curves(h200).seconds(work) / 2, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_line_profile_shows_simulated_time(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "work.py"
     script.write_text(
@@ -364,6 +369,7 @@ def test_a_line_profile_shows_simulated_time(tmp_path: Path, nullgpu: Run) -> No
     assert reading > matmul, "the product shows where its result is read"
 
 
+@pytest.mark.slow
 def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "reduce.py"
     script.write_text(
@@ -383,6 +389,7 @@ def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path, nullgpu: Ru
     assert times[1] > times[0]
 
 
+@pytest.mark.slow
 def test_a_rank_waits_for_a_slower_one_and_the_report_says_for_which(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -80,6 +80,7 @@ def test_a_process_gets_null_gpus_by_its_environment(library: Path, values: bool
     assert done.stdout.split() == ["2", "4.0" if values else "0.0"], done.stderr
 
 
+@pytest.mark.slow
 def test_the_report_has_its_figures_as_json(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -190,6 +191,7 @@ def test_a_fork_after_importing_torch_may_use_the_gpu(nullgpu: Run) -> None:
 # ---- values, and pairs of ranks with the former and the new backend of NCCL
 
 
+@pytest.mark.slow
 def test_values_that_do_not_fit_into_the_memory_of_the_host_are_out_of_memory(ranks: dict) -> None:
     """A script may catch PyTorch's own error and go on; a line, written once, says which memory is full."""
     found = ranks["more_than_the_host_has"]
@@ -230,6 +232,7 @@ def test_a_rank_that_dies_ends_the_wait_of_the_other_one(ranks: dict, new_backen
 # ---- values
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_values(nullgpu: Run) -> None:
     script = (
         "import torch\nm = torch.nn.Linear(4, 4).cuda()\nx = torch.ones(4, device='cuda')\n"
@@ -238,6 +241,7 @@ def test_a_compiled_model_has_values(nullgpu: Run) -> None:
     assert nullgpu("--values", "python", "-c", script).stdout == "True True\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["nccl", "nccl-legacy"])
 def test_a_script_of_ones_own_is_one_rank_of_an_imaginary_world(tmp_path: Path, backend: str, nullgpu: Run) -> None:
     if backend != "nccl" and not hasattr(torch.distributed.distributed_c10d, "_register_builtin_nccl_legacy_backend"):

@@ -19,6 +19,7 @@ def shape(text: str) -> str:
     return re.sub(r" *-?\d[\d,.]*", " 0", text)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not build.version().startswith("2.15"), reason="the page shows a report of PyTorch 2.15")
 def test_the_report_on_the_page_is_the_one_that_is_printed(
     nullgpu: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ def test_a_process_that_was_given_no_gpu_may_take_some(nullgpu: Run) -> None:
     check(json.loads(done.stdout), [2, 3])
 
 
+@pytest.mark.slow
 def test_ranks_with_one_gpu_each_exchange_data(tmp_path: Path, nullgpu: Run) -> None:
     """As `srun --gpus-per-task=1` starts them: each rank sees one GPU, which is its number 0."""
     rank = tmp_path / "rank.sh"

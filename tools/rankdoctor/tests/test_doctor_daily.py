@@ -82,6 +82,7 @@ def test_sarif(diagnosis: Diagnosis) -> None:
     assert place == {"artifactLocation": {"uri": "train.py"}, "region": {"startLine": 2}}
 
 
+@pytest.mark.slow
 def test_fail_on_and_the_formats_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

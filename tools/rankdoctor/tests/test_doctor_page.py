@@ -55,6 +55,7 @@ def in_one_line(report: str) -> str:
     return re.sub(r" What follows from it: .*?(?= FAULT |$)", "", words)
 
 
+@pytest.mark.slow
 def test_the_example_gives_the_report_on_the_page() -> None:
     command = [sys.executable, "-m", "rankdoctor", "docs/example.py"]
     seen = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)

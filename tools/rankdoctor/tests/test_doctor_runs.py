@@ -85,6 +85,7 @@ def processes_of(mark: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_correct_script_has_no_finding_and_nothing_is_changed(doctor: Doctor) -> None:
     (doctor.folder / "checkpoint.pt.old").write_text("mine")
     before = {file.name: file.stat().st_mtime_ns for file in doctor.folder.iterdir()}
@@ -109,6 +110,7 @@ def test_faults_are_found_with_their_lines(doctor: Doctor) -> None:
     assert report["status"] == 1
 
 
+@pytest.mark.slow
 def test_a_script_is_started_as_a_module_of_a_package(doctor: Doctor) -> None:
     package = doctor.folder / "package"
     package.mkdir()
@@ -203,6 +205,7 @@ def test_the_installed_package_is_complete_and_finds_the_same(doctor: Doctor, tm
     assert re.search(r"because ddp.py:\d+ seeds all of them with 0", found["same_noise"])
 
 
+@pytest.mark.slow
 def test_script_for_one_process(doctor: Doctor) -> None:
     status, out, _ = doctor.run("--report", "report.html", "one_process.py")
     assert status == 0
@@ -358,6 +361,7 @@ def test_provocations_find_what_an_ordinary_run_does_not_show(doctor: Doctor) ->
     assert found["same_samples"] == "train_loader"
 
 
+@pytest.mark.slow
 def test_what_the_stand_in_cannot_run_is_run_on_null_gpus(doctor: Doctor) -> None:
     null_gpus()
     report, found = doctor.findings("fsdp1.py")

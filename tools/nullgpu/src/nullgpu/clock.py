@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -252,5 +253,5 @@ def unknown(clock: Clock, folder: str) -> dict[str, int]:
     """Return the kernels that were never observed, and how often they were launched, the most frequent first."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         clock.library.nullgpu_unknown(file.name.encode())
-        rows = [line.rstrip("\n").split("\t") for line in open(file.name)]
+        rows = [line.rstrip("\n").split("\t") for line in Path(file.name).read_text().splitlines()]
     return {name: int(count) for count, name in sorted(rows, key=lambda row: -int(row[0]))}

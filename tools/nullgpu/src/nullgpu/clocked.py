@@ -92,9 +92,12 @@ def origins(name: str, rank: dict[str, Any]) -> Iterator[str]:
     yield f"  durations: curves fitted to the operations of {with_article(measured)}{of_gpu}"
     if rank["of_other_sizes"] > 0.005 * rank["launches"]:
         share = rank["of_other_sizes"] / rank["launches"]
-        yield f"  {share:.0%} of the launches are scaled from other sizes, which the first {rank['observed']} updates had"
+        first = f"the first {rank['observed']} updates"
+        yield f"  {share:.0%} of the launches are scaled from other sizes, which {first} had"
     if rank["unknown"]:
-        most = ", ".join(f"{kernel} ({count})" if count else kernel for kernel, count in list(rank["unknown"].items())[:4])
+        most = ", ".join(
+            f"{kernel} ({count})" if count else kernel for kernel, count in list(rank["unknown"].items())[:4]
+        )
         yield f"  without a known time, estimated: {most}"
     if rank["is_observed"]:
         yield "  operations were observed to the end, so the host was slower than without the clock"

@@ -14,11 +14,40 @@ from .interface import Settings
 PRODUCTS = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "_int_mm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}
 """where the first of the two matrices is among the arguments"""
 BATCH_NORMS = ("cudnn_batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
-ROWS = ("embedding", "index_select", "index", "gather", "take_along_dim", "_embedding_bag", "_embedding_bag_forward_only")
+ROWS = (
+    "embedding",
+    "index_select",
+    "index",
+    "gather",
+    "take_along_dim",
+    "_embedding_bag",
+    "_embedding_bag_forward_only",
+)
 """operations that read as much of their first tensor as they return"""
-WRITES_ONLY = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "_foreach_zero_", "_foreach_copy_")
+WRITES_ONLY = (
+    "copy_",
+    "fill_",
+    "zero_",
+    "normal_",
+    "uniform_",
+    "bernoulli_",
+    "random_",
+    "_foreach_zero_",
+    "_foreach_copy_",
+)
 """operations that do not read what they change in place"""
-FUNCTIONS = ("gelu", "gelu_backward", "native_dropout", "silu", "silu_backward", "tanh", "sigmoid", "exp", "elu", "mish")
+FUNCTIONS = (
+    "gelu",
+    "gelu_backward",
+    "native_dropout",
+    "silu",
+    "silu_backward",
+    "tanh",
+    "sigmoid",
+    "exp",
+    "elu",
+    "mish",
+)
 """operations whose arithmetic takes longer than the memory does for 16 bits"""
 KINDS = {
     **dict.fromkeys(("native_layer_norm", "native_group_norm", "_fused_rms_norm"), "layer norm"),
@@ -29,7 +58,20 @@ KINDS = {
     "_log_softmax": "log-softmax",
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), "softmax backward"),
     **dict.fromkeys(
-        ("sum", "mean", "norm", "linalg_vector_norm", "amax", "amin", "max", "min", "argmax", "var", "var_mean", "cumsum"),
+        (
+            "sum",
+            "mean",
+            "norm",
+            "linalg_vector_norm",
+            "amax",
+            "amin",
+            "max",
+            "min",
+            "argmax",
+            "var",
+            "var_mean",
+            "cumsum",
+        ),
         "reductions",
     ),
     "embedding_dense_backward": "embedding backward",
@@ -153,7 +195,9 @@ def moved(func: Any, name: str, args: Any, kwargs: Any, out: Any, launches: int)
     if name not in WRITES_ONLY and "out" not in kwargs:
         read += in_place
     elements = max([t.numel() for t in (*tensors, *returned)], default=0)
-    return Moved(kind_of(name, tensors), read + written, elements * (2 if "pool" in name and "backward" in name else 1), launches)
+    return Moved(
+        kind_of(name, tensors), read + written, elements * (2 if "pool" in name and "backward" in name else 1), launches
+    )
 
 
 def kind_of(name: str, tensors: list[Tensor]) -> str:

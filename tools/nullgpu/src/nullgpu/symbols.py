@@ -113,7 +113,9 @@ def zero_info(name: str, declared: str) -> str | None:
 
 WITHOUT_HANDLE = re.compile(r"cublas(Get|Set)(Matrix|Vector)|cusparseLt")
 """functions whose first argument is no handle that `stub` has made"""
-NUMBER = re.compile(r"(int|int64_t|long long int|size_t|cublas(Operation|Gemm|Compute)\w*_t|cuda ?DataType(_t)?)\s+\w+$")
+NUMBER = re.compile(
+    r"(int|int64_t|long long int|size_t|cublas(Operation|Gemm|Compute)\w*_t|cuda ?DataType(_t)?)\s+\w+$"
+)
 SIZES = ("m", "n", "k", "batchCount")
 """arguments of a product of matrices to which its work is proportional"""
 
