@@ -38,10 +38,12 @@ BATCHES: dict[str, Callable[[VolumeLoader], Iterator[Any]]] = {
     "a batch at once, one step ahead": VolumeLoader.batches,
 }
 """what makes the batches; the last one is what the lesson does"""
-SHOWN = 100.0
+SHOWN = 240.0
 """milliseconds of the time lines"""
-CUTTING = ("copy to the GPU", "copy_", "index", "arange")
+CUTTING = ("copy to the GPU", "copy_")
 """operations with which the cutting of a batch begins"""
+SHORTEST = 0.5
+"""milliseconds; what is shorter is something else, such as the copy of a number"""
 TRAINING = ("_to_copy", "convolution")
 """and those with which the training goes on"""
 
@@ -82,13 +84,19 @@ def spans_of(events: list[Event]) -> dict[str, list[tuple[float, float]]]:
     end = max(event["ts"] + event["dur"] for event in spans)
     trains = {event["tid"] for event in spans if event["name"] == "convolution"}
     found: dict[str, list[tuple[float, float]]] = {"training": [], "cutting": []}
-    cutting = False
+    group: list[tuple[float, float]] = []  # of what began as the cutting of a batch on the stream of the training
     for event in sorted(spans, key=lambda event: event["ts"]):
-        if event["tid"] in trains:
-            cutting = (cutting or event["name"] in CUTTING) and event["name"] not in TRAINING
-        kind = "training" if event["tid"] in trains and not cutting else "cutting"
-        if event["ts"] > end - 1e3 * SHOWN:
-            found[kind].append(((event["ts"] - end) / 1e3 + SHOWN, event["dur"] / 1e3))
+        if event["ts"] < end - 1e3 * SHOWN:
+            continue
+        span = (event["ts"] - end) / 1e3 + SHOWN, event["dur"] / 1e3
+        if event["tid"] not in trains:
+            found["cutting"].append(span)
+        elif event["name"] not in TRAINING and (group or event["name"] in CUTTING):
+            group.append(span)
+        else:
+            found["cutting" if sum(length for _, length in group) > SHORTEST else "training"] += group
+            found["training"].append(span)
+            group = []
     return found
 
 
