@@ -44,7 +44,7 @@ CUTTING = ("copy to the GPU", "copy_")
 """operations with which the cutting of a batch begins"""
 SHORTEST = 0.5
 """milliseconds; what is shorter is something else, such as the copy of a number"""
-TRAINING = ("_to_copy", "convolution")
+TRAINING = ("convolution", "convolution_backward", "leaky_relu")
 """and those with which the training goes on"""
 
 Event = dict[str, Any]
