@@ -55,6 +55,7 @@ def choices(config: type, name: str) -> tuple:
     return get_args(kind) if get_origin(kind) is not None and str(kind).startswith("typing.Literal") else ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lesson", CONFIGS)
 def test_every_flag_of_a_lesson_is_used(lesson: str, used: set[str], run_script: Script, tmp_path: Path) -> None:
     for number, flags in enumerate(RUNS[lesson]):

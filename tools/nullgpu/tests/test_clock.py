@@ -217,6 +217,7 @@ def test_a_gpu_of_ones_own_says_what_differs(tmp_path: Path) -> None:
     assert mine["clock"]["peak"] == a100["clock"]["peak"]
 
 
+@pytest.mark.slow
 def test_the_report_of_a_training_its_figures_and_its_time_line(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -72,6 +72,7 @@ def test_a_command_runs_with_a_cache_with_a_space_in_its_path(tmp_path: Path, nu
     assert (result.status, result.stdout) == (0, "True\n"), result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [False, True])
 def test_a_process_gets_null_gpus_by_its_environment(library: Path, values: bool) -> None:
     env = package.environment({"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}, gpus=2, gb=3, values=values)

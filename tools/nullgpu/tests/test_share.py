@@ -54,6 +54,7 @@ def test_a_process_sees_the_share_that_it_chooses_itself(visible: str, forks: di
     check(forks[visible], SHARES[visible])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "visible", [pytest.param(one, marks=[] if one in ("2,3", "") else [pytest.mark.thorough]) for one in SHARES]
 )
@@ -64,6 +65,7 @@ def test_a_process_sees_the_share_that_it_was_given(visible: str, nullgpu: Run) 
     check(json.loads(done.stdout), SHARES[visible])
 
 
+@pytest.mark.slow
 def test_a_process_that_was_given_no_gpu_may_take_some(nullgpu: Run) -> None:
     done = nullgpu("--gpus", 4, "--values", "env", "CUDA_VISIBLE_DEVICES=", sys.executable, SCRIPT, "2,3")
     check(json.loads(done.stdout), [2, 3])
