@@ -1,6 +1,6 @@
 // How long each launch lasts. In the first updates Python tells it (clock.py), because it sees operations with their
-// shapes. Afterwards the duration is looked up here by what the library sees, in any thread, and Python sees nothing: so
-// it takes no time of the host.
+// shapes. Afterwards the duration is looked up here by what the library sees, in any thread, and Python sees nothing:
+// so it takes no time of the host.
 //
 // What the library sees may not say all: a kernel with a fixed grid works on tensors of any size. So a launch is looked
 // up together with the launches before it in its thread, and only if it never came after these, alone. A key that

@@ -97,7 +97,7 @@ static cudaError_t checked_launch(const void* function, dim3 grid, dim3 block, s
   return cudaSuccess;
 }
 EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t shared,
-                                     cudaStream_t stream) {
+                                      cudaStream_t stream) {
   return checked_launch(reinterpret_cast<const void*>(kernel), grid, block, shared, stream);
 }
 EXPORT cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**, size_t shared,
