@@ -123,8 +123,6 @@ class Calibration:
         self.of_name: defaultdict[str, list[Key]] = defaultdict(list)
         for key in self.known:
             self.of_name[key.name].append(key)
-        self.found = self.all = 0.0
-        """seconds of the operations that were looked up, and of all"""
 
     def seconds(self, func: Any, args: Any, kwargs: Any, shortest: float) -> float | None:
         """Return the seconds of an operation; None if the trace has nothing like it."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import curves, gpus
+from . import curves
 from .interface import read_spans
 from .timeline import COMMUNICATION, COPIES, DATA, HOST, Summary, chrome_events, summary
 
-OF_LAUNCHES = ("observed", "is_observed", "launches", "of_other_sizes", "unknown", "calibrated")
+OF_LAUNCHES = ("observed", "is_observed", "launches", "of_other_sizes", "unknown", "known_by")
 ADVICE = {
     DATA: "the loader limits it: more workers, or samples that are cheaper to read",
     HOST: "it is launch-bound, or the host waits too often: larger batches, CUDA graphs, torch.compile, no .item()",
@@ -37,8 +37,8 @@ def show(folder: Path, gpu: dict[str, Any], trace: Path | None, skip: int) -> di
         update, the share "busy", shares in "waits"; "operations" and their seconds; "observed", the number of first
         updates in which operations were observed, and "is_observed", whether they still were at the end; "launches"
         after that, how many of them are "of_other_sizes" than any that was observed, and "unknown" kernels with their
-        number; "calibrated", the share of the observed seconds that a trace has said, or None; "real" and "simulated"
-        seconds, "advice"; a rank without two updates has no "seconds".
+        number; "known_by", shares of the observed seconds: known from a "trace", by curves fitted to this "gpu", and by
+        "scaled" ones; "real" and "simulated" seconds, "advice"; a rank without two updates has no "seconds".
     """
     name = gpu["name"]
     files = sorted(folder.glob("clock*.json"), key=lambda file: int(file.stem.removeprefix("clock")))
@@ -56,7 +56,8 @@ def show(folder: Path, gpu: dict[str, Any], trace: Path | None, skip: int) -> di
         row = {"rank": rank, **(it.as_json() if it else {}), "advice": advice(it, others) if it else ""}
         row |= {name: found[name] for name in OF_LAUNCHES}
         ranks.append(row | {"real": found["real"], "simulated": found["simulated"]})
-    for line in text(name, ranks, {"by": gpu["clock"].get("measured", {}).get("by"), "curves": gpus.measured(gpu)}):
+    who = "" if name == curves.measured_on() else gpu["clock"].get("measured", {}).get("by", "nobody")
+    for line in text(name, ranks, who):
         print(f"nullgpu: {line}")
     if trace:
         events = [e for rank, found in noted.items() for e in chrome_events(rank, found["loading"], spans[rank])]
@@ -87,28 +88,22 @@ def listed(waits: dict[str, float]) -> str:
     return ", ".join(f"{what} {share:.0%}" for what, share in waits.items() if share > 0.005)
 
 
-def origins(name: str, rank: dict[str, Any], measured: dict[str, Any]) -> Iterator[str]:
+def origins(name: str, rank: dict[str, Any], who: str) -> Iterator[str]:
     """Yield the lines that say how well the durations of the GPU's work are known.
 
     Args:
         name: of the GPU.
         rank: its figures.
-        measured: of the GPU's file: which curves were fitted to kernels of this GPU ("curves"), and whose ("by").
+        who: who has timed kernels of this GPU, "" for the one that the curves were made with.
     """
-    base, own = curves.measured_on(), measured["curves"]
-    by = f", which {measured['by']} timed" if measured["by"] else ""
-    if name == base:
-        known = f"curves fitted to the operations of {with_article(base)}"
-    elif not own:
-        known = f"curves of {with_article(base)}, scaled to the peaks of {with_article(name)}: not measured on one"
-    else:
-        known = (
-            f"curves fitted to kernels of {with_article(name)}{by} ({', '.join(sorted(own))}); "
-            f"the others are an H200's, scaled to its peaks"
-        )
-    if rank["calibrated"] is not None:
-        known = f"{rank['calibrated']:.0%} of the time by the trace; the rest by {known}"
-    yield f"  durations: {known}"
+    base, known = curves.measured_on(), rank["known_by"]
+    texts = {
+        "trace": "from the trace",
+        "gpu": f"by curves fitted to kernels of {with_article(name)}{who and f' that {who} timed'}",
+        "scaled": f"by curves of {with_article(base)}, scaled to the peaks of {with_article(name)}: not timed on one",
+    }
+    parts = [f"{known[by]:.0%} {said}" for by, said in texts.items() if known[by] >= 0.005]
+    yield f"  durations: {'; '.join(parts)}"
     if rank["of_other_sizes"] > 0.005 * rank["launches"]:
         share = rank["of_other_sizes"] / rank["launches"]
         first = f"the first {rank['observed']} updates"
@@ -122,7 +117,7 @@ def origins(name: str, rank: dict[str, Any], measured: dict[str, Any]) -> Iterat
         yield "  operations were observed to the end, so the host was slower than without the clock"
 
 
-def text(name: str, ranks: list[dict[str, Any]], measured: dict[str, Any]) -> Iterator[str]:
+def text(name: str, ranks: list[dict[str, Any]], who: str) -> Iterator[str]:
     """Yield the lines of the report: on the first rank, then one for each of the others."""
     first, *others = ranks
     if "seconds" not in first:
@@ -137,7 +132,7 @@ def text(name: str, ranks: list[dict[str, Any]], measured: dict[str, Any]) -> It
     top = sorted(first["operations"].items(), key=lambda pair: -pair[1])[:5]
     whole = sum(first["operations"].values()) or 1
     yield "  longest operations: " + ", ".join(f"{operation} {seconds / whole:.0%}" for operation, seconds in top)
-    yield from origins(name, first, measured)
+    yield from origins(name, first, who)
     if first["advice"]:
         yield f"  first thing to change: {first['advice']}"
     minute = 60 * first["real"] / max(first["simulated"], 1e-9)

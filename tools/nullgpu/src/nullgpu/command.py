@@ -96,7 +96,10 @@ def main(arguments: list[str] | None = None) -> int:
     except (build.NotPossible, gpus.Unknown, calibration.Unusable) as error:
         return fail(str(error))
     if not options.report and not options.clock:
-        return run(words, env)
+        status = run(words, env)
+        if options.world:
+            print("nullgpu: nothing was computed: speeds that the command printed are no GPU's", file=sys.stderr)
+        return status
     with tempfile.TemporaryDirectory(prefix="nullgpu") as folder:
         # Apart, because what the report records, the stack of each allocation, takes time of the host.
         asked = {"NULLGPU_REPORT": options.report, "NULLGPU_CLOCK": options.clock}

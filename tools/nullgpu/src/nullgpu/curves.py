@@ -27,6 +27,7 @@ MOST = 0.8
 class Gpu:
     """The figures of a GPU that the curves need."""
 
+    name: str
     peak: Mapping[str, float]
     """FLOP/s by number format"""
     bandwidth: float
@@ -132,7 +133,7 @@ class Curves:
     def __init__(self, gpu: Gpu, parameters: Mapping[str, Parameters] | None = None) -> None:
         base = the_measured()
         self.parameters = {**base["parameters"], **gpu.measured} if parameters is None else parameters
-        self.gpu = gpu
+        self.gpu, self.is_base = gpu, gpu.name == base["gpu"]["name"]
         of, peak = base["gpu"], base["gpu"]["peak"]
         self.slower = of["multiprocessors"] * of["clock_rate"] / (gpu.multiprocessors * gpu.clock_rate)
         """how many times as long its multiprocessors need for the same number of instructions as an H200's"""
@@ -140,6 +141,24 @@ class Curves:
         """how much of its peak the same number of instructions costs, in comparison with an H200"""
         self.floor = 1e-6 * gpu.shortest / of["shortest"]
         """seconds for a microsecond of a fixed cost"""
+
+    def name(self, work: Work) -> str:
+        """Return the name of the curve of this work."""
+        if isinstance(work, Product):
+            return f"product {family(work.format)}"
+        direction = "backward" if getattr(work, "backward", False) else "forward"
+        if isinstance(work, Attention):
+            return f"attention {'16 bits' if work.format in HALF else 'fp32'} {direction}"
+        if isinstance(work, Convolution):
+            return f"convolution {work.dimensions}-D {family(work.format)}"
+        if isinstance(work, BatchNorm):
+            layout = "last" if work.channels_last else "first"
+            return f"batch norm {layout} {direction} {'16 bits' if work.half else '32 bits'}"
+        return work.kind if work.kind in self.parameters else "elements"
+
+    def is_own(self, work: Work) -> bool:
+        """Whether the curve of this work was fitted to kernels of this GPU."""
+        return self.is_base or self.name(work) in self.gpu.measured
 
     def seconds(self, work: Work) -> float:
         """Return how long it takes."""
@@ -153,7 +172,7 @@ class Curves:
 
     def product(self, it: Product) -> float:
         """A product attains its share of the peak if it has enough tiles for all multiprocessors."""
-        p = self.parameters[f"product {family(it.format)}"]
+        p = self.parameters[self.name(it)]
         size = 2 if it.format in HALF else 4
         tiles = it.batch * max(it.m / TILE, 0.25) * max(it.n / TILE, 0.25)
         filled = tiles / (tiles + p["tiles"] * self.gpu.multiprocessors)
@@ -164,7 +183,7 @@ class Curves:
     def attention(self, it: Attention) -> float:
         """Each score costs an exponential, beside products of the head's width."""
         exact = it.format not in HALF
-        p = self.parameters[f"attention {'fp32' if exact else '16 bits'} {'backward' if it.backward else 'forward'}"]
+        p = self.parameters[self.name(it)]
         scores = it.sequences * it.queries * it.keys
         if it.causal:  # whole tiles on the diagonal are computed
             scores *= 0.5 * (1 + p["tile"] / max(it.keys, p["tile"]))
@@ -179,7 +198,7 @@ class Curves:
 
     def convolution(self, it: Convolution) -> float:
         """A convolution is a product; with matrix units, and channels first, its tensors are transposed before it."""
-        p = self.parameters[f"convolution {it.dimensions}-D {family(it.format)}"]
+        p = self.parameters[self.name(it)]
         per_pass = 2 * it.samples * it.positions * it.outputs * it.channels * it.groups * it.kernel
         peak, passes = self.gpu.peak[it.format], it.backward or 1
         moved = it.input_bytes + it.output_bytes
@@ -210,8 +229,7 @@ class Curves:
 
     def batch_norm(self, it: BatchNorm) -> float:
         """With channels first, each multiprocessor takes a channel, so few channels do not fill the GPU."""
-        direction, layout = "backward" if it.backward else "forward", "last" if it.channels_last else "first"
-        p = self.parameters[f"batch norm {layout} {direction} {'16 bits' if it.half else '32 bits'}"]
+        p = self.parameters[self.name(it)]
         idle = 1.0 if it.channels_last else max(1.0, self.gpu.multiprocessors / it.channels) ** p["idle"]
         elements = it.elements * p["element"] * 1e-12 * idle * self.slower
         traffic = it.elements * it.size * (5 if it.backward else 3) / (self.gpu.bandwidth * 0.9)
@@ -219,7 +237,7 @@ class Curves:
 
     def moved(self, it: Moved) -> float:
         """A kernel moves its bytes at a share of the bandwidth, unless its instructions for an element take longer."""
-        p = self.parameters.get(it.kind) or self.parameters["elements"]
+        p = self.parameters[self.name(it)]
         traffic = it.moved / (self.gpu.bandwidth * p["share"])
         elements = it.elements * p.get("element", 0) * 1e-12 * self.slower
         fixed = max(p["floor"], it.launches * self.parameters["elements"]["floor"])

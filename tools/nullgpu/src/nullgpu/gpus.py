@@ -74,7 +74,7 @@ def clock_of(gpu: dict[str, Any], host_speed: float) -> dict[str, Any]:
     missing += [f"peak.{key}" for key in FORMATS if "peak" in found and key not in found["peak"]]
     if missing:
         raise Unknown(f"{gpu['name']} has no figures for --clock: its file lacks, in [clock], {', '.join(missing)}")
-    made = {"clock": True, "host_speed": host_speed, "peak": found["peak"]}
+    made = {"clock": True, "name": gpu["name"], "host_speed": host_speed, "peak": found["peak"]}
     made["measured"] = measured(gpu)
     shortest = found.get("shortest", SHORTEST)
     made |= {"launch": found.get("launch", LAUNCH), "shortest": shortest, "in_graph": min(shortest, IN_GRAPH)}
@@ -89,7 +89,8 @@ def curves_of(gpu: dict[str, Any]) -> Gpu:
     """Return the figures of a GPU that the curves need."""
     clock = gpu["clock"]
     shortest = clock.get("shortest", SHORTEST)
-    return Gpu(clock["peak"], gpu["bandwidth"], gpu["multiprocessors"], gpu["clock_rate"], shortest, measured(gpu))
+    figures = (clock["peak"], gpu["bandwidth"], gpu["multiprocessors"], gpu["clock_rate"], shortest)
+    return Gpu(gpu["name"], *figures, measured(gpu))
 
 
 def measured(gpu: dict[str, Any]) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class Settings:
     # of the clock
     clock: bool = False
     """let operations take the time of the GPU"""
+    name: str = ""
+    """of the GPU; only Python reads it"""
     host_speed: float = 1.0
     """how many times as fast the simulated host is as this one"""
     launch: float = 0.0
