@@ -160,7 +160,7 @@ def write(device: Device, found: dict[str, dict[str, float]], sources: dict[str,
         "",
         "[clock.measured]",
         'by = "others"',
-        "# Fitted by lab/studies/clock_other_gpus.py to kernels that others have timed:",
+        "# Fitted to kernels that others have timed:",
     ]
     lines += [f"# {source}: {groups}" for source, groups in sorted(of.items())]
     for group, parameters in sorted(found.items()):
@@ -199,7 +199,7 @@ def main() -> None:
                 table.append([figures["name"], group, len(test), *map(exp, cells), source.partition(" (")[0]])
                 print(*table[-1], found[group], sep=" | ", flush=True)
         for group, parameters, why in list(derived(figures["sm"], found, base)):
-            found[group], sources[group] = parameters, why
+            found[group], sources[group] = parameters | {"derived": 1}, why
         write(device, found, sources)
     columns = [
         "GPU",

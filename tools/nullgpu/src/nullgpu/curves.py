@@ -38,7 +38,7 @@ class Gpu:
     shortest: float
     """seconds of the shortest kernel"""
     measured: Mapping[str, Parameters] = field(default_factory=dict)
-    """parameters of the curves that were fitted to kernels of this GPU"""
+    """parameters of the curves that were fitted to kernels of this GPU, or "derived" from these"""
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,9 @@ class Curves:
         return work.kind if work.kind in self.parameters else "elements"
 
     def is_own(self, work: Work) -> bool:
-        """Whether the curve of this work was fitted to kernels of this GPU."""
-        return self.is_base or self.name(work) in self.gpu.measured
+        """Whether the curve of this work was fitted to kernels of this GPU; not if it was only derived from others."""
+        own = self.gpu.measured.get(self.name(work))
+        return self.is_base or (own is not None and "derived" not in own)
 
     def seconds(self, work: Work) -> float:
         """Return how long it takes."""
