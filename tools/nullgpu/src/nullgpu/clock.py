@@ -180,6 +180,7 @@ def install(settings: Settings) -> None:
 
     def first_use() -> None:
         calibrate(clock, real["perf_counter"])
+        clock.durations.forget()
         clock.observed.begin()
         clock.began = both()
 
@@ -234,6 +235,7 @@ def write(clock: Clock, folder: str, ended: tuple[float, float]) -> None:
     clock.library.nullgpu_spans(f"{folder}/spans{rank}.tsv".encode())
     launches, of_other_sizes = ctypes.c_int64(), ctypes.c_int64()
     clock.library.nullgpu_count_launches(ctypes.byref(launches), ctypes.byref(of_other_sizes))
+    whole = sum(clock.durations.by.values()) or 1.0
     found = {
         "updates": clock.updates,
         "observed": clock.observed.updates,
@@ -242,6 +244,7 @@ def write(clock: Clock, folder: str, ended: tuple[float, float]) -> None:
         "launches": launches.value,
         "of_other_sizes": of_other_sizes.value,
         "unknown": unknown(clock, folder) | dict.fromkeys(sorted(clock.durations.unknown), 0),
+        "known_by": {by: seconds / whole for by, seconds in clock.durations.by.items()},
         "real": ended[0] - clock.began[0],
         "simulated": ended[1] - clock.began[1],
     }
