@@ -105,6 +105,7 @@ def confirm(plan: Plan, usual: Run, folder: Path) -> None:
         shutil.rmtree(folder / "run7")
         titles = {check.name: check.title for check in CHECKS}
         usual.launch.refuted = [name for name in sorted(doubtful) if titles[name] in again.fine]
+        usual.launch.refuted_by = {name: again.fine[titles[name]] for name in usual.launch.refuted}
         usual.launch.unconfirmed = [name for name in sorted(doubtful) if titles[name] in again.unjudged]
     if "gathered_gradients" in found:
         probe = replace(plan, name="with traced gathers", settings=plan.settings | {"probe_gathers": True})
@@ -114,6 +115,7 @@ def confirm(plan: Plan, usual: Run, folder: Path) -> None:
         usual.launch.used_gathers = sorted(set(used))
         if not used and traced.any("update"):
             usual.launch.refuted.append("gathered_gradients")
+            usual.launch.refuted_by["gathered_gradients"] = "no gradient came to what all_gather returned"
     write_launch(usual.launch, folder / "run0")
 
 

@@ -125,7 +125,7 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
     if failures:
         return
     need(usual.any("update") and other.any("update"), "one of the two runs made no update")
-    seen(min(len(run.first.all("update")) for run in (usual, other)), "updates of either run")
+    compared = 0
     for kind, passes in usual.epochs(usual.training).items():
         same = [p for k, p in other.epochs(other.training).items() if k[0] == kind[0] and k[2] == kind[2]]
         sizes = [
@@ -137,28 +137,33 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
                 f"an epoch has {sizes[0]} samples on {usual.world} ranks, and {sizes[1]} on {other.world}",
                 "share the samples by the rank and the world size of the job",
             )
-
+        compared += sizes[0] if len(sizes) > 1 and min(sizes) else 0
     for a, b in zip(usual.first.all("schedule"), other.first.all("schedule"), strict=False):
         (more, number), (fewer, _) = planned_steps(other), planned_steps(usual)
         per_step = a["steps"] > number + 1 and more > 1.5 * fewer > 0
         if a["length"] and a["length"] == b["length"] and per_step and abs(a["length"] - more) <= number:
             text = f"{a['cls']} is made for {a['length']} steps on any number of ranks, but {usual.world} take {fewer}"
             yield fault(a["at"], text, "count the steps with the global batch: len(loader) of a rank times epochs")
+    need(compared, "the samples of the epochs have no numbers, or come from another loader")
+    seen(compared, "samples of an epoch, as many on either number of ranks")
 
 
 def other_workers(usual: Run, other: Run) -> Iterator[Finding]:
     """The number of workers must change how fast batches come, not how many there are."""
     need(usual.any("update") and other.any("update"), "one of the two runs made no update")
-    seen(min(len(run.first.all("update")) for run in (usual, other)), "updates of either run")
+    compared = 0
     for kind, passes in usual.epochs(usual.training).items():
         same = [p for k, p in other.epochs(other.training).items() if k == kind]
         counts = [p[0][0].get("batches") for p in (passes, *same) if 0 in p[0]]
+        compared += counts[0] or 0 if len(counts) > 1 else 0
         if len(counts) > 1 and counts[0] != counts[1]:
             yield fault(
                 kind[0],
                 f"an epoch has {counts[0]} batches, and {counts[1]} with another number of workers",
                 "let the samples of an epoch not depend on the workers",
             )
+    need(compared, "a stream does not say how many batches it has")
+    seen(compared, "batches of an epoch in either run")
 
 
 COMPARISONS = {

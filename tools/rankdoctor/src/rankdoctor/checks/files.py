@@ -43,7 +43,7 @@ def shards_saved(run: Run) -> Iterator[Finding]:
     need_use(run.sharded, "sharded weights")
     saves = {rank.number: [e for e in rank.all("save") if e["shards"] and e["file"]] for rank in run.ranks}
     writers = [number for number, events in saves.items() if events]
-    seen(sum(len(rank.all("save")) for rank in run.ranks), "files of torch.save")
+    seen(sum(e["tensors"] for rank in run.ranks for e in rank.all("save")), "tensors in files of torch.save")
     if len(writers) == 1:  # several ranks may each save their own part
         e = saves[writers[0]][0]
         yield fault(
@@ -57,9 +57,11 @@ def shards_saved(run: Run) -> Iterator[Finding]:
 @check("Checkpoints are loaded to the GPU of the rank that loads them.", ranks=True)
 def loaded_to_own_gpu(run: Run) -> Iterator[Finding]:
     """Without map_location, tensors that rank 0 saved from its GPU are loaded to that GPU by all ranks, and fill it."""
-    saved = {e["file"] for rank in run.ranks for e in rank.all("save") if e["on_gpu"]}
-    loads = [(rank.number, e) for rank in run.ranks for e in rank.all("load") if e["file"] in saved]
-    need_use(loads, "torch.load of checkpoints with tensors from a GPU")
+    # a file that the rank has written itself has tensors of its own GPU
+    saved = {rank.number: {e["file"] for e in rank.all("save") if e["on_gpu"]} for rank in run.ranks}
+    foreign = {number: set().union(*(saved[n] for n in saved if n != number)) - saved[number] for number in saved}
+    loads = [(rank.number, e) for rank in run.ranks for e in rank.all("load") if e["file"] in foreign[rank.number]]
+    need_use(loads, "torch.load of checkpoints with tensors from the GPU of another rank")
     seen(len(loads), "calls of torch.load")
     for rank, e in [(rank, e) for rank, e in loads if rank and not e["located"]][:1]:
         yield hint(
@@ -75,7 +77,7 @@ def wrapped_names(run: Run) -> Iterator[Finding]:
     """The state of a wrapped model has "module." before each name, so the model itself cannot load it."""
     saves = run.first.all("save")
     need_use(saves, "torch.save")
-    seen(len(saves), "files of torch.save")
+    seen(sum(e["tensors"] for e in saves), "names of tensors in files of torch.save")
     for e in [e for e in saves if e["wrapped"]][:1]:
         yield hint(
             e["at"],
