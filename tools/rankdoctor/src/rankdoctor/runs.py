@@ -42,6 +42,9 @@ class Launch:
     nodes: int = 1
     gpus: str = "standin"
     """standin, null, real, or none"""
+    launcher: str = "torchrun"
+    gpus_per_task: int = 0
+    """GPUs that each rank sees; 0: all of its node"""
     seconds: float = 0.0
     statuses: list[int | None] = field(default_factory=list)
     """exit status of each process that was started; None: ended by the doctor"""

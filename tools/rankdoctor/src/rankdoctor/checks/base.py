@@ -126,8 +126,8 @@ def seen(count: int, what: str, least: int = 1) -> None:
     """Note how much a check has looked at, for the report. Raises CannotJudge if it is less than ``least``."""
     assert least > 0, "nothing is no evidence"
     if count < least:
-        raise CannotJudge(f"too little was seen: {what}: {count}, and at least {least} are needed")
-    Observed.now.append(f"{what}: {count:,}")
+        raise CannotJudge(f"too little was seen: {count} {what}, and at least {least} are needed")
+    Observed.now.append(f"{count:,} {what}")
 
 
 def shows(evidence: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..runs import Run
-from .base import Finding, check, fault, hint, need_use, seen, some
+from .base import Finding, check, fault, hint, need, need_use, seen, some
 
 
 @check("Every file is written by one rank.", ranks=True)
@@ -84,3 +84,43 @@ def wrapped_names(run: Run) -> Iterator[Finding]:
             f'{e["wrapped"]} of {e["tensors"]} names in the checkpoint begin with "module."',
             "save ddp_model.module.state_dict()",
         )
+
+
+@check("Each worker opens its files itself.")
+def own_handles(run: Run) -> Iterator[Finding]:
+    """A file that was open before workers are forked has one position for all of them, so reads of two of them mix."""
+    need_use(any(e["workers"] for e in run.first.all("loader")), "workers of a loader")
+    need(run.launch.provocation != "workers", "the script has no workers")
+    events = [e for rank in run.ranks for e in rank.workers if e["e"] == "handles"]
+    need(events, "no first batch of a worker was seen")
+    need_use(any(e["handles"] for e in events), "open files in data sets")
+    shared = {}
+    for e in events:
+        for path, kind, inherited, used in e["handles"]:
+            if inherited and used:
+                shared.setdefault((e["dataset"], path, kind), e)
+    for (dataset, path, kind), e in shared.items():
+        made = next((one["at"] for one in run.first.all("loader") if one["dataset"] == dataset), "?")
+        text = f"workers use {dataset}{path}, an open {kind} that they have inherited from the process of the rank"
+        text += ": their reads move one position" if kind not in ("HDF5", "SQLite", "LMDB", "socket", "netCDF") else ""
+        fix = "open it in the worker: at the first __getitem__, or in worker_init_fn"
+        yield (hint if e["locked"] else fault)(e["lines"].get(path, made), text, fix)
+    seen(sum(not inherited for e in events for *_, inherited, _ in e["handles"]), "files that workers have opened")
+
+
+@check("What was loaded is not kept on the GPU.")
+def loads_kept(run: Run) -> Iterator[Finding]:
+    """A checkpoint on the GPU beside the model takes its memory again: then only the resumed run needs too much."""
+    kept = [e for rank in run.ranks for e in rank.all("kept")]
+    need_use(kept, "torch.load before the training")
+    for e in kept:
+        on_gpu = e["where"].startswith(("cuda", "device(type='cuda")) or e["where"].isdecimal()
+        if on_gpu and e["size"] > 0.5 * e["weights"] > 0:
+            text = (
+                f"what this line loads to the GPU is still in memory two updates later: "
+                f"{e['size'] / e['weights']:.1f} times the size of the weights"
+            )
+            yield hint(e["at"], text, 'map_location="cpu", or del the name after load_state_dict')
+            return
+    need(all(e["size"] <= 0.1 * e["weights"] or e["where"] == "cpu" for e in kept), "a part of it is kept")
+    seen(len(kept), "loaded files, of which nothing is kept on the GPU")

@@ -173,3 +173,29 @@ def sharded_values(run: Run) -> Iterator[Finding]:
         count = len(run.first.all("part", at=place))
         text = f"{count} times the value of a sharded tensor is read, of which this rank has a part ({e['placement']})"
         yield fault(place, text, "tensor.full_tensor().item(), on all ranks")
+
+
+@check("Each rank uses a GPU that it has.")
+def device_exists(run: Run) -> Iterator[Finding]:
+    """The GPUs of a rank have the numbers from 0 to torch.cuda.device_count() - 1, also if a launcher binds others."""
+    used = [(rank, e) for rank in run.ranks for e in rank.all("device")]
+    fix = "local_rank % torch.cuda.device_count(), which is right with all GPUs of a node and with one"
+    for rank, e in used:
+        if e["index"] >= e["gpus"]:
+            text = f"rank {rank.number} asks for GPU {e['index']}, but it sees {e['gpus']}, numbered from 0"
+            yield fault(e["at"], text, fix)
+            return
+    for rank in run.ranks:
+        for e in rank.all("error"):
+            if "invalid device ordinal" in e["text"]:
+                yield fault(e["at"], f"rank {rank.number} asks for a GPU that it does not see", fix)
+                return
+    need_use(used, "numbers of GPUs")
+    by_local_rank = [e for _, e in used if e["index"] > 0 and not e["asked"]]
+    if run.launch.launcher == "srun" and not run.launch.gpus_per_task and by_local_rank:
+        text = (
+            "the GPU is that of the local rank: right if srun gives each task all GPUs of its node, an error on all "
+            "tasks but the first if it binds them (--gpus-per-task, --gpu-bind)"
+        )
+        yield hint(by_local_rank[0]["at"], text, f"{fix}; --gpus_per_task 1 tries it")
+    seen(len(used), "numbers of GPUs, all below their count")

@@ -3,8 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from ..events import Event
 from ..runs import Run
-from .base import Finding, check, cost, fault, hint, need, need_none, need_updates, need_use, seen, shows
+from .base import Finding, check, cost, fault, hint, need, need_none, need_updates, need_use, seen, shows, some
 
 
 @check("Gradients are clipped after the scaler's factor is removed.", exercise="stuck_in_fp16")
@@ -98,7 +99,7 @@ def gradients_zeroed(run: Run) -> Iterator[Finding]:
             return
 
 
-@check("Gradients are exchanged once per update.", exercise="accumulation", ranks=True)
+@check("Gradients are exchanged once per update.", exercise="accumulation", after=("gradients_used",), ranks=True)
 def accumulation(run: Run) -> Iterator[Finding]:
     """When gradients of several batches are added up, only their sum has to be sent."""
     updates = run.first.all("update")
@@ -117,7 +118,7 @@ def accumulation(run: Run) -> Iterator[Finding]:
         )
 
 
-@check("All samples of an update count alike.", exercise="rare_classes")
+@check("All samples of an update count alike.", exercise="rare_classes", after=("gradients_used",))
 def sample_weights(run: Run) -> Iterator[Finding]:
     """Each batch divides by its own number of samples, class weights or tokens; an average of such means is biased."""
     apart, worst, judged, compared = 0, (1.0, "", [0]), 0, 0
@@ -219,3 +220,95 @@ def gathered_gradients(run: Run) -> Iterator[Finding]:
     else:
         only = "as it is, this is right only if every rank computes the loss of the whole batch"
         yield hint(gathered[0]["at"], text, f"{fix}; {only}")
+
+
+@check("Gradients are clipped between backward and the update.")
+def clip_in_time(run: Run) -> Iterator[Finding]:
+    """Clipping changes the gradients that are there: before backward() there are none, or those of the step before."""
+    need_use(run.any("clip"), "clipping of gradients")
+    clips: list[Event] = []
+    right, early = 0, []
+    for e in run.first.events:
+        if e["e"] == "clip":
+            clips.append(e)
+        elif e["e"] == "update":
+            total = len(e["backwards"])
+            if clips and total and any("passes" in one for one in clips):
+                last = max(clips, key=lambda one: one["passes"])
+                right += last["passes"] == total
+                early += [last] if last["passes"] < total else []
+            clips = []
+    if len(early) > 1 and not right:
+        text = f"gradients are clipped before the last backward() of an update, in all of {len(early)} updates"
+        if not any(e["passes"] for e in early):
+            text = f"gradients are clipped before backward(), in all of {len(early)} updates, so it changes nothing"
+        yield fault(early[0]["at"], text, "clip after backward() and before step()")
+    need(not early, f"in {len(early)} updates, gradients were clipped before the last backward pass")
+    seen(right, "updates with gradients that were clipped after the last backward pass")
+
+
+@check("The gradients of every backward pass are used.", after=("sharded_orphans",))
+def gradients_used(run: Run) -> Iterator[Finding]:
+    """zero_grad() before step() throws away what backward() has computed, for instance before each part of a batch."""
+    updates = [e for e in run.first.all("update") if "thrown" in e and e["backwards"]][1:]
+    seen(len(updates), "updates after the first one, and their backward passes", 3)
+    wrong = [e for e in updates if e["thrown"]]
+    if len(wrong) > 1 and len(wrong) > len(updates) / 2:
+        (backward, zeroed), e = wrong[0]["thrown"][0], wrong[0]
+        text = (
+            f"in {len(wrong)} of {len(updates)} updates, the gradients of {len(e['thrown'])} of {len(e['backwards'])} "
+            f"backward passes ({_line(backward)}) are set to zero before step() can use them"
+        )
+        fix = "zero_grad() once for each update, after step() or before the first part; then backward() adds up"
+        yield fault(zeroed or backward, text, fix)
+    elif wrong:
+        begun = {e["step"] for e in run.first.all("pass") if e["loader"] in run.training}
+        if all(e["step"] in begun for e in wrong) and len(wrong) >= len(begun) - 1:
+            (backward, zeroed), e = wrong[0]["thrown"][0], wrong[0]
+            text = f"the last {len(e['thrown'])} backward passes of an epoch are in no update: then come zeros"
+            yield hint(zeroed or backward, text, "take a step after the last batch of an epoch, too")
+    need(not wrong, f"before {len(wrong)} of {len(updates)} updates, gradients were set to zero without an update")
+
+
+def _line(at: str) -> str:
+    return at.rpartition("/")[2]
+
+
+@check("Recomputing activations changes nothing but their memory.")
+def recomputation(run: Run) -> Iterator[Finding]:
+    """Checkpointing runs forward a second time in backward, with its side effects, such as running means."""
+    checkpoints = run.first.all("checkpoint")
+    updates = [e for e in run.first.all("update") if "changed_in_backward" in e]
+    need_use(checkpoints or any(e["changed_in_backward"] for e in updates), "checkpointing of activations")
+    changed = [e for e in updates if e["changed_in_backward"]]
+    at = checkpoints[0]["at"] if checkpoints else (updates[0]["backwards"] or [updates[0]["at"]])[0]
+    if changed:
+        names = [name for name in changed[0]["changed_in_backward"] if not name.endswith("num_batches_tracked")]
+        norm = any(name.endswith("running_mean") for name in names)
+        text = (
+            f"in {len(changed)} of {len(updates)} updates, recomputing activations in backward() changes "
+            f"{len(changed[0]['changed_in_backward'])} buffers again ({some(names or changed[0]['changed_in_backward'])})"
+        )
+        fix = "leave what changes them out of the checkpointed part"
+        if norm:
+            text += ", so batch norm counts each batch twice in its running statistics"
+            fix = "checkpoint what lies between the layers of batch norm, and not these"
+        yield fault(at, text, fix)
+    for e in checkpoints:
+        if e["redrawn"]:
+            text = "random numbers are drawn anew when this is recomputed (preserve_rng_state=False)"
+            yield fault(e["at"], f"{text}, so backward() has another dropout than forward", "preserve_rng_state=True")
+    need(checkpoints, "the script does not use torch.utils.checkpoint")
+    seen(len(updates), "updates in which backward() changed no buffer")
+
+
+@check("What is checkpointed gets gradients.")
+def recomputed_gradients(run: Run) -> Iterator[Finding]:
+    """Reentrant checkpointing gives weights a gradient only if an input needs one: with a frozen first layer, none."""
+    checkpoints = run.first.all("checkpoint")
+    need_use(checkpoints, "checkpointing of activations")
+    for e in [e for e in checkpoints if e["lost"]][:1]:
+        text = "the trainable weights that are checkpointed here get no gradients, because no input needs one"
+        fix = "use_reentrant=False; or requires_grad_() for the input, as enable_input_require_grads() does"
+        yield fault(e["at"], text, fix)
+    seen(len(checkpoints), "lines that checkpoint, with gradients in their outputs")

@@ -216,3 +216,36 @@ def validation_statistics(run: Run) -> Iterator[Finding]:
             "call the wrapped model in validation (DDP then gives all ranks rank 0's buffers), or use SyncBatchNorm",
         )
     need(not different, "the ranks had different running means, in calls outside of a validation")
+
+
+@check("Nothing is random, and no statistic of a batch is used, in evaluation mode.", after=("validation_mode",))
+def random_in_evaluation(run: Run) -> Iterator[Finding]:
+    """Functions do not know the mode of the model: dropout_p, F.dropout(x, p) and noise are active after model.eval().
+
+    The same inputs evaluated several times in a row are samples on purpose (Monte Carlo dropout), and so is noise that
+    the model scales by what it has learned (a variational autoencoder).
+    """
+    calls = [e for e in run.first.all("forward", grad=False, train=False) if "random_in" in e]
+    need(calls, "no call in evaluation mode was seen")
+    times = Counter((e["step"], e["model"], str(e["rows"])) for e in calls if e.get("rows"))
+    meant = {key for key, count in times.items() if count > 2}
+    calls = [e for e in calls if (e["step"], e["model"], str(e.get("rows"))) not in meant]
+    need(calls, "the same inputs are evaluated several times, as if to sample")
+    found: dict[tuple[str, str], int] = Counter((what, at) for e in calls for what, at in e["random_in"])
+    for (what, at), count in found.items():
+        text = f"in {count} of {len(calls)} calls in evaluation mode, "
+        if what == "noise":
+            fix = "draw it only `if self.training`; if it is meant (a sampler), seed it before each validation"
+            yield hint(at, f"{text}the model draws random numbers here, so equal inputs give different outputs", fix)
+        elif what.endswith("layer"):
+            fix = "call eval() on it too: model.eval() reaches the modules that are registered in the model"
+            yield fault(at, f"{text}a {what} here is in training mode", fix)
+        elif what == "dropout":
+            fix = "pass the rate only in training: dropout_p=p if self.training else 0.0, or training=self.training"
+            yield fault(at, f"{text}dropout is active here, because a function does not know the mode of the model", fix)
+        else:
+            fix = "pass training=self.training, with running statistics"
+            yield fault(at, f"{text}batch norm takes mean and variance of the batch here", fix)
+    unknown = [e for e in calls if e.get("drew") and not e["random_in"]]
+    need(not unknown, f"in {len(unknown)} of {len(calls)} calls in evaluation mode, random numbers were drawn")
+    seen(len(calls), "calls in evaluation mode that drew no random numbers")

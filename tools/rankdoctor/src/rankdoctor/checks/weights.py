@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ..events import Event, model_and_name
-from ..runs import Run
+from ..runs import Rank, Run
 from .base import Finding, check, fault, hint, need, need_none, need_updates, need_use, seen, shows, some
 
 TOLERANCE = 1e-6
@@ -319,7 +319,7 @@ def _is_zero(gradient: list[float] | None) -> bool:
     return gradient is None or gradient[1] == 0
 
 
-@check("All weights get gradients.", after=("sharded_orphans",))
+@check("All weights get gradients.", after=("sharded_orphans", "recomputed_gradients", "same_unused"))
 def gradients_arrive(run: Run) -> Iterator[Finding]:
     """A loss that does not depend on the model's output trains nothing, without any error."""
     steps = [e for e in run.first.all("gradients") if not e["closure"]]
@@ -445,3 +445,50 @@ def low_precision(run: Run) -> Iterator[Finding]:
             text,
             "keep the weights in float32 and compute in 16 bits (autocast)",
         )
+
+
+@check("In each step all ranks train the same weights.", ranks=True)
+def same_unused(run: Run) -> Iterator[Finding]:
+    """DDP waits for a gradient of every weight on every rank; a batch without targets may give some of them none."""
+    wraps = run.first.all("ddp")
+    need_use(wraps, "DistributedDataParallel")
+    need(not any(e.get("find_unused") for e in wraps), "DDP is told to find weights without a gradient")
+    without = {rank.number: {e["number"]: set(e["names"]) for e in rank.all("unused")} for rank in run.ranks}
+    always = {names for passes in without.values() for found in passes.values() for names in found}
+    for rank in run.ranks:
+        total = sum(len(e["backwards"]) for e in rank.all("update")) + 1
+        always = {name for name in always if sum(name in names for names in without[rank.number].values()) >= total - 1}
+    for rank in run.ranks:
+        for e in rank.all("unused"):
+            names = [name for name in e["names"] if name not in always]
+            if not names or all(names == [n for n in without[r].get(e["number"], ()) if n in names] for r in without):
+                continue
+            calls = [call for call in rank.all("forward", train=True, grad=True)]
+            text = (
+                f"in training pass {e['number'] + 1}{_of_batch(run, rank, e['number'])}, {len(names)} weights of rank "
+                f"{rank.number} get no gradient ({some(names)}), which get one in other passes; DDP waits for it"
+            )
+            fix = (
+                "let every part take part in each loss, with a factor of 0 if the batch has nothing for it; or "
+                "find_unused_parameters=True"
+            )
+            yield fault(calls[0]["at"] if calls else e["at"], text, fix)
+            return
+    seen(sum(e.get("looked_at", 0) for rank in run.ranks for e in rank.all("update")), "passes of which it is known", 2)
+
+
+def _of_batch(run: Run, rank: Rank, number: int) -> str:
+    """Return the first samples of the batch of a backward pass, as a part of a sentence; "" if they have no numbers."""
+    count, plan, given = -1, None, 0
+    for e in rank.events:
+        if e["e"] == "pass" and e["loader"] in run.training:
+            plan, given = e, 0
+        elif e["e"] == "batch" and plan and e["loader"] == plan["loader"]:
+            given += 1
+        elif e["e"] == "forward" and e["train"] and e["grad"]:
+            count += 1
+            size = (plan and run.made(plan["loader"])["batch_size"]) or 0
+            if count == number and plan and size and given < plan.get("batches", 0):
+                samples = run.numbers(plan)[(given - 1) * size : given * size]
+                return f" (samples {', '.join(map(str, samples[:4]))}, ...)" if samples else ""
+    return ""

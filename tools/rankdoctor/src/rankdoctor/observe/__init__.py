@@ -15,12 +15,12 @@ import torch
 from .. import standin
 from ..overlay import own
 from ..trail import note, trail
-from . import collectives, data, files, model, optimizer, randomness
+from . import collectives, data, files, handles, model, optimizer, passes, probe, randomness
 from .common import CONFIG, quietly, state
 
 LEAVE = 0.2
 """seconds for gloo's threads to let go of tensors: later, while Python ends, that aborts the process"""
-SUBJECTS = (data, model, optimizer, collectives, files, randomness)
+SUBJECTS = (data, model, passes, optimizer, collectives, files, randomness, handles)
 
 
 def install() -> None:
@@ -65,6 +65,8 @@ def finish(how: str) -> None:
     state.ended = True
     for subject in (model, optimizer):
         subject.finish()
+    if how != "error":
+        probe.look_at_samples()
     values = sys.modules.get("nullgpu.values")
     if values and values.not_computed:
         note("no_values", names=sorted(values.not_computed))
