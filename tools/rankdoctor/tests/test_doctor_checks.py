@@ -656,7 +656,9 @@ def probed(run: Run, value: Callable[[int, int], list[tuple[int, int, str]]], **
         event = {"e": "samples", "step": 8, "t": 9.0, "dataset": 0, "cls": "Images", "size": 16, "contents": contents}
         attributes = {"index": rank.number, "size": 7}
         rank.events.append(
-            event | {"steady": [True] * len(contents["0"]), "attributes": attributes, "lines": {"index": at(19)}} | fields
+            event
+            | {"steady": [True] * len(contents["0"]), "attributes": attributes, "lines": {"index": at(19)}}
+            | fields
         )
 
 
@@ -698,7 +700,9 @@ def a_checkpoint_stays_on_the_gpu(run: Run) -> None:
 
 def kept(run: Run, where: str, size: int) -> None:
     for rank in run.ranks:
-        rank.events.append({"e": "kept", "step": 2, "t": 1.0, "at": at(31), "where": where, "size": size, "weights": 100})
+        rank.events.append(
+            {"e": "kept", "step": 2, "t": 1.0, "at": at(31), "where": where, "size": size, "weights": 100}
+        )
 
 
 @faulty("device_exists", "FAULT", 6)
@@ -899,7 +903,10 @@ def test_what_only_looks_like_a_fault_is_not_accused(neighbor: Callable[[Run], N
 @pytest.mark.parametrize(
     ("broken", "title"),
     [
-        (attention_drops_weights_after_eval, "Nothing is random, and no statistic of a batch is used, in evaluation mode."),
+        (
+            attention_drops_weights_after_eval,
+            "Nothing is random, and no statistic of a batch is used, in evaluation mode.",
+        ),
         (zeroed_before_each_part, "All samples of an update count alike."),
         (zeroed_before_each_part, "Gradients are exchanged once per update."),
         (one_rank_ends_while_another_waits, "No rank waits for ever."),
@@ -1305,10 +1312,26 @@ def test_a_resumed_run_that_begins_with_the_first_order_is_found() -> None:
 def test_a_resumed_run_that_skips_the_batches_it_had_is_right() -> None:
     stopped, again = stopped_and_resumed()
     for rank in again.ranks:
-        again.samples[f"{rank.number}_1"] = stopped.samples[f"{rank.number}_0"]
-        first = next(i for i, e in enumerate(rank.events) if e["e"] == "batch")
-        rank.events.insert(first, rank.events[first])
-    assert not judge([correct_run(), stopped, again]).findings
+        first = next(e for e in rank.events if e["e"] == "batch")
+        rank.events = [
+            e
+            for e in rank.events
+            if e is first or e["step"] != 4 or e["e"] not in ("batch", "forward", "gradients", "update")
+        ]
+    diagnosis = judge([correct_run(), stopped, again])
+    assert not diagnosis.findings
+    assert "with the samples" in diagnosis.fine["A resumed run goes on where the stopped one was."]
+
+
+def test_samples_that_come_again_or_are_left_out_after_a_resume_are_found() -> None:
+    for update, said in ((2, "so those of 2 updates come again"), (6, "so those of 2 updates are left out")):
+        stopped, again = stopped_and_resumed()
+        for rank in again.ranks:
+            numbers = stopped.samples[f"{rank.number}_{update // 4}"]
+            begin = 2 * (update % 4)
+            again.samples[f"{rank.number}_1"] = numbers[begin:] + numbers[:begin]
+        (finding,) = judge([correct_run(), stopped, again]).findings
+        assert finding.kind == "NOTE" and said in finding.text
 
 
 def test_an_epoch_that_grows_with_the_ranks_is_found() -> None:

@@ -156,8 +156,12 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
         "PYTHONHASHSEED": env.get("PYTHONHASHSEED", str(1 + rank)),
     }
     bound = ",".join(str(local["rank"] * plan.gpus_per_task + n) for n in range(plan.gpus_per_task))
+    if plan.provocation == "two_nodes" and local["node"] % 2:
+        env["RANKDOCTOR_REVERSED"] = "1"  # the order of files in a folder is that of the file system of a node
     if plan.gpus == "null":
-        env = with_null_gpus(env, per_node * max(1, plan.gpus_per_task)) | {"NCCL_HOSTID": f"node {local['node']}"}  # one GPU 0 on each of them
+        env = with_null_gpus(env, per_node * max(1, plan.gpus_per_task)) | {
+            "NCCL_HOSTID": f"node {local['node']}"
+        }  # one GPU 0 on each of them
         env |= {"CUDA_VISIBLE_DEVICES": bound} if bound else {}
     elif plan.gpus == "real" and bound:
         env["CUDA_VISIBLE_DEVICES"] = bound

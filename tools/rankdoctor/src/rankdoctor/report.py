@@ -50,7 +50,9 @@ def errors(run: Run) -> list[tuple[int | None, Event]]:
 def is_standins_fault(run: Run, error: Event) -> bool:
     """Return whether an exception comes from what the stand-in for CUDA lacks, not from the script."""
     said = re.search(
-        r"cuda|nccl|nvidia|\bGPU\b|stand-in|accelerator|ProcessGroupGloo", error["text"] + error["inner"], flags=re.IGNORECASE
+        r"cuda|nccl|nvidia|\bGPU\b|stand-in|accelerator|ProcessGroupGloo",
+        error["text"] + error["inner"],
+        flags=re.IGNORECASE,
     )
     return run.launch.standin and bool(said or is_own(error["inner"]))
 
@@ -184,7 +186,7 @@ def text(runs: list[Run], diagnosis: Diagnosis, *, verbose: bool = False, color:
     if not diagnosis.findings:
         lines += ["", "Nothing found."]
     updates = max((len(rank.all("update")) for rank in runs[0].ranks), default=0)
-    seen = f"Looked at in {updates} updates, and not seen to be wrong: {len(diagnosis.fine)}"
+    seen = f"Seen done right in {updates} updates: {len(diagnosis.fine)}"
     if not verbose:
         lines += ["", f"{seen}.", f"Could not be judged: {len(diagnosis.unjudged)}."]
         lines += [f"Not used by the script: {len(diagnosis.unused)}. (--verbose lists all of them.)"]

@@ -12,7 +12,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -58,7 +58,7 @@ class Asked:
     count = False
     """whether it has asked how many there are"""
     gpus = 0
-    noted: set[tuple[str, int]] = set()
+    noted: ClassVar[set[tuple[str, int]]] = set()
 
 
 def see_index(device: Any, by_user: bool = False) -> None:

@@ -26,14 +26,14 @@ class Animals(Dataset):
         self.index = {name: number for number, name in enumerate(names)}  # LINE index
         self.file = None
         if "handle" in words:
-            self.file = open(path, "rb")  # LINE open
+            self.file = open(path, "rb")  # noqa: SIM115 LINE open
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         if self.file is None:  # once in each worker
-            self.file = open(self.path, "rb")
+            self.file = open(self.path, "rb")  # noqa: SIM115
         self.file.seek(32 * i)
         row = np.frombuffer(self.file.read(32), dtype=np.float32) + 0 * self.table[i]
         return torch.tensor(row), self.index[self.labels[i]]

@@ -57,7 +57,70 @@ def resumed(usual: Run, stopped: Run, again: Run) -> Iterator[Finding]:
             f"(factor {old['scale']:.6g}), and none now (factor {new['scale']:.6g})",
             "save scaler.state_dict(), and load it",
         )
-    yield from _same_epoch_again(stopped, again, before)
+    wrong_epoch = list(_same_epoch_again(stopped, again, before))
+    yield from wrong_epoch or _other_samples(usual, stopped, again, after)
+
+
+def _other_samples(usual: Run, stopped: Run, again: Run, after: Event) -> Iterator[Finding]:
+    """After a resume, the samples must go on where the checkpoint was made: none again, none left out.
+
+    This can be seen if the order of the samples does not change from start to start, as with DistributedSampler.
+    """
+    whole, part, rest = map(samples_of_updates, (usual, stopped, again))
+    same_start = min(len(whole), len(part), 4)
+    is_first = stopped.launch.compared != "resumed"
+    same = [
+        e for e in usual.first.all("gradients", optimizer=after["optimizer"]) if not differing((e, after), "weights")
+    ]
+    if not same or not rest or not rest[0] or (is_first and whole[:same_start] != part[:same_start]):
+        return  # each start has an order of its own
+    at_update = same[0]["step"]
+    expected = whole[at_update : at_update + 4]
+    compared = min(len(expected), len(rest))
+    if rest[:compared] == expected[:compared]:
+        if compared:
+            seen(compared, "updates after the resume, with the samples that they have without a stop")
+        return
+    begun = _first_trained_pass(again)
+    at = begun["at"] if begun else after["at"]
+    known = [n for n, samples in enumerate(whole) if samples == rest[0] and n != at_update]
+    if not known:
+        need(False, "after the resume, the samples come in an order that the whole run does not have")
+    text = f"resumed after update {at_update}, the run trains on the samples of update {known[0] + 1} first"
+    if known[0] < at_update:
+        text += f", so those of {at_update - known[0]} updates come again"
+        yield hint(at, text, "save how many batches of the epoch are done, and leave them out after the resume")
+    else:
+        text += f", so those of {known[0] - at_update} updates are left out"
+        yield hint(at, text, "go on in the epoch in which the checkpoint was made, or save it at the end of one")
+
+
+def samples_of_updates(run: Run) -> list[tuple[int, ...]]:
+    """Return for each update of rank 0 the numbers of the samples of its batches, or hashes of them in a stream."""
+    passes = passes_with_batches(run.first)
+    most = max((given for _, given in passes), default=0)
+    taken = {id(event): given for event, given in passes}
+    found: list[tuple[int, ...]] = []
+    now: list[int] = []
+    begun: Event | None = None
+    number = 0
+    for e in run.first.events:
+        if e["e"] == "pass" and e["loader"] in run.training:
+            begun, number = e, 0
+        elif e["e"] == "batch" and e["loader"] in run.training:
+            number += 1
+        elif e["e"] == "forward" and e["train"] and e["grad"]:
+            size = run.made(begun["loader"])["batch_size"] if begun else None
+            if begun and begun.get("file") and size:
+                cut = most < begun["batches"] and number == taken[id(begun)] == most  # then the last one is given
+                place = begun["batches"] if cut else number
+                now += run.numbers(begun)[(place - 1) * size : place * size]
+            else:
+                now += e.get("rows", [])
+        elif e["e"] == "update":
+            found.append(tuple(now))
+            now = []
+    return found
 
 
 def _later_rates(usual: Run, again: Run, before: Event, after: Event) -> tuple[int, float, float] | None:

@@ -34,7 +34,9 @@ def same_noise(run: Run) -> Iterator[Finding]:
     need_use(lines, "noise for a batch")
     compared = {line: run.together("noise", at=line)[:10] for line in lines}
     seen(sum(map(len, compared.values())), "draws of noise compared", 2)
-    alike_in = {line: sum(len({e["values"] for e in events}) == 1 for events in draws) for line, draws in compared.items()}
+    alike_in = {
+        line: sum(len({e["values"] for e in events}) == 1 for events in draws) for line, draws in compared.items()
+    }
     for line, draws in compared.items():
         if len(draws) > 1 and alike_in[line] == len(draws):
             why, fix = _seeded(run, "torch", draws[0][0]["t"])
@@ -73,7 +75,9 @@ def same_workers(run: Run) -> Iterator[Finding]:
     """A generator in the data set is copied into each worker: all of them then make the same augmentations."""
     compared = 0
     for (dataset, name), states in _states(run).items():
-        all_workers = {worker for who in states.values() for number, worker in who if number == 0 and worker is not None}
+        all_workers = {
+            worker for who in states.values() for number, worker in who if number == 0 and worker is not None
+        }
         compared += len(all_workers) if len(all_workers) > 1 else 0
         for who in states.values():
             rank = min(who)[0]

@@ -282,15 +282,24 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
     )
     names = [name for name, value in events[0]["attributes"].items() if other["attributes"].get(name, value) != value]
     lines = [events[0]["lines"][name] for name in names if name in events[0]["lines"]]
-    at = lines[0] if lines else next((e["at"] for e in run.first.all("loader") if e["dataset"] == events[0]["cls"]), "?")
+    at = (
+        lines[0] if lines else next((e["at"] for e in run.first.all("loader") if e["dataset"] == events[0]["cls"]), "?")
+    )
     because = f"; its {some(names)} differ" if names else ""
     fix = "make the order the same in all processes: sorted(...) for sets, files and names, and a seed for each shuffle"
     if same:
-        return fault(at, f"{shown}, while the rest of the sample is equal, in {len(differ[wrong])} of {len(numbers)}{because}", fix)
+        return fault(
+            at,
+            f"{shown}, while the rest of the sample is equal, in {len(differ[wrong])} of {len(numbers)}{because}",
+            fix,
+        )
     rows = [{str([e["contents"][n][p][0] for p in parts]) for n in e["contents"]} for e in events]
     common = len(set.intersection(*rows))
     if common > 0.1 * min(map(len, rows)) and common > 1:
-        text = f"{len(differ[wrong])} of {len(numbers)} numbers mean other samples on the ranks, which share {common} samples"
+        text = (
+            f"{len(differ[wrong])} of {len(numbers)} numbers mean other samples on another rank, and {common} samples "
+            "are on all of them"
+        )
         return fault(at, f"{text}{because}", fix)
     patterns = [p for p in parts if first[numbers[0]][p][1]]
     if patterns and all(e["contents"][n][p][1] == first[n][p][1] for e in events for n in numbers for p in patterns):

@@ -92,7 +92,9 @@ def same_collectives(run: Run) -> Iterator[Finding]:
             f"the ranks called {counts} collectives: {extra['name']} was not called by all of them",
             "call every collective on all ranks, outside of conditions and loops that depend on the rank",
         )
-    need(len(set(counts)) == 1 or run.launch.ended == "enough", f"the ranks called {counts} collectives, then one failed")
+    need(
+        len(set(counts)) == 1 or run.launch.ended == "enough", f"the ranks called {counts} collectives, then one failed"
+    )
     seen(min(counts), "collectives of the script's own, called alike by all ranks")
 
 

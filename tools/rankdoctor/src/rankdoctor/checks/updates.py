@@ -283,11 +283,12 @@ def recomputation(run: Run) -> Iterator[Finding]:
     changed = [e for e in updates if e["changed_in_backward"]]
     at = checkpoints[0]["at"] if checkpoints else (updates[0]["backwards"] or [updates[0]["at"]])[0]
     if changed:
-        names = [name for name in changed[0]["changed_in_backward"] if not name.endswith("num_batches_tracked")]
+        buffers = changed[0]["changed_in_backward"]
+        names = [name for name in buffers if not name.endswith("num_batches_tracked")]
         norm = any(name.endswith("running_mean") for name in names)
         text = (
             f"in {len(changed)} of {len(updates)} updates, recomputing activations in backward() changes "
-            f"{len(changed[0]['changed_in_backward'])} buffers again ({some(names or changed[0]['changed_in_backward'])})"
+            f"{len(buffers)} buffers again ({some(names or buffers)})"
         )
         fix = "leave what changes them out of the checkpointed part"
         if norm:

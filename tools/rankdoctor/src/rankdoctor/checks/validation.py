@@ -242,7 +242,9 @@ def random_in_evaluation(run: Run) -> Iterator[Finding]:
             yield fault(at, f"{text}a {what} here is in training mode", fix)
         elif what == "dropout":
             fix = "pass the rate only in training: dropout_p=p if self.training else 0.0, or training=self.training"
-            yield fault(at, f"{text}dropout is active here, because a function does not know the mode of the model", fix)
+            yield fault(
+                at, f"{text}dropout is active here, because a function does not know the mode of the model", fix
+            )
         else:
             fix = "pass training=self.training, with running statistics"
             yield fault(at, f"{text}batch norm takes mean and variance of the batch here", fix)

@@ -59,9 +59,7 @@ def weights_agree(run: Run) -> Iterator[Finding]:
 
 def compared_weights(steps: list[tuple[Event, ...]]) -> set[str]:
     """Return the names of the weights of which all ranks have the values."""
-    return {
-        name for events in steps for name in events[0]["weights"] if all(e["weights"].get(name) for e in events)
-    }
+    return {name for events in steps for name in events[0]["weights"] if all(e["weights"].get(name) for e in events)}
 
 
 def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
@@ -324,7 +322,7 @@ def gradients_arrive(run: Run) -> Iterator[Finding]:
     """A loss that does not depend on the model's output trains nothing, without any error."""
     steps = [e for e in run.first.all("gradients") if not e["closure"]]
     seen(len(steps), "updates with their gradients", 3)
-    need(not run.crashed and run.launch.ended not in ("hang", "lost") or len(steps) > 5, "the run failed early")
+    need((not run.crashed and run.launch.ended not in ("hang", "lost")) or len(steps) > 5, "the run failed early")
     few = []
     for number in sorted({e["optimizer"] for e in steps}):
         mine = [e["gradients"] for e in steps if e["optimizer"] == number]

@@ -79,7 +79,9 @@ def look_at_loaded() -> None:
     Loaded.now = [one for one in Loaded.now if one not in ripe]
     gc.collect()
     ours = [t for model in models.known for t in (*model.parameters(), *model.buffers())]
-    ours += [p for known in optimizers.known.values() if (one := known()) for g in one.param_groups for p in g["params"]]
+    ours += [
+        p for known in optimizers.known.values() if (one := known()) for g in one.param_groups for p in g["params"]
+    ]
     ours += [t for known in optimizers.known.values() if (one := known()) for t in _tensors_in(dict(one.state))]
     places = {local(t).data_ptr() for t in ours}
     weights = sum(local(p).nbytes for model in models.known for p in model.parameters())

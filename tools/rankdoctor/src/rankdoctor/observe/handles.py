@@ -1,11 +1,11 @@
-"""Open files, databases and sockets of a data set: opened by each worker, or by the process that workers are forked from."""
+"""Open files, databases and sockets of a data set: opened by each worker, or before the workers are forked."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import io
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.utils import data
@@ -26,9 +26,9 @@ class Opened:
     """What the process that starts workers has open in its data sets."""
 
     pid = 0
-    handles: dict[str, int] = {}
+    handles: ClassVar[dict[str, int]] = {}
     """their ids, by their paths; a forked worker has a copy"""
-    fetches: dict[int, int] = {}
+    fetches: ClassVar[dict[int, int]] = {}
 
 
 def install() -> None:

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..trail import note, trail, user_line
-from .common import CONFIG, local, optimizers, patch, quietly, state, sums
 from . import files, passes
+from .common import CONFIG, local, optimizers, patch, quietly, state, sums
 from .model import gradient_size, models, name_parameters, note_sharded
 
 MOST_PARAMETERS = 600

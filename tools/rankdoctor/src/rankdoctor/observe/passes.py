@@ -1,4 +1,4 @@
-"""What becomes of the gradients of each backward pass: used by an update, or thrown away; and what recomputing changes."""
+"""What becomes of the gradients of each backward pass: used, or thrown away; and what recomputing changes."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import functools

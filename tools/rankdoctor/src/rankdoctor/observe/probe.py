@@ -7,7 +7,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils import data
@@ -27,7 +27,7 @@ NUMBERS = (int, float, bool)
 class Lines:
     """The lines that set the attributes of data sets first, by the id of the data set."""
 
-    known: dict[int, dict[str, str]] = {}
+    known: ClassVar[dict[int, dict[str, str]]] = {}
 
 
 def watch_attributes() -> None:
@@ -75,7 +75,7 @@ def _too_slow(*_: object) -> None:
 
 
 def _look_at(number: int, dataset: Any, ends: float) -> None:
-    _, base, indices = _below_subsets(dataset)
+    _, _, indices = _below_subsets(dataset)
     numbers = list(range(len(dataset))) if indices is None else [int(n) for n in indices[: len(dataset)]]
     order = sorted(range(len(numbers)), key=lambda k: zlib.crc32(str(numbers[k]).encode()))
     contents: dict[int, list] = {}
@@ -168,8 +168,9 @@ def _shown(value: Any) -> str:
 def _attributes(dataset: Any) -> Iterator[tuple[str, int]]:
     """Yield the attributes of a data set whose values can be compared over the ranks, with a hash."""
     for name, value in list(vars(dataset).items())[:64]:
-        if not name.startswith("_rankdoctor") and isinstance(value, dict | list | tuple | set | str | int | torch.Tensor):
-            if not hasattr(value, "__len__") or (isinstance(value, torch.Tensor) and not value.dim()):
-                yield name, hash_of(value)
-            elif len(value) <= LONGEST:
+        if not name.startswith("_rankdoctor") and isinstance(
+            value, dict | list | tuple | set | str | int | torch.Tensor
+        ):
+            is_one = not hasattr(value, "__len__") or (isinstance(value, torch.Tensor) and not value.dim())
+            if is_one or len(value) <= LONGEST:
                 yield name, hash_of(value)
