@@ -597,7 +597,7 @@ def zeroed_before_each_part(run: Run) -> None:
 
 @faulty("gradients_used", "NOTE", 42)
 def the_rest_of_an_epoch(run: Run) -> None:
-    change(run, "update", thrown=[])
+    change(run, "update", followed=1, thrown=[])
     for rank in run.ranks:
         rank.all("update")[4]["thrown"] = [[at(44), at(42)]] * 2
 
@@ -701,7 +701,7 @@ def a_checkpoint_stays_on_the_gpu(run: Run) -> None:
 def kept(run: Run, where: str, size: int) -> None:
     for rank in run.ranks:
         rank.events.append(
-            {"e": "kept", "step": 2, "t": 1.0, "at": at(31), "where": where, "size": size, "weights": 100}
+            {"e": "kept", "step": 2, "t": 1.0, "at": at(31), "where": where, "size": size, "beside": 100}
         )
 
 
@@ -775,25 +775,25 @@ def dropout_in_calls_with_gradients(run: Run) -> None:
 
 
 def parts_that_are_added_up(run: Run) -> None:
-    change(run, "update", thrown=[], backwards=[at(44)] * 4)
+    change(run, "update", followed=1, thrown=[], backwards=[at(44)] * 4)
     change(run, "forward", wanted={"loader": TRAIN}, sync=False)
 
 
 def one_batch_that_is_not_finite(run: Run) -> None:
-    change(run, "update", thrown=[])
+    change(run, "update", followed=1, thrown=[])
     run.ranks[0].all("update")[2]["thrown"] = [[at(44), at(42)]]
 
 
 def an_attack_on_the_inputs(run: Run) -> None:
-    change(run, "update", thrown=[], backwards=[at(44)] * 2)  # the observer leaves these passes out
+    change(run, "update", followed=1, thrown=[], backwards=[at(44)] * 2)  # the observer leaves these passes out
 
 
 def gradients_of_several_tasks_are_combined(run: Run) -> None:
-    change(run, "update", thrown=[], backwards=[at(44)] * 3)  # and these, if the script makes the gradients itself
+    change(run, "update", followed=1, thrown=[], backwards=[at(44)] * 3)  # and these, if the script makes the gradients itself
 
 
 def two_passes_of_sharpness_aware_minimization(run: Run) -> None:
-    change(run, "update", thrown=[], backwards=[at(44), at(46)])
+    change(run, "update", followed=1, thrown=[], backwards=[at(44), at(46)])
 
 
 def clipped_after_backward(run: Run) -> None:

@@ -49,7 +49,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and
                 low_all (numbers of weights in 16 bits that stayed, and all of them), thrown (lines of backward passes
                 whose gradients nothing has used, and of what set these to zero), changed_in_backward (buffers),
-                looked_at (backward passes of which it is known which weights got a gradient)
+                followed (passes whose gradients it uses), looked_at (backward passes of which it is known which weights
+                got a gradient)
     unused      a backward pass gave some weights of a wrapped model no gradient: number (of the pass), names, missing
     checkpoint  a line that checkpoints activations: lost (its weights get no gradient), redrawn (it draws other random
                 numbers when it is recomputed)
@@ -80,7 +81,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), on_gpu
                 (tensors on a GPU); located (map_location is given)
     kept        two updates after torch.load: where (map_location), size (bytes of its tensors that are still in memory
-                and are no weights or states), weights (bytes)
+                and are no weights or states), beside (bytes of all weights)
     sharded     after two updates and at the end: parameters (sharded ones that got gradients), orphans (those
                 of them in no optimizer)
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
@@ -224,6 +225,7 @@ class Event(TypedDict, total=False):
     gpus: int
     stacks: bool
     where: str
+    beside: int
     whole: bool
     # of backward passes
     number: int
@@ -233,6 +235,7 @@ class Event(TypedDict, total=False):
     thrown: list[list[str]]
     changed_in_backward: list[str]
     looked_at: int
+    followed: int
     drew: bool
     random_in: list[list[str]]
     find_unused: bool

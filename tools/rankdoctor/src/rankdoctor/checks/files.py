@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..events import Event
 from ..runs import Run
 from .base import Finding, check, fault, hint, need, need_use, seen, some
 
@@ -94,7 +95,7 @@ def own_handles(run: Run) -> Iterator[Finding]:
     events = [e for rank in run.ranks for e in rank.workers if e["e"] == "handles"]
     need(events, "no first batch of a worker was seen")
     need_use(any(e["handles"] for e in events), "open files in data sets")
-    shared = {}
+    shared: dict[tuple[str, str, str], Event] = {}
     for e in events:
         for path, kind, inherited, used in e["handles"]:
             if inherited and used:
@@ -115,12 +116,12 @@ def loads_kept(run: Run) -> Iterator[Finding]:
     need_use(kept, "torch.load before the training")
     for e in kept:
         on_gpu = e["where"].startswith(("cuda", "device(type='cuda")) or e["where"].isdecimal()
-        if on_gpu and e["size"] > 0.5 * e["weights"] > 0:
+        if on_gpu and e["size"] > 0.5 * e["beside"] > 0:
             text = (
                 f"what this line loads to the GPU is still in memory two updates later: "
-                f"{e['size'] / e['weights']:.1f} times the size of the weights"
+                f"{e['size'] / e['beside']:.1f} times the size of the weights"
             )
             yield hint(e["at"], text, 'map_location="cpu", or del the name after load_state_dict')
             return
-    need(all(e["size"] <= 0.1 * e["weights"] or e["where"] == "cpu" for e in kept), "a part of it is kept")
+    need(all(e["size"] <= 0.1 * e["beside"] or e["where"] == "cpu" for e in kept), "a part of it is kept")
     seen(len(kept), "loaded files, of which nothing is kept on the GPU")

@@ -251,7 +251,7 @@ def clip_in_time(run: Run) -> Iterator[Finding]:
 def gradients_used(run: Run) -> Iterator[Finding]:
     """zero_grad() before step() throws away what backward() has computed, for instance before each part of a batch."""
     updates = [e for e in run.first.all("update") if "thrown" in e and e["backwards"]][1:]
-    seen(len(updates), "updates after the first one, and their backward passes", 3)
+    need(len(updates) > 2, f"{len(updates)} updates were seen after the first one")
     wrong = [e for e in updates if e["thrown"]]
     if len(wrong) > 1 and len(wrong) > len(updates) / 2:
         (backward, zeroed), e = wrong[0]["thrown"][0], wrong[0]
@@ -268,6 +268,10 @@ def gradients_used(run: Run) -> Iterator[Finding]:
             text = f"the last {len(e['thrown'])} backward passes of an epoch are in no update: then come zeros"
             yield hint(zeroed or backward, text, "take a step after the last batch of an epoch, too")
     need(not wrong, f"before {len(wrong)} of {len(updates)} updates, gradients were set to zero without an update")
+    used = sum(e["followed"] for e in updates)
+    total = sum(len(e["backwards"]) for e in updates)
+    need(used == total, f"of {total} backward passes, {used} were followed to an update")
+    seen(used, f"backward passes, used by {len(updates)} updates")
 
 
 def _line(at: str) -> str:

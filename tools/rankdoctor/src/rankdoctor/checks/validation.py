@@ -119,7 +119,8 @@ def _collectives_after(run: Run, made_at: str) -> list[tuple[str, str]] | None:
 
     None: there are none, because the run ended before.
     """
-    began, found = False, []
+    began = False
+    found: list[tuple[str, str]] = []
     # ZeroRedundancyOptimizer sends in its update, and Join in its own line
     joins = {e["at"] for e in run.first.all("join")}
     for e in run.first.events:

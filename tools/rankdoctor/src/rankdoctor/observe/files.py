@@ -87,7 +87,7 @@ def look_at_loaded() -> None:
     weights = sum(local(p).nbytes for model in models.known for p in model.parameters())
     for at, where, _, tensors in ripe:
         alive = [t for ref in tensors if (t := ref()) is not None and t.data_ptr() not in places]
-        note("kept", at=at, where=where, size=sum(t.nbytes for t in alive), weights=weights)
+        note("kept", at=at, where=where, size=sum(t.nbytes for t in alive), beside=weights)
 
 
 def name_of(file: Any) -> str | None:

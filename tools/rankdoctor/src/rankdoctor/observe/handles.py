@@ -90,7 +90,8 @@ def note_handles(dataset: Any, before: dict[str, int]) -> None:
 
 def _position(handle: Any) -> int | None:
     """Return where the file of a handle stands, which a process shares with those it has forked."""
-    for file in (handle, getattr(handle, "fp", None), getattr(handle, "fileobj", None)):
+    files: list[Any] = [handle, getattr(handle, "fp", None), getattr(handle, "fileobj", None)]
+    for file in files:
         try:
             return os.lseek(file.fileno(), 0, os.SEEK_CUR)
         except (AttributeError, OSError, ValueError):

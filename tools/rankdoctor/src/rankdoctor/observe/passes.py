@@ -50,6 +50,8 @@ class Passes:
     """passes since the last update of which it is known which weights got a gradient"""
     changed: dict[str, None] = field(default_factory=dict)
     """buffers that changed in backward passes since the last update"""
+    fresh: bool = False
+    """whether no weight of a wrapped model had a gradient before the last pass"""
     checkpoints: set[tuple[str, bool]] = field(default_factory=set)
 
 
@@ -76,7 +78,8 @@ def _optimizers_of(module: nn.Module) -> list[Optimizer]:
 
 
 def _first(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    return itertools.islice((p for group in optimizer.param_groups for p in group["params"]), FIRST)
+    weights = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+    return itertools.islice(weights, FIRST)
 
 
 def _zeroing(concerned: Callable[[Any], list[Optimizer]]) -> Callable[[Callable], Callable]:
@@ -118,8 +121,10 @@ def begin() -> dict[str, int]:
     """Note, before a backward pass, which gradients were thrown away; return the versions of all buffers."""
     if passes.number < MOST_PASSES:
         for number, one in _known():
-            if not any(_sizes(one)):
+            passes.vectors[number] = _sizes(one)
+            if not any(passes.vectors[number]):
                 _drop(number, one)
+        passes.fresh = all(p.grad is None for _, p in _wrapped())
     return _versions()
 
 
@@ -158,15 +163,17 @@ def end(versions: dict[str, int] | None, at: str) -> None:
 
 def _note_unused(at: str) -> None:
     """Log the weights of wrapped models that got no gradient in the first pass since gradients were removed."""
-    wrapped = [model for model in models.known if id(model) in models.inside]
-    named = [(name, p) for model in wrapped for name, p in model.named_parameters() if p.requires_grad]
-    if len(passes.open) > 1 or not named:
-        return
+    named = _wrapped()
     without = [name for name, p in named if p.grad is None]
-    if len(without) < len(named):
+    if passes.fresh and len(without) < len(named):
         passes.looked_at += 1
         if without:
             note("unused", number=passes.number - 1, at=at, names=without[:MOST_NAMES], missing=len(without))
+
+
+def _wrapped() -> list[tuple[str, torch.Tensor]]:
+    wrapped = [model for model in models.known if id(model) in models.inside]
+    return [(name, p) for model in wrapped for name, p in model.named_parameters() if p.requires_grad]
 
 
 def _versions() -> dict[str, int]:
@@ -188,9 +195,10 @@ def at_step(number: int, optimizer: Optimizer) -> dict[str, object]:
         _drop(number, optimizer)
     ratios = [a / b for a, b in zip(now, before, strict=False) if b]
     # clipping makes all gradients smaller alike; otherwise the script has made them of those of several passes
-    remade = bool(ratios) and max(ratios) > 1.01 * min(ratios)
+    remade = bool(ratios) and max(ratios) > 1.01 * min(ratios) and not optimizers.reduced
     event = {
         "thrown": [] if remade else passes.thrown[:50],
+        "followed": 0 if remade else sum(number in one.held for one in passes.open),
         "looked_at": passes.looked_at,
         "changed_in_backward": list(passes.changed)[:MOST_NAMES],
     }

@@ -39,7 +39,7 @@ def watch_attributes() -> None:
         if name not in lines and len(lines) < 64:
             lines[name] = user_line()
 
-    data.Dataset.__setattr__ = set_attribute  # type: ignore[method-assign, assignment]
+    data.Dataset.__setattr__ = set_attribute
 
 
 def look_at_samples() -> None:
@@ -172,5 +172,5 @@ def _attributes(dataset: Any) -> Iterator[tuple[str, int]]:
             value, dict | list | tuple | set | str | int | torch.Tensor
         ):
             is_one = not hasattr(value, "__len__") or (isinstance(value, torch.Tensor) and not value.dim())
-            if is_one or len(value) <= LONGEST:
+            if is_one or len(value) <= LONGEST:  # type: ignore[arg-type]
                 yield name, hash_of(value)
