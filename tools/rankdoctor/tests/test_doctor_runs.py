@@ -553,7 +553,7 @@ def test_a_script_with_another_tool_runs_and_is_not_accused(doctor: Doctor, tool
 def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str) -> None:
     """Noise that a model scales, checkpointing, files that workers open, gradients that are read and thrown away."""
     report, found = doctor.findings("kinds.py", *([words] if words else []))
-    assert report["errors"] == [] and set(found) <= {"weights_agree"} if words == "sharpness" else not found, found
+    assert report["errors"] == [] and found == {}
 
 
 @pytest.mark.thorough

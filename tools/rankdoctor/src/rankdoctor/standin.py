@@ -307,8 +307,13 @@ def _answer_as_gpu(gpus: int) -> None:
     accelerator.empty_cache = lambda *_, **__: None
     cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
-    cuda.set_rng_state = lambda *_, **__: None
-    cuda.set_rng_state_all = lambda *_, **__: None
+
+    def set_rng_state(new: torch.Tensor, *_: object, **__: object) -> None:
+        if new.numel() == torch.get_rng_state().numel():  # it was got here, where "GPU" tensors have CPU numbers
+            torch.default_generator.set_state(new)
+
+    cuda.set_rng_state = cuda.random.set_rng_state = set_rng_state
+    cuda.set_rng_state_all = cuda.random.set_rng_state_all = lambda states: set_rng_state(states[0])
     for name in ("device", "stream", "Stream", "Event", "CUDAGraph", "current_stream", "default_stream", "graph"):
         setattr(cuda, name, Nothing)
     accelerator.current_stream = Nothing

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 words = sys.argv[1].split(",") if len(sys.argv) > 1 else []
 NAMES = ["heron", "otter", "marten", "lynx", "vole", "stoat", "crane", "bison"]
-PARTS = 2
+PARTS = 1 if "reentrant" in words else 2
 
 
 class Animals(Dataset):
@@ -103,6 +103,8 @@ def surgery(model: nn.Module, losses: list[torch.Tensor], optimizer: torch.optim
         kept.append([p.grad.clone() for p in model.parameters()])
     for p, one, other in zip(model.parameters(), *kept, strict=True):
         p.grad = one + other - 0.1 * one * other.abs()
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
 
 
 def main() -> None:
@@ -138,7 +140,7 @@ def main() -> None:
             if "sharpness" in words:
                 moves = sharpness(net, F.cross_entropy(net(x), y), optimizer)
             if "surgery" in words:
-                out = model(x)
+                out = net(x)
                 surgery(net, [F.cross_entropy(out, y), out.pow(2).mean()], optimizer)
             else:
                 last = i % PARTS == PARTS - 1

@@ -100,10 +100,12 @@ def own_handles(run: Run) -> Iterator[Finding]:
         for path, kind, inherited, used in e["handles"]:
             if inherited and used:
                 shared.setdefault((e["dataset"], path, kind), e)
-    for (dataset, path, kind), e in shared.items():
+    for (dataset, path, kind), e in list(shared.items())[:1]:
         made = next((one["at"] for one in run.first.all("loader") if one["dataset"] == dataset), "?")
-        text = f"workers use {dataset}{path}, an open {kind} that they have inherited from the process of the rank"
-        text += ": their reads move one position" if kind not in ("HDF5", "SQLite", "LMDB", "socket", "netCDF") else ""
+        what = kind if kind == "file" or kind.endswith("archive") else f"{kind} handle"
+        text = f"workers use {dataset}{path}, an open {what} that they have inherited from the process of the rank"
+        text += ", so that all of them move one position" if what == kind else ""
+        text += f" (and {len(shared) - 1} more)" if len(shared) > 1 else ""
         fix = "open it in the worker: at the first __getitem__, or in worker_init_fn"
         yield (hint if e["locked"] else fault)(e["lines"].get(path, made), text, fix)
     seen(sum(not inherited for e in events for *_, inherited, _ in e["handles"]), "files that workers have opened")

@@ -288,11 +288,10 @@ def recomputation(run: Run) -> Iterator[Finding]:
     at = checkpoints[0]["at"] if checkpoints else (updates[0]["backwards"] or [updates[0]["at"]])[0]
     if changed:
         buffers = changed[0]["changed_in_backward"]
-        names = [name for name in buffers if not name.endswith("num_batches_tracked")]
-        norm = any(name.endswith("running_mean") for name in names)
+        norm = any(name.endswith(("running_mean", "num_batches_tracked")) for name in buffers)
         text = (
             f"in {len(changed)} of {len(updates)} updates, recomputing activations in backward() changes "
-            f"{len(buffers)} buffers again ({some(names or buffers)})"
+            f"{len(buffers)} buffers again ({some(buffers)})"
         )
         fix = "leave what changes them out of the checkpointed part"
         if norm:

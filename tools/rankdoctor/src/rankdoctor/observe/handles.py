@@ -1,6 +1,7 @@
 """Open files, databases and sockets of a data set: opened by each worker, or before the workers are forked."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
+import contextlib
 import io
 import os
 import sys
@@ -18,8 +19,8 @@ FETCHES = 2
 """batches of each worker that are looked at"""
 MOST = 20
 """entries of a list that are looked into"""
-UNSAFE = ("HDF5", "SQLite", "LMDB", "socket", "netCDF")
-"""kinds that must not be used in a forked process, whatever their position is"""
+UNSEEN = ("LMDB", "socket", "netCDF")
+"""kinds of which it cannot be seen whether a worker uses them"""
 
 
 class Opened:
@@ -61,11 +62,38 @@ def _fetch(own: Callable[..., Any]) -> Callable[..., Any]:
             return own(fetcher, indices)
         Opened.fetches[os.getpid()] = count + 1
         before = positions(fetcher.dataset) or {}
-        batch = own(fetcher, indices)
-        note_handles(fetcher.dataset, before)
+        read: set[str] = set()
+        with _watching(fetcher.dataset, read):
+            batch = own(fetcher, indices)
+        note_handles(fetcher.dataset, before, read)
         return batch
 
     return fetch
+
+
+@contextlib.contextmanager
+def _watching(dataset: Any, read: set[str]) -> Iterator[None]:
+    """Note in ``read`` kinds of handles that are used meanwhile, where the position of the file does not tell."""
+    connections = [handle for _, handle, kind in handles_of(dataset) if kind == "SQLite"]
+    for one in connections:
+        one.set_trace_callback(lambda _: read.add("SQLite"))
+    h5py = sys.modules.get("h5py")
+    own_read = h5py.Dataset.__getitem__ if h5py else None
+
+    def get(of: Any, *args: Any, **kwargs: Any) -> Any:
+        read.add("HDF5")
+        return own_read(of, *args, **kwargs)  # type: ignore[misc]
+
+    try:
+        if h5py:
+            h5py.Dataset.__getitem__ = get
+        yield
+    finally:
+        if h5py:
+            h5py.Dataset.__getitem__ = own_read
+        for one in connections:
+            with contextlib.suppress(Exception):  # closed by now
+                one.set_trace_callback(None)
 
 
 @quietly
@@ -75,13 +103,13 @@ def positions(dataset: Any) -> dict[str, int]:
 
 
 @quietly
-def note_handles(dataset: Any, before: dict[str, int]) -> None:
+def note_handles(dataset: Any, before: dict[str, int], read: set[str]) -> None:
     """Log the open handles of a data set in a worker, and which of them its parent had opened and it has used."""
     found = []
     for path, handle, kind in handles_of(dataset):
         inherited = Opened.handles.get(path) == id(handle)
         moved = path in before and _position(handle) != before[path]
-        found.append((path, kind, inherited, kind in UNSAFE or moved))
+        found.append((path, kind, inherited, kind in UNSEEN or kind in read or moved))
     locked = any(type(value).__module__ == "multiprocessing.synchronize" for value in vars(dataset).values())
     lines = Lines.known.get(id(dataset), {})
     at = {path: lines[name] for path, *_ in found if (name := path.lstrip(".").split(".")[0].split("[")[0]) in lines}

@@ -12,7 +12,7 @@ import torch
 from torch.utils import data
 
 from ..trail import note, trail, user_line
-from .common import fingerprint, patch, state
+from .common import CONFIG, fingerprint, patch, state
 from .model import models
 
 FETCHES = 2
@@ -46,7 +46,8 @@ def install() -> None:
     for name in IN_PLACE:
         patch(torch.Tensor, name, _in_model(name == "normal_"))
     patch(torch, "set_rng_state", _set_state("torch"), torch.random)
-    patch(torch.cuda, "set_rng_state", _set_state("cuda"), torch.cuda.random)
+    # on the stand-in, numbers of "GPU" tensors come from the generator of the CPU
+    patch(torch.cuda, "set_rng_state", _set_state("torch" if CONFIG.standin else "cuda"), torch.cuda.random)
     patch(random, "seed", _seed("random"))
     patch(random, "setstate", _set_state("random"))
     if "numpy" in sys.modules:
