@@ -789,7 +789,9 @@ def an_attack_on_the_inputs(run: Run) -> None:
 
 
 def gradients_of_several_tasks_are_combined(run: Run) -> None:
-    change(run, "update", followed=1, thrown=[], backwards=[at(44)] * 3)  # and these, if the script makes the gradients itself
+    change(
+        run, "update", followed=1, thrown=[], backwards=[at(44)] * 3
+    )  # and these, if the script makes the gradients itself
 
 
 def two_passes_of_sharpness_aware_minimization(run: Run) -> None:
@@ -1438,3 +1440,22 @@ def test_the_launcher_is_guessed_from_the_script(tmp_path: Path, text: str, laun
     script = tmp_path / "train.py"
     script.write_text(text)
     assert likely_launchers(script)[0][0] == launcher
+
+
+def test_after_a_hang_no_symptom_is_reported_as_a_cause() -> None:
+    """An optimizer made before fully_shard, and a save on rank 0 alone at which all ranks then hang."""
+    run = correct_run()
+    two_ranks_wait(run)
+    change(run, "model", sharded=True)
+    change(run, "save", (0,), shards=3)
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] not in ("trainable", "end")]
+        for e in rank.all("gradients"):
+            e["gradients"], e["weights"] = {f"?{n}": None for n in range(3)}, {}
+        early = {"e": "sharded", "step": 2, "t": 1.0, "at": at(45), "parameters": 3, "orphans": [*NAMES]}
+        rank.events.insert(30, early)
+    change(run, "gradients", made=at(31))
+    diagnosis = judge([run])
+    assert [(f.check, f.at) for f in diagnosis.findings] == [("shards_saved", at(55)), ("sharded_orphans", at(31))]
+    assert [f.check for f in diagnosis.findings[0].consequences] == ["hang"]
+    assert "No rank waits for ever." not in diagnosis.fine

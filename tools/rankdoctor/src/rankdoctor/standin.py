@@ -61,17 +61,23 @@ class Asked:
     noted: ClassVar[set[tuple[str, int]]] = set()
 
 
+def visible_gpus() -> int:
+    """Return how many GPUs the script sees; it may choose some itself, in CUDA_VISIBLE_DEVICES."""
+    chosen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    return min(len(chosen), Asked.gpus) if chosen else Asked.gpus
+
+
 def see_index(device: Any, by_user: bool = False) -> None:
     """Log the number of a GPU that the script uses, once for each line; there may be no such GPU."""
     index = device if type(device) is int else device.index if isinstance(device, torch.device) else None
     if type(device) is str and device.rpartition(":")[2].isdecimal():
         index = int(device.rpartition(":")[2])
-    if index is None or not Asked.gpus or (not by_user and index < Asked.gpus):
+    if index is None or not Asked.gpus or (not by_user and index < visible_gpus()):
         return
     at = user_line()
     if (at, index) not in Asked.noted and len(Asked.noted) < 20:
         Asked.noted.add((at, index))
-        note("device", at=at, index=index, gpus=Asked.gpus, asked=Asked.count)
+        note("device", at=at, index=index, gpus=visible_gpus(), asked=Asked.count)
 
 
 def dump_snapshot(filename: Any = "dump_snapshot.pickle", *_: object, **__: object) -> None:
@@ -204,7 +210,9 @@ def install(config: Settings) -> None:
 
 def _compile_nothing() -> None:
     def compile_nothing(model: Any = None, **_: object) -> Any:
-        return (lambda other: other) if model is None else model
+        if isinstance(model, nn.Module):  # what a compiled model has, but no submodule of itself
+            object.__setattr__(model, "_orig_mod", model)
+        return compile_nothing if model is None else model
 
     torch.compile = compile_nothing
     nn.Module.compile = lambda *_, **__: None
@@ -242,7 +250,7 @@ def _answer_as_gpu(gpus: int) -> None:
 
     def device_count() -> int:
         Asked.count |= trail.user_calls_library()
-        return gpus
+        return visible_gpus()
 
     def properties(device: object = 0) -> types.SimpleNamespace:
         return types.SimpleNamespace(
@@ -293,6 +301,9 @@ def _answer_as_gpu(gpus: int) -> None:
     cuda.memory._record_memory_history = lambda *_, **__: None
     cuda.memory._snapshot = cuda.memory.memory_snapshot = cuda.memory_snapshot = lambda *_, **__: {"segments": []}
     cuda.memory._dump_snapshot = dump_snapshot
+    cuda.cudart, cuda.check_error = Nothing, lambda _: None
+    cuda.profiler.start = cuda.profiler.stop = lambda: None
+    torch.autograd.profiler.emit_nvtx = Nothing
     cuda.initial_seed = cuda.random.initial_seed = torch.initial_seed
     cuda.memory_stats = lambda *_, **__: collections.defaultdict(int)
     cuda.get_device_properties = properties

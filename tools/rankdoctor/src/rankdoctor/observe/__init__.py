@@ -57,16 +57,20 @@ def _note_errors() -> None:
     sys.excepthook = failed
 
 
-@quietly
 def finish(how: str) -> None:
     """Write what is known only at the end; ``how`` the process ends."""
     if state.ended or trail.file is None or torch.utils.data.get_worker_info():
         return
     state.ended = True
-    for subject in (model, optimizer):
-        subject.finish()
     if how != "error":
         probe.look_at_samples()
+    _write_end(how)
+
+
+@quietly
+def _write_end(how: str) -> None:
+    for subject in (model, optimizer):
+        subject.finish()
     values = sys.modules.get("nullgpu.values")
     if values and values.not_computed:
         note("no_values", names=sorted(values.not_computed))
