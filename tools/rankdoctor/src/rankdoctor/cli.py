@@ -75,6 +75,13 @@ def parser() -> argparse.ArgumentParser:
         "(default: guessed from the script)",
     )
     add("--cpu", action="store_true", help="no GPUs visible to the script (default: one for each rank)")
+    add(
+        "--gpus_per_task",
+        type=int,
+        default=0,
+        metavar="N",
+        help="GPUs that each rank sees, numbered from 0, as with srun --gpus-per-task (default: all of its node)",
+    )
     add("--null_gpu", action="store_true", help="run PyTorch's own CUDA code, on GPUs that compute nothing (needs g++)")
     add("--on_gpus", action="store_true", help="run on this machine's GPUs")
     add("--batches", type=int, default=8, help="batches of each pass of a loader (default: 8)")
@@ -182,6 +189,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
         value = getattr(options, name)
         if value is not None and value <= 0:
             refuse(f"--{name} must be larger than 0")
+    if options.gpus_per_task < 0:
+        refuse("--gpus_per_task must not be below 0")
     gpus = {"none": options.cpu, "real": options.on_gpus, "null": options.null_gpu}
     if sum(gpus.values()) > 1:
         refuse("--cpu, --null_gpu and --on_gpus exclude each other")
@@ -204,6 +213,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         ranks=options.nproc * options.nodes,
         nodes=options.nodes,
         local_rank_flag=flag,
+        gpus_per_task=options.gpus_per_task,
         seconds=options.seconds,
         gpus=next((name for name, wanted in gpus.items() if wanted), "standin"),
         settings=settings,

@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,6 +106,7 @@ def confirm(plan: Plan, usual: Run, folder: Path) -> None:
         shutil.rmtree(folder / "run7")
         titles = {check.name: check.title for check in CHECKS}
         usual.launch.refuted = [name for name in sorted(doubtful) if titles[name] in again.fine]
+        usual.launch.refuted_by = {name: again.fine[titles[name]] for name in usual.launch.refuted}
         usual.launch.unconfirmed = [name for name in sorted(doubtful) if titles[name] in again.unjudged]
     if "gathered_gradients" in found:
         probe = replace(plan, name="with traced gathers", settings=plan.settings | {"probe_gathers": True})
@@ -114,13 +116,14 @@ def confirm(plan: Plan, usual: Run, folder: Path) -> None:
         usual.launch.used_gathers = sorted(set(used))
         if not used and traced.any("update"):
             usual.launch.refuted.append("gathered_gradients")
+            usual.launch.refuted_by["gathered_gradients"] = "no gradient came to what all_gather returned"
     write_launch(usual.launch, folder / "run0")
 
 
 def usual_run(options: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Plan, Run]:
     """Return the ordinary run, with how it was started: in the first way in which all ranks join and train."""
     usual = run_once(plan, folder)
-    if plan.gpus == "standin" and any(report.is_standins_fault(usual, e) for _, e in report.errors(usual)):
+    if plan.gpus == "standin" and why_null_gpus(usual):
         plan, usual = on_null_gpus(plan, usual, folder)
     in_time = usual.launch.ended != "time"  # otherwise another way of starting it would take as long
     if options.launcher != "auto" or all_train(usual, plan) or not in_time:
@@ -135,6 +138,16 @@ def usual_run(options: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Pl
     return (plan, usual) if plan == first else (first, run_again(first, folder))  # the first guess is the likeliest
 
 
+CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+
+
+def why_null_gpus(usual: Run) -> str:
+    """Return what the stand-in may have caused, for which null GPUs are tried; "": nothing."""
+    texts = [e["text"] for _, e in report.errors(usual) if report.is_standins_fault(usual, e)]
+    signals = [f"a rank ended by signal {-s}" for s in usual.launch.statuses if s is not None and -s in CRASHES]
+    return next(iter([*texts, *signals]), "")
+
+
 def on_null_gpus(plan: Plan, usual: Run, folder: Path) -> tuple[Plan, Run]:
     """Return the run with PyTorch's own CUDA code if the script gets further with it than with the stand-in."""
     other = replace(plan, gpus="null")
@@ -145,7 +158,7 @@ def on_null_gpus(plan: Plan, usual: Run, folder: Path) -> tuple[Plan, Run]:
     if len(again.first.all("update") if again.ranks else ()) > len(usual.first.all("update") if usual.ranks else ()):
         shutil.rmtree(folder)
         folder.with_name("run6").rename(folder)
-        again.launch.instead = next(e["text"] for _, e in report.errors(usual) if report.is_standins_fault(usual, e))
+        again.launch.instead = why_null_gpus(usual)
         return other, again
     shutil.rmtree(folder.with_name("run6"))
     return plan, usual

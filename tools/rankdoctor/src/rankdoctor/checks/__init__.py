@@ -45,7 +45,7 @@ def judge(runs: list[Run]) -> Diagnosis:
         if cases:
             found += apply(check, cases, diagnosis)
     wrong = {finding.check: finding for finding in found if finding.kind == FAULT}
-    for check in CHECKS:
+    for check in (*CHECKS, *COMPARISONS.values()):
         if check.title in diagnosis.fine and (causes := [wrong[name] for name in check.after if name in wrong]):
             del diagnosis.fine[check.title]
             diagnosis.unjudged[check.title] = f"{causes[0].at.rpartition('/')[2]} has a fault that comes first"
@@ -68,11 +68,12 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
     judged, looked_at = False, ""
     for case in cases:
         if check.name in case[-1].launch.refuted:
-            judged = True
+            judged, looked_at = True, case[-1].launch.refuted_by.get(check.name, "whole passes")
             continue
         try:
             new = check.findings(*case)
-            looked_at = looked_at or ", ".join(Observed.now)  # of the first run that could be judged
+            if not judged:  # the evidence of the first run that could be judged
+                looked_at = ", ".join(Observed.now) + (f"; {case[-1].launch.name}" if case[-1].launch.name else "")
             judged = True
         except CannotJudge as reason:
             reasons.append(reason)
@@ -81,6 +82,8 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
         else:
             launch = case[-1].launch
             kinds = (FAULT, NOTE) if launch.compared else (FAULT,) if launch.name else (FAULT, NOTE, COST)
+            if launch.ended in ("hang", "lost"):  # the times are those of waiting
+                kinds = tuple(kind for kind in kinds if kind != COST)
             found += [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
     if judged and not found:
         diagnosis.fine[check.title] = looked_at

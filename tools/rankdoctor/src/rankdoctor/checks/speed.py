@@ -50,6 +50,8 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
         for_the_loss = has_batch and e.get("passes") == 0
         if e["e"] == "collective" and training and of_the_user and not for_the_loss and (e["size"] or 0) < 1000:
             steps.setdefault((e["at"], e["name"]), set()).add(updates)
+    need(run.whole or run.launch.ended in ("enough", "stopped"), "the run failed, or was ended")
+    some_steps = []
     for (at, name), called in steps.items():
         count, number = len(called), steps_of(run.first.all("update"))
         if count > EVERY_STEP * number:
@@ -58,6 +60,8 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
                 f"{name} is called in {min(count, number)} of {number} steps, beside the exchange of the gradients",
                 "if only a log needs its result, call it every 50 steps, or once an epoch",
             )
+        some_steps += [f"{name} is called in {count} of {number} steps"] if count > 0.2 * number + 1 else []
+    need(not some_steps, "; ".join(some_steps))
 
 
 @check("Sharded weights are gathered block by block.", exercise="one_big_group", ranks=True)
@@ -65,7 +69,8 @@ def one_group(run: Run) -> Iterator[Finding]:
     """One call of fully_shard for the whole model makes one group: all weights are gathered at the same time."""
     models = [e for e in run.first.all("model") if e["sharded"] and e["groups"]]
     need_use(models, "a model that FSDP shards")
-    seen(len(models), "models that FSDP shards")
+    need(any(e["groups"] > 1 or e["blocks"] > 1 for e in models), "the model has no blocks of one kind")
+    seen(sum(e["groups"] for e in models), "groups of sharded weights")
     for e in models:
         if e["groups"] == 1 and e["blocks"] > 1:
             name = e["cls"].removeprefix("FSDP")
@@ -83,8 +88,8 @@ def workers_restarted(run: Run) -> Iterator[Finding]:
     made = {e["loader"]: e for e in run.first.all("loader")}
     passes: Counter[str] = Counter(e["loader"] for e in run.first.all("pass") if e["workers"])
     need_use(passes, "workers of a loader")
-    need(max(passes.values()) > 1 or len(passes) > 2, ONE_EPOCH)
-    seen(sum(passes.values()), "passes of loaders with workers")
+    need(max(passes.values()) > 1, ONE_EPOCH)
+    kept = sum(count for loader, count in passes.items() if made[loader]["persistent"] and loader in run.training)
     for loader, count in passes.items():
         if made[loader].get("told_epochs"):
             continue  # workers that are kept have copies of the data set, which set_epoch() does not reach
@@ -94,6 +99,8 @@ def workers_restarted(run: Run) -> Iterator[Finding]:
                 f"{made[loader]['workers']} workers are started again in each of {count} epochs",
                 "persistent_workers=True",
             )
+    need(kept, "the loader of the training has no workers, or they have to be started again to learn of the epoch")
+    seen(kept, "training passes with workers that are kept")
 
 
 @check("The loader keeps up with the training.", exercise="slow_samples")
@@ -110,6 +117,7 @@ def loading(run: Run) -> Iterator[Finding]:
         elif e["e"] == "pass":
             previous = None
     need(total > 0, "no two batches of a pass were trained on")
+    need(not run.any("profiler"), "a profiler ran, which takes time in each step")
     seen(steps, "training steps", 5)
     if waits_ > 0.5 * total:
         loader = run.made(made)
@@ -119,6 +127,7 @@ def loading(run: Run) -> Iterator[Finding]:
             f"CPU (num_workers={loader['workers']})",
             "more workers, or samples that are faster to read",
         )
+    need(False, f"on this CPU {waits_ / total:.0%} of the time passes by waiting; a GPU computes faster")
 
 
 @check("The graph of each step is freed.", after=("gradients_zeroed",))
@@ -139,7 +148,7 @@ def graphs_kept(run: Run) -> Iterator[Finding]:
 def many_objects(run: Run) -> Iterator[Finding]:
     """Reading a Python object changes its reference count, so copy-on-write copies all objects for every worker."""
     need_use(any(e["workers"] for e in run.first.all("loader")), "workers of a loader")
-    seen(len(run.first.all("dataset")), "data sets")
+    need(run.first.all("dataset"), "the data of a stream were not looked at")
     for e in run.first.all("dataset"):
         if e["objects"]:
             length, name = e["objects"]
@@ -149,6 +158,11 @@ def many_objects(run: Run) -> Iterator[Finding]:
                 f"{e['cls']}.{name} keeps {length} Python objects, which each worker comes to copy",
                 "keep them in one tensor or array",
             )
+    need(
+        all(e.get("plain") for e in run.first.all("dataset")),
+        "only the attributes of the data set itself are looked at, and it has others than tensors and arrays",
+    )
+    seen(len(run.first.all("dataset")), "data sets that hold tensors and arrays only")
 
 
 @check("Batch norm has enough samples per rank.", exercise="two_accuracies", ranks=True)
@@ -158,7 +172,7 @@ def small_norm(run: Run) -> Iterator[Finding]:
     need_use(norms, "batch norm")
     sizes = [e["samples"] for e in run.first.all("forward", train=True, grad=True) if "samples" in e]
     need(sizes, "the size of the batches is not known")
-    seen(len(sizes), "batches")
+    seen(len(sizes), f"batches of up to {max(sizes)} samples")
     if max(sizes) < SMALL_BATCH:
         at = run.first.all("forward", train=True, grad=True)[0]["at"]
         yield hint(
