@@ -314,7 +314,7 @@ def least_precise(output: Tensor) -> torch.dtype:
 def tensors_in(value: object, depth: int = 4) -> Iterator[Tensor]:
     """Yield the tensors in the output of a module: in tuples, dictionaries, and simple objects."""
     if isinstance(value, Tensor):
-        yield value.full_tensor() if hasattr(value, "full_tensor") else value
+        yield value
     elif depth:
         parts: Any = ()
         if isinstance(value, Mapping):

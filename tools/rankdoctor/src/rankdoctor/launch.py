@@ -325,6 +325,7 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
         nodes=plan.nodes,
         gpus=plan.gpus,
         compared=plan.compared,
+        asked=[name for name in ("influence", "reference") if plan.settings.get(name)],
     )
     folders = (os.getcwd(), settings.root)
     before = snapshot(folders, scratch) if settings.redirect else {}

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -193,7 +194,7 @@ def future_verdict(probe: Probe, causal: bool) -> Verdict:
         mixes |= bool(moved_at[:, t + 1 :].any())
         earlier = true_ones(moved_at[:, :t].any(0))
         if earlier:
-            where = probe.first_module(probe.token_changed(t), lambda m, t=t: moves_before(m, t, probe))
+            where = probe.first_module(probe.token_changed(t), partial(moves_before, t=t, probe=probe))
             text = f"changing token {t} moves the outputs at {len(earlier)} earlier positions ({some(earlier)})"
             return Verdict("future", FAULT, text + named(probe, where))
         found += 1

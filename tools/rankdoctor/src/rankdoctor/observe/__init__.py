@@ -15,12 +15,12 @@ import torch
 from .. import standin
 from ..overlay import own
 from ..trail import note, trail
-from . import collectives, data, files, model, optimizer, randomness
+from . import collectives, data, files, influence, model, optimizer, parity, randomness, reference
 from .common import CONFIG, quietly, state
 
 LEAVE = 0.2
 """seconds for gloo's threads to let go of tensors: later, while Python ends, that aborts the process"""
-SUBJECTS = (data, model, optimizer, collectives, files, randomness)
+SUBJECTS = (data, model, optimizer, collectives, files, randomness, influence, reference, parity)
 
 
 def install() -> None:
