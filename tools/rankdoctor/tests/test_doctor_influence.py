@@ -1,6 +1,7 @@
 """Influence: leaks between tokens, documents, padding and samples are seen; correct neighbours are silent."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asked_runs import findings
 from rankdoctor.influence import influence
 from rankdoctor.questions import verdicts
 
@@ -239,3 +241,31 @@ def test_documents_are_known_by_the_end_of_text() -> None:
     tokens[:, 6] = 0
     (found,) = [v for v in verdicts(Transformer(True), (tokens,), {}, [], end_of_text=0) if v.question == "documents"]
     assert found.answer == "note" and "end of text: token 0" in found.text
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("words", ["", "packed", "fsdp"])
+def test_correct_scripts_are_silent(words: str, tmp_path: Path) -> None:
+    report, found = findings(tmp_path, "--influence", "language.py", words)
+    assert found == {}
+    judged = {"No output depends on a later token.", "Samples do not see each other in evaluation."}
+    assert judged <= set(report["fine"])
+    assert ("Documents that are packed into one sequence do not see each other." in report["fine"]) == (
+        words == "packed"
+    )
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("words", "check", "said"),
+    [
+        ("future", "looks_ahead", "first seen in the output of blocks.1.out (Linear)"),
+        ("fsdp,future", "looks_ahead", "earlier positions"),
+        ("packed,documents", "documents_apart", "in document 1 (argument position_ids begins anew)"),
+    ],
+)
+def test_leaks_in_scripts_are_found_at_the_call(words: str, check: str, said: str, tmp_path: Path) -> None:
+    _, found = findings(tmp_path, "--influence", "language.py", words)
+    assert found.keys() == {check}
+    kind, mark, text = found[check]
+    assert (kind, mark) == ("FAULT", "call") and said in text

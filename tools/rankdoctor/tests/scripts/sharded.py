@@ -90,7 +90,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(rank if "seeds" in words else 0)
-    model = Model().cuda()
+    model = Model().cuda()  # LINE made
     if "adapters" in words:
         model.requires_grad_(False)
         for block in model.blocks:
@@ -118,7 +118,7 @@ def main() -> None:
             norm = nn.utils.get_total_norm([g.to_local() for g in parts])  # LINE norm
             for g in parts:
                 g.mul_((1.0 / norm).clamp(max=1))
-        else:
+        elif how != "tp":
             nn.utils.clip_grad_norm_(weights, 1.0)  # LINE clip
         optimizer.step()  # LINE update
     dist.destroy_process_group()

@@ -164,28 +164,30 @@ def norm_of_reference(run: Run) -> Iterator[Finding]:
 @asked("reference", "Replicas of sharded weights are equal.")
 def replicas_agree(run: Run) -> Iterator[Finding]:
     """fully_shard over two dimensions averages the gradients of its replicas; nothing makes them equal at the start."""
-    compared(run)
+    half = compared(run)
     need(run.sharded, "no weight is sharded")
+    need(not differing_calls(run, half), "the outputs differ first")
     places = [rank.all("parts") for rank in run.ranks]
     need(all(places), "not all ranks came to an update")
-    for events in zip(*places, strict=False):
+    for number, events in enumerate(zip(*places, strict=False)):
         replicas: dict[tuple[str, str], list[tuple[int, list[float]]]] = defaultdict(list)
         for rank, e in zip(run.ranks, events, strict=True):
             for name, (part, *values) in e["parts"].items():
                 replicas[name, part].append((rank.number, values))
         compared_parts = {key: found for key, found in replicas.items() if len(found) > 1}
         need(compared_parts, "each weight, or part of one, is on one rank only")
-        seen(len(compared_parts), "parts of weights that several ranks have")
+        if not number:
+            seen(len(compared_parts), "parts of weights that several ranks have")
         wrong = [
             key for key, found in compared_parts.items() if not all(near(found[0][1], one) for _, one in found[1:])
         ]
         if wrong:
             names = list(dict.fromkeys(name for name, _ in wrong))
-            numbers = [number for number, _ in compared_parts[wrong[0]]]
+            ranks = ", ".join(str(rank) for rank, _ in compared_parts[wrong[0]])
             yield fault(
-                events[0]["at"],
+                run.first.all("model")[0]["made"],
                 f"{len(names)} weights ({some(names)}) differ between replicas, such as ranks "
-                f"{', '.join(map(str, numbers))}, after update {events[0]['step']}",
+                f"{ranks}, after update {events[0]['step']}",
                 "build the model with the same seed on all ranks, or load the same checkpoint, before it is sharded",
             )
             return
