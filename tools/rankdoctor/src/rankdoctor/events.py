@@ -87,6 +87,18 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
     schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
     error       an exception ends the process: type, text, inner (innermost line)
+    influence   what a changed sample or token moves in a model: cls, question, answer, text, seconds
+    reference   a gradient before it is clipped or used, and the same of a copy of the model, as sketches: name, values
+                (their number), wanted (of this rank alone), got (null: none)
+    reference_call  a call of the model was repeated with the copy: cls, error (relative difference of the outputs),
+                half (computed in 16 bits), random_layers
+    reference_update  the first update was repeated: passes (backward passes), half, seconds
+    reference_norm  the norm of its gradients was computed: value, true (of the whole gradient)
+    reference_failed  it could not be repeated: text
+    parts       after the first updates: parts (of each weight: the part that this rank has, and its sums)
+    parity      after an update, to compare it with another number of ranks: samples (numbers of all inputs), loss,
+                squares (of each gradient: the part that this rank has, its squared norm), sketch (of all weights),
+                start (the same before the first update), half
     no_values   operations whose values null GPUs do not compute: names
     end         how: end, error, enough, stopped, spawn
     doctor_failed   the doctor itself: text
@@ -159,7 +171,7 @@ class Event(TypedDict, total=False):
     train: bool
     grad: bool
     random_layers: int
-    samples: int
+    samples: Any  # a number; in "parity" a list of numbers
     rows: list[int]
     rng: int
     buffers: list[int]
@@ -205,6 +217,20 @@ class Event(TypedDict, total=False):
     in_step: bool
     passes: int
     placement: str
+    # of influence, reference and parity
+    question: str
+    answer: str
+    seconds: float
+    wanted: list[float]
+    got: Any  # a list of numbers, or None
+    error: float
+    half: bool
+    true: float
+    parts: dict[str, list[Any]]
+    loss: float
+    squares: dict[str, list[Any]]
+    sketch: list[float]
+    start: Any  # a list of numbers, or None
     # of files
     tensors: int
     shards: int

@@ -340,6 +340,7 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
         launcher=plan.launcher,
         gpus_per_task=plan.gpus_per_task,
         compared=plan.compared,
+        asked=[name for name in ("influence", "reference") if plan.settings.get(name)],
     )
     folders = (os.getcwd(), settings.root)
     before = snapshot(folders, scratch) if settings.redirect else {}

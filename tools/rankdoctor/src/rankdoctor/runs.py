@@ -51,6 +51,8 @@ class Launch:
     ended: str = "end"
     """end, enough (updates), stopped, spawn (the script starts its ranks itself), time (limit), hang,
     lost (a rank ended, others did not)"""
+    asked: list[str] = field(default_factory=list)
+    """flags of checks that run only if they are asked for: influence, reference"""
     refuted: list[str] = field(default_factory=list)
     """names of checks that found a fault only because passes were cut: with whole ones there is none"""
     refuted_by: dict[str, str] = field(default_factory=dict)

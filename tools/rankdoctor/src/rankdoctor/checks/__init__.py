@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..runs import Launch, Run
-from . import files, randomness, samples, speed, steps, updates, validation, weights
+from . import files, influence, randomness, reference, samples, speed, steps, updates, validation, weights
+from .asked import asked_for
 from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Check, Finding, NotUsed, Observed
 from .comparisons import COMPARISONS
 
 __all__ = ["CHECKS", "COST", "FAULT", "NOTE", "Diagnosis", "Finding", "judge"]
-MODULES = (samples, validation, weights, steps, updates, randomness, files, speed)
+MODULES = (samples, validation, weights, steps, updates, randomness, files, speed, influence, reference)
 
 
 class Diagnosis:
@@ -39,6 +40,8 @@ def judge(runs: list[Run]) -> Diagnosis:
     """
     diagnosis, found = Diagnosis(), []
     for check in CHECKS:
+        found += apply(check, [(run,) for run in runs if run.ranks], diagnosis)
+    for check in asked_for(runs):
         found += apply(check, [(run,) for run in runs if run.ranks], diagnosis)
     for name, check in COMPARISONS.items():
         cases = [partners(runs, second) for second in runs if second.launch.compared == name]

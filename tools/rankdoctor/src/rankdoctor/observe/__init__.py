@@ -15,12 +15,37 @@ import torch
 from .. import standin
 from ..overlay import own
 from ..trail import note, trail
-from . import collectives, data, files, handles, model, optimizer, passes, probe, randomness
+from . import (
+    collectives,
+    data,
+    files,
+    handles,
+    influence,
+    model,
+    optimizer,
+    parity,
+    passes,
+    probe,
+    randomness,
+    reference,
+)
 from .common import CONFIG, quietly, state
 
 LEAVE = 0.2
 """seconds for gloo's threads to let go of tensors: later, while Python ends, that aborts the process"""
-SUBJECTS = (data, model, passes, optimizer, collectives, files, randomness, handles)
+SUBJECTS = (
+    data,
+    model,
+    passes,
+    optimizer,
+    collectives,
+    files,
+    randomness,
+    handles,
+    influence,
+    reference,
+    parity,
+)
 
 
 def install() -> None:
