@@ -84,7 +84,7 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
             diagnosis.broken[check.name] = repr(error)
         else:
             launch = case[-1].launch
-            kinds = (FAULT, NOTE) if launch.compared else (FAULT,) if launch.name else (FAULT, NOTE, COST)
+            kinds: tuple[str, ...] = (FAULT, NOTE) if launch.compared else (FAULT,) if launch.name else (FAULT, NOTE, COST)
             if launch.ended in ("hang", "lost"):  # the times are those of waiting
                 kinds = tuple(kind for kind in kinds if kind != COST)
             found += [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
