@@ -330,7 +330,7 @@ def norms(number_format: str) -> Passes:
 def backward_of(forward: Callable[[], Tensor], inputs: object, grad: Tensor) -> Callable[[], object]:
     """Return what launches the backward pass of a function."""
     y = forward()
-    return lambda: torch.autograd.grad(y, inputs, grad, retain_graph=True)  # type: ignore[arg-type]
+    return lambda: torch.autograd.grad(y, inputs, grad, retain_graph=True)
 
 
 def text(
