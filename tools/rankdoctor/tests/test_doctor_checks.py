@@ -657,7 +657,12 @@ def probed(run: Run, value: Callable[[int, int], list[tuple[int, int, str]]], **
         attributes = {"index": rank.number, "size": 7}
         rank.events.append(
             event
-            | {"steady": [True] * len(contents["0"]), "attributes": attributes, "lines": {"index": at(19)}}
+            | {
+                "names": ["[0]", "[1]", "[2]"],
+                "steady": [True] * len(contents["0"]),
+                "attributes": attributes,
+                "lines": {"index": at(19)},
+            }
             | fields
         )
 

@@ -23,6 +23,8 @@ from .common import CONFIG, fingerprint, fingerprints, local, optimizers, patch,
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
 MOST_SAMPLES = 256
+LOOKS = 5
+"""calls in training in which it is looked for noise that the model scales"""
 has_parameters: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 
 
@@ -44,6 +46,7 @@ class Models:
     """what they are, and their lines; also lines that draw noise"""
     noise: dict[int, str] = field(default_factory=dict)
     """lines that drew normal noise in this call, by the address of its values"""
+    looked_for_sampling: int = 0
     sampling: set[str] = field(default_factory=set)
     """lines that draw noise which the model scales by a value that it has learned, as a VAE does"""
     dropout_noted: bool = False
@@ -150,7 +153,8 @@ def _is_model(module: nn.Module) -> bool:
 @quietly
 def after_call(module: nn.Module, event: dict[str, object], out: Any) -> dict[str, object]:
     """Return what a call in evaluation mode had of chance in it; see after one in training which noise is scaled."""
-    if models.noise and module.training:
+    if models.noise and module.training and models.looked_for_sampling < LOOKS:
+        models.looked_for_sampling += 1
         find_sampling(out)
     if module.training or event["grad"]:
         return {}
@@ -160,7 +164,10 @@ def after_call(module: nn.Module, event: dict[str, object], out: Any) -> dict[st
 
 
 def find_sampling(out: Any, most: int = 5000) -> None:
-    """Find noise that is multiplied by what has a gradient: a sample of a distribution that the model has learned."""
+    """Find noise that is multiplied by what has a gradient, or is what the model has to predict: it is meant.
+
+    A variational autoencoder multiplies it by a deviation that it has learned; a diffusion model predicts it.
+    """
     outputs = list(out.values()) if isinstance(out, dict) else out if isinstance(out, list | tuple) else [out]
     nodes = [t.grad_fn for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
     seen: set[Any] = set()
@@ -169,11 +176,10 @@ def find_sampling(out: Any, most: int = 5000) -> None:
         if node in seen:
             continue
         seen.add(node)
-        if "Mul" in type(node).__name__ or "Addcmul" in type(node).__name__:
-            for name in ("_saved_self", "_saved_other", "_saved_tensor1", "_saved_tensor2"):
-                saved = getattr(node, name, None)
-                if isinstance(saved, torch.Tensor) and saved.data_ptr() in models.noise:
-                    models.sampling.add(models.noise[saved.data_ptr()])
+        for name in ("_saved_self", "_saved_other", "_saved_tensor1", "_saved_tensor2", "_saved_target"):
+            saved = getattr(node, name, None)
+            if isinstance(saved, torch.Tensor) and saved.data_ptr() in models.noise:
+                models.sampling.add(models.noise[saved.data_ptr()])
         nodes += [following for following, _ in node.next_functions if following is not None]
 
 

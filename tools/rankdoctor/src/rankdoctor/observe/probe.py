@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 import zlib
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -30,6 +31,10 @@ class Lines:
     known: ClassVar[dict[int, dict[str, str]]] = {}
 
 
+class ScriptError(Exception):
+    """The data set of the script could not give a sample."""
+
+
 def watch_attributes() -> None:
     """Remember the line of the script that sets each attribute of a data set."""
 
@@ -53,8 +58,10 @@ def look_at_samples() -> None:
         for number, dataset in list(known.datasets.values()):
             if hasattr(dataset, "__getitem__") and not isinstance(dataset, data.Subset) and time.perf_counter() < ends:
                 _look_at(number, dataset, ends)
-    except Exception:  # the data set is the script's, and may be closed by now
+    except ScriptError:  # the data set is the script's, and may be closed by now
         pass
+    except Exception:
+        note("doctor_failed", text=traceback.format_exc(limit=-3))
     finally:
         state.observing = False
         if old is not None:
@@ -71,7 +78,7 @@ def _is_main_thread() -> bool:
 
 
 def _too_slow(*_: object) -> None:
-    raise TimeoutError
+    raise ScriptError
 
 
 def _look_at(number: int, dataset: Any, ends: float) -> None:
@@ -80,6 +87,7 @@ def _look_at(number: int, dataset: Any, ends: float) -> None:
     order = sorted(range(len(numbers)), key=lambda k: zlib.crc32(str(numbers[k]).encode()))
     contents: dict[int, list] = {}
     steady: list[bool] = []
+    names: list[str] = []
     for position in order[:MOST_SAMPLES]:
         if (left := ends - time.perf_counter()) <= 0:
             break
@@ -91,7 +99,8 @@ def _look_at(number: int, dataset: Any, ends: float) -> None:
                 return
             same = [one[0] == other[0] for one, other in zip(parts, again, strict=True)]
             steady = [a and b for a, b in zip(steady or same, same, strict=True)]
-        contents[numbers[position]] = parts
+        contents[numbers[position]] = [part[:3] for part in parts]
+        names = [part[3] for part in parts]
     lines = Lines.known.get(id(dataset), {})
     attributes = {name: value for name, value in _attributes(dataset)}
     note(
@@ -101,6 +110,7 @@ def _look_at(number: int, dataset: Any, ends: float) -> None:
         size=len(dataset),
         contents=contents,
         steady=steady,
+        names=names,
         attributes=attributes,
         lines={name: lines[name] for name in attributes if name in lines},
     )
@@ -111,20 +121,23 @@ def _sample(dataset: Any, position: int, number: int) -> Any:
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)
-    with torch.no_grad():
-        return dataset[position]
+    try:
+        with torch.no_grad():
+            return dataset[position]
+    except Exception as error:
+        raise ScriptError from error
 
 
-def _parts(sample: Any, depth: int = 3) -> Iterator[tuple[int, int, str]]:
-    """Yield for each part of a sample: a hash of its value, one of its pattern of equal entries, and how to show it."""
+def _parts(sample: Any, name: str = "", depth: int = 3) -> Iterator[tuple[int, int, str, str]]:
+    """Yield for each part of a sample: a hash of its value, one of its pattern, how to show it, and its name."""
     if isinstance(sample, dict):
         for key in sorted(sample, key=str):
-            yield from _parts(sample[key], depth - 1)
+            yield from _parts(sample[key], f"{name}[{key!r}]", depth - 1)
     elif isinstance(sample, list | tuple) and depth and not all(isinstance(each, NUMBERS) for each in sample):
-        for each in sample:
-            yield from _parts(each, depth - 1)
+        for number, each in enumerate(sample):
+            yield from _parts(each, f"{name}[{number}]", depth - 1)
     else:
-        yield hash_of(sample), pattern_of(sample), _shown(sample)
+        yield hash_of(sample), pattern_of(sample), _shown(sample), name
 
 
 def hash_of(value: Any) -> int:
@@ -137,7 +150,7 @@ def hash_of(value: Any) -> int:
         return zlib.crc32(repr(sorted(map(repr, value))).encode())
     if isinstance(value, dict):
         return zlib.crc32(repr(sorted((repr(key), repr(each)) for key, each in value.items())).encode())
-    if isinstance(value, str | bytes | list | tuple | type(None) | NUMBERS):
+    if isinstance(value, (str, bytes, list, tuple, type(None), *NUMBERS)):
         return zlib.crc32(repr(value).encode())
     return 0
 
@@ -162,7 +175,7 @@ def _shown(value: Any) -> str:
         return str(value.item()) if value.numel() == 1 else f"{value.numel()} values"
     if type(value).__name__ == "ndarray":
         return str(value.item()) if value.size == 1 else f"{value.size} values"
-    return str(value)[:30] if isinstance(value, str | NUMBERS) or hasattr(value, "item") else type(value).__name__
+    return str(value)[:30] if isinstance(value, (str, *NUMBERS)) or hasattr(value, "item") else type(value).__name__
 
 
 def _attributes(dataset: Any) -> Iterator[tuple[str, int]]:
