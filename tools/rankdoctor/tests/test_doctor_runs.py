@@ -233,6 +233,7 @@ def test_the_launcher_is_another_one_if_the_ranks_do_not_join(doctor: Doctor) ->
         ([], "name a training script"),
         (["--resume", "--resume", "ddp.py"], "write --resume=ARGS with an equals sign"),
         (["--nproc", "0", "ddp.py"], "--nproc must be larger than 0"),
+        (["--gpus_per_task", "-1", "ddp.py"], "--gpus_per_task must not be below 0"),
         (["--preload", "none.py", "ddp.py"], "there is no file none.py"),
         (["--cpu", "--on_gpus", "ddp.py"], "exclude each other"),
         (["--reread", "nowhere"], "nowhere has no runs"),

@@ -88,8 +88,9 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
     if judged and not found:
         diagnosis.fine[check.title] = looked_at
     elif not judged and reasons:
-        where = diagnosis.unused if isinstance(reasons[0], NotUsed) else diagnosis.unjudged
-        where[check.title] = str(reasons[0])
+        reason = next((one for one in reasons if not isinstance(one, NotUsed)), reasons[0])
+        where = diagnosis.unused if isinstance(reason, NotUsed) else diagnosis.unjudged
+        where[check.title] = str(reason)
     return found
 
 

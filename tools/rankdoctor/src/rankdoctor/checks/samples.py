@@ -285,7 +285,8 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
     at = (
         lines[0] if lines else next((e["at"] for e in run.first.all("loader") if e["dataset"] == events[0]["cls"]), "?")
     )
-    because = f"; its {some(names)} differ" if names else ""
+    which = some(f"{events[0]['cls']}.{name}" for name in names)
+    because = f"; {which} differs between the ranks" if names else ""
     fix = "make the order the same in all processes: sorted(...) for sets, files and names, and a seed for each shuffle"
     if same:
         return fault(

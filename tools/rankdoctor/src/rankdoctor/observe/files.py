@@ -51,7 +51,7 @@ def install() -> None:
 @quietly
 def remember(thing: Any, at: str, where: str) -> None:
     """Remember the tensors of a loaded file, to see later whether the script keeps them beside the model."""
-    tensors = [v for v in _tensors_in(thing) if v.numel() > 1]
+    tensors = [v for v in _tensors_in(thing) if v.numel() > 1 and v.dtype != torch.uint8]  # no random states
     if tensors:
         # tensors on the CPU with the stand-in, so it is asked where the script wanted them
         Loaded.now.append((at, where, trail.step, [weakref.ref(t) for t in tensors]))
@@ -77,7 +77,8 @@ def look_at_loaded() -> None:
     if not ripe:
         return
     Loaded.now = [one for one in Loaded.now if one not in ripe]
-    gc.collect()
+    if any(ref() is not None for _, _, _, tensors in ripe for ref in tensors):
+        gc.collect()
     ours = [t for model in models.known for t in (*model.parameters(), *model.buffers())]
     ours += [
         p for known in optimizers.known.values() if (one := known()) for g in one.param_groups for p in g["params"]
