@@ -3,7 +3,6 @@
 
 import functools
 import importlib
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +15,8 @@ from ..trail import note, trail, user_line
 from .common import local, optimizers, patch, quietly, state
 from .model import models
 
-FIRST = 5
-"""weights of an optimizer of which the gradients are followed"""
+FIRST = 3
+"""weights of an optimizer, at its begin and at its end, of which the gradients are followed"""
 MOST_PASSES = 400
 """backward passes that are looked at"""
 MOST_NAMES = 20
@@ -77,9 +76,9 @@ def _optimizers_of(module: nn.Module) -> list[Optimizer]:
     return [one for _, one in _known() if any(id(p) in inside for p in _first(one))]
 
 
-def _first(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    weights = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
-    return itertools.islice(weights, FIRST)
+def _first(optimizer: Optimizer) -> list[torch.Tensor]:
+    weights = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    return weights[:FIRST] + weights[max(FIRST, len(weights) - FIRST) :]
 
 
 def _zeroing(concerned: Callable[[Any], list[Optimizer]]) -> Callable[[Callable], Callable]:
