@@ -277,7 +277,8 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
     wrong = next(p for p in parts if differ[p])
     number = differ[wrong][0]
     shown = (
-        f"{events[0]['cls']}[{number}]{events[0]['names'][wrong]} is {first[number][wrong][2]} on rank 0, and "
+        f"{'collate_fn of ' if events[0].get('collated') else ''}{events[0]['cls']}[{number}]"
+        f"{events[0]['names'][wrong]} is {first[number][wrong][2]} on rank 0, and "
         f"{other['contents'][number][wrong][2]} on rank {events.index(other)}"
     )
     names = [name for name, value in events[0]["attributes"].items() if other["attributes"].get(name, value) != value]

@@ -7,17 +7,19 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch.utils import data
 
-from ..trail import note, user_line
+from ..trail import note, trail, user_line
 from .common import fingerprints, state
 from .data import _below_subsets, known
 
 MOST_SAMPLES = 512
+MOST_COLLATED = 32
+"""samples that are given to a collate_fn of the script, one by one"""
 SECONDS = 1.5
 """for all data sets of a process"""
 LONGEST = 10_000
@@ -29,10 +31,6 @@ class Lines:
     """The lines that set the attributes of data sets first, by the id of the data set."""
 
     known: ClassVar[dict[int, dict[str, str]]] = {}
-
-
-class ScriptError(Exception):
-    """The data set of the script could not give a sample."""
 
 
 def watch_attributes() -> None:
@@ -52,14 +50,21 @@ def look_at_samples() -> None:
     if state.world < 2 or state.observing:
         return
     state.observing = True
-    ends = time.perf_counter() + SECONDS
+    Clock.ends = time.perf_counter() + SECONDS
     old = signal.signal(signal.SIGALRM, _too_slow) if _is_main_thread() else None
+    Clock.has_alarm = old is not None
     try:
         for number, dataset in list(known.datasets.values()):
-            if hasattr(dataset, "__getitem__") and not isinstance(dataset, data.Subset) and time.perf_counter() < ends:
-                _look_at(number, dataset, ends)
-    except ScriptError:  # the data set is the script's, and may be closed by now
-        pass
+            if hasattr(dataset, "__getitem__") and not isinstance(dataset, data.Subset):
+                _look_at(number, dataset)
+        for _, loader in list(known.loaders.values()):
+            function = loader.collate_fn  # or an object of a class with a method __call__
+            code = getattr(function, "__code__", None) or getattr(
+                vars(type(function)).get("__call__"), "__code__", None
+            )
+            numbers = [number for number, dataset in known.datasets.values() if dataset is loader.dataset]
+            if trail.kind_of(getattr(code, "co_filename", "<")) and numbers and type(loader.dataset) is not data.Subset:
+                _look_at(numbers[0], loader.dataset, loader.collate_fn)
     except Exception:
         note("doctor_failed", text=traceback.format_exc(limit=-3))
     finally:
@@ -67,6 +72,13 @@ def look_at_samples() -> None:
         if old is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, old)
+
+
+class Clock:
+    """How long samples may be looked at."""
+
+    ends = 0.0
+    has_alarm = False
 
 
 def _is_main_thread() -> bool:
@@ -78,35 +90,47 @@ def _is_main_thread() -> bool:
 
 
 def _too_slow(*_: object) -> None:
-    raise ScriptError
+    raise TimeoutError
 
 
-def _look_at(number: int, dataset: Any, ends: float) -> None:
+def _look_at(number: int, dataset: Any, collate: Callable[[list], Any] | None = None) -> None:
     _, _, indices = _below_subsets(dataset)
     numbers = list(range(len(dataset))) if indices is None else [int(n) for n in indices[: len(dataset)]]
     order = sorted(range(len(numbers)), key=lambda k: zlib.crc32(str(numbers[k]).encode()))
     contents: dict[int, list] = {}
     steady: list[bool] = []
     names: list[str] = []
-    for position in order[:MOST_SAMPLES]:
-        if (left := ends - time.perf_counter()) <= 0:
+
+    def read(position: int) -> list[tuple[int, int, str, str]]:
+        sample = _sample(dataset, position, numbers[position])
+        return list(_parts(collate([sample]) if collate else sample))
+
+    for position in order[: MOST_COLLATED if collate else MOST_SAMPLES]:
+        if (left := Clock.ends - time.perf_counter()) <= 0:
             break
-        signal.setitimer(signal.ITIMER_REAL, left + 0.5)
-        parts = list(_parts(_sample(dataset, position, numbers[position])))
-        if len(contents) < 3:  # a random generator of the data set itself makes other samples each time
-            again = list(_parts(_sample(dataset, position, numbers[position])))
-            if len(again) != len(parts):
-                return
-            same = [one[0] == other[0] for one, other in zip(parts, again, strict=True)]
-            steady = [a and b for a, b in zip(steady or same, same, strict=True)]
+        if Clock.has_alarm:
+            signal.setitimer(signal.ITIMER_REAL, left + 0.5)
+        try:
+            parts = read(position)
+            again = read(position) if len(contents) < 3 else parts
+        except Exception:  # the data set is the script's, and may be closed by now
+            break
+        if len(again) != len(parts):
+            return
+        # a random generator of the data set itself makes other samples each time
+        same = [one[0] == other[0] for one, other in zip(parts, again, strict=True)]
+        steady = [a and b for a, b in zip(steady or same, same, strict=False)]
         contents[numbers[position]] = [part[:3] for part in parts]
         names = [part[3] for part in parts]
+    if not contents:
+        return
     lines = Lines.known.get(id(dataset), {})
     attributes = {name: value for name, value in _attributes(dataset)}
     note(
         "samples",
         dataset=number,
         cls=type(dataset).__name__,
+        collated=collate is not None,
         size=len(dataset),
         contents=contents,
         steady=steady,
@@ -121,11 +145,8 @@ def _sample(dataset: Any, position: int, number: int) -> Any:
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)
-    try:
-        with torch.no_grad():
-            return dataset[position]
-    except Exception as error:
-        raise ScriptError from error
+    with torch.no_grad():
+        return dataset[position]
 
 
 def _parts(sample: Any, name: str = "", depth: int = 3) -> Iterator[tuple[int, int, str, str]]:
