@@ -19,10 +19,10 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 again (the script counts batches itself, and begins this pass in the middle of its epoch)
     batch       a loader gave a batch: loader, wait (seconds)
     pass_end    a stream ended: loader, batches, complete (false: it was cut, and its rest took too long to count)
-    samples     at the end: what some samples of a data set hold: dataset, cls, collated (by the collate_fn of
-                the script), size, contents (by the number of the sample, for each part: a hash, one of its pattern of equal entries, how to show it), steady (for each
-                part: whether it is the same when it is read twice), names (of the parts), attributes (hashes),
-                lines (that set them)
+    samples     at the end: what some samples of a data set hold: dataset, cls, collated (by the collate_fn of the
+                script), size, contents (by the number of the sample, for each part: a hash, one of its pattern of equal
+                entries, how to show it), steady (for each part: whether it is the same when it is read twice), names
+                (of the parts), attributes (hashes), lines (that set them)
     handles     first batches of a worker: dataset (class), handles (path, kind, whether its parent has opened it,
                 whether the worker has used it), locked (the data set has a lock), lines (that set the attributes)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
