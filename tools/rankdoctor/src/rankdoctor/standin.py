@@ -210,6 +210,7 @@ def install(config: Settings) -> None:
 
 def _compile_nothing() -> None:
     def compile_nothing(model: Any = None, **_: object) -> Any:
+        note("compiled", at=user_line())
         if isinstance(model, nn.Module):  # what a compiled model has, but no submodule of itself
             object.__setattr__(model, "_orig_mod", model)
         return compile_nothing if model is None else model

@@ -27,6 +27,7 @@ def waits(run: Run) -> Iterator[Finding]:
                 f"{name} makes the CPU wait for a GPU in {min(count, steps)} of {steps} steps",
                 "add up detached tensors, and read their value every 50 steps",
             )
+    need(False, "single values are read in few steps, or in none; copies of larger tensors are not looked at")
 
 
 def steps_of(updates: list[Event]) -> int:
@@ -142,6 +143,7 @@ def graphs_kept(run: Run) -> Iterator[Finding]:
             f"after {len(updates)} updates, the graphs of {last['graphs']} losses are still in memory",
             "add up loss.detach()",
         )
+    need(last["graphs"] <= 2 + 0.1 * len(updates), f"the graphs of {last['graphs']} losses are still in memory")
 
 
 @check("Workers can share the memory of the data set.", exercise="growing_memory")

@@ -109,6 +109,8 @@ def accumulation(run: Run) -> Iterator[Finding]:
     synced = [e["sync"] for e in run.first.all("forward", train=True, grad=True) if "sync" in e]
     need(synced, "the model that is called is not wrapped by DistributedDataParallel")
     if not all(synced):
+        exchanges = Counter(e["step"] for e in run.first.all("forward", train=True, grad=True) if e.get("sync"))
+        need(max(exchanges.values(), default=0) <= 1, "some updates exchange the gradients several times")
         seen(sum(not sync for sync in synced), "backward passes without an exchange")
     else:
         yield cost(

@@ -19,7 +19,7 @@ def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
     return found
 
 
-@check("Validation counts every sample once.", after=("same_split", "held_out"), ranks=True)
+@check("Every validation sample is read once.", after=("same_split", "held_out"), ranks=True)
 def validation_counts(run: Run) -> Iterator[Finding]:
     """DistributedSampler repeats samples until all ranks have equally many; drop_last leaves some out."""
     covered: dict[int, set[int]] = defaultdict(set)  # of each data set: a second loader may validate the rest
@@ -90,7 +90,7 @@ def validation_repeated(run: Run) -> Iterator[Finding]:
     seen(shared, "validation samples, each on one rank")
 
 
-@check("Results of validation are combined over the ranks.", exercise="two_accuracies", ranks=True)
+@check("The ranks exchange the results of a validation that they share.", exercise="two_accuracies", ranks=True)
 def results_combined(run: Run) -> Iterator[Finding]:
     """Otherwise rank 0 prints the result of its own part of the samples."""
     for kind, parts in _first_passes(run):
