@@ -637,14 +637,16 @@ def reentrant_with_a_frozen_first_layer(run: Run) -> None:
     checkpointed(run, lost=True)
 
 
-def unused(run: Run, rank: int, number: int) -> None:
-    event = {"e": "unused", "step": number, "t": 1.0, "at": at(44), "number": number, "names": ["c.weight"]}
-    run.ranks[rank].events.append(event | {"missing": 1})
+def unused(run: Run, rank: int, number: int, *names: str) -> None:
+    event = {"e": "unused", "step": number, "t": 1.0, "at": at(44), "number": number, "names": [*names]}
+    run.ranks[rank].events.append(event | {"missing": len(names)})
 
 
 @faulty("same_unused", "FAULT", 43)
 def a_batch_without_targets_on_one_rank(run: Run) -> None:
-    unused(run, 1, 3)
+    for number in range(4):
+        unused(run, 0, number)
+    unused(run, 1, 3, "c.weight")
 
 
 # ranks that disagree on what a number means, and what they share by accident
@@ -826,12 +828,13 @@ def checkpointing_without_side_effects(run: Run) -> None:
 def a_layer_that_no_rank_uses(run: Run) -> None:
     for rank in (0, 1):
         for number in range(8):
-            unused(run, rank, number)
+            unused(run, rank, number, "c.weight")
 
 
 def ddp_finds_unused_weights(run: Run) -> None:
     change(run, "ddp", find_unused=True)
-    unused(run, 1, 3)
+    unused(run, 0, 3)
+    unused(run, 1, 3, "c.weight")
 
 
 def the_same_data_everywhere(run: Run) -> None:

@@ -50,9 +50,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and
                 low_all (numbers of weights in 16 bits that stayed, and all of them), thrown (lines of backward passes
                 whose gradients nothing has used, and of what set these to zero), changed_in_backward (buffers),
-                followed (passes whose gradients it uses), looked_at (backward passes of which it is known which weights
-                got a gradient)
-    unused      a backward pass gave some weights of a wrapped model no gradient: number (of the pass), names, missing
+                followed (passes whose gradients it uses)
+    unused      which weights of wrapped models a backward pass gave no gradient: number (of the pass), names, missing
     checkpoint  a line that checkpoints activations: lost (its weights get no gradient), redrawn (it draws other random
                 numbers when it is recomputed)
     half        the first autocast in float16 in training
@@ -237,7 +236,6 @@ class Event(TypedDict, total=False):
     redrawn: bool
     thrown: list[list[str]]
     changed_in_backward: list[str]
-    looked_at: int
     followed: int
     drew: bool
     random_in: list[list[str]]

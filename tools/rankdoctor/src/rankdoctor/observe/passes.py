@@ -45,8 +45,6 @@ class Passes:
     vectors: dict[int, list[float]] = field(default_factory=dict)
     """of each optimizer: the sizes of its first gradients after the last backward pass"""
     number: int = 0
-    looked_at: int = 0
-    """passes since the last update of which it is known which weights got a gradient"""
     changed: dict[str, None] = field(default_factory=dict)
     """buffers that changed in backward passes since the last update"""
     fresh: bool = False
@@ -109,7 +107,11 @@ def _backward(own: Callable[..., None]) -> Callable[..., None]:
         if state.in_backward:
             return own(*args, **kwargs)
         versions = begin()
-        own(*args, **kwargs)
+        try:
+            own(*args, **kwargs)
+        except Exception:
+            end_early(user_line())
+            raise
         return end(versions, user_line())
 
     return backward
@@ -165,9 +167,14 @@ def _note_unused(at: str) -> None:
     named = _wrapped()
     without = [name for name, p in named if p.grad is None]
     if passes.fresh and len(without) < len(named):
-        passes.looked_at += 1
-        if without:
-            note("unused", number=passes.number - 1, at=at, names=without[:MOST_NAMES], missing=len(without))
+        note("unused", number=passes.number - 1, at=at, names=without[:MOST_NAMES], missing=len(without))
+
+
+@quietly
+def end_early(at: str) -> None:
+    """Note what a backward pass has done that ends by an error, such as waiting for a rank that is gone."""
+    passes.number += 1
+    _note_unused(at)
 
 
 def _wrapped() -> list[tuple[str, torch.Tensor]]:
@@ -198,12 +205,11 @@ def at_step(number: int, optimizer: Optimizer) -> dict[str, object]:
     event = {
         "thrown": [] if remade else passes.thrown[:50],
         "followed": 0 if remade else sum(number in one.held for one in passes.open),
-        "looked_at": passes.looked_at,
         "changed_in_backward": list(passes.changed)[:MOST_NAMES],
     }
     passes.open = [one for one in passes.open if number not in one.held]
     passes.vectors[number] = now
-    passes.thrown, passes.looked_at, passes.changed = [], 0, {}
+    passes.thrown, passes.changed = [], {}
     return event
 
 
