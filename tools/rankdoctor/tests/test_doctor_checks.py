@@ -966,6 +966,23 @@ def test_a_file_that_the_rank_wrote_itself_may_be_loaded_as_it_is() -> None:
     assert not judge([run]).findings
 
 
+@faulty("profiled", "COST", 40)
+def a_profiler_around_everything(run: Run) -> None:
+    trace(run, 16)
+
+
+def trace(run: Run, updates: int) -> None:
+    for rank in run.ranks:
+        rank.events.append({"e": "profiled", "step": 8, "t": 9.0, "at": at(40), "updates": updates})
+
+
+def test_a_profiler_with_a_schedule_is_right() -> None:
+    run = correct_run()
+    trace(run, 4)
+    diagnosis = judge([run])
+    assert not diagnosis.findings and "A profiler records a few steps." in diagnosis.fine
+
+
 def test_nothing_is_found_in_a_correct_run() -> None:
     diagnosis = judge([correct_run()])
     assert not diagnosis.findings

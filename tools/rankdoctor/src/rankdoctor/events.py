@@ -70,6 +70,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     device      a GPU is used by its number, once for each line: index, gpus (that the rank sees), asked (the script has
                 asked how many there are)
     profiler    a profiler is made: stacks
+    profiled    a trace of a profiler ends: updates (in it)
     compiled    torch.compile is called, which does nothing here
     noise       a line draws random numbers for a batch, after the first update: samples, values (a number for them)
     timeout     the timeout of a group is set later
@@ -226,6 +227,7 @@ class Event(TypedDict, total=False):
     index: int
     gpus: int
     stacks: bool
+    updates: int
     where: str
     beside: int
     whole: bool

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
+import torch.profiler.profiler as profilers
 
 from .. import overlay
 from ..standin import placed
@@ -44,6 +45,17 @@ def install() -> None:
 
         return load
 
+    def exporting(own: Callable[..., Any]) -> Callable[..., Any]:
+        def export(profiler: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            if redirection:
+                redirection.note_write(path, "save")
+                path = redirection.to_write(path, keep=False)
+            return own(profiler, path, *args, **kwargs)
+
+        return export
+
+    for kind in (profilers._KinetoProfile, torch.autograd.profiler.profile):
+        patch(kind, "export_chrome_trace", exporting)
     patch(torch, "save", saving, torch.serialization)
     patch(torch, "load", loading, torch.serialization)
 
