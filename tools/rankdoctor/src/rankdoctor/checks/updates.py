@@ -293,7 +293,7 @@ def recomputation(run: Run) -> Iterator[Finding]:
         norm = any(name.endswith(("running_mean", "num_batches_tracked")) for name in buffers)
         text = (
             f"in {len(changed)} of {len(updates)} updates, recomputing activations in backward() changes "
-            f"{len(buffers)} buffers again ({some(buffers)})"
+            f"{len(buffers)} buffers or counters again ({some(buffers)})"
         )
         fix = "leave what changes them out of the checkpointed part"
         if norm:

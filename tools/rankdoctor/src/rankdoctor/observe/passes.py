@@ -185,13 +185,19 @@ def _wrapped() -> list[tuple[str, torch.Tensor]]:
 def _versions() -> dict[str, int]:
     if trail.step > 20:
         return {}
-    return {
+    trained = [model for model in models.known if model.training]
+    found = {
         name: buffer._version
-        for model in models.known
-        if model.training
+        for model in trained
         for name, buffer in model.named_buffers()
         if not buffer.is_inference()
     }
+    if passes.checkpoints:  # then counters in Python are counted twice, too
+        for name, module in (pair for model in trained for pair in model.named_modules()):
+            found |= {
+                f"{name}.{key}": hash(value) for key, value in vars(module).items() if type(value) in (int, float)
+            }
+    return found
 
 
 def at_step(number: int, optimizer: Optimizer) -> dict[str, object]:

@@ -37,7 +37,7 @@ def watch_attributes() -> None:
     """Remember the line of the script that sets each attribute of a data set."""
 
     def set_attribute(dataset: Any, name: str, value: Any) -> None:
-        object.__setattr__(dataset, name, value)
+        super(data.Dataset, dataset).__setattr__(name, value)
         lines = Lines.known.setdefault(id(dataset), {})
         if name not in lines and len(lines) < 64:
             lines[name] = user_line()
