@@ -627,6 +627,12 @@ def batch_norm_is_recomputed(run: Run) -> None:
     change(run, "update", changed_in_backward=["norm.num_batches_tracked"])
 
 
+@faulty("recomputation", "NOTE", 25)
+def a_counter_is_recomputed(run: Run) -> None:
+    checkpointed(run)
+    change(run, "update", changed_in_backward=["block.calls (a number)"])
+
+
 @faulty("recomputation", "FAULT", 25)
 def dropout_is_recomputed_with_other_numbers(run: Run) -> None:
     checkpointed(run, redrawn=True)

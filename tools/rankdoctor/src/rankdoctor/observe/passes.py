@@ -195,7 +195,9 @@ def _versions() -> dict[str, int]:
     if passes.checkpoints:  # then counters in Python are counted twice, too
         for name, module in (pair for model in trained for pair in model.named_modules()):
             found |= {
-                f"{name}.{key}": hash(value) for key, value in vars(module).items() if type(value) in (int, float)
+                f"{name}.{key} (a number)": hash(value)
+                for key, value in vars(module).items()
+                if type(value) in (int, float)
             }
     return found
 
