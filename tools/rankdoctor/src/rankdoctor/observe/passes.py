@@ -17,6 +17,7 @@ from .model import models
 
 FIRST = 3
 """weights of an optimizer, at its begin and at its end, of which the gradients are followed"""
+MOST_VALUES = 65_536
 MOST_PASSES = 400
 """backward passes that are looked at"""
 MOST_NAMES = 20
@@ -95,11 +96,23 @@ def _zeroing(concerned: Callable[[Any], list[Optimizer]]) -> Callable[[Callable]
 
 def _sizes(optimizer: Optimizer) -> list[float]:
     """Return the size of each of the first gradients."""
-    return [0.0 if p.grad is None else float(local(p.grad).double().abs().sum()) for p in _first(optimizer)]
+    return [0.0 if p.grad is None else _size(p.grad) for p in _first(optimizer)]
+
+
+def _size(gradient: torch.Tensor) -> float:
+    """Return the sum of some absolute values; of all if these are zero, as in the gradient of an embedding."""
+    part = _some(gradient)
+    return float(part.double().abs().sum()) or float(local(gradient).abs().sum())
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    part = local(tensor.detach())
+    flat = (part.coalesce().values() if part.is_sparse else part).flatten()
+    return flat[:: 1 + flat.numel() // MOST_VALUES]
 
 
 def _weights(optimizer: Optimizer) -> float:
-    return sum(float(local(p.detach()).double().sum()) for p in _first(optimizer) if not p.is_meta)
+    return sum(float(_some(p).double().sum()) for p in _first(optimizer) if not p.is_meta)
 
 
 def _backward(own: Callable[..., None]) -> Callable[..., None]:
