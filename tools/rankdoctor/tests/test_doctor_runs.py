@@ -576,3 +576,10 @@ def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str)
 def test_each_kind_is_found_with_its_line(doctor: Doctor, words: str, wanted: Found) -> None:
     _, found = doctor.findings("kinds.py", words)
     assert wanted.items() <= found.items(), found
+
+
+@pytest.mark.thorough
+def test_collectives_of_torch_2_15_are_seen(doctor: Doctor) -> None:
+    report, found = doctor.findings("ddp.py", "not_combined,single")
+    assert "results_combined" not in found
+    assert "all_gather" in report["fine"]["The ranks exchange the results of a validation that they share."]
