@@ -587,6 +587,11 @@ def noise_in_forward_after_eval(run: Run) -> None:
     in_evaluation(run, ("noise", at(24)))
 
 
+@faulty("random_in_evaluation", "NOTE", 51)
+def numpy_noise_after_eval(run: Run) -> None:
+    in_evaluation(run)
+
+
 # gradients that are thrown away, clipped too early, or made by recomputing
 
 

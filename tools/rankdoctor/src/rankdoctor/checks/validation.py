@@ -250,5 +250,10 @@ def random_in_evaluation(run: Run) -> Iterator[Finding]:
             fix = "pass training=self.training, with running statistics"
             yield fault(at, f"{text}batch norm takes mean and variance of the batch here", fix)
     unknown = [e for e in calls if e.get("drew") and not e["random_in"]]
+    if len(unknown) > len(calls) / 2:
+        text = (
+            f"in {len(unknown)} of {len(calls)} calls in evaluation mode, something in this model draws random numbers"
+        )
+        yield hint(unknown[0]["at"], text, "draw them only `if self.training`; if they are meant, seed them before")
     need(not unknown, f"in {len(unknown)} of {len(calls)} calls in evaluation mode, random numbers were drawn")
     seen(len(calls), "calls in evaluation mode that drew no random numbers")

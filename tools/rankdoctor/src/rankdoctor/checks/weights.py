@@ -317,7 +317,7 @@ def _is_zero(gradient: list[float] | None) -> bool:
     return gradient is None or gradient[1] == 0
 
 
-@check("All weights get gradients.", after=("sharded_orphans", "recomputed_gradients", "same_unused"))
+@check("All weights get gradients.", after=("sharded_orphans", "recomputed_gradients", "same_unused", "gradients_used"))
 def gradients_arrive(run: Run) -> Iterator[Finding]:
     """A loss that does not depend on the model's output trains nothing, without any error."""
     steps = [e for e in run.first.all("gradients") if not e["closure"]]

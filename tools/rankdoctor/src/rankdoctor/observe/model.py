@@ -2,6 +2,7 @@
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import itertools
+import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -46,6 +47,8 @@ class Models:
     """what they are, and their lines; also lines that draw noise"""
     noise: dict[int, str] = field(default_factory=dict)
     """lines that drew normal noise in this call, by the address of its values"""
+    others: tuple[object, ...] = ()
+    """states of the generators of Python and NumPy before a call in evaluation mode"""
     looked_for_sampling: int = 0
     sampling: set[str] = field(default_factory=set)
     """lines that draw noise which the model scales by a value that it has learned, as a VAE does"""
@@ -158,9 +161,15 @@ def after_call(module: nn.Module, event: dict[str, object], out: Any) -> dict[st
         find_sampling(out)
     if module.training or event["grad"]:
         return {}
-    drew = "rng" in event and fingerprint(torch.get_rng_state()) != event["rng"]
+    drew = "rng" in event and (fingerprint(torch.get_rng_state()), other_states()) != (event["rng"], models.others)
     random_in = [(what, at) for what, at in models.random_in if at not in models.sampling]
     return {"drew": drew and not (models.random_in and not random_in), "random_in": random_in[:5]}
+
+
+def other_states() -> tuple[object, ...]:
+    """Return how far the generators of Python and NumPy are."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), numpy and numpy.random.get_state()[2], numpy and numpy.random.get_state()[1].sum()
 
 
 def find_sampling(out: Any, most: int = 5000) -> None:
@@ -215,6 +224,8 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
     if models.calls <= MOST_CALLS:
         event |= _inputs(args, kwargs)
         event["rng"] = fingerprint(torch.get_rng_state())
+        if not module.training and not grad:
+            models.others = other_states()
     return event
 
 
