@@ -587,6 +587,11 @@ def noise_in_forward_after_eval(run: Run) -> None:
     in_evaluation(run, ("noise", at(24)))
 
 
+@faulty("random_in_evaluation", "NOTE", 51)
+def numpy_noise_after_eval(run: Run) -> None:
+    in_evaluation(run)
+
+
 # gradients that are thrown away, clipped too early, or made by recomputing
 
 
@@ -627,6 +632,12 @@ def batch_norm_is_recomputed(run: Run) -> None:
     change(run, "update", changed_in_backward=["norm.num_batches_tracked"])
 
 
+@faulty("recomputation", "NOTE", 25)
+def a_counter_is_recomputed(run: Run) -> None:
+    checkpointed(run)
+    change(run, "update", changed_in_backward=["block.calls (a number)"])
+
+
 @faulty("recomputation", "FAULT", 25)
 def dropout_is_recomputed_with_other_numbers(run: Run) -> None:
     checkpointed(run, redrawn=True)
@@ -637,14 +648,16 @@ def reentrant_with_a_frozen_first_layer(run: Run) -> None:
     checkpointed(run, lost=True)
 
 
-def unused(run: Run, rank: int, number: int) -> None:
-    event = {"e": "unused", "step": number, "t": 1.0, "at": at(44), "number": number, "names": ["c.weight"]}
-    run.ranks[rank].events.append(event | {"missing": 1})
+def unused(run: Run, rank: int, number: int, *names: str) -> None:
+    event = {"e": "unused", "step": number, "t": 1.0, "at": at(44), "number": number, "names": [*names]}
+    run.ranks[rank].events.append(event | {"missing": len(names)})
 
 
 @faulty("same_unused", "FAULT", 43)
 def a_batch_without_targets_on_one_rank(run: Run) -> None:
-    unused(run, 1, 3)
+    for number in range(4):
+        unused(run, 0, number)
+    unused(run, 1, 3, "c.weight")
 
 
 # ranks that disagree on what a number means, and what they share by accident
@@ -657,7 +670,12 @@ def probed(run: Run, value: Callable[[int, int], list[tuple[int, int, str]]], **
         attributes = {"index": rank.number, "size": 7}
         rank.events.append(
             event
-            | {"steady": [True] * len(contents["0"]), "attributes": attributes, "lines": {"index": at(19)}}
+            | {
+                "names": ["[0]", "[1]", "[2]"],
+                "steady": [True] * len(contents["0"]),
+                "attributes": attributes,
+                "lines": {"index": at(19)},
+            }
             | fields
         )
 
@@ -821,12 +839,13 @@ def checkpointing_without_side_effects(run: Run) -> None:
 def a_layer_that_no_rank_uses(run: Run) -> None:
     for rank in (0, 1):
         for number in range(8):
-            unused(run, rank, number)
+            unused(run, rank, number, "c.weight")
 
 
 def ddp_finds_unused_weights(run: Run) -> None:
     change(run, "ddp", find_unused=True)
-    unused(run, 1, 3)
+    unused(run, 0, 3)
+    unused(run, 1, 3, "c.weight")
 
 
 def the_same_data_everywhere(run: Run) -> None:
@@ -956,6 +975,23 @@ def test_a_file_that_the_rank_wrote_itself_may_be_loaded_as_it_is() -> None:
                             "wrapped": 0, "on_gpu": True})  # fmt: skip
         rank.events.append({"e": "load", "step": 8, "t": 9.0, "at": at(31), "file": file, "located": False})
     assert not judge([run]).findings
+
+
+@faulty("profiled", "COST", 40)
+def a_profiler_around_everything(run: Run) -> None:
+    trace(run, 16)
+
+
+def trace(run: Run, updates: int) -> None:
+    for rank in run.ranks:
+        rank.events.append({"e": "profiled", "step": 8, "t": 9.0, "at": at(40), "updates": updates})
+
+
+def test_a_profiler_with_a_schedule_is_right() -> None:
+    run = correct_run()
+    trace(run, 4)
+    diagnosis = judge([run])
+    assert not diagnosis.findings and "A profiler records a few steps." in diagnosis.fine
 
 
 def test_nothing_is_found_in_a_correct_run() -> None:

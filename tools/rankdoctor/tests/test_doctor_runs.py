@@ -233,6 +233,7 @@ def test_the_launcher_is_another_one_if_the_ranks_do_not_join(doctor: Doctor) ->
         ([], "name a training script"),
         (["--resume", "--resume", "ddp.py"], "write --resume=ARGS with an equals sign"),
         (["--nproc", "0", "ddp.py"], "--nproc must be larger than 0"),
+        (["--gpus_per_task", "-1", "ddp.py"], "--gpus_per_task must not be below 0"),
         (["--preload", "none.py", "ddp.py"], "there is no file none.py"),
         (["--cpu", "--on_gpus", "ddp.py"], "exclude each other"),
         (["--reread", "nowhere"], "nowhere has no runs"),
@@ -575,3 +576,10 @@ def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str)
 def test_each_kind_is_found_with_its_line(doctor: Doctor, words: str, wanted: Found) -> None:
     _, found = doctor.findings("kinds.py", words)
     assert wanted.items() <= found.items(), found
+
+
+@pytest.mark.thorough
+def test_collectives_of_torch_2_15_are_seen(doctor: Doctor) -> None:
+    report, found = doctor.findings("ddp.py", "not_combined,single")
+    assert "results_combined" not in found
+    assert "all_gather" in report["fine"]["The ranks exchange the results of a validation that they share."]

@@ -19,9 +19,10 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 again (the script counts batches itself, and begins this pass in the middle of its epoch)
     batch       a loader gave a batch: loader, wait (seconds)
     pass_end    a stream ended: loader, batches, complete (false: it was cut, and its rest took too long to count)
-    samples     at the end: what some samples of a data set hold: dataset, cls, size, contents (by the number of the
-                sample, for each part: a hash, one of its pattern of equal entries, how to show it), steady (for each
-                part: whether it is the same when it is read twice), attributes (hashes), lines (that set them)
+    samples     at the end: what some samples of a data set hold: dataset, cls, collated (by the collate_fn of the
+                script), size, contents (by the number of the sample, for each part: a hash, one of its pattern of equal
+                entries, how to show it), steady (for each part: whether it is the same when it is read twice), names
+                (of the parts), attributes (hashes), lines (that set them)
     handles     first batches of a worker: dataset (class), handles (path, kind, whether its parent has opened it,
                 whether the worker has used it), locked (the data set has a lock), lines (that set the attributes)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
@@ -49,9 +50,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and
                 low_all (numbers of weights in 16 bits that stayed, and all of them), thrown (lines of backward passes
                 whose gradients nothing has used, and of what set these to zero), changed_in_backward (buffers),
-                followed (passes whose gradients it uses), looked_at (backward passes of which it is known which weights
-                got a gradient)
-    unused      a backward pass gave some weights of a wrapped model no gradient: number (of the pass), names, missing
+                followed (passes whose gradients it uses)
+    unused      which weights of wrapped models a backward pass gave no gradient: number (of the pass), names, missing
     checkpoint  a line that checkpoints activations: lost (its weights get no gradient), redrawn (it draws other random
                 numbers when it is recomputed)
     half        the first autocast in float16 in training
@@ -70,6 +70,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     device      a GPU is used by its number, once for each line: index, gpus (that the rank sees), asked (the script has
                 asked how many there are)
     profiler    a profiler is made: stacks
+    profiled    a trace of a profiler ends: updates (in it)
+    compiled    torch.compile is called, which does nothing here
     noise       a line draws random numbers for a batch, after the first update: samples, values (a number for them)
     timeout     the timeout of a group is set later
     group       the script makes a process group: ranks (null: all), timeout (seconds; null: the default)
@@ -242,6 +244,7 @@ class Event(TypedDict, total=False):
     complete: bool
     contents: dict[str, list]
     steady: list[bool]
+    collated: bool
     attributes: dict[str, int]
     lines: dict[str, str]
     handles: list[list]
@@ -250,6 +253,7 @@ class Event(TypedDict, total=False):
     index: int
     gpus: int
     stacks: bool
+    updates: int
     where: str
     beside: int
     whole: bool
@@ -260,7 +264,6 @@ class Event(TypedDict, total=False):
     redrawn: bool
     thrown: list[list[str]]
     changed_in_backward: list[str]
-    looked_at: int
     followed: int
     drew: bool
     random_in: list[list[str]]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report
-from .checks import CHECKS, judge
+from .checks import CHECKS, FAULT, NOTE, judge
 from .launch import INTERRUPTED, NoNullGPU, Plan, likely_launchers, run
 from .runs import Run, read, write_launch
 
@@ -88,9 +88,9 @@ def at_once(plan: Plan) -> int:
     return max(1, cpus // (2 * plan.ranks))
 
 
-CUT_COULD_CAUSE = ("same_order", "results_combined")
-"""checks with a possible false fault in cut passes: a script that counts the batches of an epoch begins its passes too
-early, and never comes to what it does in the last one"""
+CUT_COULD_CAUSE = (("same_order", FAULT), ("same_order", NOTE), ("results_combined", FAULT), ("gradients_used", NOTE))
+"""checks with a possible false finding in cut passes, and its kind: a script that counts the batches of an epoch begins
+its passes too early, and never comes to what it does in the last one"""
 
 
 def confirm(plan: Plan, usual: Run, folder: Path) -> None:
@@ -98,8 +98,9 @@ def confirm(plan: Plan, usual: Run, folder: Path) -> None:
     cut = plan.settings["batches"] and any(
         e.get("batches", 0) > plan.settings["batches"] for rank in usual.ranks for e in rank.all("pass")
     )
-    found = {f.check for f in judge([usual]).findings}
-    doubtful = found & set(CUT_COULD_CAUSE) if cut else set()
+    kinds = {(f.check, f.kind) for f in judge([usual]).findings}
+    found = {check for check, _ in kinds}
+    doubtful = {check for check, kind in kinds if cut and (check, kind) in CUT_COULD_CAUSE}
     if doubtful:
         whole = replace(plan, name="with whole passes", settings=plan.settings | {"batches": 0, "steps": NO_LIMIT})
         again = judge([run_once(whole, folder / "run7")])

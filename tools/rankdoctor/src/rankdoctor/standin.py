@@ -52,6 +52,20 @@ class Placed:
 placed = Placed()
 
 
+class Profiling:
+    """The trace that a profiler records now."""
+
+    began: ClassVar[tuple[str, int] | None] = None
+    """the line that began it, and the updates before"""
+
+    @classmethod
+    def note_end(cls) -> None:
+        """Log how many updates are in a trace, which ends here."""
+        if cls.began:
+            note("profiled", at=cls.began[0], updates=trail.step - cls.began[1])
+        cls.began = None
+
+
 class Asked:
     """What the script has asked of its GPUs."""
 
@@ -210,6 +224,7 @@ def install(config: Settings) -> None:
 
 def _compile_nothing() -> None:
     def compile_nothing(model: Any = None, **_: object) -> Any:
+        note("compiled", at=user_line())
         if isinstance(model, nn.Module):  # what a compiled model has, but no submodule of itself
             object.__setattr__(model, "_orig_mod", model)
         return compile_nothing if model is None else model
@@ -232,6 +247,19 @@ def _profile_quietly(on_cpu: bool) -> None:
         own_init(self, activities=activities, with_stack=False, **kwargs)
 
     profiler._KinetoProfile.__init__ = init
+    own_start, own_stop = profiler._KinetoProfile.start_trace, profiler._KinetoProfile.stop_trace
+
+    @functools.wraps(own_start)
+    def start(self: Any) -> None:
+        Profiling.began = user_line(), trail.step
+        own_start(self)
+
+    @functools.wraps(own_stop)
+    def stop(self: Any) -> None:
+        Profiling.note_end()
+        own_stop(self)
+
+    profiler._KinetoProfile.start_trace, profiler._KinetoProfile.stop_trace = start, stop
 
     def without_gpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         gone = ("use_cuda", "use_device") if on_cpu else ()

@@ -84,15 +84,17 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
             diagnosis.broken[check.name] = repr(error)
         else:
             launch = case[-1].launch
-            kinds: tuple[str, ...] = (FAULT, NOTE) if launch.compared else (FAULT,) if launch.name else (FAULT, NOTE, COST)
+            kinds: tuple[str, ...]
+            kinds = (FAULT, NOTE) if launch.compared else (FAULT,) if launch.name else (FAULT, NOTE, COST)
             if launch.ended in ("hang", "lost"):  # the times are those of waiting
                 kinds = tuple(kind for kind in kinds if kind != COST)
             found += [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
     if judged and not found:
         diagnosis.fine[check.title] = looked_at
     elif not judged and reasons:
-        where = diagnosis.unused if isinstance(reasons[0], NotUsed) else diagnosis.unjudged
-        where[check.title] = str(reasons[0])
+        why = next((one for one in reasons if not isinstance(one, NotUsed)), reasons[0])
+        where = diagnosis.unused if isinstance(why, NotUsed) else diagnosis.unjudged
+        where[check.title] = str(why)
     return found
 
 

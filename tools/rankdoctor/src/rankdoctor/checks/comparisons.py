@@ -73,7 +73,7 @@ def _other_samples(usual: Run, stopped: Run, again: Run, after: Event) -> Iterat
         e for e in usual.first.all("gradients", optimizer=after["optimizer"]) if not differing((e, after), "weights")
     ]
     if not same or not rest or not rest[0] or (is_first and whole[:same_start] != part[:same_start]):
-        return  # each start has an order of its own
+        need(False, "weights and states are those of the checkpoint; the samples come in a new order in each start")
     at_update = same[0]["step"]
     expected = whole[at_update : at_update + 4]
     compared = min(len(expected), len(rest))

@@ -85,6 +85,7 @@ def wrapped_names(run: Run) -> Iterator[Finding]:
             f'{e["wrapped"]} of {e["tensors"]} names in the checkpoint begin with "module."',
             "save ddp_model.module.state_dict()",
         )
+    need(not run.any("compiled"), "torch.compile, which is off here, puts _orig_mod. before the names")
 
 
 @check("Each worker opens its files itself.")

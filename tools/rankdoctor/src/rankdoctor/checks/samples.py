@@ -277,7 +277,8 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
     wrong = next(p for p in parts if differ[p])
     number = differ[wrong][0]
     shown = (
-        f"sample {number} of {events[0]['cls']} has part {wrong + 1} = {first[number][wrong][2]} on rank 0, and "
+        f"{'collate_fn of ' if events[0].get('collated') else ''}{events[0]['cls']}[{number}]"
+        f"{events[0]['names'][wrong]} is {first[number][wrong][2]} on rank 0, and "
         f"{other['contents'][number][wrong][2]} on rank {events.index(other)}"
     )
     names = [name for name, value in events[0]["attributes"].items() if other["attributes"].get(name, value) != value]
@@ -285,7 +286,8 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
     at = (
         lines[0] if lines else next((e["at"] for e in run.first.all("loader") if e["dataset"] == events[0]["cls"]), "?")
     )
-    because = f"; its {some(names)} differ" if names else ""
+    which = some(f"{events[0]['cls']}.{name}" for name in names)
+    because = f"; {which} differs between the ranks" if names else ""
     fix = "make the order the same in all processes: sorted(...) for sets, files and names, and a seed for each shuffle"
     if same:
         return fault(

@@ -9,6 +9,8 @@ from .base import ONE_EPOCH, Finding, check, cost, hint, need, need_updates, nee
 
 EVERY_STEP = 0.8
 SMALL_BATCH = 16
+MOST_PROFILED = 10
+"""updates in a trace that can still be opened"""
 
 
 @check("The CPU does not wait for the GPU in every step.", exercise="slow_on_gpu")
@@ -27,6 +29,7 @@ def waits(run: Run) -> Iterator[Finding]:
                 f"{name} makes the CPU wait for a GPU in {min(count, steps)} of {steps} steps",
                 "add up detached tensors, and read their value every 50 steps",
             )
+    need(False, "single values are read in few steps, or in none; copies of larger tensors are not looked at")
 
 
 def steps_of(updates: list[Event]) -> int:
@@ -142,6 +145,7 @@ def graphs_kept(run: Run) -> Iterator[Finding]:
             f"after {len(updates)} updates, the graphs of {last['graphs']} losses are still in memory",
             "add up loss.detach()",
         )
+    need(last["graphs"] <= 2 + 0.1 * len(updates), f"the graphs of {last['graphs']} losses are still in memory")
 
 
 @check("Workers can share the memory of the data set.", exercise="growing_memory")
@@ -180,3 +184,16 @@ def small_norm(run: Run) -> Iterator[Finding]:
             f"{norms} layers of batch norm see {max(sizes)} samples per rank",
             "nn.SyncBatchNorm.convert_sync_batchnorm(model) before it is wrapped",
         )
+
+
+@check("A profiler records a few steps.")
+def profiled(run: Run) -> Iterator[Finding]:
+    """A trace of all steps fills the memory of the host, and is too large to open; a schedule records some of them."""
+    traces = run.first.all("profiled")
+    need_use(traces, "a profiler")
+    longest = max(traces, key=lambda e: e["updates"])
+    if longest["updates"] > MOST_PROFILED:
+        text = f"the profiler records {longest['updates']} of {len(run.first.all('update'))} updates of this short run"
+        fix = "profile(schedule=schedule(wait=5, warmup=2, active=4, repeat=1)), and step() after each update"
+        yield cost(longest["at"], text, fix)
+    seen(longest["updates"], f"updates at most in each of {len(traces)} traces")

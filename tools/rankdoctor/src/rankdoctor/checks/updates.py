@@ -109,6 +109,8 @@ def accumulation(run: Run) -> Iterator[Finding]:
     synced = [e["sync"] for e in run.first.all("forward", train=True, grad=True) if "sync" in e]
     need(synced, "the model that is called is not wrapped by DistributedDataParallel")
     if not all(synced):
+        exchanges = Counter(e["step"] for e in run.first.all("forward", train=True, grad=True) if e.get("sync"))
+        need(max(exchanges.values(), default=0) <= 1, "some updates exchange the gradients several times")
         seen(sum(not sync for sync in synced), "backward passes without an exchange")
     else:
         yield cost(
@@ -291,13 +293,14 @@ def recomputation(run: Run) -> Iterator[Finding]:
         norm = any(name.endswith(("running_mean", "num_batches_tracked")) for name in buffers)
         text = (
             f"in {len(changed)} of {len(updates)} updates, recomputing activations in backward() changes "
-            f"{len(buffers)} buffers again ({some(buffers)})"
+            f"{len(buffers)} buffers or numbers again ({some(buffers)})"
         )
         fix = "leave what changes them out of the checkpointed part"
         if norm:
             text += ", so batch norm counts each batch twice in its running statistics"
             fix = "checkpoint what lies between the layers of batch norm, and not these"
-        yield fault(at, text, fix)
+        only_numbers = all(name.endswith("(a number)") for name in buffers)  # which may only be for a log
+        yield (hint if only_numbers else fault)(at, text, fix)
     for e in checkpoints:
         if e["redrawn"]:
             text = "random numbers are drawn anew when this is recomputed (preserve_rng_state=False)"

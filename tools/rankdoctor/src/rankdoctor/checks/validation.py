@@ -19,7 +19,7 @@ def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
     return found
 
 
-@check("Validation counts every sample once.", after=("same_split", "held_out"), ranks=True)
+@check("Every validation sample is read once.", after=("same_split", "held_out"), ranks=True)
 def validation_counts(run: Run) -> Iterator[Finding]:
     """DistributedSampler repeats samples until all ranks have equally many; drop_last leaves some out."""
     covered: dict[int, set[int]] = defaultdict(set)  # of each data set: a second loader may validate the rest
@@ -90,7 +90,7 @@ def validation_repeated(run: Run) -> Iterator[Finding]:
     seen(shared, "validation samples, each on one rank")
 
 
-@check("Results of validation are combined over the ranks.", exercise="two_accuracies", ranks=True)
+@check("The ranks exchange the results of a validation that they share.", exercise="two_accuracies", ranks=True)
 def results_combined(run: Run) -> Iterator[Finding]:
     """Otherwise rank 0 prints the result of its own part of the samples."""
     for kind, parts in _first_passes(run):
@@ -250,5 +250,10 @@ def random_in_evaluation(run: Run) -> Iterator[Finding]:
             fix = "pass training=self.training, with running statistics"
             yield fault(at, f"{text}batch norm takes mean and variance of the batch here", fix)
     unknown = [e for e in calls if e.get("drew") and not e["random_in"]]
+    if len(unknown) > len(calls) / 2:
+        text = (
+            f"in {len(unknown)} of {len(calls)} calls in evaluation mode, something in this model draws random numbers"
+        )
+        yield hint(unknown[0]["at"], text, "draw them only `if self.training`; if they are meant, seed them before")
     need(not unknown, f"in {len(unknown)} of {len(calls)} calls in evaluation mode, random numbers were drawn")
     seen(len(calls), "calls in evaluation mode that drew no random numbers")

@@ -317,7 +317,7 @@ def _is_zero(gradient: list[float] | None) -> bool:
     return gradient is None or gradient[1] == 0
 
 
-@check("All weights get gradients.", after=("sharded_orphans", "recomputed_gradients", "same_unused"))
+@check("All weights get gradients.", after=("sharded_orphans", "recomputed_gradients", "same_unused", "gradients_used"))
 def gradients_arrive(run: Run) -> Iterator[Finding]:
     """A loss that does not depend on the model's output trains nothing, without any error."""
     steps = [e for e in run.first.all("gradients") if not e["closure"]]
@@ -451,17 +451,11 @@ def same_unused(run: Run) -> Iterator[Finding]:
     wraps = run.first.all("ddp")
     need_use(wraps, "DistributedDataParallel")
     need(not any(e.get("find_unused") for e in wraps), "DDP is told to find weights without a gradient")
-    without = {rank.number: {e["number"]: set(e["names"]) for e in rank.all("unused")} for rank in run.ranks}
-    always = {names for passes in without.values() for found in passes.values() for names in found}
-    for rank in run.ranks:
-        total = sum(len(e["backwards"]) for e in rank.all("update")) + 1
-        always = {name for name in always if sum(name in names for names in without[rank.number].values()) >= total - 1}
-    for rank in run.ranks:
-        for e in rank.all("unused"):
-            names = [name for name in e["names"] if name not in always]
-            if not names or all(names == [n for n in without[r].get(e["number"], ()) if n in names] for r in without):
-                continue
-            calls = [call for call in rank.all("forward", train=True, grad=True)]
+    known = [(rank, e) for rank in run.ranks for e in rank.all("unused")]
+    always = set.intersection(*({*e["names"]} for _, e in known)) if known else set()
+    for rank, e in known:
+        if names := [name for name in e["names"] if name not in always]:
+            calls = rank.all("forward", train=True, grad=True)
             text = (
                 f"in training pass {e['number'] + 1}{_of_batch(run, rank, e['number'])}, {len(names)} weights of rank "
                 f"{rank.number} get no gradient ({some(names)}), which get one in other passes; DDP waits for it"
@@ -472,7 +466,7 @@ def same_unused(run: Run) -> Iterator[Finding]:
             )
             yield fault(calls[0]["at"] if calls else e["at"], text, fix)
             return
-    seen(sum(e.get("looked_at", 0) for rank in run.ranks for e in rank.all("update")), "passes of which it is known", 2)
+    seen(len(known), "backward passes of all ranks, which give the same weights a gradient", 4)
 
 
 def _of_batch(run: Run, rank: Rank, number: int) -> str:

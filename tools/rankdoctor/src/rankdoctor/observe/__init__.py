@@ -96,6 +96,7 @@ def finish(how: str) -> None:
 def _write_end(how: str) -> None:
     for subject in (model, optimizer):
         subject.finish()
+    standin.Profiling.note_end()
     values = sys.modules.get("nullgpu.values")
     if values and values.not_computed:
         note("no_values", names=sorted(values.not_computed))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
+import torch.profiler.profiler as profilers
 
 from .. import overlay
 from ..standin import placed
@@ -44,6 +45,17 @@ def install() -> None:
 
         return load
 
+    def exporting(own: Callable[..., Any]) -> Callable[..., Any]:
+        def export(profiler: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            if redirection:
+                redirection.note_write(path, "save")
+                path = redirection.to_write(path, keep=False)
+            return own(profiler, path, *args, **kwargs)
+
+        return export
+
+    for kind in (profilers._KinetoProfile, torch.autograd.profiler.profile):
+        patch(kind, "export_chrome_trace", exporting)
     patch(torch, "save", saving, torch.serialization)
     patch(torch, "load", loading, torch.serialization)
 
@@ -51,7 +63,7 @@ def install() -> None:
 @quietly
 def remember(thing: Any, at: str, where: str) -> None:
     """Remember the tensors of a loaded file, to see later whether the script keeps them beside the model."""
-    tensors = [v for v in _tensors_in(thing) if v.numel() > 1]
+    tensors = [v for v in _tensors_in(thing) if v.numel() > 1 and v.dtype != torch.uint8]  # no random states
     if tensors:
         # tensors on the CPU with the stand-in, so it is asked where the script wanted them
         Loaded.now.append((at, where, trail.step, [weakref.ref(t) for t in tensors]))
@@ -77,7 +89,8 @@ def look_at_loaded() -> None:
     if not ripe:
         return
     Loaded.now = [one for one in Loaded.now if one not in ripe]
-    gc.collect()
+    if any(ref() is not None for _, _, _, tensors in ripe for ref in tensors):
+        gc.collect()
     ours = [t for model in models.known for t in (*model.parameters(), *model.buffers())]
     ours += [
         p for known in optimizers.known.values() if (one := known()) for g in one.param_groups for p in g["params"]

@@ -2,6 +2,7 @@
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import itertools
+import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from .common import CONFIG, fingerprint, fingerprints, local, optimizers, patch,
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
 MOST_SAMPLES = 256
+LOOKS = 5
+"""calls in training in which it is looked for noise that the model scales"""
 has_parameters: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 
 
@@ -44,6 +47,9 @@ class Models:
     """what they are, and their lines; also lines that draw noise"""
     noise: dict[int, str] = field(default_factory=dict)
     """lines that drew normal noise in this call, by the address of its values"""
+    others: tuple[object, ...] = ()
+    """states of the generators of Python and NumPy before a call in evaluation mode"""
+    looked_for_sampling: int = 0
     sampling: set[str] = field(default_factory=set)
     """lines that draw noise which the model scales by a value that it has learned, as a VAE does"""
     dropout_noted: bool = False
@@ -150,17 +156,27 @@ def _is_model(module: nn.Module) -> bool:
 @quietly
 def after_call(module: nn.Module, event: dict[str, object], out: Any) -> dict[str, object]:
     """Return what a call in evaluation mode had of chance in it; see after one in training which noise is scaled."""
-    if models.noise and module.training:
+    if models.noise and module.training and models.looked_for_sampling < LOOKS:
+        models.looked_for_sampling += 1
         find_sampling(out)
     if module.training or event["grad"]:
         return {}
-    drew = "rng" in event and fingerprint(torch.get_rng_state()) != event["rng"]
+    drew = "rng" in event and (fingerprint(torch.get_rng_state()), other_states()) != (event["rng"], models.others)
     random_in = [(what, at) for what, at in models.random_in if at not in models.sampling]
     return {"drew": drew and not (models.random_in and not random_in), "random_in": random_in[:5]}
 
 
+def other_states() -> tuple[object, ...]:
+    """Return how far the generators of Python and NumPy are."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), numpy and numpy.random.get_state()[2], numpy and numpy.random.get_state()[1].sum()
+
+
 def find_sampling(out: Any, most: int = 5000) -> None:
-    """Find noise that is multiplied by what has a gradient: a sample of a distribution that the model has learned."""
+    """Find noise that is multiplied by what has a gradient, or is what the model has to predict: it is meant.
+
+    A variational autoencoder multiplies it by a deviation that it has learned; a diffusion model predicts it.
+    """
     outputs = list(out.values()) if isinstance(out, dict) else out if isinstance(out, list | tuple) else [out]
     nodes = [t.grad_fn for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
     seen: set[Any] = set()
@@ -169,11 +185,10 @@ def find_sampling(out: Any, most: int = 5000) -> None:
         if node in seen:
             continue
         seen.add(node)
-        if "Mul" in type(node).__name__ or "Addcmul" in type(node).__name__:
-            for name in ("_saved_self", "_saved_other", "_saved_tensor1", "_saved_tensor2"):
-                saved = getattr(node, name, None)
-                if isinstance(saved, torch.Tensor) and saved.data_ptr() in models.noise:
-                    models.sampling.add(models.noise[saved.data_ptr()])
+        for name in ("_saved_self", "_saved_other", "_saved_tensor1", "_saved_tensor2", "_saved_target"):
+            saved = getattr(node, name, None)
+            if isinstance(saved, torch.Tensor) and saved.data_ptr() in models.noise:
+                models.sampling.add(models.noise[saved.data_ptr()])
         nodes += [following for following, _ in node.next_functions if following is not None]
 
 
@@ -209,6 +224,8 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
     if models.calls <= MOST_CALLS:
         event |= _inputs(args, kwargs)
         event["rng"] = fingerprint(torch.get_rng_state())
+        if not module.training and not grad:
+            models.others = other_states()
     return event
 
 

@@ -3,7 +3,6 @@
 
 import functools
 import importlib
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +15,9 @@ from ..trail import note, trail, user_line
 from .common import local, optimizers, patch, quietly, state
 from .model import models
 
-FIRST = 5
-"""weights of an optimizer of which the gradients are followed"""
+FIRST = 3
+"""weights of an optimizer, at its begin and at its end, of which the gradients are followed"""
+MOST_VALUES = 65_536
 MOST_PASSES = 400
 """backward passes that are looked at"""
 MOST_NAMES = 20
@@ -46,8 +46,6 @@ class Passes:
     vectors: dict[int, list[float]] = field(default_factory=dict)
     """of each optimizer: the sizes of its first gradients after the last backward pass"""
     number: int = 0
-    looked_at: int = 0
-    """passes since the last update of which it is known which weights got a gradient"""
     changed: dict[str, None] = field(default_factory=dict)
     """buffers that changed in backward passes since the last update"""
     fresh: bool = False
@@ -77,9 +75,9 @@ def _optimizers_of(module: nn.Module) -> list[Optimizer]:
     return [one for _, one in _known() if any(id(p) in inside for p in _first(one))]
 
 
-def _first(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    weights = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
-    return itertools.islice(weights, FIRST)
+def _first(optimizer: Optimizer) -> list[torch.Tensor]:
+    weights = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    return weights[:FIRST] + weights[max(FIRST, len(weights) - FIRST) :]
 
 
 def _zeroing(concerned: Callable[[Any], list[Optimizer]]) -> Callable[[Callable], Callable]:
@@ -98,11 +96,23 @@ def _zeroing(concerned: Callable[[Any], list[Optimizer]]) -> Callable[[Callable]
 
 def _sizes(optimizer: Optimizer) -> list[float]:
     """Return the size of each of the first gradients."""
-    return [0.0 if p.grad is None else float(local(p.grad).double().abs().sum()) for p in _first(optimizer)]
+    return [0.0 if p.grad is None else _size(p.grad) for p in _first(optimizer)]
+
+
+def _size(gradient: torch.Tensor) -> float:
+    """Return the sum of some absolute values; of all if these are zero, as in the gradient of an embedding."""
+    part = _some(gradient)
+    return float(part.double().abs().sum()) or float(local(gradient).abs().sum())
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    part = local(tensor.detach())
+    flat = (part.coalesce().values() if part.is_sparse else part).flatten()
+    return flat[:: 1 + flat.numel() // MOST_VALUES]
 
 
 def _weights(optimizer: Optimizer) -> float:
-    return sum(float(local(p.detach()).double().sum()) for p in _first(optimizer) if not p.is_meta)
+    return sum(float(_some(p).double().sum()) for p in _first(optimizer) if not p.is_meta)
 
 
 def _backward(own: Callable[..., None]) -> Callable[..., None]:
@@ -110,7 +120,11 @@ def _backward(own: Callable[..., None]) -> Callable[..., None]:
         if state.in_backward:
             return own(*args, **kwargs)
         versions = begin()
-        own(*args, **kwargs)
+        try:
+            own(*args, **kwargs)
+        except Exception:
+            end_early(user_line())
+            raise
         return end(versions, user_line())
 
     return backward
@@ -166,9 +180,14 @@ def _note_unused(at: str) -> None:
     named = _wrapped()
     without = [name for name, p in named if p.grad is None]
     if passes.fresh and len(without) < len(named):
-        passes.looked_at += 1
-        if without:
-            note("unused", number=passes.number - 1, at=at, names=without[:MOST_NAMES], missing=len(without))
+        note("unused", number=passes.number - 1, at=at, names=without[:MOST_NAMES], missing=len(without))
+
+
+@quietly
+def end_early(at: str) -> None:
+    """Note what a backward pass has done that ends by an error, such as waiting for a rank that is gone."""
+    passes.number += 1
+    _note_unused(at)
 
 
 def _wrapped() -> list[tuple[str, torch.Tensor]]:
@@ -179,13 +198,21 @@ def _wrapped() -> list[tuple[str, torch.Tensor]]:
 def _versions() -> dict[str, int]:
     if trail.step > 20:
         return {}
-    return {
+    trained = [model for model in models.known if model.training]
+    found = {
         name: buffer._version
-        for model in models.known
-        if model.training
+        for model in trained
         for name, buffer in model.named_buffers()
         if not buffer.is_inference()
     }
+    if passes.checkpoints:  # then counters in Python are counted twice, too
+        for name, module in (pair for model in trained for pair in model.named_modules()):
+            found |= {
+                f"{name}.{key} (a number)": hash(value)
+                for key, value in vars(module).items()
+                if type(value) in (int, float)
+            }
+    return found
 
 
 def at_step(number: int, optimizer: Optimizer) -> dict[str, object]:
@@ -199,12 +226,11 @@ def at_step(number: int, optimizer: Optimizer) -> dict[str, object]:
     event = {
         "thrown": [] if remade else passes.thrown[:50],
         "followed": 0 if remade else sum(number in one.held for one in passes.open),
-        "looked_at": passes.looked_at,
         "changed_in_backward": list(passes.changed)[:MOST_NAMES],
     }
     passes.open = [one for one in passes.open if number not in one.held]
     passes.vectors[number] = now
-    passes.thrown, passes.looked_at, passes.changed = [], 0, {}
+    passes.thrown, passes.changed = [], {}
     return event
 
 

@@ -5,18 +5,21 @@ import random
 import signal
 import sys
 import time
+import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch.utils import data
 
-from ..trail import note, user_line
+from ..trail import note, trail, user_line
 from .common import fingerprints, state
 from .data import _below_subsets, known
 
 MOST_SAMPLES = 512
+MOST_COLLATED = 32
+"""samples that are given to a collate_fn of the script, one by one"""
 SECONDS = 1.5
 """for all data sets of a process"""
 LONGEST = 10_000
@@ -34,7 +37,7 @@ def watch_attributes() -> None:
     """Remember the line of the script that sets each attribute of a data set."""
 
     def set_attribute(dataset: Any, name: str, value: Any) -> None:
-        object.__setattr__(dataset, name, value)
+        super(data.Dataset, dataset).__setattr__(name, value)
         lines = Lines.known.setdefault(id(dataset), {})
         if name not in lines and len(lines) < 64:
             lines[name] = user_line()
@@ -47,19 +50,35 @@ def look_at_samples() -> None:
     if state.world < 2 or state.observing:
         return
     state.observing = True
-    ends = time.perf_counter() + SECONDS
+    Clock.ends = time.perf_counter() + SECONDS
     old = signal.signal(signal.SIGALRM, _too_slow) if _is_main_thread() else None
+    Clock.has_alarm = old is not None
     try:
         for number, dataset in list(known.datasets.values()):
-            if hasattr(dataset, "__getitem__") and not isinstance(dataset, data.Subset) and time.perf_counter() < ends:
-                _look_at(number, dataset, ends)
-    except Exception:  # the data set is the script's, and may be closed by now
-        pass
+            if hasattr(dataset, "__getitem__") and not isinstance(dataset, data.Subset):
+                _look_at(number, dataset)
+        for _, loader in list(known.loaders.values()):
+            function = loader.collate_fn  # or an object of a class with a method __call__
+            code = getattr(function, "__code__", None) or getattr(
+                vars(type(function)).get("__call__"), "__code__", None
+            )
+            numbers = [number for number, dataset in known.datasets.values() if dataset is loader.dataset]
+            if trail.kind_of(getattr(code, "co_filename", "<")) and numbers and type(loader.dataset) is not data.Subset:
+                _look_at(numbers[0], loader.dataset, loader.collate_fn)
+    except Exception:
+        note("doctor_failed", text=traceback.format_exc(limit=-3))
     finally:
         state.observing = False
         if old is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, old)
+
+
+class Clock:
+    """How long samples may be looked at."""
+
+    ends = 0.0
+    has_alarm = False
 
 
 def _is_main_thread() -> bool:
@@ -74,33 +93,48 @@ def _too_slow(*_: object) -> None:
     raise TimeoutError
 
 
-def _look_at(number: int, dataset: Any, ends: float) -> None:
+def _look_at(number: int, dataset: Any, collate: Callable[[list], Any] | None = None) -> None:
     _, _, indices = _below_subsets(dataset)
     numbers = list(range(len(dataset))) if indices is None else [int(n) for n in indices[: len(dataset)]]
     order = sorted(range(len(numbers)), key=lambda k: zlib.crc32(str(numbers[k]).encode()))
     contents: dict[int, list] = {}
     steady: list[bool] = []
-    for position in order[:MOST_SAMPLES]:
-        if (left := ends - time.perf_counter()) <= 0:
+    names: list[str] = []
+
+    def read(position: int) -> list[tuple[int, int, str, str]]:
+        sample = _sample(dataset, position, numbers[position])
+        return list(_parts(collate([sample]) if collate else sample))
+
+    for position in order[: MOST_COLLATED if collate else MOST_SAMPLES]:
+        if (left := Clock.ends - time.perf_counter()) <= 0:
             break
-        signal.setitimer(signal.ITIMER_REAL, left + 0.5)
-        parts = list(_parts(_sample(dataset, position, numbers[position])))
-        if len(contents) < 3:  # a random generator of the data set itself makes other samples each time
-            again = list(_parts(_sample(dataset, position, numbers[position])))
-            if len(again) != len(parts):
-                return
-            same = [one[0] == other[0] for one, other in zip(parts, again, strict=True)]
-            steady = [a and b for a, b in zip(steady or same, same, strict=True)]
-        contents[numbers[position]] = parts
+        if Clock.has_alarm:
+            signal.setitimer(signal.ITIMER_REAL, left + 0.5)
+        try:
+            parts = read(position)
+            again = read(position) if len(contents) < 3 else parts
+        except Exception:  # the data set is the script's, and may be closed by now
+            break
+        if len(again) != len(parts):
+            return
+        # a random generator of the data set itself makes other samples each time
+        same = [one[0] == other[0] for one, other in zip(parts, again, strict=True)]
+        steady = [a and b for a, b in zip(steady or same, same, strict=False)]
+        contents[numbers[position]] = [part[:3] for part in parts]
+        names = [part[3] for part in parts]
+    if not contents:
+        return
     lines = Lines.known.get(id(dataset), {})
     attributes = {name: value for name, value in _attributes(dataset)}
     note(
         "samples",
         dataset=number,
         cls=type(dataset).__name__,
+        collated=collate is not None,
         size=len(dataset),
         contents=contents,
         steady=steady,
+        names=names,
         attributes=attributes,
         lines={name: lines[name] for name in attributes if name in lines},
     )
@@ -115,16 +149,16 @@ def _sample(dataset: Any, position: int, number: int) -> Any:
         return dataset[position]
 
 
-def _parts(sample: Any, depth: int = 3) -> Iterator[tuple[int, int, str]]:
-    """Yield for each part of a sample: a hash of its value, one of its pattern of equal entries, and how to show it."""
+def _parts(sample: Any, name: str = "", depth: int = 3) -> Iterator[tuple[int, int, str, str]]:
+    """Yield for each part of a sample: a hash of its value, one of its pattern, how to show it, and its name."""
     if isinstance(sample, dict):
         for key in sorted(sample, key=str):
-            yield from _parts(sample[key], depth - 1)
+            yield from _parts(sample[key], f"{name}[{key!r}]", depth - 1)
     elif isinstance(sample, list | tuple) and depth and not all(isinstance(each, NUMBERS) for each in sample):
-        for each in sample:
-            yield from _parts(each, depth - 1)
+        for number, each in enumerate(sample):
+            yield from _parts(each, f"{name}[{number}]", depth - 1)
     else:
-        yield hash_of(sample), pattern_of(sample), _shown(sample)
+        yield hash_of(sample), pattern_of(sample), _shown(sample), name
 
 
 def hash_of(value: Any) -> int:
@@ -137,7 +171,7 @@ def hash_of(value: Any) -> int:
         return zlib.crc32(repr(sorted(map(repr, value))).encode())
     if isinstance(value, dict):
         return zlib.crc32(repr(sorted((repr(key), repr(each)) for key, each in value.items())).encode())
-    if isinstance(value, str | bytes | list | tuple | type(None) | NUMBERS):
+    if isinstance(value, (str, bytes, list, tuple, type(None), *NUMBERS)):
         return zlib.crc32(repr(value).encode())
     return 0
 
@@ -162,7 +196,7 @@ def _shown(value: Any) -> str:
         return str(value.item()) if value.numel() == 1 else f"{value.numel()} values"
     if type(value).__name__ == "ndarray":
         return str(value.item()) if value.size == 1 else f"{value.size} values"
-    return str(value)[:30] if isinstance(value, str | NUMBERS) or hasattr(value, "item") else type(value).__name__
+    return str(value)[:30] if isinstance(value, (str, *NUMBERS)) or hasattr(value, "item") else type(value).__name__
 
 
 def _attributes(dataset: Any) -> Iterator[tuple[str, int]]:
