@@ -73,6 +73,18 @@ class Transformer(nn.Module):
         return self.head(x)
 
 
+class Prefix(Transformer):
+    """The first five tokens see each other, and are not predicted."""
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.words(idx) + self.places(torch.arange(idx.shape[1]))
+        mask = torch.ones(T, T, dtype=torch.bool).tril()
+        mask[:, :5] = True
+        for block in self.blocks:
+            x = block(x, mask, True)
+        return self.head(x)
+
+
 class Net(nn.Module):
     """Convolutions with batch norm; ``fault`` may make it use the statistics of the batch."""
 
@@ -140,6 +152,7 @@ IMAGES = torch.randn(4, 3, 8, 8)
 CORRECT: dict[str, tuple[Callable[[], nn.Module], tuple, dict[str, Any], list[Tensor], set[str]]] = {
     "causal": (lambda: Transformer(True), (TOKENS,), {}, [NEXT.flatten()], {"future", "samples"}),
     "causal, targets cut": (lambda: Transformer(True), (TOKENS,), {}, [TOKENS[:, 1:].flatten()], {"future"}),
+    "prefix": (lambda: Prefix(True), (TOKENS,), {}, [NEXT.index_fill(1, torch.arange(5), -100)], {"future"}),
     "padded": (lambda: Transformer(False), (PADDED,), {"attention_mask": REAL.long()}, [], {"padding", "samples"}),
     "padded, pooled": (lambda: Transformer(False, pooled=True), (PADDED, REAL.long()), {}, [], {"padding"}),
     "padded at the end, causal, no mask": (lambda: Transformer(True), (PADDED,), {}, [], {"padding"}),

@@ -32,7 +32,16 @@ def compared_run(world: int = 2, scale: float = 1.0, half: bool = False) -> Run:
         rank.events.append({"e": "reference_call", "at": at(43), "error": 1e-7, "half": half, "random_layers": 0,
                             "cls": "Net", **base})  # fmt: skip
         rank.events += [
-            {"e": "reference", "at": at(45), "name": n, "values": 64, "wanted": own[n], "got": whole[n], **base}
+            {
+                "e": "reference",
+                "at": at(45),
+                "name": n,
+                "values": 64,
+                "wanted": own[n],
+                "got": whole[n],
+                "touched": False,
+                **base,
+            }
             for n in ("a", "b")
         ]
         rank.events.append({"e": "reference_norm", "at": at(44), "value": 1.0, "true": 1.0, **base})
@@ -144,6 +153,16 @@ def test_rounding_in_16_bits_is_no_fault_and_a_factor_still_is() -> None:
     assert "2 times too small" in of_reference(compared_run(2, 0.5, half=True))["gradients_of_reference"]
 
 
+def test_clipping_of_the_scripts_own_is_no_fault_and_a_division_is() -> None:
+    for scale in (0.37, 0.5):
+        run = compared_run(2, scale)
+        for rank in run.ranks:
+            for e in rank.all("reference"):
+                e["touched"] = True
+        assert ("gradients_of_reference" in of_reference(run)) == (scale == 0.5)
+        assert (GRADIENTS in judge([run]).unjudged) == (scale != 0.5)
+
+
 def test_what_could_not_be_repeated_is_not_judged() -> None:
     run = compared_run()
     run.ranks[0].events.append({"e": "reference_failed", "at": at(45), "step": 0, "t": 1.0, "text": "a reason"})
@@ -188,6 +207,21 @@ def test_correct_scripts_are_silent(how: str, tmp_path: Path) -> None:
     assert not [name for name, (kind, _, _) in found.items() if kind == "FAULT"]
     judged = {OUTPUTS, GRADIENTS} | (set() if how == "tp" else {NORM}) | ({REPLICAS} if how == "hsdp" else set())
     assert judged <= set(report["fine"]), report["unjudged"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("ddp,penalty", "the loss uses the weights themselves"),
+        ("ddp,inner", "the loss uses values from inside the model"),
+        ("ddp,noise", "the script changes its gradients after backward"),
+    ],
+)
+def test_what_a_copy_cannot_repeat_is_not_judged(how: str, why: str, tmp_path: Path) -> None:
+    report, found = findings(tmp_path, "--reference", "sharded.py", how)
+    assert not [name for name, (kind, _, _) in found.items() if kind == "FAULT"]
+    assert report["unjudged"][GRADIENTS].startswith(why)
 
 
 FAULTY = [

@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         refuse(f"{message}; --help shows the options")
 
 
-NO_CHECKS = {"influence": False, "causal": False, "end_of_text": None, "reference": False}
+NO_CHECKS = {"resume": None, "influence": False, "causal": False, "end_of_text": None, "reference": False}
 """options that a comparison of runs does not have"""
 
 

@@ -91,7 +91,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     error       an exception ends the process: type, text, inner (innermost line)
     influence   what a changed sample or token moves in a model: cls, question, answer, text, seconds
     reference   a gradient before it is clipped or used, and the same of a copy of the model, as sketches: name, values
-                (their number), wanted (of this rank alone), got (null: none)
+                (their number), wanted (of this rank alone), got (null: none), touched (the script has changed it after
+                backward)
     reference_call  a call of the model was repeated with the copy: cls, error (relative difference of the outputs),
                 half (computed in 16 bits), random_layers
     reference_update  the first update was repeated: passes (backward passes), half, seconds
@@ -226,6 +227,7 @@ class Event(TypedDict, total=False):
     wanted: list[float]
     got: Any  # a list of numbers, or None
     error: float
+    touched: bool
     half: bool
     true: float
     parts: dict[str, list[Any]]

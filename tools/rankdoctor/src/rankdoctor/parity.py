@@ -232,7 +232,7 @@ def samples_differ(a: Update, b: Update, usual: Trained, other: Trained, number:
     sizes = a.samples.total(), b.samples.total()
     only = (b.samples - a.samples).total()
     text = f"{sizes[0]} samples on {usual.ranks} ranks, {sizes[1]} on {other.ranks}; {only} of these are others"
-    if number > 1 and number == min(len(usual.updates), len(other.updates)):
+    if sizes[0] != sizes[1] or number == min(len(usual.updates), len(other.updates)) > 1:
         return text, "the ranks' shares are unequal in the last batch: the sampler repeats samples, or drops some"
     if sizes[0] == sizes[1] and len(set(b.samples)) < len(set(a.samples)):
         return text, "ranks use the same samples: the loader has no sampler that shares them"

@@ -53,7 +53,9 @@ def verdicts(
     ``end_of_text`` is the token that ends each document of a packed sequence.
     """
     names = names_of(model, args, kwargs)
-    tokens, is_next = tokens_of(names, targets)
+    tokens, predicted = tokens_of(names, targets)
+    if causal and tokens is not None:
+        predicted = torch.ones(tokens.shape[:2], dtype=torch.bool)
     try:
         probe = Probe(model, args, kwargs, tokens)
         with probe:
@@ -72,7 +74,7 @@ def verdicts(
             if asked[-1].answer == FAULT and probe.tokens is not None:
                 reason = "the samples see each other, so the influence of one token is not known"
                 return asked + [Verdict(question, UNJUDGED, reason) for question in ("future", "documents", "padding")]
-            asked.append(future_verdict(probe, is_next or causal))
+            asked.append(future_verdict(probe, predicted))
             asked.append(documents_verdict(probe, names, end_of_text))
             asked.append(padding_verdict(probe, names))
             return asked
@@ -100,34 +102,38 @@ def names_of(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str,
     return {name: value for name, value in flat.items() if isinstance(value, Tensor)}
 
 
-def tokens_of(names: dict[str, Tensor], targets: Sequence[Tensor]) -> tuple[Tensor | None, bool]:
-    """Return the input with the tokens, and whether the targets are these tokens, shifted by one."""
+def tokens_of(names: dict[str, Tensor], targets: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    """Return the input with the tokens, and where the targets are the next tokens, (N, T) booleans, or None."""
     inputs = [
         value for name, value in names.items() if has_positions(value) and not re.search(r"label|target|mask|pos", name)
     ]
     for one in inputs:
-        if any(is_next_token(target, one) for target in targets):
-            return one, True
-    return next(iter(inputs), None), False
+        for target in targets:
+            if (predicted := next_tokens(target, one)) is not None:
+                return one, predicted
+    return next(iter(inputs), None), None
 
 
-def is_next_token(target: Tensor, tokens: Tensor) -> bool:
-    """Return whether targets are the tokens that follow each token; -100 and padding at the end do not count."""
-    if tokens.dim() != 2 or target.is_floating_point():
-        return False
+def next_tokens(target: Tensor, tokens: Tensor) -> Tensor | None:
+    """Return where a target is the token that follows, (N, T); None if the targets are something else.
+
+    Negative targets, such as -100, are not counted: a prefix may see all of itself.
+    """
+    if tokens.dim() != 2 or target.is_floating_point() or tokens.shape[1] < 4:
+        return None
     size, length = tokens.shape
-    if length < 4:
-        return False
     if target.numel() == size * length:
         found = target.reshape(size, length)[:, :-1]
     elif target.numel() == size * (length - 1):
         found = target.reshape(size, length - 1)
     else:
-        return False
+        return None
     counted = found >= 0
-    same = (found == tokens[:, 1:]) & counted
-    itself = (found == tokens[:, :-1]) & counted
-    return int(counted.sum()) > 3 and int(same.sum()) >= 0.95 * int(counted.sum()) > int(itself.sum())
+    same = int(((found == tokens[:, 1:]) & counted).sum())
+    itself = int(((found == tokens[:, :-1]) & counted).sum())
+    if not (int(counted.sum()) > 3 and same >= 0.95 * int(counted.sum()) > itself):
+        return None
+    return torch.cat([counted, torch.zeros(size, 1, dtype=torch.bool)], 1)
 
 
 def samples_verdict(probe: Probe, names: dict[str, Tensor]) -> Verdict:
@@ -182,9 +188,9 @@ def named(probe: Probe, where: str) -> str:
     return f", first seen in the output of {where} ({type(probe.model.get_submodule(where)).__name__})"
 
 
-def future_verdict(probe: Probe, causal: bool) -> Verdict:
-    """Judge whether a model that predicts the next token sees it."""
-    if not causal:
+def future_verdict(probe: Probe, predicted: Tensor | None) -> Verdict:
+    """Judge whether a model sees the next token where it predicts it: where ``predicted`` is true, (N, T)."""
+    if predicted is None:
         return Verdict("future", UNJUDGED, "no loss was seen whose targets are the next tokens (--causal says so)")
     if probe.length is None or not any(map(probe.is_of_positions, probe.base)):
         return Verdict("future", UNJUDGED, "no output has one vector for each token, (N, T, V)")
@@ -192,9 +198,9 @@ def future_verdict(probe: Probe, causal: bool) -> Verdict:
     for t in evenly(probe.length, MANY):
         moved_at, _ = probe.moved_positions(t)
         mixes |= bool(moved_at[:, t + 1 :].any())
-        earlier = true_ones(moved_at[:, :t].any(0))
+        earlier = true_ones((moved_at & predicted)[:, :t].any(0))
         if earlier:
-            where = probe.first_module(probe.token_changed(t), partial(moves_before, t=t, probe=probe))
+            where = probe.first_module(probe.token_changed(t), partial(moves_before, t=t, predicted=predicted))
             text = f"changing token {t} moves the outputs at {len(earlier)} earlier positions ({some(earlier)})"
             return Verdict("future", FAULT, text + named(probe, where))
         found += 1
@@ -205,10 +211,11 @@ def future_verdict(probe: Probe, causal: bool) -> Verdict:
     return Verdict("future", FINE, f"{found} of {probe.length} tokens changed, none moves an earlier output")
 
 
-def moves_before(moved_ones: Tensor, t: int, probe: Probe) -> bool:
-    """Return whether the output of a module, (N, T, ...), moves before position t."""
-    assert probe.tokens is not None
-    return moved_ones.dim() >= 3 and moved_ones.shape[:2] == probe.tokens.shape[:2] and bool(moved_ones[:, :t].any())
+def moves_before(moved_ones: Tensor, t: int, predicted: Tensor) -> bool:
+    """Return whether the output of a module, (N, T, ...), moves at a predicting position before t."""
+    if moved_ones.dim() < 3 or moved_ones.shape[:2] != predicted.shape:
+        return False
+    return bool((moved_ones.flatten(2).any(2) & predicted)[:, :t].any())
 
 
 def some(numbers: Sequence[int]) -> str:

@@ -30,7 +30,7 @@ def main() -> None:
     world = dist.get_world_size()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(0)
-    size = 44 if "unequal" in words else 48
+    size = 45 if "unequal" in words else 48
     data = TensorDataset(
         torch.randn(size, 6), torch.randint(-1, 4, (size,)) if "ignored" in words else torch.randint(4, (size,))
     )

@@ -33,7 +33,8 @@ class Block(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        self.last = F.gelu(self.up(self.norm(x)))
+        return x + self.down(self.last)
 
 
 class Model(nn.Module):
@@ -106,6 +107,10 @@ def main() -> None:
         for _ in range(3):
             x, y = torch.randn(6, 8).cuda(), torch.randint(5, (6,)).cuda()
             loss = F.cross_entropy(model(x), y) / 3  # LINE call
+            if "penalty" in words:
+                loss = loss + 0.1 * sum(p.square().sum() for p in weights if p.dim() > 1)
+            if "inner" in words:
+                loss = loss + 0.1 * model.module.blocks[0].last.square().mean()
             (loss / world if "loss_divided" in words else loss).backward()
         if "divided" in words:
             for p in weights:
@@ -113,6 +118,9 @@ def main() -> None:
                     p.grad /= world
         if "one_rank" in words and rank == 1:
             weights[0].grad = None
+        if "noise" in words:
+            for p in weights:
+                p.grad = None if p.grad is None else p.grad * 1.2
         parts = [p.grad for p in weights if p.grad is not None]
         if "norm" in words:
             norm = nn.utils.get_total_norm([g.to_local() for g in parts])  # LINE norm

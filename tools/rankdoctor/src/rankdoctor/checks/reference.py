@@ -64,10 +64,13 @@ def gradients_of_reference(run: Run) -> Iterator[Finding]:
     floor = SMALL[half] * math.sqrt(sum(norm(one) ** 2 for one in wanted.values()))
     passes = run.first.all("reference_update")[0]["passes"]
     groups: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    ways: set[str] = set()
     for number, events in by_rank.items():
         for name in names:
             kind = what_differs(events.get(name), wanted[name], GRADIENTS[half], floor, run.world, passes)
-            if kind:
+            if kind == OWN_WAY:
+                ways.add(kind)
+            elif kind:
                 groups[kind].append((number, name))
     at = run.first.all("reference")[0]["at"]
     for kind, found in groups.items():
@@ -78,6 +81,7 @@ def gradients_of_reference(run: Run) -> Iterator[Finding]:
             at, f"the gradients of {len(weights)} of {len(names)} weights ({some(weights)}) {kind}, on {where}", FIX
         )
     if not groups:
+        need(OWN_WAY not in ways, "the script changes its gradients after backward, in a way of its own")
         yield from divided_loss(run, at)
 
 
@@ -85,6 +89,10 @@ FIX = (
     "compare with the gradient of one process: DistributedDataParallel and fully_shard average over the ranks, so what "
     "the script adds, divides or leaves out itself has to go"
 )
+
+
+OWN_WAY = "are changed by the script"
+"""such as by its own clipping, or by noise: this is no fault"""
 
 
 def what_differs(
@@ -102,12 +110,16 @@ def what_differs(
         return "are those of this rank's own samples, not averaged over the ranks"
     factor = sum(a * b for a, b in zip(got, wanted, strict=True)) / max(size * size, 1e-30)
     if norm(minus(got, [factor * one for one in wanted])) <= tolerance * norm(got) + floor:
-        return f"are {named(factor, world, passes)}"
+        words = named(factor, world, passes)
+        if words or not event["touched"]:
+            return f"are {words or f'multiplied by {factor:.3g}'}"
+    if event["touched"]:
+        return OWN_WAY
     return f"differ from those of one process (relative difference {norm(minus(got, wanted)) / max(size, 1e-30):.2g})"
 
 
 def named(factor: float, world: int, passes: int) -> str:
-    """Return a factor in words, with what it is likely to come from."""
+    """Return a factor in words if it is likely to come from a mistake; "" if not."""
     known = {
         0.0: "zero",
         float(world): f"{world} times too large: a sum over the {world} ranks, not their mean",
@@ -120,7 +132,7 @@ def named(factor: float, world: int, passes: int) -> str:
     for value, words in known.items():
         if abs(factor - value) <= 0.03 * max(value, 0.03) and value != 1:
             return words
-    return f"multiplied by {factor:.3g}"
+    return ""
 
 
 def divided_loss(run: Run, at: str) -> Iterator[Finding]:

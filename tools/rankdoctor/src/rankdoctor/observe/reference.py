@@ -49,6 +49,10 @@ class Call:
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     """that reached the outputs, by their position"""
     random_layers: int = 0
+    nodes: list[Any] = field(default_factory=list)
+    """of the graph: those that made the outputs"""
+    numbers_of_nodes: tuple[int, int] = (0, 0)
+    """of the first node in this call, and of the first one after it"""
 
 
 class Reference:
@@ -61,6 +65,8 @@ class Reference:
     calls: list[Call] = []  # noqa: RUF012  (one for the process, as the class is)
     done = False
     steps = 0
+    after: dict[str, torch.Tensor] = {}  # noqa: RUF012
+    """this rank's parts of the gradients after the last backward pass"""
 
 
 def install() -> None:
@@ -72,6 +78,7 @@ def install() -> None:
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         patch(nn.utils, name, _clip, nn.utils.clip_grad)
     patch(nn.utils, "get_total_norm", _clip, nn.utils.clip_grad)
+    patch(torch.autograd, "backward", _backward)
     patch(Optimizer, "zero_grad", _zero_grad)
     patch(nn.Module, "zero_grad", _zero_grad)
     register_optimizer_step_pre_hook(_before_step)
@@ -83,8 +90,10 @@ def _call(own: Callable[..., Any]) -> Callable[..., Any]:
         if not is_followed(module):
             return own(module, *args, **kwargs)
         begun = begin(module, args, kwargs)
+        first = next_node()
         output = own(module, *args, **kwargs)
         if begun:
+            begun.numbers_of_nodes = first, next_node()
             follow(begun, output)
         return output
 
@@ -97,8 +106,20 @@ def is_followed(module: nn.Module) -> bool:
         return False
     if not (module.training and torch.is_grad_enabled() and has_weights(module)):
         return False
-    several = dist.is_initialized() and dist.get_world_size() > 1
-    return several and (Reference.core is None or core_of(module) is Reference.core)
+    if not dist.is_initialized() or dist.get_world_size() < 2:
+        return False
+    if Reference.core is None or core_of(module) is Reference.core:
+        return True
+    if any(module is part for part in Reference.core.modules()):
+        Reference.failed = "parts of the model are called by themselves"
+    return False
+
+
+def next_node() -> int:
+    """Return the number that the next node of the graph would have."""
+    with copies.aside(), torch.enable_grad():
+        node: Any = torch.ones(1, requires_grad=True).clone().grad_fn
+        return node._sequence_nr()
 
 
 def begin(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Call | None:
@@ -136,6 +157,7 @@ def follow(call: Call, output: Any) -> None:
         for number, tensor in enumerate(tensors_in(output)):
             call.outputs.append(tensor.detach().clone())
             if tensor.requires_grad:
+                call.nodes.append(tensor.grad_fn)
                 tensor.register_hook(lambda gradient, number=number: add(call, number, gradient))
     Reference.calls.append(call)
 
@@ -144,6 +166,42 @@ def add(call: Call, number: int, gradient: torch.Tensor) -> None:
     """Add a gradient that has reached an output: several, if backward goes through it several times."""
     gradient = gradient.detach().clone()
     call.gradients[number] = call.gradients[number] + gradient if number in call.gradients else gradient
+
+
+def _backward(own: Callable[..., None]) -> Callable[..., None]:
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        follows = Reference.core is not None and not (Reference.done or state.observing or state.in_backward)
+        if follows and not Reference.failed:
+            losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            Reference.failed = other_ways(losses)
+        own(tensors, *args, **kwargs)
+        if follows:
+            parts = {name: local(p.grad) for name, p in trained() if p.grad is not None}
+            Reference.after = {name: part.detach().clone() for name, part in parts.items()}
+
+    return backward
+
+
+def other_ways(losses: list[torch.Tensor]) -> str:
+    """Return a reason if a loss depends on the weights in another way than through the outputs; "" if it does not."""
+    assert Reference.core is not None
+    weights = {id(p) for p in Reference.core.parameters()}
+    stops = {id(node) for call in Reference.calls for node in call.nodes}
+    inside = [call.numbers_of_nodes for call in Reference.calls]
+    waiting = [loss.grad_fn for loss in losses]
+    seen: set[Any] = set()
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen or id(node) in stops:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in weights:
+            return "the loss uses the weights themselves, and not only the outputs of the model"
+        if variable is None and any(first <= node._sequence_nr() < last for first, last in inside):
+            return "the loss uses values from inside the model, and not only its outputs"
+        waiting += [following for following, _ in node.next_functions]
+    return ""
 
 
 def _zero_grad(own: Callable[..., None]) -> Callable[..., None]:
@@ -221,7 +279,7 @@ def compare() -> bool:
         note("reference_failed", at=at, text=Reference.failed)
     else:
         note_gradients(calls, gradients, at, time.perf_counter() - began)
-    Reference.plain, Reference.calls = None, []
+    Reference.plain, Reference.calls, Reference.after = None, [], {}
     return True
 
 
@@ -266,6 +324,12 @@ def reject(wrapped: nn.Module) -> None:
     """Raise ValueError for a model whose outputs or gradients are meant to differ from those of one process."""
     if any(is_synced_norm(module) for module in wrapped.modules()):
         raise ValueError("SyncBatchNorm takes its statistics over all ranks")
+    group = getattr(wrapped, "process_group", None)
+    replicas = dist.get_world_size(group) if group is not None else 1
+    meshes = [p.device_mesh.size() for p in wrapped.parameters() if hasattr(p, "device_mesh")]
+    together = replicas * max(meshes, default=1)
+    if together not in (1, dist.get_world_size()):
+        raise ValueError(f"{together} of {dist.get_world_size()} ranks train this model together")
     for hook, _ in getattr(wrapped, "_comm_hooks", []):
         if not any(word in getattr(hook, "__name__", "") for word in ("compress", "allreduce")):
             raise ValueError("a communication hook changes the gradients")
@@ -319,8 +383,19 @@ def note_gradients(calls: list[Call], gradients: list[torch.Tensor | None], at: 
                 values=p.numel(),
                 wanted=sketch(name, torch.zeros(p.shape) if wanted is None else wanted / scale),
                 got=None if gradient is None else sketch(name, gradient),
+                touched=is_touched(name, p, scale),
             )
     note("reference_update", at=at, passes=len(calls), half=any(call.half for call in calls), seconds=seconds)
+
+
+@torch.no_grad()
+def is_touched(name: str, p: nn.Parameter, scale: float) -> bool:
+    """Return whether the script has changed a gradient after backward, or in a hook."""
+    if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+        return True
+    if p.grad is None or name not in Reference.after:
+        return (p.grad is None) != (name not in Reference.after)
+    return not torch.allclose(local(p.grad).double(), Reference.after[name].double() / scale, rtol=1e-3, atol=0.0)
 
 
 @torch.no_grad()
