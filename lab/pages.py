@@ -248,11 +248,14 @@ def exercises(what: str, page: Page) -> str:
 
 def stored(what: str, page: Page) -> str:
     """Return a table of all stored tables: where, when, at which commit and with which command each was measured."""
-    lines = ["| table | date | commit | command |", "| --- | --- | --- | --- |"]
+    runs: dict[tuple[str, ...], list[str]] = {}  # a command can store several tables
     for file in sorted(REPOSITORY.glob("results/*/*.json")):
         found = load(file.parent.name, file.stem)
-        link = f"[`{file.parent.name}/{file.stem}`]({os.path.relpath(file, page.file.parent)})"
-        lines.append(f"| {link} | {found['date']} | {found.get('commit') or 'not noted'} | `{found['command']}` |")
+        run = (file.parent.name, found["date"], found.get("commit") or "not noted", found["command"])
+        runs.setdefault(run, []).append(f"[`{file.stem}`]({os.path.relpath(file, page.file.parent)})")
+    lines = ["| machine | tables | date | commit | command |", "| --- | --- | --- | --- | --- |"]
+    for (machine, date, commit, command), tables in runs.items():
+        lines.append(f"| {machine} | {', '.join(tables)} | {date} | {commit} | `{command}` |")
     return "\n".join(lines)
 
 
