@@ -19,7 +19,7 @@ and `<!-- end -->`:
     <!-- output: results/example_output/NAME.txt -->                a text file
     <!-- output: results/example_output/NAME.txt | lines: a; b -->  its lines that contain one of these texts
     <!-- exercises: 03_ddp -->                      the exercises of a lesson, or of `all`
-    <!-- stored: all -->                            all stored tables, with machine, date, commit and command
+    <!-- stored: all -->                            all stored tables, by machine and date
 
 What a text claims is only checked:
 
@@ -247,15 +247,13 @@ def exercises(what: str, page: Page) -> str:
 
 
 def stored(what: str, page: Page) -> str:
-    """Return a table of all stored tables: where, when, at which commit and with which command each was measured."""
-    runs: dict[tuple[str, ...], list[str]] = {}  # a command can store several tables
+    """Return a table of all stored tables, by machine and date; each file has its commit and its command."""
+    days: dict[tuple[str, str], list[str]] = {}
     for file in sorted(REPOSITORY.glob("results/*/*.json")):
-        found = load(file.parent.name, file.stem)
-        run = (file.parent.name, found["date"], found.get("commit") or "not noted", found["command"])
-        runs.setdefault(run, []).append(f"[`{file.stem}`]({os.path.relpath(file, page.file.parent)})")
-    lines = ["| machine | tables | date | commit | command |", "| --- | --- | --- | --- | --- |"]
-    for (machine, date, commit, command), tables in runs.items():
-        lines.append(f"| {machine} | {', '.join(tables)} | {date} | {commit} | `{command}` |")
+        day = (file.parent.name, load(file.parent.name, file.stem)["date"])
+        days.setdefault(day, []).append(f"[`{file.stem}`]({os.path.relpath(file, page.file.parent)})")
+    lines = ["| machine | date | tables |", "| --- | --- | --- |"]
+    lines += [f"| {machine} | {date} | {', '.join(tables)} |" for (machine, date), tables in sorted(days.items())]
     return "\n".join(lines)
 
 
