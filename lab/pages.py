@@ -228,22 +228,22 @@ def output(what: str, page: Page) -> str:
 
 
 def exercises(what: str, page: Page) -> str:
-    """Return a table of the exercises of a lesson, or of all lessons; they are numbered in the order of the course."""
+    """Return the exercises in the order of the course: a table of all lessons, or a line of those of one."""
     files = sorted(REPOSITORY.glob("0*/exercises/*/about.toml"))
     course = [(file.parent, tomllib.loads(file.read_text())) for file in files]
     course.sort(key=lambda exercise: (exercise[0].parts[-3], exercise[1].get("order", 0)))
     numbered = [(number, *exercise) for number, exercise in enumerate(course, 1)]
     lines = ["| | exercise | minutes | difficulty | what it teaches |", "| ---: | --- | ---: | ---: | --- |"]
+    names = []
     for lesson, members in groupby(numbered, key=lambda exercise: exercise[1].parts[-3]):
-        if what == "all":
-            lines.append(
-                f"| | **[{lesson}]({os.path.relpath(REPOSITORY / lesson, page.file.parent)}/README.md)** | | | |"
-            )
-        for number, folder, about in members if what in ("all", lesson) else ():
+        lines.append(f"| | **[{lesson}]({os.path.relpath(REPOSITORY / lesson, page.file.parent)}/README.md)** | | | |")
+        for number, folder, about in members:
             link = f"[`{folder.name}`]({os.path.relpath(folder, page.file.parent)}/README.md)"
             cells = (number, link, about["minutes"], about["difficulty"], about["teaches"])
             lines.append(f"| {' | '.join(map(str, cells))}{' (bonus)' if about.get('bonus') else ''} |")
-    return "\n".join(lines)
+            if lesson == what:
+                names.append(f"{link} ({about['minutes']}, {'*' * about['difficulty']})".replace("*", "\\*"))
+    return "\n".join(lines) if what == "all" else textwrap.fill(", ".join(names) + ".", 125, break_on_hyphens=False)
 
 
 def stored(what: str, page: Page) -> str:
