@@ -75,6 +75,8 @@ class Page:
     machines: list[str]
     names: dict[str, str]
     assertions: list[str]
+    machine: str = ""
+    """of the last caption"""
 
     @classmethod
     def of(cls, file: Path, text: str) -> "Page":
@@ -132,7 +134,7 @@ def table(what: str, page: Page) -> str:
     lines = [[line[number] for number in shown] for line in (header, *rows)]
     right = [number > 0 and mostly_numbers(cells) for number, (_, *cells) in enumerate(zip(*lines, strict=True))]
     lines.insert(1, ["---:" if numbers else "---" for numbers in right])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n*{caption(stored)}*"
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n*{caption(stored, page)}*"
 
 
 def mostly_numbers(cells: Sequence[str]) -> bool:
@@ -140,13 +142,18 @@ def mostly_numbers(cells: Sequence[str]) -> bool:
     return sum(bool(re.match(r"[^\w`]*\d(?!.*[a-z]{3}.* [a-z]{2})|-?$", cell)) for cell in cells) > len(cells) / 2
 
 
-def caption(stored: dict[str, Any]) -> str:
-    """Return one line on a stored table: what its numbers are, the machine, the version, the date and the command."""
+def caption(stored: dict[str, Any], page: Page) -> str:
+    """Return one line on a stored table: what its numbers are, the machine, the version, the date and the command.
+
+    A machine and a version that the caption before it on the page has are "the same machine".
+    """
     machine = stored["machine"]
     cpus = f"{machine['cpus_available']} CPUs of an {machine['cpu']} ({machine['cpu_instructions']})"
     where = f"{machine.get('device_name') or cpus}, torch {stored['versions']['torch']}"
+    named = "Same machine" if where == page.machine else where
+    page.machine = where
     what = ", ".join(part for part in (stored["unit"], stored["spread"]) if part)
-    return f"{what[:1].upper()}{what[1:]}{'. ' if what else ''}{where}, {stored['date']}: `{stored['command']}`"
+    return f"{what[:1].upper()}{what[1:]}{'. ' if what else ''}{named}, {stored['date']}: `{stored['command']}`"
 
 
 def figure(what: str, page: Page) -> str:
