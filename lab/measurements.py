@@ -297,6 +297,7 @@ CPU = (
     Measurement("save_and_reshard", "python experiments/save_and_reshard.py", FIVE, TEXT),
     Measurement("one_step", f"{TORCHRUN} 2 experiments/one_step.py", FIVE),
     Measurement("accumulation", f"{TORCHRUN} 2 experiments/accumulation.py", FIVE),
+    Measurement("ddp_or_blocks", "python experiments/ddp_or_blocks.py", FIVE, TEXT),
     Measurement("small_updates", f"{TORCHRUN} 2 experiments/small_updates.py", FIVE),
     Measurement("recompute", "python experiments/recompute.py", FIVE),
     Measurement("what_fills_memory", "python experiments/what_fills_memory.py", FIVE),

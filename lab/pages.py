@@ -19,7 +19,7 @@ and `<!-- end -->`:
     <!-- output: results/example_output/NAME.txt -->                a text file
     <!-- output: results/example_output/NAME.txt | lines: a; b -->  its lines that contain one of these texts
     <!-- exercises: 03_ddp -->                      the exercises of a lesson, or of `all`
-    <!-- stored: all -->                            all stored tables, with machine, date, commit and command
+    <!-- stored: all -->                            all stored tables, by machine and date
 
 What a text claims is only checked:
 
@@ -75,6 +75,8 @@ class Page:
     machines: list[str]
     names: dict[str, str] = field(default_factory=dict)
     assertions: list[str] = field(default_factory=list)
+    machine: str = ""
+    """of the last caption"""
 
     @classmethod
     def of(cls, file: Path, text: str) -> "Page":
@@ -132,7 +134,7 @@ def table(what: str, page: Page) -> str:
     lines = [[line[number] for number in shown] for line in (header, *rows)]
     right = [number > 0 and mostly_numbers(cells) for number, (_, *cells) in enumerate(zip(*lines, strict=True))]
     lines.insert(1, ["---:" if numbers else "---" for numbers in right])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n*{caption(stored)}*"
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n*{caption(stored, page)}*"
 
 
 def mostly_numbers(cells: Sequence[str]) -> bool:
@@ -140,13 +142,18 @@ def mostly_numbers(cells: Sequence[str]) -> bool:
     return sum(bool(re.match(r"[^\w`]*\d(?!.*[a-z]{3}.* [a-z]{2})|-?$", cell)) for cell in cells) > len(cells) / 2
 
 
-def caption(stored: dict[str, Any]) -> str:
-    """Return one line on a stored table: what its numbers are, the machine, the version, the date and the command."""
+def caption(stored: dict[str, Any], page: Page) -> str:
+    """Return one line on a stored table: what its numbers are, the machine, the version, the date and the command.
+
+    A machine and a version that the caption before it on the page has are "the same machine".
+    """
     machine = stored["machine"]
     cpus = f"{machine['cpus_available']} CPUs of an {machine['cpu']} ({machine['cpu_instructions']})"
     where = f"{machine.get('device_name') or cpus}, torch {stored['versions']['torch']}"
+    named = "Same machine" if where == page.machine else where
+    page.machine = where
     what = ", ".join(part for part in (stored["unit"], stored["spread"]) if part)
-    return f"{what[:1].upper()}{what[1:]}{'. ' if what else ''}{where}, {stored['date']}: `{stored['command']}`"
+    return f"{what[:1].upper()}{what[1:]}{'. ' if what else ''}{named}, {stored['date']}: `{stored['command']}`"
 
 
 def figure(what: str, page: Page) -> str:
@@ -228,31 +235,32 @@ def output(what: str, page: Page) -> str:
 
 
 def exercises(what: str, page: Page) -> str:
-    """Return a table of the exercises of a lesson, or of all lessons; they are numbered in the order of the course."""
+    """Return the exercises in the order of the course: a table of all lessons, or a line of those of one."""
     files = sorted(REPOSITORY.glob("0*/exercises/*/about.toml"))
     course = [(file.parent, tomllib.loads(file.read_text())) for file in files]
     course.sort(key=lambda exercise: (exercise[0].parts[-3], exercise[1].get("order", 0)))
     numbered = [(number, *exercise) for number, exercise in enumerate(course, 1)]
     lines = ["| | exercise | minutes | difficulty | what it teaches |", "| ---: | --- | ---: | ---: | --- |"]
+    names = []
     for lesson, members in groupby(numbered, key=lambda exercise: exercise[1].parts[-3]):
-        if what == "all":
-            lines.append(
-                f"| | **[{lesson}]({os.path.relpath(REPOSITORY / lesson, page.file.parent)}/README.md)** | | | |"
-            )
-        for number, folder, about in members if what in ("all", lesson) else ():
+        lines.append(f"| | **[{lesson}]({os.path.relpath(REPOSITORY / lesson, page.file.parent)}/README.md)** | | | |")
+        for number, folder, about in members:
             link = f"[`{folder.name}`]({os.path.relpath(folder, page.file.parent)}/README.md)"
             cells = (number, link, about["minutes"], about["difficulty"], about["teaches"])
             lines.append(f"| {' | '.join(map(str, cells))}{' (bonus)' if about.get('bonus') else ''} |")
-    return "\n".join(lines)
+            if lesson == what:
+                names.append(f"{link} ({about['minutes']}, {'*' * about['difficulty']})".replace("*", "\\*"))
+    return "\n".join(lines) if what == "all" else textwrap.fill(", ".join(names) + ".", 125, break_on_hyphens=False)
 
 
 def stored(what: str, page: Page) -> str:
-    """Return a table of all stored tables: where, when, at which commit and with which command each was measured."""
-    lines = ["| table | date | commit | command |", "| --- | --- | --- | --- |"]
+    """Return a table of all stored tables, by machine and date; each file has its commit and its command."""
+    days: dict[tuple[str, str], list[str]] = {}
     for file in sorted(REPOSITORY.glob("results/*/*.json")):
-        found = load(file.parent.name, file.stem)
-        link = f"[`{file.parent.name}/{file.stem}`]({os.path.relpath(file, page.file.parent)})"
-        lines.append(f"| {link} | {found['date']} | {found.get('commit') or 'not noted'} | `{found['command']}` |")
+        day = (file.parent.name, load(file.parent.name, file.stem)["date"])
+        days.setdefault(day, []).append(f"[`{file.stem}`]({os.path.relpath(file, page.file.parent)})")
+    lines = ["| machine | date | tables |", "| --- | --- | --- |"]
+    lines += [f"| {machine} | {date} | {', '.join(tables)} |" for (machine, date), tables in sorted(days.items())]
     return "\n".join(lines)
 
 

@@ -273,6 +273,19 @@ def test_the_lesson_runs_out_of_memory_and_is_cured_as_forecast(run_script: Scri
 
 
 @null_gpu
+@pytest.mark.thorough
+def test_blocks_compute_less_beside_the_products_and_send_more_than_ddp(run_script: Script, tmp_path: Path) -> None:
+    flags = ("--only", "gpt2_124m", "--updates", 5)
+    result = run_script(f"{FOLDER}/ddp_or_blocks.py", *flags, WORKSHOP_RESULTS=str(tmp_path))
+    assert result.status == 0, result.stderr
+    ddp, blocks = rows_of(tmp_path, "ddp_or_blocks").values()
+    computes, differing, collectives, gigabytes, peak = zip(ddp, blocks, strict=True)
+    assert computes[0] > computes[1] and differing[0] > differing[1]
+    assert collectives[0] < collectives[1] and gigabytes[0] < gigabytes[1] < 2 * gigabytes[0]
+    assert peak[0] > peak[1]
+
+
+@null_gpu
 def test_the_forecast_is_what_others_have_measured(run_script: Script, tmp_path: Path) -> None:
     result = run_script(f"{FOLDER}/will_it_fit.py", "--published", "true", WORKSHOP_RESULTS=str(tmp_path))
     assert result.status == 0, result.stderr

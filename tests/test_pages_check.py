@@ -79,6 +79,15 @@ def test_a_table_has_its_numbers_and_one_line_of_where_they_are_from() -> None:
     assert some.strip().splitlines()[:3] == ["| `--loader` | of it |", "| --- | ---: |", "| `memory` |  |"]
 
 
+def test_a_caption_names_a_machine_once() -> None:
+    text = "<!-- table: m/speeds -->\n<!-- end -->\n\n<!-- table: m/speeds -->\n<!-- end -->\n"
+    new, problems = pages.rendered(text, Path("page.md"))
+    assert not problems
+    captions = re.findall(r"^\*.*\*$", new, re.MULTILINE)
+    assert ["AMD EPYC" in caption for caption in captions] == [True, False]
+    assert "3 trials. Same machine, 2026-11-21: `python speeds.py`" in captions[1]
+
+
 def test_figures_stand_within_a_line() -> None:
     assert shown("figure: m/speeds map.FULL :,.0f", "It is ") == "5,402"
     assert shown('figure: value("m/speeds memory.FULL") / value("m/speeds map.FULL") :.1f', "| ") == "3.3"

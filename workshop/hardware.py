@@ -122,7 +122,7 @@ def busy_note(others: float, cpus: int, wanted: int) -> str | None:
         return None
     return (
         f"other programs used {others:.1f} of {cpus} CPUs: these speeds, and which part is slower, are not those of "
-        "an idle machine; look at `top`, and measure again"
+        "an idle machine; end them (`top` lists them) or `export OMP_NUM_THREADS=1`, and measure again"
     )
 
 
