@@ -45,7 +45,9 @@ def plot_runs(runs: Sequence[dict[str, Any]], file: Path) -> None:
     )
     axes.set_xlabel(f"milliseconds for {samples:,} samples (a step of this run)")
     axes.set_title(
-        "Mark at the end of its bar: no overlap. As far as the longer part of it: full overlap", fontsize=10, loc="left"
+        "A mark at the end of its bar: no overlap. At the length of its longer part: full overlap",
+        fontsize=10,
+        loc="left",
     )
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=10, frameon=False)
     figure.savefig(file)
