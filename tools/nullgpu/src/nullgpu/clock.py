@@ -234,6 +234,7 @@ def write(clock: Clock, folder: str, ended: tuple[float, float]) -> None:
     clock.library.nullgpu_spans(f"{folder}/spans{rank}.tsv".encode())
     launches, of_other_sizes = ctypes.c_int64(), ctypes.c_int64()
     clock.library.nullgpu_count_launches(ctypes.byref(launches), ctypes.byref(of_other_sizes))
+    calibrated = clock.durations.calibration
     found = {
         "updates": clock.updates,
         "observed": clock.observed.updates,
@@ -242,6 +243,7 @@ def write(clock: Clock, folder: str, ended: tuple[float, float]) -> None:
         "launches": launches.value,
         "of_other_sizes": of_other_sizes.value,
         "unknown": unknown(clock, folder) | dict.fromkeys(sorted(clock.durations.unknown), 0),
+        "calibrated": calibrated.found / max(calibrated.all, 1e-12) if calibrated else None,
         "real": ended[0] - clock.began[0],
         "simulated": ended[1] - clock.began[1],
     }

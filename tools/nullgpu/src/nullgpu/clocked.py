@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import curves
+from . import curves, gpus
 from .interface import read_spans
 from .timeline import COMMUNICATION, COPIES, DATA, HOST, Summary, chrome_events, summary
 
-OF_LAUNCHES = ("observed", "is_observed", "launches", "of_other_sizes", "unknown")
+OF_LAUNCHES = ("observed", "is_observed", "launches", "of_other_sizes", "unknown", "calibrated")
 ADVICE = {
     DATA: "the loader limits it: more workers, or samples that are cheaper to read",
     HOST: "it is launch-bound, or the host waits too often: larger batches, CUDA graphs, torch.compile, no .item()",
@@ -24,12 +24,12 @@ IN_TURN = (
 )
 
 
-def show(folder: Path, name: str, trace: Path | None, skip: int) -> dict[str, Any]:
+def show(folder: Path, gpu: dict[str, Any], trace: Path | None, skip: int) -> dict[str, Any]:
     """Print the report of rank 0 and a line for each other rank, and write the time line if that is wanted.
 
     Args:
         folder: in which the processes of the command have left what they noted.
-        name: of the GPU.
+        gpu: its figures (see gpus.py).
         trace: file for the time line.
         skip: number of first updates that do not count.
 
@@ -37,8 +37,10 @@ def show(folder: Path, name: str, trace: Path | None, skip: int) -> dict[str, An
         update, the share "busy", shares in "waits"; "operations" and their seconds; "observed", the number of first
         updates in which operations were observed, and "is_observed", whether they still were at the end; "launches"
         after that, how many of them are "of_other_sizes" than any that was observed, and "unknown" kernels with their
-        number; "real" and "simulated" seconds, "advice"; a rank without two updates has no "seconds".
+        number; "calibrated", the share of the observed seconds that a trace has said, or None; "real" and "simulated"
+        seconds, "advice"; a rank without two updates has no "seconds".
     """
+    name = gpu["name"]
     files = sorted(folder.glob("clock*.json"), key=lambda file: int(file.stem.removeprefix("clock")))
     noted = {int(file.stem.removeprefix("clock")): json.loads(file.read_text()) for file in files}
     if not noted:
@@ -54,7 +56,7 @@ def show(folder: Path, name: str, trace: Path | None, skip: int) -> dict[str, An
         row = {"rank": rank, **(it.as_json() if it else {}), "advice": advice(it, others) if it else ""}
         row |= {name: found[name] for name in OF_LAUNCHES}
         ranks.append(row | {"real": found["real"], "simulated": found["simulated"]})
-    for line in text(name, ranks):
+    for line in text(name, ranks, {"by": gpu["clock"].get("measured", {}).get("by"), "curves": gpus.measured(gpu)}):
         print(f"nullgpu: {line}")
     if trace:
         events = [e for rank, found in noted.items() for e in chrome_events(rank, found["loading"], spans[rank])]
@@ -85,11 +87,28 @@ def listed(waits: dict[str, float]) -> str:
     return ", ".join(f"{what} {share:.0%}" for what, share in waits.items() if share > 0.005)
 
 
-def origins(name: str, rank: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that say how well the durations of the GPU's work are known."""
-    measured = curves.measured_on()
-    of_gpu = "" if name == measured else f", scaled to the peaks of {with_article(name)}: not measured on one"
-    yield f"  durations: curves fitted to the operations of {with_article(measured)}{of_gpu}"
+def origins(name: str, rank: dict[str, Any], measured: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that say how well the durations of the GPU's work are known.
+
+    Args:
+        name: of the GPU.
+        rank: its figures.
+        measured: of the GPU's file: which curves were fitted to kernels of this GPU ("curves"), and whose ("by").
+    """
+    base, own = curves.measured_on(), measured["curves"]
+    by = f", which {measured['by']} timed" if measured["by"] else ""
+    if name == base:
+        known = f"curves fitted to the operations of {with_article(base)}"
+    elif not own:
+        known = f"curves of {with_article(base)}, scaled to the peaks of {with_article(name)}: not measured on one"
+    else:
+        known = (
+            f"curves fitted to kernels of {with_article(name)}{by} ({', '.join(sorted(own))}); "
+            f"the others are an H200's, scaled to its peaks"
+        )
+    if rank["calibrated"] is not None:
+        known = f"{rank['calibrated']:.0%} of the time by the trace; the rest by {known}"
+    yield f"  durations: {known}"
     if rank["of_other_sizes"] > 0.005 * rank["launches"]:
         share = rank["of_other_sizes"] / rank["launches"]
         first = f"the first {rank['observed']} updates"
@@ -103,7 +122,7 @@ def origins(name: str, rank: dict[str, Any]) -> Iterator[str]:
         yield "  operations were observed to the end, so the host was slower than without the clock"
 
 
-def text(name: str, ranks: list[dict[str, Any]]) -> Iterator[str]:
+def text(name: str, ranks: list[dict[str, Any]], measured: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the report: on the first rank, then one for each of the others."""
     first, *others = ranks
     if "seconds" not in first:
@@ -118,7 +137,7 @@ def text(name: str, ranks: list[dict[str, Any]]) -> Iterator[str]:
     top = sorted(first["operations"].items(), key=lambda pair: -pair[1])[:5]
     whole = sum(first["operations"].values()) or 1
     yield "  longest operations: " + ", ".join(f"{operation} {seconds / whole:.0%}" for operation, seconds in top)
-    yield from origins(name, first)
+    yield from origins(name, first, measured)
     if first["advice"]:
         yield f"  first thing to change: {first['advice']}"
     minute = 60 * first["real"] / max(first["simulated"], 1e-9)

@@ -5,9 +5,10 @@ H200 was timed with. Most of them are shares of the GPU's peaks, so the curves h
 but then they are scaled, and not measured. Bytes and numbers are per call; times are in seconds.
 """
 
+import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ TILE = 128
 """edge of the part of a matrix that one multiprocessor computes"""
 FEW = 4
 """channels of an input, such as colors, for which cuDNN has slow kernels only"""
+MOST = 0.8
+"""share of the peak that kernels without matrix units attain at most, about that of products in fp32"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Gpu:
     """MHz"""
     shortest: float
     """seconds of the shortest kernel"""
+    measured: Mapping[str, Parameters] = field(default_factory=dict)
+    """parameters of the curves that were fitted to kernels of this GPU"""
 
 
 @dataclass(frozen=True)
@@ -110,23 +115,30 @@ class Moved:
 Work = Product | Attention | Convolution | BatchNorm | Moved
 
 
+@functools.cache
+def the_measured() -> dict[str, Any]:
+    """Return the GPU that the curves were fitted to ("gpu"), and their parameters ("parameters")."""
+    return json.loads(FILE.read_text())
+
+
 def measured_on() -> str:
     """Return the name of the GPU whose operations the curves were fitted to."""
-    return json.loads(FILE.read_text())["gpu"]["name"]
+    return the_measured()["gpu"]["name"]
 
 
 class Curves:
     """The time of each kind of work on one GPU."""
 
     def __init__(self, gpu: Gpu, parameters: Mapping[str, Parameters] | None = None) -> None:
-        found: dict[str, Any] = json.loads(FILE.read_text()) if parameters is None else {}
-        self.parameters = found["parameters"] if parameters is None else parameters
+        base = the_measured()
+        self.parameters = {**base["parameters"], **gpu.measured} if parameters is None else parameters
         self.gpu = gpu
-        base = found["gpu"] if found else {"multiprocessors": gpu.multiprocessors, "clock_rate": gpu.clock_rate}
-        base_shortest = found["gpu"]["shortest"] if found else gpu.shortest
-        self.slower = base["multiprocessors"] * base["clock_rate"] / (gpu.multiprocessors * gpu.clock_rate)
-        """how many times as long its multiprocessors need for the same number of instructions"""
-        self.floor = 1e-6 * gpu.shortest / base_shortest
+        of, peak = base["gpu"], base["gpu"]["peak"]
+        self.slower = of["multiprocessors"] * of["clock_rate"] / (gpu.multiprocessors * gpu.clock_rate)
+        """how many times as long its multiprocessors need for the same number of instructions as an H200's"""
+        self.per_clock = {it: self.slower / (peak[it] / gpu.peak[it]) for it in peak}
+        """how much of its peak the same number of instructions costs, in comparison with an H200"""
+        self.floor = 1e-6 * gpu.shortest / of["shortest"]
         """seconds for a microsecond of a fixed cost"""
 
     def seconds(self, work: Work) -> float:
@@ -178,14 +190,17 @@ class Curves:
         # A tensor has as many bytes for each channel before and after it if each position stays.
         strided = it.input_bytes * it.outputs > 1.5 * it.output_bytes * it.channels
         narrow = min(it.channels, it.outputs)
-        share = p["backward" if it.backward else "forward"] * narrow / (narrow + p["channels"])
+        # Few channels cost instructions rather than arithmetic: a GPU with less of a peak loses less by them.
+        per_clock, own = self.per_clock[it.format], p["backward" if it.backward else "forward"]
+        share = own / (1 + p["channels"] / narrow * per_clock)
         if it.channels <= FEW:
-            share = p["few"] * (p["few in fp16"] if it.format == "fp16" else 1.0)
+            share = min(p["few"] * (p["few in fp16"] if it.format == "fp16" else 1.0) / per_clock, max(p["few"], own))
         elif strided:
             share *= p["strided"]
         each = [peak * share] * passes
         if "guess" in p and it.channels > FEW and it.positions <= (200 if it.backward else 1000):
-            each[0] = peak * p["guess"]  # for one of the products, cuDNN's guess is a kernel without matrix units
+            # For one of the products, cuDNN's guess is a kernel without matrix units.
+            each[0] = min(peak * p["guess"] / per_clock, self.gpu.peak["fp32"] * MOST)
         arithmetic = sum(per_pass / attained for attained in each)
         transposed = 0.0
         if not it.channels_last and it.format != "fp32" and (it.kernel > 1 or strided):

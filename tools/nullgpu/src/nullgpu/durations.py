@@ -2,12 +2,14 @@
 # ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from .calibration import Calibration
 from .curves import Attention, BatchNorm, Convolution, Curves, Gpu, Moved, Product, Work
 from .interface import Settings
 
@@ -84,12 +86,23 @@ class Durations:
 
     def __init__(self, settings: Settings) -> None:
         it = settings
-        self.curves = Curves(Gpu(it.peak, it.bandwidth, it.multiprocessors, it.clock_rate, it.shortest))
+        self.curves = Curves(Gpu(it.peak, it.bandwidth, it.multiprocessors, it.clock_rate, it.shortest, it.measured))
+        self.calibration = Calibration(Path(it.calibration)) if it.calibration else None
         self.unknown: set[str] = set()
         """operations of which nothing is known"""
 
     def of(self, func: Any, args: Any, kwargs: Any, out: Any, launches: int) -> float:
         """Return how many seconds an operation takes that makes so many launches."""
+        if self.calibration is None:
+            return self.of_curves(func, args, kwargs, out, launches)
+        known = self.calibration.seconds(func, args, kwargs, self.curves.gpu.shortest)
+        seconds = self.of_curves(func, args, kwargs, out, launches) if known is None else known
+        self.calibration.found += known or 0.0
+        self.calibration.all += seconds
+        return seconds
+
+    def of_curves(self, func: Any, args: Any, kwargs: Any, out: Any, launches: int) -> float:
+        """Return how many seconds an operation takes by the curve of its kind."""
         it = work_of(func, args, kwargs, out, launches)
         if isinstance(it, Moved) and not it.moved:
             self.unknown.add(name_of(func))

@@ -120,6 +120,10 @@ class Settings:
     network_between: float = 0.0
     peak: dict[str, float] = field(default_factory=dict)
     """FLOP/s by number format; only Python reads it"""
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    """parameters of curves that were fitted to kernels of this GPU; only Python reads them"""
+    calibration: str = ""
+    """file with a trace of torch.profiler; only Python reads it"""
 
     def dump(self) -> str:
         """Return this as text."""
