@@ -21,9 +21,17 @@ and `<!-- end -->`:
     <!-- exercises: 03_ddp -->                      the exercises of a lesson, or of `all`
     <!-- stored: all -->                            all stored tables, with machine, date, commit and command
 
-What a text claims stands beside it, and is only checked:
+What a text claims is only checked:
 
     <!-- assert: value("loaders memory.FULL") > 3 * value("loaders map.FULL") -->
+
+Whoever reads a page in an editor should see short names and not long expressions. So a page may name what its markers
+show, and list its assertions, in one comment at its end; `<!-- figure: gain -->` then shows the first of these:
+
+    <!-- figures
+    gain = value("loaders memory.FULL") / value("loaders map.FULL") :.1f
+    assert value("loaders memory.FULL") > 3 * value("loaders map.FULL")
+    -->
 
 The paths of figures are explained in lab/results.py. A comment at the beginning of a line makes GitHub show the rest of
 this line as it is, without links or bold words, so a figure must not begin a line. Markers right after a backtick are
@@ -52,6 +60,7 @@ MARKER = re.compile(
     r"(?<!`)<!-- (table|figure|code|output|exercises|stored): ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL
 )
 ASSERTION = re.compile(r"(?<!`)<!-- assert: (.*?) -->", re.DOTALL)
+FIGURES = re.compile(r"^<!-- figures\n(.*?)^-->", re.DOTALL | re.MULTILINE)
 MACHINES = re.compile(r"^<!-- machines: (.*?) -->$", re.MULTILINE)
 LINK = re.compile(r"(?P<before>\]\((?:\.\./)*results/)(?P<machine>\w+_\d+[cg]pu)(?P<after>/[^)\s]+\))")
 """a link to what was measured on a machine"""
@@ -60,16 +69,21 @@ LANGUAGES = {".py": "python", ".slurm": "sh", ".sh": "sh", ".yaml": "yaml"}
 
 @dataclass
 class Page:
-    """A page, and the machines whose figures it shows, those that it prefers first."""
+    """A page, the machines whose figures it shows, those that it prefers first, and what it says at its end."""
 
     file: Path
     machines: list[str]
+    names: dict[str, str]
+    assertions: list[str]
 
     @classmethod
     def of(cls, file: Path, text: str) -> "Page":
         """Return the page in a file."""
         named = MACHINES.search(text)
-        return cls(file, named[1].split(", ") if named else [])
+        lines = [line for block in FIGURES.findall(text) for line in block.splitlines() if line.strip()]
+        assertions = [line.removeprefix("assert ") for line in lines if line.startswith("assert ")]
+        names = dict(line.split(" = ", 1) for line in lines if not line.startswith("assert "))
+        return cls(file, named[1].split(", ") if named else [], names, ASSERTION.findall(text) + assertions)
 
     def path(self, path: str) -> str:
         """Return "MACHINE/TABLE ..." for "TABLE ...".
@@ -265,7 +279,7 @@ def rendered(text: str, file: Path) -> tuple[str, list[str]]:
                 raise LookupError("it has no <!-- end -->")
             if kind == "figure" and re.fullmatch(r"[\s>]*([-*+]|\d+\.)?\s*", before):
                 raise LookupError("a figure must not begin a line")
-            shown = SHOW[kind](what, page)
+            shown = SHOW[kind](page.names.get(what, what), page)
         except Exception as error:  # report all wrong markers, not only the first
             problems.append(f"{file}: <!-- {kind}: {what} -->: {error}")
             return marker[0]
@@ -283,7 +297,9 @@ def rendered(text: str, file: Path) -> tuple[str, list[str]]:
     new = MARKER.sub(show, text)
     if page.machines:
         new = LINK.sub(follow, new)
-    for assertion in ASSERTION.findall(text):
+    shown = {what for _, what, _ in MARKER.findall(text)}
+    problems += [f"{file}: {name} is shown nowhere" for name in page.names if name not in shown]
+    for assertion in page.assertions:
         try:
             if not evaluate(assertion, page):
                 problems.append(f"{file}: not so: {assertion}")

@@ -21,6 +21,7 @@ from conftest import REPOSITORY, Script
 from cpu_or_gpu import Library, Measurement, pays_at, row_of, sweep, torch_on
 from lab.timing import Timing
 from sources import generate, pack
+from whole_batches import batches
 from workshop.errors import UserError
 
 FOLDER = "01_single_gpu/experiments"
@@ -270,6 +271,25 @@ def test_every_experiment_says_what_one_should_see() -> None:
     for script in (REPOSITORY / FOLDER).glob("*.py"):
         text = script.read_text()
         assert "__main__" not in text or "You should see" in text or script.name == "front_figure.py"
+
+
+def test_whole_batches_have_every_sample_once_and_another_order_in_each_epoch() -> None:
+    inputs = torch.arange(10.0)[:, None]
+    orders = []
+    for epoch in range(2):
+        shown = list(batches(inputs, torch.arange(10), 4, epoch, augment=lambda batch: batch + 1))
+        assert [len(targets) for _, targets in shown] == [4, 4, 2]
+        assert all(torch.equal(samples[:, 0], targets + 1.0) for samples, targets in shown)
+        orders.append(torch.cat([targets for _, targets in shown]).tolist())
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(10))
+    assert orders[0] != orders[1]
+
+
+def test_whole_batches_of_several_ranks_are_disjoint_and_equally_many() -> None:
+    inputs = torch.arange(11.0)[:, None]
+    ranks = [torch.cat([y for _, y in batches(inputs, torch.arange(11), 2, 0, rank=r, world_size=3)]) for r in range(3)]
+    assert [len(rank) for rank in ranks] == [3, 3, 3]
+    assert len(set(torch.cat(ranks).tolist())) == 9
 
 
 def test_three_rates_count_what_comes_after_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:

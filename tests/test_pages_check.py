@@ -87,6 +87,15 @@ def test_figures_stand_within_a_line() -> None:
     assert "must not begin a line" in problems_of("- <!-- figure: m/speeds map.FULL :,.0f -->1<!-- end -->")
 
 
+def test_a_page_names_figures_and_lists_assertions_at_its_end() -> None:
+    text = "It gains <!-- figure: gain --><!-- end -->.\n\n<!-- figures\n%s\n-->\n"
+    gain = 'gain = value("m/speeds memory.FULL") / value("m/speeds map.FULL") :.1f'
+    assert "-->3.3<!--" in pages.rendered(text % gain, Path("page.md"))[0]
+    wrong = f'{gain}\nunused = m/speeds map.FULL\nassert value("m/speeds map.FULL") > 9e9'
+    assert "unused is shown nowhere" in problems_of(text % wrong)
+    assert "not so: value" in problems_of(text % wrong)
+
+
 def test_code_is_that_of_the_script() -> None:
     assert shown("code: script.py LIMIT") == '\n```python\n# why it is ten\nLIMIT = 10\n"""of samples"""\n```\n'
     assert shown("code: script.py train").startswith("\n```python\n@profile\ndef train(loader):")
