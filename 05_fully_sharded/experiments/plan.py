@@ -3,7 +3,8 @@
     python experiments/plan.py --model gpt_1b --gpu a100 --nodes 8                     # on 20 tokens for each weight
     python experiments/plan.py --weights 13e9 --gpu a100 --gb 40 --nodes 2 --tokens 100e9 --hours 240
     python experiments/plan.py --weights 300e6 --gpu l4 --gpus_per_node 1 --sequence_length 1024
-    python experiments/plan.py --published true                      # ten answers beside what others have measured
+    python experiments/plan.py --published true                      # ten speeds beside what others have measured
+    python experiments/plan.py --cases true                          # the plans that docs/64_gpus.md compares
 
 For each way of sharing the model over the GPUs, the lesson's train.py makes some steps on null GPUs (tools/nullgpu):
 PyTorch's own allocator counts the bytes, and the simulated GPU the seconds. From these the plan chooses the fastest way
@@ -12,13 +13,10 @@ figure is counted, simulated, published or a rule. A plan is a beginning: measur
 """
 
 import argparse
-import json
 import math
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -27,25 +25,18 @@ from typing import Any
 from checkpoint_cost import BYTES_PER_PARAMETER, GPU_HOURS_PER_FAILURE, best_interval
 from lab import results
 from lab.flags import Parser
-from lab.simulated import null_gpu
+from plan_published import compare
+from plan_trials import GAPS, GIB, LESSON, NOT_COUNTED, Gpus, Model, Trials, Way, gpus_of, model_of, say, tried
 from workshop.config import require_positive
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.jsonfile import write_json
-from workshop.models.gpt import SIZES, GPTSize, gpt_size
+from workshop.models.gpt import SIZES
 
-LESSON = Path(__file__).resolve().parents[1]
-GIB = 2**30
 TOKENS_PER_WEIGHT = 20
 """about what uses a number of operations best: Hoffmann et al. 2022, https://arxiv.org/abs/2203.15556, table A3"""
-GAPS = 1.07
-"""what is reserved, on a GPU, for each byte that null GPUs reserve: at most that on an H200 (experiments/memory.md)"""
-NOT_COUNTED = 3 * GIB
-"""CUDA's context and NCCL's buffers, which no allocator counts: 0.5 to 2 GiB and about 1 GiB"""
 USUAL_SHARE = (0.33, 0.40)
 """of the peak that a training of a language model reaches: torchtitan's Llama 3.1 8B on H100
-(benchmarks/llama3_h100_202412_torchtitan.md), and MosaicML's table below"""
-SKIP, COUNTED = 4, 3
-"""updates of a simulated run: the first ones, in which the clock learns the durations, and those that count"""
+(benchmarks/llama3_h100_202412_torchtitan.md), and MosaicML's, in plan_published.py"""
 GB_PER_SECOND = 1.0
 """that all ranks together write, on a file system that is not fast"""
 
@@ -74,299 +65,6 @@ RECIPES = (
     Recipe("LLaMA 33B (arXiv:2302.13971, table 2)", 32.5e9, 4.2e6, 1.5e-4, 2000),
 )
 """docs/64_gpus.md has more of them, for comparison; GPT-3's warm-up is 375 million tokens"""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A published speed."""
-
-    name: str
-    size: GPTSize
-    gpu: str
-    gb: int
-    gpus: int
-    part: int
-    """sequences of 2,048 tokens that a GPU computes at once"""
-    recomputed: bool
-    share_of_peak: float
-
-
-def mpt(width: int, depth: int) -> GPTSize:
-    """Return the size of one of MosaicML's models. Its blocks have 12 x width² weights, as those of this lesson."""
-    return GPTSize(width=width, depth=depth, vocabulary=50_432, head_dimension=128)
-
-
-PUBLISHED = (
-    Measured("125M", mpt(768, 12), "a100", 80, 8, 32, False, 0.4445),
-    Measured("1.3B", mpt(2048, 24), "a100", 80, 8, 14, False, 0.5986),
-    Measured("2.7B", mpt(2560, 32), "a100", 80, 8, 10, False, 0.6211),
-    Measured("6.7B", mpt(4096, 32), "a100", 80, 8, 6, False, 0.6423),
-    Measured("6.7B", mpt(4096, 32), "a100", 40, 64, 18, True, 0.5073),
-    Measured("13B", mpt(5120, 40), "a100", 40, 16, 10, True, 0.5250),
-    Measured("1.3B", mpt(2048, 24), "h100", 80, 64, 20, False, 0.4085),
-    Measured("2.7B", mpt(2560, 32), "h100", 80, 64, 6, False, 0.4080),
-    Measured("6.7B", mpt(4096, 32), "h100", 80, 8, 6, False, 0.4644),
-    Measured("13B", mpt(5120, 40), "h100", 80, 64, 2, False, 0.3986),
-)
-"""MosaicML's llm-foundry, scripts/train/benchmarking/README.md, rows of 2,048 tokens in bf16, fully sharded. Their
-models have 4 x width in the MLP without a gate, LayerNorm and ALiBi, so the same weights and nearly the same products;
-on A100 (PURE) also gradients and optimizer state are in 16 bits. https://github.com/mosaicml/llm-foundry"""
-
-
-@dataclass(frozen=True)
-class Gpus:
-    """The GPUs of the training."""
-
-    kind: str
-    """as nullgpu knows it, or a file"""
-    gib: float
-    nodes: int
-    per_node: int
-    peak: float
-    """dense FLOP/s in 16 bits"""
-    sixteen: str
-    """bf16, or fp16 if it has no bf16"""
-    sm: int
-
-    @property
-    def number(self) -> int:
-        """Number of all GPUs."""
-        return self.nodes * self.per_node
-
-    @property
-    def name(self) -> str:
-        """What the answer calls them."""
-        return f"{self.number:,} x {Path(self.kind).stem.upper()} of {self.gib:g} GiB"
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model of the lesson, and what it is trained on."""
-
-    flags: tuple[str, ...]
-    """--model, and --width and --depth if they differ"""
-    size: GPTSize
-    sequence_length: int
-
-    @property
-    def weights(self) -> int:
-        """Number of weights."""
-        return self.size.parameters
-
-
-@dataclass(frozen=True)
-class Way:
-    """How the model is shared, and a batch divided; with what null GPUs have found."""
-
-    shard: str
-    replicas: int = 1
-    recomputed: bool = False
-    part: int = 0
-    """sequences that a GPU computes at once; 0: not one of them fits"""
-    parts: int = 0
-    """of a GPU's share of a batch"""
-    needed: float = 0.0
-    """bytes of a GPU, with gaps and what is not counted; of one sequence, if that does not fit"""
-    allocated: float = 0.0
-    """bytes at the peak"""
-    seconds: float = 0.0
-    """of a step, simulated"""
-    busy: float = 0.0
-    """share of the step in which the GPU computes"""
-    waits: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """What the table of ways shows."""
-        kind = "none (DDP)" if self.shard == "none" else self.shard
-        groups = f", {self.replicas} groups" if self.replicas > 1 else ""
-        return f"{kind}{groups}{', recomputed' if self.recomputed else ''}"
-
-    def flags(self, parts: int) -> list[str]:
-        """Return the flags of train.py."""
-        replicas = ["--replicas", str(self.replicas)] if self.replicas > 1 else []
-        again = ["--activation_checkpointing", "true"] if self.recomputed else []
-        return ["--shard", self.shard, *replicas, *again, *(["--accumulate", str(parts)] if parts > 1 else [])]
-
-
-def model_of(weights: float, sequence_length: int) -> Model:
-    """Return the model of the lesson with about so many weights: a width and a depth as published models have them.
-
-    GPT-2, Pythia, LLaMA and MPT have 64 (124M) to 128 (7B and more) times as much width as depth; the ratio here goes
-    from one to the other with the logarithm of the size.
-    """
-    base = "gpt2_124m" if weights < 5e8 else "gpt_1b" if weights < 3e9 else "gpt_7b"
-    wanted = 64 * 2 ** min(1.0, max(0.0, math.log(weights / 124e6) / math.log(7e9 / 124e6)))
-    step = 2 * SIZES[base].head_dimension
-    sizes = [gpt_size(base, width, depth) for width in range(step, 16_385, step) for depth in range(2, 129)]
-
-    def distance(size: GPTSize) -> float:
-        """A wrong number of weights counts ten times as much as a wrong shape."""
-        shape = abs(math.log(size.width / size.depth / wanted))
-        return 10 * abs(math.log(size.parameters / weights)) + shape
-
-    best = min(sizes, key=distance)
-    if not 0.8 < best.parameters / weights < 1.25:
-        near = [min(size.parameters for size in sizes), max(size.parameters for size in sizes)]
-        raise UserError(f"--weights {weights:g}: the lesson's models have {near[0]:.2g} to {near[1]:.2g} of them")
-    flags = ("--model", base, "--width", str(best.width), "--depth", str(best.depth))
-    return Model(flags, best, sequence_length)
-
-
-def gpus_of(arguments: argparse.Namespace) -> Gpus:
-    """Ask the null GPU for the figures of a GPU; `UserError` if it knows none of this name."""
-    with tempfile.TemporaryDirectory() as scratch:
-        figures = Path(scratch, "gpu.json")
-        command = [*null_gpu("--clock", arguments.gpu, "--json", figures), sys.executable, "-c", "pass"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if not figures.exists():
-            raise UserError(f"--gpu {arguments.gpu}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
-        settings = json.loads(figures.read_text())["settings"]
-    sixteen = "bf16" if settings["sm"] >= 80 else "fp16"
-    return Gpus(
-        kind=str(Path(arguments.gpu).resolve()) if Path(arguments.gpu).is_file() else arguments.gpu,
-        gib=arguments.gb or settings["gb"],
-        nodes=arguments.nodes,
-        per_node=arguments.gpus_per_node,
-        peak=settings["peak"][sixteen],
-        sixteen=sixteen,
-        sm=settings["sm"],
-    )
-
-
-WITHOUT_DRAWING = """
-import runpy, sys
-import torch.nn.init as init
-for name in ("normal_", "trunc_normal_", "uniform_", "kaiming_uniform_", "xavier_uniform_", "ones_", "zeros_"):
-    setattr(init, name, lambda tensor, *args, **named: tensor)
-sys.argv = sys.argv[1:]
-sys.path.insert(0, "")
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-"""starts a script whose weights are not drawn: a null GPU computes nothing, and they would fill this machine's memory"""
-
-
-class Trials:
-    """Runs of a copy of lesson 05's train.py on null GPUs, as rank 0 of the job."""
-
-    def __init__(self, script: Path, model: Model, gpus: Gpus, extra: list[str], folder: Path) -> None:
-        self.script, self.model, self.gpus, self.extra, self.folder = script.resolve(), model, gpus, extra, folder
-        self.of_lesson = self.script == LESSON / "train.py"
-
-    def run(self, way: Way, part: int, parts: int, steps: int, options: list[object]) -> dict[str, Any]:
-        """Make some steps of so many parts of so many sequences; return the figures of nullgpu's reports."""
-        figures, run = self.folder / "figures.json", self.folder / "run"
-        figures.unlink(missing_ok=True)
-        batch, gpus = part * parts * self.gpus.number, self.gpus
-        data = ["--data_dir", str(self.text(steps * batch))] if self.of_lesson else []
-        command = [
-            *null_gpu("--gpus", gpus.per_node, "--world", gpus.number, "--json", figures, *options),
-            *(sys.executable, "-c", WITHOUT_DRAWING, self.script.name),
-            *(*self.model.flags, "--sequence_length", self.model.sequence_length, "--precision", gpus.sixteen),
-            *("--global_batch_size", batch, "--limit_train", steps * batch, "--limit_val", gpus.number),
-            *("--num_workers", 0, "--run_dir", run, *data, *way.flags(parts), *self.extra),
-        ]
-        words = [str(word) for word in command]
-        done = subprocess.run(words, cwd=self.script.parent, capture_output=True, text=True)
-        subprocess.run(["rm", "-rf", str(run)], check=True)
-        if done.returncode or not figures.exists():
-            lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-            errors = [line for line in lines if "rror" in line] or lines
-            raise UserError(f"{self.script.name} {' '.join(words[words.index('--precision') :])}: {errors[-1]}")
-        return json.loads(figures.read_text())
-
-    def text(self, sequences: int) -> Path:
-        """Return a data directory with a text of zeros that is long enough, as a file without content."""
-        text = self.folder / "text"
-        text.mkdir(exist_ok=True)
-        length = sequences * (self.model.sequence_length + 1) + self.model.sequence_length
-        lengths = {"train.bin": length, "val.bin": (self.gpus.number + 1) * (self.model.sequence_length + 1)}
-        for name, size in lengths.items():
-            with (text / name).open("wb") as file:
-                file.truncate(size)
-        write_json(text / "ORIGIN.json", {"lengths": lengths})
-        return self.folder
-
-    def memory(self, way: Way, part: int, parts: int) -> tuple[float, float]:
-        """Return the bytes at the peak, and those that a GPU needs. Two parts are enough: later ones need no more."""
-        options = ["--gb", 4000, "--sm", self.gpus.sm, "--report", "--snapshot", self.folder / "memory.pickle"]
-        (rank,) = self.run(way, part, min(parts, 2), 3, options)["report"]["ranks"]
-        return rank["peak"], GAPS * rank["reserved"] + NOT_COUNTED
-
-    def time(self, way: Way, part: int, parts: int) -> tuple[float, float, dict[str, float]]:
-        """Return the simulated seconds of a step, the share in which the GPU computes, and what it waits for."""
-        options = ["--gb", 4000, "--clock", self.gpus.kind, "--skip", SKIP]
-        found = [
-            self.run(way, part, number, SKIP + COUNTED, options)["clock"]["ranks"][0]
-            for number in ([1, 2] if parts > 2 else [parts])
-        ]
-        one, last = found[0]["seconds"], found[-1]["seconds"]
-        seconds = last + (parts - 2) * (last - one) if parts > 2 else last  # every further part costs the same
-        return seconds, found[-1]["busy"], found[-1]["waits"]
-
-
-def divisors(number: int) -> list[int]:
-    """Return the numbers that divide this one, the largest first."""
-    return [part for part in range(number, 0, -1) if number % part == 0]
-
-
-def fitted(trials: Trials, way: Way, sequences: int) -> Way:
-    """Return the way with its largest part of a GPU's sequences that fits, so that all parts are equal."""
-    limit = trials.gpus.gib * GIB
-    peaks = [trials.memory(way, part, 2) for part in (1, 2)] if sequences > 1 else [trials.memory(way, 1, 1)]
-    (allocated, needed), (_, more) = peaks[0], peaks[-1]
-    if needed > limit:
-        return replace(way, needed=needed, allocated=allocated)
-    slope = max(more - needed, 1.0)
-    sizes = [part for part in divisors(sequences) if needed + (part - 1) * slope <= 1.02 * limit]
-    for part in sizes:  # memory grows nearly, but not exactly, in proportion
-        allocated, needed = trials.memory(way, part, sequences // part) if part > 1 else peaks[0]
-        if needed <= limit:
-            return replace(way, part=part, parts=sequences // part, needed=needed, allocated=allocated)
-    raise AssertionError("one sequence fits")
-
-
-def ways_of(model: Model, gpus: Gpus) -> Iterator[list[Way]]:
-    """Yield the ways worth trying: first those that compute nothing twice, then those that recompute."""
-    for recomputed in (False, True):
-        ways = [Way("none", recomputed=recomputed)]
-        if gpus.number > 1:
-            ways.append(Way("blocks", recomputed=recomputed))
-        if gpus.nodes > 1 and gpus.per_node > 1:
-            ways.append(Way("blocks", replicas=gpus.nodes, recomputed=recomputed))
-        yield [way for way in ways if stored_bytes(model, gpus, way) < gpus.gib * GIB]
-
-
-def stored_bytes(model: Model, gpus: Gpus, way: Way) -> float:
-    """Return a lower bound of what a GPU needs: weights, gradients and Adam's two means in float32."""
-    ranks = 1 if way.shard == "none" else gpus.number // way.replicas
-    return 16 * model.weights / ranks
-
-
-def tried(trials: Trials, sequences: int, out: bool = True) -> list[Way]:
-    """Return the ways with their memory and, if they fit, seconds; recomputing is tried if without it parts are small.
-
-    *Small* is less than 4,096 tokens at once: then the weights are gathered often, and kernels are short.
-    """
-    found: list[Way] = []
-    for group in ways_of(trials.model, trials.gpus):
-        large = [way for way in found if way.part * trials.model.sequence_length >= 4096 or way.part == sequences]
-        if large:
-            break
-        for way in group:
-            say(f"trying --shard {way.name} ...", out)
-            known = fitted(trials, way, sequences)
-            if known.part:
-                seconds, busy, waits = trials.time(known, known.part, known.parts)
-                known = replace(known, seconds=seconds, busy=busy, waits=waits)
-            found.append(known)
-    return found
-
-
-def say(line: str, out: bool) -> None:
-    """Print what is being done."""
-    if out:
-        print(line, file=sys.stderr, flush=True)
 
 
 @cache
@@ -490,8 +188,8 @@ def show(plan: Plan, hours: float | None) -> None:
     waits = [f"for {what} {share:.0%}" for what, share in best.waits.items() if share >= 0.01]
     line(
         "step",
-        f"{best.seconds:.3g} s simulated, so {low:.3g} to {high:.3g} s: the clock's error is a factor of {usual:.2f} in "
-        f"the median\n(at most {worst:.2f}) for {known} published trainings. "
+        f"{best.seconds:.3g} s simulated, so {low:.3g} to {high:.3g} s: the clock's error is a factor of {usual:.2f} "
+        f"in the median\n(at most {worst:.2f}) for {known} published trainings. "
         f"That is {shares[0]:.0%} of the peak ({shares[1]:.0%} to {shares[2]:.0%});\nthe GPU computes {best.busy:.0%} "
         f"of the time{', and waits ' + ', '.join(waits) if waits else ''}\n"
         f"rule: {rules[0]:.3g} to {rules[1]:.3g} s at {USUAL_SHARE[1]:.0%} to {USUAL_SHARE[0]:.0%} of the peak{again}",
@@ -519,9 +217,9 @@ def show(plan: Plan, hours: float | None) -> None:
     )
     line(
         "alarm",
-        f"first loss far from ln({size.vocabulary:,}) = {math.log(size.vocabulary):.1f}; a step above {high:.3g} s after "
-        f"the first ten;\npeak memory in the log above {best.allocated * GAPS / 1e9:.1f} GB; load above a tenth of "
-        f"compute; grad norm that grows\nafter the warm-up; another tokens/s per GPU on {gpus.nodes} "
+        f"first loss far from ln({size.vocabulary:,}) = {math.log(size.vocabulary):.1f}; a step above {high:.3g} s "
+        f"after the first ten;\npeak memory in the log above {best.allocated * GAPS / 1e9:.1f} GB; load above a tenth "
+        f"of compute; grad norm that grows\nafter the warm-up; another tokens/s per GPU on {gpus.nodes} "
         f"node{'s' if gpus.nodes > 1 else ''} than on one by more than a tenth",
     )
     print()
@@ -564,7 +262,9 @@ def advise(plan: Plan) -> None:
         print(f"- as it is, a GPU needs {least.needed / GIB:.0f} GiB ({least.name}, one sequence at a time)")
         if room > 0:
             more = math.ceil(stored / room / gpus.per_node) * gpus.per_node
-            print(f"- {more} GPUs of this kind: weights, gradients and Adam's state are shared by all (a rule; ask again)")
+            print(
+                f"- {more} GPUs of this kind: weights, gradients and Adam's state are shared by all (a rule; ask again)"
+            )
         else:
             print(f"- not more GPUs: {rest / GIB:.0f} GiB are activations and gathered weights, which are not shared")
     else:
@@ -595,7 +295,7 @@ def budget(plan: Plan, hours: float, seconds: float) -> None:
 
 def job_lines(plan: Plan, best: Way, interval: int) -> list[str]:
     """Return the command to submit, with all flags of the training."""
-    gpus, recipe = plan.gpus, plan.recipe
+    model, gpus, recipe = plan.model, plan.gpus, plan.recipe
     epochs = max(1, round(plan.steps * best.seconds / 5400))  # of about an hour and a half
     per_epoch = max(1, round(plan.steps / epochs))
     steps = epochs * per_epoch
@@ -606,57 +306,61 @@ def job_lines(plan: Plan, best: Way, interval: int) -> list[str]:
         "# in the lesson's folder, or in one beside it; partition, account and time limit: slurm/site.sh, sinfo",
         "source ../slurm/site.sh",
         f"{head} --time=24:00:00 ../slurm/64_gpus.slurm \\" if several else "python train.py \\",
-        f"    {' '.join(plan.model.flags)} --sequence_length {plan.model.sequence_length} --precision {gpus.sixteen} \\",
+        f"    {' '.join(model.flags)} --sequence_length {model.sequence_length} --precision {gpus.sixteen} \\",
         f"    {' '.join([*best.flags(best.parts), *plan.extra])} --global_batch_size {plan.batch} \\",
         f"    --epochs {epochs} --limit_train {per_epoch * plan.batch} --limit_val {max(plan.batch, gpus.number)} \\",
         f"    --lr {recipe.lr:g} --min_lr 0.1 --warmup_steps {warmup} --weight_decay 0.1 --beta2 0.95 \\",
         f"    --save_interval {interval} --async_save true --timeout_minutes 30",
-        f"# {epochs} x {per_epoch:,} steps = {steps * plan.tokens_of_step / 1e9:,.4g} billion tokens; an epoch is about "
-        f"{duration(per_epoch * best.seconds)}, and ends with a validation",
+        f"# {epochs} x {per_epoch:,} steps = {steps * plan.tokens_of_step / 1e9:,.4g} billion tokens; an epoch is "
+        f"about {duration(per_epoch * best.seconds)}, and ends with a validation",
     ]
 
 
-def compare() -> None:
-    """Store the plan's answers beside published speeds, and the parts that fit beside those that were used."""
+CASES = (
+    ("124 million weights", "--model gpt2_124m --sequence_length 1024 --nodes 1 --gpu a100"),
+    ("`gpt_1b`", "--model gpt_1b --nodes 8 --gpu a100"),
+    ("`gpt_1b`", "--model gpt_1b --nodes 8 --gpu h100"),
+    ("`gpt_7b`", "--model gpt_7b --nodes 8 --gpu a100"),
+    ("`gpt_7b`", "--model gpt_7b --nodes 8 --gpu h100"),
+    ("13 billion weights", "--weights 13e9 --nodes 2 --gpu a100 --gb 40"),
+    ("300 million weights", "--weights 300e6 --sequence_length 1024 --gpus_per_node 1 --gpu l4"),
+    ("30 billion weights", "--weights 30e9 --sequence_length 4096 --nodes 1 --gpu a100 --gb 40"),
+)
+"""the plans that are compared in docs/64_gpus.md"""
+
+
+def compare_cases() -> None:
+    """Store the plans of `CASES`."""
     rows: list[list[results.Cell]] = []
-    for one in PUBLISHED:
-        size = one.size
-        base = {64: "gpt_1b", 128: "gpt_7b"}[size.head_dimension]
-        flags = ("--model", base, "--width", str(size.width), "--depth", str(size.depth))
-        model = Model(flags, gpt_size(base, size.width, size.depth), 2048)
-        options = argparse.Namespace(gpu=one.gpu, gb=one.gb, nodes=max(1, one.gpus // 8), gpus_per_node=8)
-        gpus = gpus_of(options)
-        say(f"{one.name} on {gpus.name} ...", True)
-        with tempfile.TemporaryDirectory() as folder:
-            trials = Trials(LESSON / "train.py", model, gpus, [], Path(folder))
-            way = Way("blocks", recomputed=one.recomputed)
-            needed = trials.memory(way, one.part, 1)[1] / GIB
-            seconds, busy, _ = trials.time(way, one.part, 1)
-        flops = model.size.flops_per_token(2048) * one.part * 2048
-        share = flops / seconds / gpus.peak
-        recomputed = ", recomputed" if one.recomputed else ""
-        name = f"{one.name}, {one.gpus} {one.gpu.upper()} of {one.gb} GB, {one.part} x 2,048 tokens{recomputed}"
-        rows.append([name, needed, one.share_of_peak, share, share / one.share_of_peak, busy])
-    factors = [max(row[4], 1 / row[4]) for row in rows if isinstance(row[4], float)]
+    for name, flags in CASES:
+        say(f"{name}: {flags}", True)
+        plan = plan_of(parser_of_plans().parse_args(flags.split()))
+        best = plan.best
+        title = f"{name} on {plan.gpus.name}"
+        if best is None:
+            rows.append([title, "does not fit", *5 * [None]])
+            continue
+        hours = best.seconds * plan.steps * plan.gpus.number / 3600
+        divided = f"`--shard {best.shard}`{', recomputed' if best.recomputed else ''}"
+        groups = f" in {best.replicas} groups" if best.replicas > 1 else ""
+        parts = f"{best.parts} of {best.part} x {plan.model.sequence_length:,}"
+        share = plan.share_of_peak(best.seconds)
+        rows.append([title, f"{divided}{groups}", parts, best.needed / GIB, best.seconds, share, hours])
+    known, usual, worst = error_of_clock()
+    columns = ["model and GPUs", "way", "parts of a GPU's batch", "GiB needed", "s a step", "of the peak", "GPU-hours"]
     results.store(
-        "plan_published",
-        title=f"Published speeds beside the plan's (wrong by a factor of {median(factors):.2f} in the median, "
-        f"{max(factors):.2f} at most)",
-        columns=["training", "GiB needed", "of the peak: published", "simulated", "ratio", "GPU busy"],
+        "plans",
+        title=f"The fastest way that fits, on {TOKENS_PER_WEIGHT} tokens for each weight",
+        columns=columns,
         rows=rows,
-        formats={
-            "GiB needed": ".1f",
-            "of the peak: published": ".1%",
-            "simulated": ".1%",
-            "ratio": ".2f",
-            "GPU busy": ".0%",
-        },
-        spread="published: MosaicML, llm-foundry, scripts/train/benchmarking/README.md",
+        formats={"GiB needed": ".1f", "s a step": ".3g", "of the peak": ".0%", "GPU-hours": ",.0f"},
+        spread=f"memory counted on null GPUs, seconds simulated: for {known} published trainings the clock is wrong by "
+        f"a factor of {usual:.2f} in the median, {worst:.2f} at most",
     )
 
 
-def main() -> None:
-    """Plan, or compare plans with published figures."""
+def parser_of_plans() -> Parser:
+    """Return the parser of this command."""
     parser = Parser(__doc__)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--model", choices=tuple(SIZES), default="gpt_1b", help="default: %(default)s")
@@ -673,15 +377,21 @@ def main() -> None:
     parser.add_argument("--script", type=Path, default=LESSON / "train.py", help="your copy of lesson 05's train.py")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--published", choices=("true", "false"), default="false", help="compare with published speeds")
-    arguments = parser.parse_args()
+    parser.add_argument("--cases", choices=("true", "false"), default="false", help="compare the plans of some cases")
+    return parser
+
+
+def main() -> None:
+    """Plan, or compare plans with published figures."""
+    arguments = parser_of_plans().parse_args()
     require_positive(
         arguments,
         *("weights", "tokens", "tokens_per_step", "sequence_length", "gb", "nodes", "gpus_per_node", "hours"),
     )
     if not arguments.script.is_file():
         raise UserError(f"--script {arguments.script}: there is no such file")
-    if arguments.published == "true":
-        compare()
+    if "true" in (arguments.published, arguments.cases):
+        compare() if arguments.published == "true" else compare_cases()
         return
     plan = plan_of(arguments)
     show(plan, arguments.hours)
