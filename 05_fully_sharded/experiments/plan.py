@@ -1,0 +1,424 @@
+"""From a model, its tokens and your GPUs to flags, memory, seconds per step and GPU-hours. Nothing needs a GPU.
+
+    python experiments/plan.py --model gpt_1b --gpu a100 --nodes 8                     # on 20 tokens for each weight
+    python experiments/plan.py --weights 13e9 --gpu a100 --gb 40 --nodes 2 --tokens 100e9 --hours 240
+    python experiments/plan.py --weights 300e6 --gpu l4 --gpus_per_node 1 --sequence_length 1024
+    python experiments/plan.py --published true                      # ten speeds beside what others have measured
+    python experiments/plan.py --cases true                          # the plans that docs/64_gpus.md compares
+
+For each way of sharing the model over the GPUs, the lesson's train.py makes some steps on null GPUs (tools/nullgpu):
+PyTorch's own allocator counts the bytes, and the simulated GPU the seconds. From these the plan chooses the fastest way
+that fits, and the largest part of a batch. It takes one to five minutes. Every line of the answer says whether its
+figure is counted, simulated, published or a rule. A plan is a beginning: measure it on one node before you believe it.
+"""
+
+import argparse
+import math
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from checkpoint_cost import BYTES_PER_PARAMETER, GPU_HOURS_PER_FAILURE, best_interval
+from lab import results
+from lab.flags import Parser
+from plan_published import compare
+from plan_trials import GAPS, GIB, LESSON, NOT_COUNTED, Gpus, Model, Trials, Way, gpus_of, model_of, say, tried
+from workshop.config import require_positive
+from workshop.errors import UserError, run_reporting_user_errors
+from workshop.jsonfile import write_json
+from workshop.models.gpt import SIZES
+
+TOKENS_PER_WEIGHT = 20
+"""about what uses a number of operations best: Hoffmann et al. 2022, https://arxiv.org/abs/2203.15556, table A3"""
+USUAL_SHARE = (0.33, 0.40)
+"""of the peak that a training of a language model reaches: torchtitan's Llama 3.1 8B on H100
+(benchmarks/llama3_h100_202412_torchtitan.md), and MosaicML's, in plan_published.py"""
+GB_PER_SECOND = 1.0
+"""that all ranks together write, on a file system that is not fast"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a published training has used. Its gradients were clipped at 1, its weights decayed by 0.1, its betas 0.9
+    and 0.95, and its learning rate went down to a tenth after the warm-up, along a cosine."""
+
+    source: str
+    weights: float
+    tokens_per_step: float
+    lr: float
+    warmup_steps: int
+
+
+RECIPES = (
+    Recipe("nanoGPT, config/train_gpt2.py", 124e6, 0.49e6, 6.0e-4, 2000),
+    Recipe("GPT-3 350M (arXiv:2005.14165, table 2.1)", 350e6, 0.5e6, 3.0e-4, 750),
+    Recipe("Pythia 410M, models/410M/pythia-410m.yml", 410e6, 2.1e6, 3.0e-4, 1430),
+    Recipe("Pythia 1B, models/1B/pythia-1b.yml", 1.0e9, 2.1e6, 2.5e-4, 1430),
+    Recipe("GPT-3 1.3B (arXiv:2005.14165, table 2.1)", 1.3e9, 1.0e6, 2.0e-4, 375),
+    Recipe("GPT-3 2.7B (arXiv:2005.14165, table 2.1)", 2.7e9, 1.0e6, 1.6e-4, 375),
+    Recipe("LLaMA 7B (arXiv:2302.13971, table 2)", 6.7e9, 4.2e6, 3.0e-4, 2000),
+    Recipe("LLaMA 13B (arXiv:2302.13971, table 2)", 13.0e9, 4.2e6, 3.0e-4, 2000),
+    Recipe("LLaMA 33B (arXiv:2302.13971, table 2)", 32.5e9, 4.2e6, 1.5e-4, 2000),
+)
+"""docs/64_gpus.md has more of them, for comparison; GPT-3's warm-up is 375 million tokens"""
+
+
+@cache
+def error_of_clock() -> tuple[int, float, float]:
+    """Return how many published trainings the clock was compared with, its error in the median and at most: factors."""
+    for folder in sorted(results.RESULTS.iterdir()):
+        if (folder / "clock_trust.json").exists():
+            table = results.load(folder.name, "clock_trust")
+            ratios = [row[table["columns"].index("ratio")] for row in table["rows"]]
+            factors = [max(ratio, 1 / ratio) for ratio in ratios if isinstance(ratio, float)]
+            return len(factors), median(factors), max(factors)
+    raise UserError(f"{results.RESULTS} has no table clock_trust: run `git checkout results`")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer."""
+
+    model: Model
+    gpus: Gpus
+    recipe: Recipe
+    sequences: int
+    """of a GPU in a step"""
+    tokens: float
+    ways: list[Way]
+    extra: list[str]
+
+    @property
+    def best(self) -> Way | None:
+        """The fastest way that fits."""
+        return min((way for way in self.ways if way.part), key=lambda way: way.seconds, default=None)
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step."""
+        return self.sequences * self.gpus.number
+
+    @property
+    def tokens_of_step(self) -> int:
+        """Tokens of a step."""
+        return self.batch * self.model.sequence_length
+
+    @property
+    def steps(self) -> int:
+        """Steps of the training."""
+        return max(1, round(self.tokens / self.tokens_of_step))
+
+    def share_of_peak(self, seconds: float) -> float:
+        """Return the model FLOPs utilization."""
+        flops = self.model.size.flops_per_token(self.model.sequence_length) * self.tokens_of_step
+        return flops / seconds / self.gpus.number / self.gpus.peak
+
+
+def plan_of(arguments: argparse.Namespace, out: bool = True) -> Plan:
+    """Return the plan that the flags ask for."""
+    gpus = gpus_of(arguments)
+    length = arguments.sequence_length
+    model = (
+        model_of(arguments.weights, length)
+        if arguments.weights
+        else Model(("--model", arguments.model), SIZES[arguments.model], length)
+    )
+    recipe = min(RECIPES, key=lambda row: abs(math.log(row.weights / model.weights)))
+    wanted = (arguments.tokens_per_step or recipe.tokens_per_step) / length / gpus.number
+    sequences = max(1, round(wanted) if wanted < 4 else 4 * round(wanted / 4))  # so that it has divisors
+    extra = ["--chunked_loss", "true"] if arguments.chunked_loss == "true" else []
+    with tempfile.TemporaryDirectory() as folder:
+        trials = Trials(arguments.script, model, gpus, extra, Path(folder))
+        ways = tried(trials, sequences, out)
+    tokens = arguments.tokens or TOKENS_PER_WEIGHT * model.weights
+    return Plan(model, gpus, recipe, sequences, tokens, ways, extra)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words that suit its size."""
+    for unit, name in ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.2g} seconds" if seconds < 10 else f"{seconds:.0f} seconds"
+
+
+def line(title: str, text: str) -> None:
+    """Print a paragraph of the answer with its title in the margin."""
+    for number, row in enumerate(text.split("\n")):
+        print(f"{'' if number else title:<12}{row}")
+
+
+def show(plan: Plan, hours: float | None) -> None:
+    """Print the answer."""
+    model, gpus, length = plan.model, plan.gpus, plan.model.sequence_length
+    size = model.size
+    print(f"\n{model.weights / 1e9:.3g} billion weights, {plan.tokens / 1e9:,.4g} billion tokens, {gpus.name}\n")
+    line(
+        "model",
+        f"{' '.join(model.flags)}: width {size.width:,}, depth {size.depth}, vocabulary {size.vocabulary:,}; "
+        f"sequences of {length:,} tokens",
+    )
+    line(
+        "batch",
+        f"{plan.batch:,} sequences, {plan.tokens_of_step / 1e6:.2f} million tokens a step, {plan.sequences} sequences "
+        f"on each GPU; {plan.steps:,} steps\n"
+        f"published: {plan.recipe.source} ({plan.recipe.weights / 1e9:.3g} billion weights) has "
+        f"{plan.recipe.tokens_per_step / 1e6:g} million tokens a step, a rate of {plan.recipe.lr:g}",
+    )
+    table(plan)
+    best = plan.best
+    if best is None:
+        advise(plan)
+        return
+    line(
+        "memory",
+        f"{best.allocated / GIB:.1f} GiB at the peak, counted by PyTorch's allocator on a null GPU; with gaps, CUDA's "
+        f"context and NCCL\n{best.needed / GIB:.1f} of {gpus.gib:g} GiB (rule: {GAPS - 1:.0%} more than reserved, and "
+        f"{NOT_COUNTED / GIB:.0f} GiB), so {gpus.gib - best.needed / GIB:.1f} GiB are left",
+    )
+    known, usual, worst = error_of_clock()
+    low, high = best.seconds / usual, best.seconds * usual
+    shares = [plan.share_of_peak(best.seconds) * share for share in (1, 1 / usual, usual)]
+    rules = [plan.share_of_peak(1.0) / share for share in reversed(USUAL_SHARE)]
+    again = " (recomputing comes on top of it)" if best.recomputed else ""
+    waits = [f"for {what} {share:.0%}" for what, share in best.waits.items() if share >= 0.01]
+    line(
+        "step",
+        f"{best.seconds:.3g} s simulated, so {low:.3g} to {high:.3g} s: the clock's error is a factor of {usual:.2f} "
+        f"in the median\n(at most {worst:.2f}) for {known} published trainings. "
+        f"That is {shares[0]:.0%} of the peak ({shares[1]:.0%} to {shares[2]:.0%});\nthe GPU computes {best.busy:.0%} "
+        f"of the time{', and waits ' + ', '.join(waits) if waits else ''}\n"
+        f"rule: {rules[0]:.3g} to {rules[1]:.3g} s at {USUAL_SHARE[1]:.0%} to {USUAL_SHARE[0]:.0%} of the peak{again}",
+    )
+    total, speeds = best.seconds * plan.steps, [plan.tokens_of_step / seconds for seconds in (high, low)]
+    costs = [seconds * plan.steps * gpus.number / 3600 for seconds in (low, high)]
+    line(
+        "cost",
+        f"{duration(total)} ({duration(low * plan.steps)} to {duration(high * plan.steps)}) and "
+        f"{costs[0]:,.0f} to {costs[1]:,.0f} GPU-hours, without failures and queues;\n"
+        f"{speeds[0]:,.0f} to {speeds[1]:,.0f} tokens/s, {speeds[0] / gpus.number:,.0f} to "
+        f"{speeds[1] / gpus.number:,.0f} for each GPU",
+    )
+    if hours:
+        budget(plan, hours, high)
+    size_of_checkpoint = BYTES_PER_PARAMETER * model.weights
+    save = size_of_checkpoint / 1e9 / GB_PER_SECOND
+    between = GPU_HOURS_PER_FAILURE * 3600 / gpus.number
+    interval = max(1, round(best_interval(save, between) / best.seconds))
+    line(
+        "checkpoint",
+        f"{size_of_checkpoint / 1e9:,.3g} GB ({BYTES_PER_PARAMETER} bytes a weight; three exist at a time), "
+        f"{duration(save)} at {GB_PER_SECOND:g} GB/s (rule);\n"
+        f"every {interval:,} steps costs least if a job fails every {GPU_HOURS_PER_FAILURE:,} GPU-hours (Llama 3's)",
+    )
+    line(
+        "alarm",
+        f"first loss far from ln({size.vocabulary:,}) = {math.log(size.vocabulary):.1f}; a step above {high:.3g} s "
+        f"after the first ten;\npeak memory in the log above {best.allocated * GAPS / 1e9:.1f} GB; load above a tenth "
+        f"of compute; grad norm that grows\nafter the warm-up; another tokens/s per GPU on {gpus.nodes} "
+        f"node{'s' if gpus.nodes > 1 else ''} than on one by more than a tenth",
+    )
+    print()
+    for row in job_lines(plan, best, interval):
+        print(row)
+    print(
+        "\nNothing here was measured on your GPUs. Check it in the order of docs/64_gpus.md: one rank against two, one "
+        "node, all nodes."
+    )
+
+
+def table(plan: Plan) -> None:
+    """Print all ways that were tried."""
+    limit = plan.gpus.gib
+    print()
+    print(f"{'--shard':<28}{'part':>6}{'parts':>7}{'GiB needed':>12}{'s a step':>10}{'of the peak':>13}")
+    for way in plan.ways:
+        if way.part:
+            share = plan.share_of_peak(way.seconds)
+            row = f"{way.part:>6}{way.parts:>7}{way.needed / GIB:>12.1f}{way.seconds:>10.3g}{share:>12.0%}"
+            print(f"{way.name:<28}{row}{'  <- fastest' if way == plan.best else ''}")
+        else:
+            print(f"{way.name:<28}{'1':>6}{'':>7}{way.needed / GIB:>12.1f}  does not fit into {limit:g} GiB")
+    if plan.gpus.number > 1 and not any(way.shard == "none" for way in plan.ways):
+        print(f"{'none (DDP)':<28}{'':>13}{16 * plan.model.weights / GIB:>12.1f}  for weights, gradients, Adam alone")
+    print()
+
+
+def advise(plan: Plan) -> None:
+    """Say what would make it fit."""
+    gpus, model = plan.gpus, plan.model
+    tried = [way for way in plan.ways if way.shard != "none"] or plan.ways
+    stored = 16 * model.weights
+    print("It does not fit. What would change that:")
+    if tried:
+        least = min(tried, key=lambda way: way.needed)
+        ranks = 1 if least.shard == "none" else gpus.number // least.replicas
+        rest = least.needed - stored / ranks
+        room = gpus.gib * GIB - rest
+        print(f"- as it is, a GPU needs {least.needed / GIB:.0f} GiB ({least.name}, one sequence at a time)")
+        if room > 0:
+            more = math.ceil(stored / room / gpus.per_node) * gpus.per_node
+            print(
+                f"- {more} GPUs of this kind: weights, gradients and Adam's state are shared by all (a rule; ask again)"
+            )
+        else:
+            print(f"- not more GPUs: {rest / GIB:.0f} GiB are activations and gathered weights, which are not shared")
+    else:
+        needed = math.ceil(stored / (0.6 * gpus.gib * GIB) / gpus.per_node) * gpus.per_node
+        print(
+            f"- weights, gradients and Adam's state are {stored / GIB:,.0f} GiB, on {gpus.number} GPU(s) "
+            f"{stored / gpus.number / GIB:,.0f} GiB each: take about {needed} GPUs of this kind (a rule; ask again)"
+        )
+    if not plan.extra:
+        print("- --chunked_loss true (torch 2.13 and newer): the logits never exist whole")
+    print(f"- shorter sequences than {model.sequence_length:,}: activations grow in proportion to them")
+    print("- a GPU with more memory, a smaller model, or a script with tensor parallelism (docs/64_gpus.md, chapter 1)")
+
+
+def budget(plan: Plan, hours: float, seconds: float) -> None:
+    """Say whether the training ends within the hours that there are."""
+    needed = seconds * plan.steps / 3600
+    if needed <= hours:
+        line("hours", f"it ends within {hours:,g} hours also at the slow end, {needed:,.1f} hours")
+        return
+    tokens, gpus = hours / needed * plan.tokens, math.ceil(plan.gpus.number * needed / hours / plan.gpus.per_node)
+    line(
+        "hours",
+        f"at the slow end it needs {needed:,.1f} hours, not {hours:,g}: train on {tokens / 1e9:,.3g} billion tokens, "
+        f"or take {gpus} nodes\n(if the speed grows in proportion, and the batch may grow with it)",
+    )
+
+
+def job_lines(plan: Plan, best: Way, interval: int) -> list[str]:
+    """Return the command to submit, with all flags of the training."""
+    model, gpus, recipe = plan.model, plan.gpus, plan.recipe
+    epochs = max(1, round(plan.steps * best.seconds / 5400))  # of about an hour and a half
+    per_epoch = max(1, round(plan.steps / epochs))
+    steps = epochs * per_epoch
+    warmup = min(recipe.warmup_steps, steps // 20)  # of a short training at most a twentieth
+    several = gpus.number > 1
+    head = f"sbatch --nodes={gpus.nodes} --ntasks-per-node={gpus.per_node} --gres=gpu:{gpus.per_node}"
+    return [
+        "# in the lesson's folder, or in one beside it; partition, account and time limit: slurm/site.sh, sinfo",
+        "source ../slurm/site.sh",
+        f"{head} --time=24:00:00 ../slurm/64_gpus.slurm \\" if several else "python train.py \\",
+        f"    {' '.join(model.flags)} --sequence_length {model.sequence_length} --precision {gpus.sixteen} \\",
+        f"    {' '.join([*best.flags(best.parts), *plan.extra])} --global_batch_size {plan.batch} \\",
+        f"    --epochs {epochs} --limit_train {per_epoch * plan.batch} --limit_val {max(plan.batch, gpus.number)} \\",
+        f"    --lr {recipe.lr:g} --min_lr 0.1 --warmup_steps {warmup} --weight_decay 0.1 --beta2 0.95 \\",
+        f"    --save_interval {interval} --async_save true --timeout_minutes 30",
+        f"# {epochs} x {per_epoch:,} steps = {steps * plan.tokens_of_step / 1e9:,.4g} billion tokens; an epoch is "
+        f"about {duration(per_epoch * best.seconds)}, and ends with a validation",
+    ]
+
+
+CASES = (
+    ("124 million weights", "--model gpt2_124m --sequence_length 1024 --nodes 1 --gpu a100"),
+    ("`gpt_1b`", "--model gpt_1b --nodes 8 --gpu a100"),
+    ("`gpt_1b`", "--model gpt_1b --nodes 8 --gpu h100"),
+    ("`gpt_7b`", "--model gpt_7b --nodes 8 --gpu a100"),
+    ("`gpt_7b`", "--model gpt_7b --nodes 8 --gpu h100"),
+    ("13 billion weights", "--weights 13e9 --nodes 2 --gpu a100 --gb 40"),
+    ("300 million weights", "--weights 300e6 --sequence_length 1024 --gpus_per_node 1 --gpu l4"),
+    ("30 billion weights", "--weights 30e9 --sequence_length 4096 --nodes 1 --gpu a100 --gb 40"),
+)
+"""the plans that are compared in docs/64_gpus.md"""
+
+
+def compare_cases() -> None:
+    """Store the plans of `CASES`."""
+    rows: list[list[results.Cell]] = []
+    for name, flags in CASES:
+        say(f"{name}: {flags}", True)
+        plan = plan_of(parser_of_plans().parse_args(flags.split()))
+        best = plan.best
+        title = f"{name} on {plan.gpus.name}"
+        if best is None:
+            rows.append([title, "does not fit", *5 * [None]])
+            continue
+        hours = best.seconds * plan.steps * plan.gpus.number / 3600
+        divided = f"`--shard {best.shard}`{', recomputed' if best.recomputed else ''}"
+        groups = f" in {best.replicas} groups" if best.replicas > 1 else ""
+        parts = f"{best.parts} of {best.part} x {plan.model.sequence_length:,}"
+        share = plan.share_of_peak(best.seconds)
+        rows.append([title, f"{divided}{groups}", parts, best.needed / GIB, best.seconds, share, hours])
+    known, usual, worst = error_of_clock()
+    columns = ["model and GPUs", "way", "parts of a GPU's batch", "GiB needed", "s a step", "of the peak", "GPU-hours"]
+    results.store(
+        "plans",
+        title=f"The fastest way that fits, on {TOKENS_PER_WEIGHT} tokens for each weight",
+        columns=columns,
+        rows=rows,
+        formats={"GiB needed": ".1f", "s a step": ".3g", "of the peak": ".0%", "GPU-hours": ",.0f"},
+        spread=f"memory counted on null GPUs, seconds simulated: for {known} published trainings the clock is wrong by "
+        f"a factor of {usual:.2f} in the median, {worst:.2f} at most",
+    )
+
+
+def parser_of_plans() -> Parser:
+    """Return the parser of this command."""
+    parser = Parser(__doc__)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--model", choices=tuple(SIZES), default="gpt_1b", help="default: %(default)s")
+    what.add_argument("--weights", type=float, help="number of weights, for a model of about this size")
+    parser.add_argument("--tokens", type=float, help="to train on (default: 20 for each weight)")
+    parser.add_argument("--tokens_per_step", type=float, help="default: that of the nearest published training")
+    parser.add_argument("--sequence_length", type=int, default=2048, help="tokens (default: %(default)s)")
+    parser.add_argument("--gpu", default="h100", help="a100, h100, h200, l4, t4, or a file (nullgpu --clock); h100")
+    parser.add_argument("--gb", type=float, help="memory of each, in GiB (default: the GPU's)")
+    parser.add_argument("--nodes", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--gpus_per_node", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("--hours", type=float, help="that the training may take")
+    parser.add_argument("--chunked_loss", choices=("true", "false"), default="false", help="of lesson 05's train.py")
+    parser.add_argument("--script", type=Path, default=LESSON / "train.py", help="your copy of lesson 05's train.py")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--published", choices=("true", "false"), default="false", help="compare with published speeds")
+    parser.add_argument("--cases", choices=("true", "false"), default="false", help="compare the plans of some cases")
+    return parser
+
+
+def main() -> None:
+    """Plan, or compare plans with published figures."""
+    arguments = parser_of_plans().parse_args()
+    require_positive(
+        arguments,
+        *("weights", "tokens", "tokens_per_step", "sequence_length", "gb", "nodes", "gpus_per_node", "hours"),
+    )
+    if not arguments.script.is_file():
+        raise UserError(f"--script {arguments.script}: there is no such file")
+    if "true" in (arguments.published, arguments.cases):
+        compare() if arguments.published == "true" else compare_cases()
+        return
+    plan = plan_of(arguments)
+    show(plan, arguments.hours)
+    if arguments.json:
+        write_json(arguments.json, figures_of(plan))
+    if plan.best is None:
+        sys.exit(1)
+
+
+def figures_of(plan: Plan) -> dict[str, Any]:
+    """Return the plan's figures for a program; times in seconds, memory in bytes."""
+    best = plan.best
+    return {
+        "weights": plan.model.weights,
+        "gpus": plan.gpus.number,
+        "global_batch_size": plan.batch,
+        "steps": plan.steps,
+        "fits": best is not None,
+        "ways": [
+            {"name": way.name, "part": way.part, "parts": way.parts, "needed": way.needed, "seconds": way.seconds}
+            for way in plan.ways
+        ],
+        "flags": best.flags(best.parts) if best else [],
+        "seconds": best.seconds if best else None,
+        "gpu_hours": best.seconds * plan.steps * plan.gpus.number / 3600 if best else None,
+    }
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)

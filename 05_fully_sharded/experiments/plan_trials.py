@@ -1,0 +1,286 @@
+"""Steps of lesson 05's train.py on null GPUs: how much of a batch fits on each GPU, and how long a step takes.
+
+Used by plan.py. A run is rank 0 of the job; the other ranks do not exist. PyTorch's own allocator counts the bytes, and
+the clock of the null GPU (tools/nullgpu/docs/clock.md) the seconds.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lab.simulated import null_gpu
+from workshop.errors import UserError
+from workshop.jsonfile import write_json
+from workshop.models.gpt import SIZES, GPTSize, gpt_size
+
+LESSON = Path(__file__).resolve().parents[1]
+GIB = 2**30
+GAPS = 1.07
+"""what is reserved, on a GPU, for each byte that null GPUs reserve: at most that on an H200 (experiments/memory.md)"""
+NOT_COUNTED = 3 * GIB
+"""CUDA's context and NCCL's buffers, which no allocator counts: 0.5 to 2 GiB and about 1 GiB"""
+SKIP, COUNTED = 4, 3
+"""updates of a simulated run: the first ones, in which the clock learns the durations, and those that count"""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs of the training."""
+
+    kind: str
+    """as nullgpu knows it, or a file"""
+    gib: float
+    nodes: int
+    per_node: int
+    peak: float
+    """dense FLOP/s in 16 bits"""
+    sixteen: str
+    """bf16, or fp16 if it has no bf16"""
+    sm: int
+
+    @property
+    def number(self) -> int:
+        """Number of all GPUs."""
+        return self.nodes * self.per_node
+
+    @property
+    def name(self) -> str:
+        """What the answer calls them."""
+        return f"{self.number:,} x {Path(self.kind).stem.upper()} of {self.gib:g} GiB"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the lesson, and what it is trained on."""
+
+    flags: tuple[str, ...]
+    """--model, and --width and --depth if they differ"""
+    size: GPTSize
+    sequence_length: int
+
+    @property
+    def weights(self) -> int:
+        """Number of weights."""
+        return self.size.parameters
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the model is shared, and a batch divided; with what null GPUs have found."""
+
+    shard: str
+    replicas: int = 1
+    recomputed: bool = False
+    part: int = 0
+    """sequences that a GPU computes at once; 0: not one of them fits"""
+    parts: int = 0
+    """of a GPU's share of a batch"""
+    needed: float = 0.0
+    """bytes of a GPU, with gaps and what is not counted; of one sequence, if that does not fit"""
+    allocated: float = 0.0
+    """bytes at the peak"""
+    seconds: float = 0.0
+    """of a step, simulated"""
+    busy: float = 0.0
+    """share of the step in which the GPU computes"""
+    waits: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What the table of ways shows."""
+        kind = "none (DDP)" if self.shard == "none" else self.shard
+        groups = f", {self.replicas} groups" if self.replicas > 1 else ""
+        return f"{kind}{groups}{', recomputed' if self.recomputed else ''}"
+
+    def flags(self, parts: int) -> list[str]:
+        """Return the flags of train.py."""
+        replicas = ["--replicas", str(self.replicas)] if self.replicas > 1 else []
+        again = ["--activation_checkpointing", "true"] if self.recomputed else []
+        return ["--shard", self.shard, *replicas, *again, *(["--accumulate", str(parts)] if parts > 1 else [])]
+
+
+def model_of(weights: float, sequence_length: int) -> Model:
+    """Return the model of the lesson with about so many weights: a width and a depth as published models have them.
+
+    GPT-2, Pythia, LLaMA and MPT have 64 (124M) to 128 (7B and more) times as much width as depth; the ratio here goes
+    from one to the other with the logarithm of the size.
+    """
+    base = "gpt2_124m" if weights < 5e8 else "gpt_1b" if weights < 3e9 else "gpt_7b"
+    wanted = 64 * 2 ** min(1.0, max(0.0, math.log(weights / 124e6) / math.log(7e9 / 124e6)))
+    step = 2 * SIZES[base].head_dimension
+    sizes = [gpt_size(base, width, depth) for width in range(step, 16_385, step) for depth in range(2, 129)]
+
+    def distance(size: GPTSize) -> float:
+        """A wrong number of weights counts ten times as much as a wrong shape."""
+        shape = abs(math.log(size.width / size.depth / wanted))
+        return 10 * abs(math.log(size.parameters / weights)) + shape
+
+    best = min(sizes, key=distance)
+    if not 0.8 < best.parameters / weights < 1.25:
+        near = [min(size.parameters for size in sizes), max(size.parameters for size in sizes)]
+        raise UserError(f"--weights {weights:g}: the lesson's models have {near[0]:.2g} to {near[1]:.2g} of them")
+    flags = ("--model", base, "--width", str(best.width), "--depth", str(best.depth))
+    return Model(flags, best, sequence_length)
+
+
+def gpus_of(arguments: argparse.Namespace) -> Gpus:
+    """Ask the null GPU for the figures of a GPU; `UserError` if it knows none of this name."""
+    with tempfile.TemporaryDirectory() as scratch:
+        figures = Path(scratch, "gpu.json")
+        command = [*null_gpu("--clock", arguments.gpu, "--json", figures), sys.executable, "-c", "pass"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if not figures.exists():
+            raise UserError(f"--gpu {arguments.gpu}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+        settings = json.loads(figures.read_text())["settings"]
+    sixteen = "bf16" if settings["sm"] >= 80 else "fp16"
+    return Gpus(
+        kind=str(Path(arguments.gpu).resolve()) if Path(arguments.gpu).is_file() else arguments.gpu,
+        gib=arguments.gb or settings["gb"],
+        nodes=arguments.nodes,
+        per_node=arguments.gpus_per_node,
+        peak=settings["peak"][sixteen],
+        sixteen=sixteen,
+        sm=settings["sm"],
+    )
+
+
+WITHOUT_DRAWING = """
+import runpy, sys
+import torch.nn.init as init
+for name in ("normal_", "trunc_normal_", "uniform_", "kaiming_uniform_", "xavier_uniform_", "ones_", "zeros_"):
+    setattr(init, name, lambda tensor, *args, **named: tensor)
+sys.argv = sys.argv[1:]
+sys.path.insert(0, "")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""starts a script whose weights are not drawn: null GPUs compute nothing, and they would fill this machine's memory"""
+
+
+class Trials:
+    """Runs of a copy of lesson 05's train.py on null GPUs, as rank 0 of the job."""
+
+    def __init__(self, script: Path, model: Model, gpus: Gpus, extra: list[str], folder: Path) -> None:
+        self.script, self.model, self.gpus, self.extra, self.folder = script.resolve(), model, gpus, extra, folder
+        self.of_lesson = self.script == LESSON / "train.py"
+
+    def run(self, way: Way, part: int, parts: int, steps: int, options: list[object]) -> dict[str, Any]:
+        """Make some steps of so many parts of so many sequences; return the figures of nullgpu's reports."""
+        figures, run = self.folder / "figures.json", self.folder / "run"
+        figures.unlink(missing_ok=True)
+        batch, gpus = part * parts * self.gpus.number, self.gpus
+        data = ["--data_dir", str(self.text(steps * batch))] if self.of_lesson else []
+        command = [
+            *null_gpu("--gpus", gpus.per_node, "--world", gpus.number, "--json", figures, *options),
+            *(sys.executable, "-c", WITHOUT_DRAWING, self.script.name),
+            *(*self.model.flags, "--sequence_length", self.model.sequence_length, "--precision", gpus.sixteen),
+            *("--global_batch_size", batch, "--limit_train", steps * batch, "--limit_val", gpus.number),
+            *("--num_workers", 0, "--run_dir", run, *data, *way.flags(parts), *self.extra),
+        ]
+        words = [str(word) for word in command]
+        done = subprocess.run(words, cwd=self.script.parent, capture_output=True, text=True)
+        shutil.rmtree(run, ignore_errors=True)
+        if done.returncode or not figures.exists():
+            lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+            errors = [line for line in lines if "rror" in line] or lines
+            raise UserError(f"{self.script.name} {' '.join(words[words.index('--precision') :])}: {errors[-1]}")
+        return json.loads(figures.read_text())
+
+    def text(self, sequences: int) -> Path:
+        """Return a data directory with a text of zeros that is long enough, as a file without content."""
+        text = self.folder / "text"
+        text.mkdir(exist_ok=True)
+        length = sequences * (self.model.sequence_length + 1) + self.model.sequence_length
+        lengths = {"train.bin": length, "val.bin": (self.gpus.number + 1) * (self.model.sequence_length + 1)}
+        for name, size in lengths.items():
+            with (text / name).open("wb") as file:
+                file.truncate(size)
+        write_json(text / "ORIGIN.json", {"lengths": lengths})
+        return self.folder
+
+    def memory(self, way: Way, part: int, parts: int) -> tuple[float, float]:
+        """Return the bytes at the peak, and those that a GPU needs. Two parts are enough: later ones need no more."""
+        options = ["--gb", 4000, "--sm", self.gpus.sm, "--report", "--snapshot", self.folder / "memory.pickle"]
+        (rank,) = self.run(way, part, min(parts, 2), 3, options)["report"]["ranks"]
+        return rank["peak"], GAPS * rank["reserved"] + NOT_COUNTED
+
+    def time(self, way: Way, part: int, parts: int) -> tuple[float, float, dict[str, float]]:
+        """Return the simulated seconds of a step, the share in which the GPU computes, and what it waits for."""
+        options = ["--gb", 4000, "--clock", self.gpus.kind, "--skip", SKIP]
+        found = [
+            self.run(way, part, number, SKIP + COUNTED, options)["clock"]["ranks"][0]
+            for number in ([1, 2] if parts > 2 else [parts])
+        ]
+        one, last = found[0]["seconds"], found[-1]["seconds"]
+        seconds = last + (parts - 2) * (last - one) if parts > 2 else last  # every further part costs the same
+        return seconds, found[-1]["busy"], found[-1]["waits"]
+
+
+def divisors(number: int) -> list[int]:
+    """Return the numbers that divide this one, the largest first."""
+    return [part for part in range(number, 0, -1) if number % part == 0]
+
+
+def fitted(trials: Trials, way: Way, sequences: int) -> Way:
+    """Return the way with its largest part of a GPU's sequences that fits, so that all parts are equal."""
+    limit = trials.gpus.gib * GIB
+    allocated, needed = of_one = trials.memory(way, 1, sequences)
+    if needed > limit:
+        return replace(way, needed=needed, allocated=allocated)
+    slope = max(trials.memory(way, 2, max(2, sequences // 2))[1] - needed, 1.0) if sequences > 1 else 1.0
+    sizes = [part for part in divisors(sequences) if needed + (part - 1) * slope <= 1.02 * limit]
+    for part in sizes:  # memory grows nearly, but not exactly, in proportion
+        allocated, needed = trials.memory(way, part, sequences // part) if part > 1 else of_one
+        if needed <= limit:
+            return replace(way, part=part, parts=sequences // part, needed=needed, allocated=allocated)
+    raise AssertionError("one sequence fits")
+
+
+def ways_of(model: Model, gpus: Gpus) -> Iterator[list[Way]]:
+    """Yield the ways worth trying: first those that compute nothing twice, then those that recompute."""
+    for recomputed in (False, True):
+        ways = [Way("none", recomputed=recomputed)]
+        if gpus.number > 1:
+            ways.append(Way("blocks", recomputed=recomputed))
+        if gpus.nodes > 1 and gpus.per_node > 1:
+            ways.append(Way("blocks", replicas=gpus.nodes, recomputed=recomputed))
+        yield [way for way in ways if stored_bytes(model, gpus, way) < gpus.gib * GIB]
+
+
+def stored_bytes(model: Model, gpus: Gpus, way: Way) -> float:
+    """Return a lower bound of what a GPU needs: weights, gradients and Adam's two means in float32."""
+    ranks = 1 if way.shard == "none" else gpus.number // way.replicas
+    return 16 * model.weights / ranks
+
+
+def tried(trials: Trials, sequences: int, out: bool = True) -> list[Way]:
+    """Return the ways with their memory and, if they fit, seconds; recomputing is tried if without it parts are small.
+
+    *Small* is less than 4,096 tokens at once: then the weights are gathered often, and kernels are short.
+    """
+    found: list[Way] = []
+    for group in ways_of(trials.model, trials.gpus):
+        large = [way for way in found if way.part * trials.model.sequence_length >= 4096 or way.part == sequences]
+        if large:
+            break
+        for way in group:
+            say(f"trying --shard {way.name} ...", out)
+            known = fitted(trials, way, sequences)
+            if known.part:
+                seconds, busy, waits = trials.time(known, known.part, known.parts)
+                known = replace(known, seconds=seconds, busy=busy, waits=waits)
+            found.append(known)
+    return found
+
+
+def say(line: str, out: bool) -> None:
+    """Print what is being done."""
+    if out:
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,120 @@
+"""plan.py of lesson 05: its flags are those of train.py, and its memory is what the null GPU counts."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import REPOSITORY
+from lab.launching import load_script
+
+LESSON = REPOSITORY / "05_fully_sharded"
+sys.path.insert(0, str(LESSON / "experiments"))
+
+import plan as planning  # noqa: E402
+import plan_trials  # noqa: E402
+from workshop.config import load_config  # noqa: E402
+from workshop.errors import UserError  # noqa: E402
+from workshop.models.gpt import SIZES  # noqa: E402
+
+TRAIN: Any = load_script(LESSON)
+
+
+def made_plan(way: plan_trials.Way, tokens: float = 21e9) -> planning.Plan:
+    """The plan for gpt_1b on 64 GPUs, with a way that nobody has tried."""
+    gpus = plan_trials.Gpus("a100", 80, nodes=8, per_node=8, peak=312e12, sixteen="bf16", sm=80)
+    model = plan_trials.Model(("--model", "gpt_1b"), SIZES["gpt_1b"], 2048)
+    return planning.Plan(model, gpus, planning.RECIPES[3], 16, tokens, [way], [])
+
+
+@pytest.mark.parametrize("weights", [3e7, 124e6, 3e8, 1e9, 1.3e9, 2.7e9, 7e9, 13e9, 70e9])
+def test_a_model_of_any_size_has_about_so_many_weights_and_a_usual_shape(weights: float) -> None:
+    model = plan_trials.model_of(weights, 2048)
+    assert model.weights == pytest.approx(weights, rel=0.05)
+    assert 32 <= model.size.width / model.size.depth <= 160
+    config = load_config(TRAIN.Config, list(model.flags))
+    assert TRAIN.gpt_size(config.model, config.width, config.depth) == model.size
+
+
+def test_a_size_that_the_lesson_has_no_model_for_is_refused() -> None:
+    with pytest.raises(UserError, match="--weights 1e\\+13"):
+        plan_trials.model_of(1e13, 2048)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        plan_trials.Way("none", part=8, parts=2, seconds=1.4),
+        plan_trials.Way("blocks", part=16, parts=1, seconds=1.5),
+        plan_trials.Way("blocks", replicas=8, recomputed=True, part=4, parts=4, seconds=2.0),
+    ],
+)
+@pytest.mark.parametrize("tokens", [3e6, 21e9, 1e12])
+def test_the_printed_flags_train_on_as_many_tokens_as_asked_for(way: plan_trials.Way, tokens: float) -> None:
+    plan = made_plan(way, tokens)
+    lines = planning.job_lines(plan, way, interval=500)
+    command = " ".join(line.rstrip("\\") for line in lines if not line.startswith(("#", "source")))
+    flags = shlex.split(command.partition("64_gpus.slurm")[2])
+    config = load_config(TRAIN.Config, flags)
+    assert (config.shard, config.replicas, config.accumulate) == (way.shard, way.replicas, way.parts)
+    assert TRAIN.batch_size_per_rank(config, 64) == 16 == way.part * way.parts
+    steps = config.epochs * config.limit_train // config.global_batch_size
+    assert steps == pytest.approx(plan.steps, rel=0.05, abs=1)
+    assert config.warmup_steps <= max(1, steps // 20)
+
+
+def test_the_fastest_way_that_fits_is_taken() -> None:
+    ways = [
+        plan_trials.Way("none", part=0, needed=9e10),
+        plan_trials.Way("blocks", part=2, parts=8, seconds=3.0),
+        plan_trials.Way("blocks", replicas=8, part=4, parts=4, seconds=2.0),
+    ]
+    assert replace(made_plan(ways[0]), ways=ways).best == ways[2]
+    assert replace(made_plan(ways[0]), ways=ways[:1]).best is None
+
+
+def ask(*flags: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "experiments/plan.py", *map(str, flags)]
+    return subprocess.run(command, cwd=LESSON, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--gpu", "abacus"], "--gpu abacus: .*there is no abacus"),
+        (["--tokens", "-1"], "--tokens must be above 0"),
+        (["--script", "nowhere.py"], "--script nowhere.py: there is no such file"),
+        (["--model", "gpt_1b", "--weights", "1e9"], "not allowed with argument"),
+    ],
+)
+@pytest.mark.slow
+def test_a_mistake_is_one_line_and_exit_status_2(flags: list[str], message: str) -> None:
+    done = ask(*flags)
+    assert done.returncode == 2
+    assert re.search(message, done.stderr) and done.stderr.count("\n") == 1, done.stderr
+
+
+SMALL = ["--model", "gpt_tiny", "--sequence_length", 128, "--gpu", "a100", "--gpus_per_node", 2, "--tokens", 1e6]
+
+
+@pytest.mark.thorough
+def test_a_small_plan_is_made_from_beginning_to_end(tmp_path: Path) -> None:
+    """With little memory it takes smaller parts; with too little it says what would help."""
+    needed = {}
+    for gb in (80, 3.3):
+        done = ask(*SMALL, "--tokens_per_step", 65_536, "--gb", gb, "--json", tmp_path / "plan.json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        figures = json.loads((tmp_path / "plan.json").read_text())
+        assert figures["fits"] and figures["global_batch_size"] * 128 == 65_536
+        (best,) = (way for way in figures["ways"] if way["seconds"] == figures["seconds"])
+        assert best["part"] * best["parts"] * 2 == figures["global_batch_size"] and best["needed"] <= gb * 2**30
+        needed[gb] = best["part"]
+    assert needed[3.3] < needed[80]
+    done = ask(*SMALL, "--tokens_per_step", 65_536, "--gb", 3.001)
+    assert done.returncode == 1 and "It does not fit. What would change that:" in done.stdout
