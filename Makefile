@@ -84,6 +84,7 @@ lint: .lint/installed
 
 docs: $(TESTED)
 	python -m lab.pages
+	python -m lab.ladder_picture
 
 # the pages as a searchable web site: open build/site/html/index.html; neither PyTorch nor .venv is needed
 site: .site/installed

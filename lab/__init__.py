@@ -48,6 +48,7 @@ simulated       runs on null GPUs and on simulated ones
 flags           the command line of an experiment
 site            the pages as a web site
 terminal_picture  a picture of what a command prints
+ladder_picture    the gains of all lessons in one picture
 check_types     the types, for `make lint`
 studies         studies of the null GPU and of the doctor, with the lessons and the exercises
 """

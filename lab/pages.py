@@ -47,7 +47,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,8 @@ class Page:
 
     file: Path
     machines: list[str]
-    names: dict[str, str]
-    assertions: list[str]
+    names: dict[str, str] = field(default_factory=dict)
+    assertions: list[str] = field(default_factory=list)
     machine: str = ""
     """of the last caption"""
 

@@ -24,8 +24,8 @@ SHORT += ["--log_interval", 1, "--save_interval", 4]
 STEP_4 = "epoch 1  step +4/"
 WAITING = """
 import itertools, os, runpy, signal, time
-from workshop import seeds
-seed_generators, steps = seeds.seed_generators, itertools.count(1)
+from workshop.log import Log
+start_step, steps = Log.start_step, itertools.count(1)
 set_handler, arrived = signal.signal, []
 
 def set_handler_that_notes(number, handler):
@@ -33,28 +33,29 @@ def set_handler_that_notes(number, handler):
     noting = (lambda *received: arrived.append(handler(*received))) if to_note else handler
     return set_handler(number, noting)
 
-def wait_in_step_5(*arguments):
+def wait_in_step_5(log):
     if next(steps) == 5 and "SLURM_RESTART_COUNT" not in os.environ:
         while not arrived:
             time.sleep(0.1)
-    seed_generators(*arguments)
+    start_step(log)
 
-signal.signal, seeds.seed_generators = set_handler_that_notes, wait_in_step_5
+signal.signal, Log.start_step = set_handler_that_notes, wait_in_step_5
 runpy.run_path("train.py", run_name="__main__")
 """
 """a script that takes its fifth step when the signal has arrived"""
 SLOW = """
-import os, runpy, time
-from workshop import seeds
-seed_generators = seeds.seed_generators
+import itertools, os, runpy, time
+from workshop.log import Log
+start_step, steps = Log.start_step, itertools.count(1)
 
-def slow_step(device, seed, epoch, step, rank):
+def slow_step(log):
     if "SLURM_RESTART_COUNT" not in os.environ:
-        print(f"rank {rank} begins step {step + 1}", flush=True)
+        rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
+        print(f"rank {rank} begins step {next(steps)}", flush=True)
         time.sleep(5)
-    seed_generators(device, seed, epoch, step, rank)
+    start_step(log)
 
-seeds.seed_generators = slow_step
+Log.start_step = slow_step
 runpy.run_path("train.py", run_name="__main__")
 """
 """a script whose steps take 5 s, until it is requeued"""

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from matplotlib.figure import Figure
 
 from conftest import Script
 from slow_work import FAST, SLOW, Clock, SlowLoader
 from workshop.loaders.memory import MemoryLoader
 from workshop.loaders.sampler import BatchLoader, DistributedBatchSampler, EpochSampler, Loader
 from workshop.loaders.shards import ShardSampler
+from workshop.profiling.bars import draw_bars, labels_of
 from workshop.profiling.calibration import repeats_for
 from workshop.profiling.throughput import Throughput, benchmark, diagnosis
 from workshop.ranks import Ranks
@@ -66,6 +68,43 @@ def test_a_slow_model_is_found_out(clock: Clock, tmp_path: Path) -> None:
 
 def test_work_that_does_not_overlap_is_found_out(clock: Clock, tmp_path: Path) -> None:
     assert measured(clock, tmp_path, load=SLOW, train=SLOW)["diagnosis"].startswith("Poor overlap: ")
+
+
+def test_both_predictions_stand_beside_full(clock: Clock, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    figures = measured(clock, tmp_path, load=SLOW, train=FAST)
+    in_turn, overlapped = 8 / (SLOW + FAST), 8 / SLOW
+    assert (figures["no_overlap"], figures["full_overlap"]) == pytest.approx((in_turn, overlapped))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FULL")]
+    assert line.endswith(f"predicted: {in_turn:,.0f} without overlap, {overlapped:,.0f} with full overlap")
+
+
+def test_a_second_benchmark_is_drawn_beside_the_first(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    drawn = []
+    monkeypatch.setattr("workshop.profiling.bars.draw_bars", lambda _, rates, samples: drawn.append((rates, samples)))
+    for words, load in (("--num_workers 0", SLOW), ("--loader memory", FAST)):
+        monkeypatch.setattr("sys.argv", ["train.py", "--benchmark", "true", *words.split()])
+        measured(clock, tmp_path, load=load, train=SLOW)
+        assert str(tmp_path / "throughput.png") in capsys.readouterr().out
+    (first, _), (both, samples) = drawn
+    assert list(first) == ["this run"]
+    assert list(both) == ["the run before\n--num_workers 0", "this run\n--loader memory"]
+    assert [samples / io for io, _, _ in both.values()] == pytest.approx([SLOW, FAST])
+    assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_bar_is_loading_and_training_end_to_end() -> None:
+    axes = Figure().subplots()
+    draw_bars(axes, {"a": (100.0, 50.0, 40.0)}, samples=10)
+    load, train = axes.patches
+    assert (load.get_width(), train.get_x(), train.get_width()) == pytest.approx((100, 100, 200))  # milliseconds
+    (mark,) = axes.lines
+    assert list(mark.get_xdata()) == [250, 250]
+
+
+def test_flags_that_two_runs_share_are_no_label() -> None:
+    assert labels_of([["--seed", "1"], ["--seed", "1"]]) == ["the run before", "this run"]
 
 
 def test_every_trial_begins_with_a_fresh_iterator_and_a_new_epoch(clock: Clock, tmp_path: Path) -> None:

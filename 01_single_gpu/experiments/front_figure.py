@@ -8,6 +8,7 @@ from lab import results
 from lab.flags import Parser
 from lab.plots import panels
 from workshop.errors import run_reporting_user_errors
+from workshop.profiling.bars import draw_bars
 
 PANELS = {
     "A change that pays: the loader\nsmall color images, 128 per step": (
@@ -29,15 +30,9 @@ def main() -> None:
     machine = parser.parse_args().machine
     figure, both = panels(2, (11, 3.2))
     for axes, (title, (batch_size, rows)) in zip(both, PANELS.items(), strict=True):
-        for place, row in enumerate(rows.values()):
-            rates = (results.value(f"{machine}/{row}.{kind}") for kind in ("IO", "SYNTHETIC", "FULL"))
-            load, step, full = (1000 * batch_size / rate for rate in rates)
-            labels = ("loading alone", "training alone", "measured together") if place == 0 else (None, None, None)
-            axes.barh(place, load, color="#E69F00", label=labels[0])
-            axes.barh(place, step, left=load, color="#56B4E9", label=labels[1])
-            axes.plot([full, full], [place - 0.48, place + 0.48], color="black", linewidth=3, label=labels[2])
-        axes.set_yticks(range(len(rows)), list(rows), fontsize=11)
-        axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, None), xlabel="milliseconds per training step")
+        kinds = ("IO", "SYNTHETIC", "FULL")
+        rates = {label: [results.value(f"{machine}/{row}.{kind}") for kind in kinds] for label, row in rows.items()}
+        draw_bars(axes, rates, batch_size)
         axes.set_title(title, fontsize=11, loc="left")
         axes.grid(visible=False)
     figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=10, frameon=False)

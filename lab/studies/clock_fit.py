@@ -14,7 +14,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -23,8 +23,10 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
+import nullgpu.fit  # noqa: E402
 from nullgpu import curves, gpus  # noqa: E402
 from nullgpu.curves import Attention, BatchNorm, Convolution, Curves, Moved, Product, Work  # noqa: E402
+from nullgpu.fit import Timed  # noqa: E402
 
 from lab import results  # noqa: E402
 
@@ -220,30 +222,10 @@ def error(row: Row, parameters: dict[str, dict[str, float]]) -> float:
 
 
 def fitted(group: str, chosen: Sequence[Row], others: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return the parameters of a curve with which it is near these rows.
-
-    Each parameter in turn is multiplied and divided by a factor, as long as this helps; the factor becomes smaller.
-    """
-    best = start_of(group)
+    """Return the parameters of a curve with which it is near these rows."""
     used = [row for row in chosen if not is_hosts(row) and "not fitted" not in row.kind]
-
-    def cost(parameters: dict[str, float]) -> float:
-        both = others | {group: parameters}
-        errors = [error(row, both) for row in used]
-        # Near its start if the rows do not say: without this, a floor that no row is small enough for is anything.
-        away = sum(abs(log(parameters[name] / value)) for name, value in start_of(group).items())
-        return sum(e + e * e for e in errors) / max(len(errors), 1) + 1e-2 * away
-
-    least, step = cost(best), 0.7
-    while step > 0.01:
-        better = False
-        for name in best:
-            for factor in (exp(step), exp(-step)):
-                tried = best | {name: best[name] * factor}
-                if (value := cost(tried)) < least:
-                    best, least, better = tried, value, True
-        step *= 1.0 if better else 0.5
-    return {name: float(f"{value:.4g}") for name, value in best.items()}
+    timed = [Timed(group, row.works, row.seconds) for row in used]
+    return nullgpu.fit.fitted(replace(gpu(), measured=others), group, timed, start_of(group), step=0.7)
 
 
 def fit(
@@ -303,6 +285,7 @@ def main() -> None:
             "multiprocessors": it.multiprocessors,
             "clock_rate": it.clock_rate,
             "shortest": it.shortest,
+            "peak": dict(it.peak),
         },
         "parameters": parameters,
     }

@@ -18,6 +18,7 @@ from lab import results  # noqa: E402
 from lab.simulated import simulate  # noqa: E402
 
 MEASURED = REPOSITORY / "results/nvidia_h200_1gpu/trainings.json"
+MINUTE = "s for a simulated minute"
 WORKLOADS, CHANGES = "lab/studies/clock_workloads.py", "lab/studies/clock_changes.py"
 COMMANDS = {
     "ResNet-50, TF32, 256 images": (WORKLOADS, "resnet50", "tf32"),
@@ -47,7 +48,9 @@ def main() -> None:
         found = simulate("h200", "python", *COMMANDS[name])
         gpu = found.milliseconds * found.busy
         ratio = None if name in HOST_LIMITS else gpu / measured[name]
-        rows.append([name, measured[name], found.milliseconds, gpu, ratio, found.busy, found.waits_in_words])
+        rows.append(
+            [name, measured[name], found.milliseconds, gpu, ratio, found.busy, found.minute, found.waits_in_words]
+        )
         if ratio:
             errors.append(max(ratio, 1 / ratio))
         print(*rows[-1], sep=" | ", flush=True)
@@ -55,9 +58,16 @@ def main() -> None:
     results.store(
         "clock_h200",
         title=f"A simulated H200 beside an H200 (the time of the GPU: {wrong})",
-        columns=["training", "measured", "simulated", "its GPU alone", "ratio", "GPU busy", "it waits for"],
+        columns=["training", "measured", "simulated", "its GPU alone", "ratio", "GPU busy", MINUTE, "it waits for"],
         rows=rows,
-        formats={"measured": ",.2f", "simulated": ",.2f", "its GPU alone": ",.2f", "ratio": ".2f", "GPU busy": ".0%"},
+        formats={
+            "measured": ",.2f",
+            "simulated": ",.2f",
+            "its GPU alone": ",.2f",
+            "ratio": ".2f",
+            "GPU busy": ".0%",
+            MINUTE: ",.0f",
+        },
         unit="ms per update",
         spread="ratio: its GPU alone to measured, where the GPU limited the H200, too; the host is this machine's",
         command="python lab/studies/clock_h200.py",

@@ -16,6 +16,7 @@ times per step have a meaning:
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -28,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from workshop.hardware import OtherWork, peak_memory_bytes
-from workshop.jsonfile import write_json
+from workshop.jsonfile import read_json, write_json
 from workshop.loaders.sampler import Loader
 from workshop.log import Log
 from workshop.profiling.calibration import repeats_for
@@ -117,7 +118,8 @@ def benchmark(
     """Measure IO, SYNTHETIC and FULL, print them with a diagnosis, and write them to the run's ``throughput.json``.
 
     The file also says how much memory was used at most. With ``no_sync`` also COMPUTE and BARRIER. Trials of all are
-    taken in turn, so that the first of one and the first of another may be compared as a pair.
+    taken in turn, so that the first of one and the first of another may be compared as a pair. ``throughput.png`` shows
+    the times per step, and those of the benchmark before in the same folder.
 
     Args:
         log: of the run; its config says how long a trial is.
@@ -136,10 +138,16 @@ def benchmark(
     busy = other_work.note(getattr(loader, "num_workers", 0)) if log.ranks.world_size == 1 else None
     if log.ranks.rank != 0:
         return
+    from workshop.profiling.bars import plot_runs  # here, because matplotlib takes half a second to import
+
     print(f"\n{'':10} {'samples/s':>20}")
+    in_turn, overlapped = predictions(measured["IO"].mean, measured["SYNTHETIC"].mean)
+    predicted = f"   predicted: {in_turn:,.0f} without overlap, {overlapped:,.0f} with full overlap"
     for name, throughput in measured.items():
-        print(f"{name:10} {throughput!s:>20}")
+        print(f"{name:10} {throughput!s:>20}{predicted if name == 'FULL' else ''}")
     figures: dict[str, Any] = {name: throughput.to_dict() for name, throughput in measured.items()}
+    figures |= {"no_overlap": in_turn, "full_overlap": overlapped}
+    figures |= {"samples_per_step": loader.batch_sampler.global_batch_size, "flags": sys.argv[1:]}
     shares = {name: log.mfu(measured[name].mean) for name in ("SYNTHETIC", "FULL")}
     if log.utilization is not None:
         figures["mfu"] = shares
@@ -149,7 +157,17 @@ def benchmark(
         figures["busy"] = busy
         print(f"\nBusy machine: {busy}. Do not rely on the diagnosis:")
     print(f"\n{figures['diagnosis']}")
-    write_json(log.folder.path / "throughput.json", figures)
+    file = log.folder.path / "throughput.json"
+    before = read_json(file)
+    write_json(file, figures)
+    plot = file.with_suffix(".png")
+    plot_runs([*([before] if "flags" in before else []), figures], plot)
+    print(f"\nThe same as bars{', beside the run before' if 'flags' in before else ''}: {plot}")
+
+
+def predictions(io: float, synthetic: float) -> tuple[float, float]:
+    """Return what FULL would be without any overlap of loading and training, and if they overlapped fully."""
+    return 1 / (1 / io + 1 / synthetic), min(io, synthetic)
 
 
 def _measure(works: Works, device: torch.device, seconds: float) -> dict[str, Throughput]:

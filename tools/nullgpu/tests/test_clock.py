@@ -128,7 +128,7 @@ def test_an_event_is_not_done_before_its_time(found: dict) -> None:
         (["--clock", "a9000", "true"], "--clock knows a100, h100, h200, l4, t4, or takes a TOML file"),
         (["--clock", "b200", "true"], "B200 has no figures for --clock: its file lacks, in [clock], peak, pinned"),
         (["--clock", "a100", "--values", "true"], "--clock does without --values"),
-        (["--trace", "x.json", "true"], "--trace and --host need --clock"),
+        (["--trace", "x.json", "true"], "--trace, --calibrate and --host need --clock"),
         (["--json", "x.json", "true"], "--json writes the figures of a report: it needs --report, --clock, or both"),
     ],
 )
@@ -288,7 +288,7 @@ def test_python_sees_no_operation_when_the_host_is_timed(tmp_path: Path, nullgpu
     products = [span["dur"] for span in spans if span["name"] == "addmm"]
     assert len(products) == 16
     assert max(products) == pytest.approx(min(products), rel=0.3), "as long as when they were observed"
-    assert "durations: curves fitted to the operations of an H200\n" in said
+    assert "durations: 100% by curves fitted to kernels of an H200\n" in said
 
 
 @pytest.mark.slow
@@ -301,7 +301,7 @@ def test_the_threads_of_data_parallel_are_timed(tmp_path: Path, nullgpu: Run) ->
     *_, last = (span for span in spans if span["name"] == "addmm")
     product = 1e6 * 2 * 4096 * 1024 * 4096 / gpus.read("a100")["clock"]["peak"]["fp32"]
     assert product < last["dur"] < 3 * product, "half of the batch"
-    assert "scaled to the peaks of an A100: not measured on one" in said
+    assert "% by curves fitted to kernels of an A100 that others timed" in said
 
 
 @pytest.mark.slow

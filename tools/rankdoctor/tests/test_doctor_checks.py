@@ -560,6 +560,440 @@ def batch_norm_of_two_samples(run: Run) -> None:
     change(run, "model", local_norms=4)
 
 
+# what is random or a statistic of a batch in evaluation mode
+
+
+def in_evaluation(run: Run, *random_in: tuple[str, str], drew: bool = True) -> None:
+    change(run, "forward", wanted={"loader": VAL}, random_in=[list(one) for one in random_in], drew=drew)
+
+
+@faulty("random_in_evaluation", "FAULT", 21)
+def attention_drops_weights_after_eval(run: Run) -> None:
+    in_evaluation(run, ("dropout", at(21)))
+
+
+@faulty("random_in_evaluation", "FAULT", 22)
+def batch_norm_of_the_batch_after_eval(run: Run) -> None:
+    in_evaluation(run, ("batch norm", at(22)), drew=False)
+
+
+@faulty("random_in_evaluation", "FAULT", 23)
+def a_layer_that_eval_does_not_reach(run: Run) -> None:
+    in_evaluation(run, ("dropout layer", at(23)))
+
+
+@faulty("random_in_evaluation", "NOTE", 24)
+def noise_in_forward_after_eval(run: Run) -> None:
+    in_evaluation(run, ("noise", at(24)))
+
+
+@faulty("random_in_evaluation", "NOTE", 51)
+def numpy_noise_after_eval(run: Run) -> None:
+    in_evaluation(run)
+
+
+# gradients that are thrown away, clipped too early, or made by recomputing
+
+
+@faulty("gradients_used", "FAULT", 42)
+def zeroed_before_each_part(run: Run) -> None:
+    change(run, "update", thrown=[[at(44), at(42)]] * 3, backwards=[at(44)] * 4)
+
+
+@faulty("gradients_used", "NOTE", 42)
+def the_rest_of_an_epoch(run: Run) -> None:
+    change(run, "update", followed=1, thrown=[])
+    for rank in run.ranks:
+        rank.all("update")[4]["thrown"] = [[at(44), at(42)]] * 2
+
+
+@faulty("clip_in_time", "FAULT", 44)
+def clipped_before_backward(run: Run) -> None:
+    clip(run, 0)
+
+
+def clip(run: Run, passes: int) -> None:
+    for rank in run.ranks:
+        for e in rank.all("gradients"):
+            clipped = {"e": "clip", "step": e["step"], "t": e["t"], "at": at(44), "scaled": False, "plain": True}
+            rank.events.insert(rank.events.index(e), clipped | {"passes": passes})
+
+
+def checkpointed(run: Run, **fields: object) -> None:
+    event = {"e": "checkpoint", "step": 0, "t": 0.1, "at": at(25), "lost": False, "redrawn": False}
+    for rank in run.ranks:
+        rank.events.insert(8, event | fields)
+    change(run, "update", changed_in_backward=[])
+
+
+@faulty("recomputation", "FAULT", 25)
+def batch_norm_is_recomputed(run: Run) -> None:
+    checkpointed(run)
+    change(run, "update", changed_in_backward=["norm.num_batches_tracked"])
+
+
+@faulty("recomputation", "NOTE", 25)
+def a_counter_is_recomputed(run: Run) -> None:
+    checkpointed(run)
+    change(run, "update", changed_in_backward=["block.calls (a number)"])
+
+
+@faulty("recomputation", "FAULT", 25)
+def dropout_is_recomputed_with_other_numbers(run: Run) -> None:
+    checkpointed(run, redrawn=True)
+
+
+@faulty("recomputed_gradients", "FAULT", 25)
+def reentrant_with_a_frozen_first_layer(run: Run) -> None:
+    checkpointed(run, lost=True)
+
+
+def unused(run: Run, rank: int, number: int, *names: str) -> None:
+    event = {"e": "unused", "step": number, "t": 1.0, "at": at(44), "number": number, "names": [*names]}
+    run.ranks[rank].events.append(event | {"missing": len(names)})
+
+
+@faulty("same_unused", "FAULT", 43)
+def a_batch_without_targets_on_one_rank(run: Run) -> None:
+    for number in range(4):
+        unused(run, 0, number)
+    unused(run, 1, 3, "c.weight")
+
+
+# ranks that disagree on what a number means, and what they share by accident
+
+
+def probed(run: Run, value: Callable[[int, int], list[tuple[int, int, str]]], **fields: object) -> None:
+    for rank in run.ranks:
+        contents = {str(n): [list(part) for part in value(rank.number, n)] for n in range(8)}
+        event = {"e": "samples", "step": 8, "t": 9.0, "dataset": 0, "cls": "Images", "size": 16, "contents": contents}
+        attributes = {"index": rank.number, "size": 7}
+        rank.events.append(
+            event
+            | {
+                "names": ["[0]", "[1]", "[2]"],
+                "steady": [True] * len(contents["0"]),
+                "attributes": attributes,
+                "lines": {"index": at(19)},
+            }
+            | fields
+        )
+
+
+def label(rank: int, n: int) -> tuple[int, int, str]:
+    return ((n + rank) % 3, 0, str((n + rank) % 3))
+
+
+@faulty("same_meaning", "FAULT", 19)
+def class_numbers_from_a_set(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 + n, 0, "8 values"), label(rank, n)])
+
+
+@faulty("same_meaning", "FAULT", 19)
+def files_in_another_order(run: Run) -> None:
+    probed(run, lambda rank, n: [((n + 3 * rank) % 8, 0, "8 values"), ((n + 3 * rank) % 8 % 3, 0, "1")])
+
+
+@faulty("same_meaning", "FAULT", 19)
+def a_vocabulary_from_a_set(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 * rank + n, 50 + n, "9 values")])
+
+
+@faulty("own_handles", "FAULT", 19)
+def a_file_opened_before_the_workers_are_forked(run: Run) -> None:
+    handles(run, inherited=True, used=True)
+
+
+def handles(run: Run, kind: str = "file", *, inherited: bool, used: bool, locked: bool = False) -> None:
+    change(run, "loader", wanted={"loader": TRAIN}, workers=2, persistent=True)
+    for rank in run.ranks:
+        event = {"e": "handles", "step": 0, "t": 1.0, "dataset": "Images", "locked": locked, "lines": {".file": at(19)}}
+        rank.workers = [event | {"handles": [[".file", kind, inherited, used]]} for _ in range(2)]
+
+
+@faulty("loads_kept", "NOTE", 31)
+def a_checkpoint_stays_on_the_gpu(run: Run) -> None:
+    kept(run, "cuda:0", 300)
+
+
+def kept(run: Run, where: str, size: int) -> None:
+    for rank in run.ranks:
+        rank.events.append(
+            {"e": "kept", "step": 2, "t": 1.0, "at": at(31), "where": where, "size": size, "beside": 100}
+        )
+
+
+@faulty("device_exists", "FAULT", 6)
+def a_gpu_of_another_task(run: Run) -> None:
+    run.launch.gpus_per_task = 1
+    devices(run, 1)
+
+
+def devices(run: Run, gpus: int, asked: bool = False) -> None:
+    for rank in run.ranks:
+        event = {"e": "device", "step": 0, "t": 0.0, "at": at(6), "index": rank.number, "gpus": gpus, "asked": asked}
+        rank.events.insert(2, event)
+
+
+@faulty("equal_steps", "FAULT", 10)
+def a_stream_that_ends_earlier_on_one_rank(run: Run) -> None:
+    stream(run, 4, 2)
+
+
+def stream(run: Run, *batches: int, complete: tuple[bool, bool] = (True, True)) -> None:
+    change(run, "loader", wanted={"loader": TRAIN}, iterable=True)
+    for rank in run.ranks:
+        for e in rank.all("pass", loader=TRAIN):
+            del e["file"], e["batches"]
+        events = [e for e in rank.events if e["e"] == "batch" and e["loader"] == TRAIN]
+        for last in (events[3], events[7]):
+            ended = {"e": "pass_end", "step": last["step"], "t": last["t"], "loader": TRAIN}
+            ended |= {"batches": batches[rank.number], "complete": complete[rank.number]}
+            rank.events.insert(1 + max(i for i, e in enumerate(rank.events) if e is last), ended)
+
+
+@faulty("hang", "FAULT", 44)
+def one_rank_ends_while_another_waits(run: Run) -> None:
+    run.ranks[1].events = [e for e in run.ranks[1].events if e["e"] != "end"]
+    text = "[enforce fail at pair.cc] Connection closed by peer [127.0.0.1]:6231"
+    run.ranks[1].events.append({"e": "error", "step": 8, "t": 9.0, "at": at(44), "type": "RuntimeError", "text": text})
+    run.launch.statuses = [0, 1]
+
+
+def found_by(run: Run) -> set[str]:
+    diagnosis = judge([run])
+    assert not diagnosis.broken
+    return {f.check for top in diagnosis.findings for f in (top, *top.consequences)}
+
+
+def monte_carlo(run: Run) -> None:
+    """The same inputs are evaluated three times with dropout, on purpose."""
+    attention_drops_weights_after_eval(run)
+    for rank in run.ranks:
+        rank.events = [each for e in rank.events for each in ([e] * 3 if e.get("loader") == VAL else [e])]
+
+
+def dropout_in_training_only(run: Run) -> None:
+    in_evaluation(run, drew=False)
+
+
+def noise_that_the_model_scales(run: Run) -> None:
+    in_evaluation(run, drew=False)  # what a variational autoencoder draws is left out by the observer
+
+
+def a_sampler_outside_of_models(run: Run) -> None:
+    in_evaluation(run, drew=False)
+    for rank in run.ranks:
+        rank.events.append({"e": "noise", "step": 8, "t": 9.0, "at": at(60), "samples": 3, "values": rank.number})
+
+
+def dropout_in_calls_with_gradients(run: Run) -> None:
+    """A model that is trained in evaluation mode, such as with frozen statistics."""
+    change(run, "forward", wanted={"loader": TRAIN}, train=False, random_layers=0)
+
+
+def parts_that_are_added_up(run: Run) -> None:
+    change(run, "update", followed=1, thrown=[], backwards=[at(44)] * 4)
+    change(run, "forward", wanted={"loader": TRAIN}, sync=False)
+
+
+def one_batch_that_is_not_finite(run: Run) -> None:
+    change(run, "update", followed=1, thrown=[])
+    run.ranks[0].all("update")[2]["thrown"] = [[at(44), at(42)]]
+
+
+def an_attack_on_the_inputs(run: Run) -> None:
+    change(run, "update", followed=1, thrown=[], backwards=[at(44)] * 2)  # the observer leaves these passes out
+
+
+def gradients_of_several_tasks_are_combined(run: Run) -> None:
+    change(
+        run, "update", followed=1, thrown=[], backwards=[at(44)] * 3
+    )  # and these, if the script makes the gradients itself
+
+
+def two_passes_of_sharpness_aware_minimization(run: Run) -> None:
+    change(run, "update", followed=1, thrown=[], backwards=[at(44), at(46)])
+
+
+def clipped_after_backward(run: Run) -> None:
+    clip(run, 1)
+
+
+def clipped_after_each_part(run: Run) -> None:
+    clip(run, 1)
+    clip(run, 2)
+    change(run, "update", backwards=[at(44)] * 2)
+
+
+def clipped_in_the_first_updates_only(run: Run) -> None:
+    clip(run, 1)
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "clip" or e["step"] < 3]
+
+
+def checkpointing_without_side_effects(run: Run) -> None:
+    checkpointed(run)
+
+
+def a_layer_that_no_rank_uses(run: Run) -> None:
+    for rank in (0, 1):
+        for number in range(8):
+            unused(run, rank, number, "c.weight")
+
+
+def ddp_finds_unused_weights(run: Run) -> None:
+    change(run, "ddp", find_unused=True)
+    unused(run, 0, 3)
+    unused(run, 1, 3, "c.weight")
+
+
+def the_same_data_everywhere(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 + n, 0, "8 values"), label(0, n)])
+
+
+def each_rank_has_a_shard_of_its_own(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), label(rank, n)])
+
+
+def shards_with_the_number_of_the_sample(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), (n, 0, str(n)), (5, 0, "1")])
+
+
+def augmentations_of_its_own(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), label(0, n)], steady=[False, True])
+
+
+def labels_of_one_class(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), (1, 0, "1")])
+
+
+def files_that_workers_open(run: Run) -> None:
+    handles(run, inherited=False, used=True)
+
+
+def an_open_file_that_workers_do_not_read(run: Run) -> None:
+    handles(run, inherited=True, used=False)
+
+
+def streams_of_equal_length(run: Run) -> None:
+    stream(run, 4, 4)
+
+
+def streams_that_were_cut(run: Run) -> None:
+    stream(run, 4, 4, complete=(False, False))
+
+
+def a_checkpoint_on_the_cpu(run: Run) -> None:
+    kept(run, "cpu", 300)
+
+
+def a_checkpoint_that_is_forgotten(run: Run) -> None:
+    kept(run, "cuda:1", 0)
+
+
+def a_gpu_for_each_local_rank(run: Run) -> None:
+    devices(run, 2)
+
+
+def a_task_that_counts_its_gpus(run: Run) -> None:
+    run.launch.launcher = "srun"
+    devices(run, 2, asked=True)
+
+
+RIGHT = [
+    monte_carlo, dropout_in_training_only, noise_that_the_model_scales, a_sampler_outside_of_models,
+    dropout_in_calls_with_gradients, parts_that_are_added_up, one_batch_that_is_not_finite, an_attack_on_the_inputs,
+    gradients_of_several_tasks_are_combined, two_passes_of_sharpness_aware_minimization, clipped_after_backward,
+    clipped_after_each_part, clipped_in_the_first_updates_only, checkpointing_without_side_effects,
+    a_layer_that_no_rank_uses, ddp_finds_unused_weights, the_same_data_everywhere, each_rank_has_a_shard_of_its_own,
+    shards_with_the_number_of_the_sample, augmentations_of_its_own, labels_of_one_class, files_that_workers_open,
+    an_open_file_that_workers_do_not_read, streams_of_equal_length, streams_that_were_cut, a_checkpoint_on_the_cpu,
+    a_checkpoint_that_is_forgotten, a_gpu_for_each_local_rank, a_task_that_counts_its_gpus,
+]  # fmt: skip
+"""what looks like one of the faults above and is right"""
+
+
+@pytest.mark.parametrize("neighbor", RIGHT, ids=lambda function: function.__name__)
+def test_what_only_looks_like_a_fault_is_not_accused(neighbor: Callable[[Run], None]) -> None:
+    run = correct_run()
+    neighbor(run)
+    assert found_by(run) <= {"accumulation"}  # these events say nothing of no_sync
+
+
+@pytest.mark.parametrize(
+    ("broken", "title"),
+    [
+        (
+            attention_drops_weights_after_eval,
+            "Nothing is random, and no statistic of a batch is used, in evaluation mode.",
+        ),
+        (zeroed_before_each_part, "All samples of an update count alike."),
+        (zeroed_before_each_part, "Gradients are exchanged once per update."),
+        (one_rank_ends_while_another_waits, "No rank waits for ever."),
+        (clipped_before_backward, "Gradients are clipped between backward and the update."),
+        (streams_that_were_cut, "All ranks have the same number of training batches."),
+        (each_rank_has_a_shard_of_its_own, "A number means the same sample on all ranks."),
+    ],
+)
+def test_what_is_broken_or_was_not_seen_is_not_called_fine(broken: Callable[[Run], None], title: str) -> None:
+    run = correct_run()
+    broken(run)
+    assert title not in judge([run]).fine
+
+
+def test_a_check_that_saw_nothing_has_not_judged() -> None:
+    empty = correct_run()
+    for rank in empty.ranks:
+        rank.events = [e for e in rank.events if e["e"] in ("process", "init", "end")]
+    diagnosis = judge([empty])
+    assert set(diagnosis.fine) <= {"No rank waits for ever."} and not diagnosis.findings
+
+
+def test_the_cause_of_equal_noise_is_the_last_state_that_was_set() -> None:
+    run = correct_run()
+    one_seed_for_noise(run)
+    for rank in run.ranks:
+        seeds = [(7, 0, {}), (8, 50 + rank.number, {}), (9, 4711, {"whole": True})]
+        rank.events[2:2] = [
+            {"e": "seed", "step": 0, "t": 0.0, "at": at(line), "generator": "torch", "value": value, **more}
+            for line, value, more in seeds
+        ]
+    (finding,) = judge([run]).findings
+    assert "train.py:9 gives all of them the same random state" in finding.text and "every rank" in finding.fix
+    for rank in run.ranks:  # seeded by the rank after that: then no line is named
+        rank.events.insert(5, rank.events[3] | {"at": at(10)})
+    (finding,) = judge([run]).findings
+    assert "because" not in finding.text
+
+
+def test_a_file_that_the_rank_wrote_itself_may_be_loaded_as_it_is() -> None:
+    run = correct_run()
+    for rank in run.ranks:
+        file = f"/home/me/rng{rank.number}.pt"
+        rank.events.append({"e": "save", "step": 8, "t": 9.0, "at": at(55), "file": file, "tensors": 2, "shards": 0,
+                            "wrapped": 0, "on_gpu": True})  # fmt: skip
+        rank.events.append({"e": "load", "step": 8, "t": 9.0, "at": at(31), "file": file, "located": False})
+    assert not judge([run]).findings
+
+
+@faulty("profiled", "COST", 40)
+def a_profiler_around_everything(run: Run) -> None:
+    trace(run, 16)
+
+
+def trace(run: Run, updates: int) -> None:
+    for rank in run.ranks:
+        rank.events.append({"e": "profiled", "step": 8, "t": 9.0, "at": at(40), "updates": updates})
+
+
+def test_a_profiler_with_a_schedule_is_right() -> None:
+    run = correct_run()
+    trace(run, 4)
+    diagnosis = judge([run])
+    assert not diagnosis.findings and "A profiler records a few steps." in diagnosis.fine
+
+
 def test_nothing_is_found_in_a_correct_run() -> None:
     diagnosis = judge([correct_run()])
     assert not diagnosis.findings
@@ -724,7 +1158,7 @@ def test_a_teacher_may_be_in_training_mode() -> None:
 
 def test_what_is_fine_is_said_with_what_was_looked_at() -> None:
     fine = judge([correct_run()]).fine
-    assert fine["Gradients and weights are the same on all ranks."] == "updates compared: 8"
+    assert fine["Gradients and weights are the same on all ranks."] == "8 updates compared, with 3 weights"
     assert all(any(character.isdecimal() for character in looked_at) for looked_at in fine.values())
 
 
@@ -916,10 +1350,26 @@ def test_a_resumed_run_that_begins_with_the_first_order_is_found() -> None:
 def test_a_resumed_run_that_skips_the_batches_it_had_is_right() -> None:
     stopped, again = stopped_and_resumed()
     for rank in again.ranks:
-        again.samples[f"{rank.number}_1"] = stopped.samples[f"{rank.number}_0"]
-        first = next(i for i, e in enumerate(rank.events) if e["e"] == "batch")
-        rank.events.insert(first, rank.events[first])
-    assert not judge([correct_run(), stopped, again]).findings
+        first = next(e for e in rank.events if e["e"] == "batch")
+        rank.events = [
+            e
+            for e in rank.events
+            if e is first or e["step"] != 4 or e["e"] not in ("batch", "forward", "gradients", "update")
+        ]
+    diagnosis = judge([correct_run(), stopped, again])
+    assert not diagnosis.findings
+    assert "with the samples" in diagnosis.fine["A resumed run goes on where the stopped one was."]
+
+
+def test_samples_that_come_again_or_are_left_out_after_a_resume_are_found() -> None:
+    for update, said in ((2, "so those of 2 updates come again"), (6, "so those of 2 updates are left out")):
+        stopped, again = stopped_and_resumed()
+        for rank in again.ranks:
+            numbers = stopped.samples[f"{rank.number}_{update // 4}"]
+            begin = 2 * (update % 4)
+            again.samples[f"{rank.number}_1"] = numbers[begin:] + numbers[:begin]
+        (finding,) = judge([correct_run(), stopped, again]).findings
+        assert finding.kind == "NOTE" and said in finding.text
 
 
 def test_an_epoch_that_grows_with_the_ranks_is_found() -> None:
@@ -1026,3 +1476,22 @@ def test_the_launcher_is_guessed_from_the_script(tmp_path: Path, text: str, laun
     script = tmp_path / "train.py"
     script.write_text(text)
     assert likely_launchers(script)[0][0] == launcher
+
+
+def test_after_a_hang_no_symptom_is_reported_as_a_cause() -> None:
+    """An optimizer made before fully_shard, and a save on rank 0 alone at which all ranks then hang."""
+    run = correct_run()
+    two_ranks_wait(run)
+    change(run, "model", sharded=True)
+    change(run, "save", (0,), shards=3)
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] not in ("trainable", "end")]
+        for e in rank.all("gradients"):
+            e["gradients"], e["weights"] = {f"?{n}": None for n in range(3)}, {}
+        early = {"e": "sharded", "step": 2, "t": 1.0, "at": at(45), "parameters": 3, "orphans": [*NAMES]}
+        rank.events.insert(30, early)
+    change(run, "gradients", made=at(31))
+    diagnosis = judge([run])
+    assert [(f.check, f.at) for f in diagnosis.findings] == [("shards_saved", at(55)), ("sharded_orphans", at(31))]
+    assert [f.check for f in diagnosis.findings[0].consequences] == ["hang"]
+    assert "No rank waits for ever." not in diagnosis.fine

@@ -62,7 +62,7 @@ def test_the_example_gives_the_report_on_the_page() -> None:
     assert seen.returncode == 1, seen.stderr
     assert findings(seen.stdout) == findings(PAGE)
     (shown,) = re.findall(r"```text\n(rankdoctor: .*?)\n```", PAGE, re.S)
-    assert in_one_line(shown) == in_one_line(seen.stdout.partition("\nLooked at")[0])
+    assert in_one_line(shown) == in_one_line(seen.stdout.partition("\nSeen done right")[0])
 
 
 @pytest.mark.parametrize("url", ["", "https://example.org/exercises/"])

@@ -233,6 +233,7 @@ def test_the_launcher_is_another_one_if_the_ranks_do_not_join(doctor: Doctor) ->
         ([], "name a training script"),
         (["--resume", "--resume", "ddp.py"], "write --resume=ARGS with an equals sign"),
         (["--nproc", "0", "ddp.py"], "--nproc must be larger than 0"),
+        (["--gpus_per_task", "-1", "ddp.py"], "--gpus_per_task must not be below 0"),
         (["--preload", "none.py", "ddp.py"], "there is no file none.py"),
         (["--cpu", "--on_gpus", "ddp.py"], "exclude each other"),
         (["--reread", "nowhere"], "nowhere has no runs"),
@@ -521,3 +522,64 @@ def test_a_kept_log_can_be_judged_again(doctor: Doctor) -> None:
     first = doctor.run("--keep", "kept", "one_process.py")
     again = doctor.run("--reread", "kept")
     assert again == first
+
+
+BESIDE = [
+    "profiler",
+    "scheduled_profiler",
+    "old_profiler",
+    "sync_norm",
+    "converted_norm",
+    "compiled",
+    "anomaly",
+    "memory_history",
+    "debugger",
+    "faulthandler",
+    "settrace",
+]
+"""tools that change PyTorch, or Python, at the same time as the doctor"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("tool", BESIDE)
+def test_a_script_with_another_tool_runs_and_is_not_accused(doctor: Doctor, tool: str) -> None:
+    report, found = doctor.findings("beside.py", tool)
+    assert report["errors"] == [] and report["updates"] == [16]
+    assert report["runs"][0]["gpus"] == "standin", "the first try is enough"
+    assert found == {} and report["status"] == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("words", ["", "attack", "sharpness", "surgery"])
+def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str) -> None:
+    """Noise that a model scales, checkpointing, files that workers open, gradients that are read and thrown away."""
+    report, found = doctor.findings("kinds.py", *([words] if words else []))
+    assert report["errors"] == [] and found == {}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("sdpa", {"random_in_evaluation": "attention"}),
+        ("noise", {"random_in_evaluation": "added"}),
+        ("set", {"same_meaning": "index"}),
+        ("handle", {"own_handles": "open"}),
+        ("recomputed", {"recomputation": "recomputed"}),
+        ("reentrant", {"recomputed_gradients": "reentrant"}),
+        ("zeroed", {"gradients_used": "zeroed"}),
+        ("clip_early", {"clip_in_time": "clip"}),
+        ("stream", {"equal_steps": "stream"}),
+        ("branch", {"same_unused": "backward"}),
+    ],
+)
+def test_each_kind_is_found_with_its_line(doctor: Doctor, words: str, wanted: Found) -> None:
+    _, found = doctor.findings("kinds.py", words)
+    assert wanted.items() <= found.items(), found
+
+
+@pytest.mark.thorough
+def test_collectives_of_torch_2_15_are_seen(doctor: Doctor) -> None:
+    report, found = doctor.findings("ddp.py", "not_combined,single")
+    assert "results_combined" not in found
+    assert "all_gather" in report["fine"]["The ranks exchange the results of a validation that they share."]

@@ -32,8 +32,8 @@ from .updates import call_after_updates, time_the_loaders
 
 FEWEST, MOST = 2, 12
 """updates in which operations are observed: until one has brought no kernel that was new, within these limits"""
-CALIBRATED, TRIALS = 200, 8
-"""operations, and how often, with which the overhead of the mode is measured"""
+OPERATIONS, TRIALS = 200, 8
+"""how many operations, and how often, the overhead of observing is measured with"""
 
 
 class Clock:
@@ -179,7 +179,8 @@ def install(settings: Settings) -> None:
         return real["perf_counter"](), clock.now()
 
     def first_use() -> None:
-        calibrate(clock, real["perf_counter"])
+        measure_overhead(clock, real["perf_counter"])
+        clock.durations.forget()
         clock.observed.begin()
         clock.began = both()
 
@@ -202,8 +203,11 @@ def without_modes(clock: Clock, function: Any) -> Any:
     return called
 
 
-def calibrate(clock: Clock, perf_counter: Callable[[], float]) -> None:
-    """Measure what observing costs in each operation. (A loop without updates is observed to its end.)"""
+def measure_overhead(clock: Clock, perf_counter: Callable[[], float]) -> None:
+    """Measure what observing costs in each operation, so that it can be left out of the host's time.
+
+    The first updates do not count, but a loop without updates is observed to its end.
+    """
     host, launch = clock.settings.host_speed, clock.settings.launch
 
     def fastest(x: torch.Tensor, now: Callable[[], float]) -> float:
@@ -211,12 +215,12 @@ def calibrate(clock: Clock, perf_counter: Callable[[], float]) -> None:
         trials = []
         for _ in range(TRIALS):
             began = now()
-            for _ in range(CALIBRATED):
+            for _ in range(OPERATIONS):
                 x.add_(1)
-            trials.append((now() - began) / CALIBRATED)
+            trials.append((now() - began) / OPERATIONS)
         return min(trials)
 
-    def simulated() -> float:
+    def simulated() -> float:  # without the time in which the clock stood, but as fast as this host
         return clock.now() * host
 
     on_gpu, on_cpu = torch.zeros(16, device="cuda"), torch.zeros(16)
@@ -234,6 +238,7 @@ def write(clock: Clock, folder: str, ended: tuple[float, float]) -> None:
     clock.library.nullgpu_spans(f"{folder}/spans{rank}.tsv".encode())
     launches, of_other_sizes = ctypes.c_int64(), ctypes.c_int64()
     clock.library.nullgpu_count_launches(ctypes.byref(launches), ctypes.byref(of_other_sizes))
+    whole = sum(clock.durations.by.values()) or 1.0
     found = {
         "updates": clock.updates,
         "observed": clock.observed.updates,
@@ -242,6 +247,7 @@ def write(clock: Clock, folder: str, ended: tuple[float, float]) -> None:
         "launches": launches.value,
         "of_other_sizes": of_other_sizes.value,
         "unknown": unknown(clock, folder) | dict.fromkeys(sorted(clock.durations.unknown), 0),
+        "known_by": {by: seconds / whole for by, seconds in clock.durations.by.items()},
         "real": ended[0] - clock.began[0],
         "simulated": ended[1] - clock.began[1],
     }

@@ -10,7 +10,7 @@ from . import curves
 from .interface import read_spans
 from .timeline import COMMUNICATION, COPIES, DATA, HOST, Summary, chrome_events, summary
 
-OF_LAUNCHES = ("observed", "is_observed", "launches", "of_other_sizes", "unknown")
+OF_LAUNCHES = ("observed", "is_observed", "launches", "of_other_sizes", "unknown", "known_by")
 ADVICE = {
     DATA: "the loader limits it: more workers, or samples that are cheaper to read",
     HOST: "it is launch-bound, or the host waits too often: larger batches, CUDA graphs, torch.compile, no .item()",
@@ -24,12 +24,12 @@ IN_TURN = (
 )
 
 
-def show(folder: Path, name: str, trace: Path | None, skip: int) -> dict[str, Any]:
+def show(folder: Path, gpu: dict[str, Any], trace: Path | None, skip: int) -> dict[str, Any]:
     """Print the report of rank 0 and a line for each other rank, and write the time line if that is wanted.
 
     Args:
         folder: in which the processes of the command have left what they noted.
-        name: of the GPU.
+        gpu: its figures (see gpus.py).
         trace: file for the time line.
         skip: number of first updates that do not count.
 
@@ -37,8 +37,10 @@ def show(folder: Path, name: str, trace: Path | None, skip: int) -> dict[str, An
         update, the share "busy", shares in "waits"; "operations" and their seconds; "observed", the number of first
         updates in which operations were observed, and "is_observed", whether they still were at the end; "launches"
         after that, how many of them are "of_other_sizes" than any that was observed, and "unknown" kernels with their
-        number; "real" and "simulated" seconds, "advice"; a rank without two updates has no "seconds".
+        number; "known_by", shares of the observed seconds: known from a "trace", by curves fitted to this "gpu", and by
+        "scaled" ones; "real" and "simulated" seconds, "advice"; a rank without two updates has no "seconds".
     """
+    name = gpu["name"]
     files = sorted(folder.glob("clock*.json"), key=lambda file: int(file.stem.removeprefix("clock")))
     noted = {int(file.stem.removeprefix("clock")): json.loads(file.read_text()) for file in files}
     if not noted:
@@ -54,7 +56,8 @@ def show(folder: Path, name: str, trace: Path | None, skip: int) -> dict[str, An
         row = {"rank": rank, **(it.as_json() if it else {}), "advice": advice(it, others) if it else ""}
         row |= {name: found[name] for name in OF_LAUNCHES}
         ranks.append(row | {"real": found["real"], "simulated": found["simulated"]})
-    for line in text(name, ranks):
+    who = "" if name == curves.measured_on() else gpu["clock"].get("measured", {}).get("by", "nobody")
+    for line in text(name, ranks, who):
         print(f"nullgpu: {line}")
     if trace:
         events = [e for rank, found in noted.items() for e in chrome_events(rank, found["loading"], spans[rank])]
@@ -85,11 +88,22 @@ def listed(waits: dict[str, float]) -> str:
     return ", ".join(f"{what} {share:.0%}" for what, share in waits.items() if share > 0.005)
 
 
-def origins(name: str, rank: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that say how well the durations of the GPU's work are known."""
-    measured = curves.measured_on()
-    of_gpu = "" if name == measured else f", scaled to the peaks of {with_article(name)}: not measured on one"
-    yield f"  durations: curves fitted to the operations of {with_article(measured)}{of_gpu}"
+def origins(name: str, rank: dict[str, Any], who: str) -> Iterator[str]:
+    """Yield the lines that say how well the durations of the GPU's work are known.
+
+    Args:
+        name: of the GPU.
+        rank: its figures.
+        who: who has timed kernels of this GPU, "" for the one that the curves were made with.
+    """
+    base, known = curves.measured_on(), rank["known_by"]
+    texts = {
+        "trace": "from the trace",
+        "gpu": f"by curves fitted to kernels of {with_article(name)}{who and f' that {who} timed'}",
+        "scaled": f"by curves of {with_article(base)}, scaled to the peaks of {with_article(name)}: not timed on one",
+    }
+    parts = [f"{known[by]:.0%} {said}" for by, said in texts.items() if known[by] >= 0.005]
+    yield f"  durations: {'; '.join(parts)}"
     if rank["of_other_sizes"] > 0.005 * rank["launches"]:
         share = rank["of_other_sizes"] / rank["launches"]
         first = f"the first {rank['observed']} updates"
@@ -103,7 +117,7 @@ def origins(name: str, rank: dict[str, Any]) -> Iterator[str]:
         yield "  operations were observed to the end, so the host was slower than without the clock"
 
 
-def text(name: str, ranks: list[dict[str, Any]]) -> Iterator[str]:
+def text(name: str, ranks: list[dict[str, Any]], who: str) -> Iterator[str]:
     """Yield the lines of the report: on the first rank, then one for each of the others."""
     first, *others = ranks
     if "seconds" not in first:
@@ -118,7 +132,7 @@ def text(name: str, ranks: list[dict[str, Any]]) -> Iterator[str]:
     top = sorted(first["operations"].items(), key=lambda pair: -pair[1])[:5]
     whole = sum(first["operations"].values()) or 1
     yield "  longest operations: " + ", ".join(f"{operation} {seconds / whole:.0%}" for operation, seconds in top)
-    yield from origins(name, first)
+    yield from origins(name, first, who)
     if first["advice"]:
         yield f"  first thing to change: {first['advice']}"
     minute = 60 * first["real"] / max(first["simulated"], 1e-9)

@@ -6,6 +6,7 @@
     nullgpu --report python train.py            and at the end: launches, waits, what holds the memory
     nullgpu --clock a100 python train.py        and at the end: how long it would have taken, and what the GPU waits for
     nullgpu --world 64 python train.py          rank 0 of 64; the other ranks do not exist
+    nullgpu measure --out my_gpu.toml           on a real GPU: a file for --clock
 
 The exit status is the command's; 2 if there can be no null GPU here.
 """
@@ -21,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import build, clocked, gpus, report
+from . import build, calibration, clocked, gpus, report
 from .interface import MOST_GPUS, SKIPPED
 from .variables import environment
 
@@ -47,6 +48,11 @@ def parser() -> argparse.ArgumentParser:
     add("--snapshot", type=Path, default=Path("memory.pickle"), help="file for the memory's history (with --report)")
     add("--world", type=int, default=0, metavar="N", help="run as rank 0 of N, without the other ranks")
     add("--clock", metavar="GPU", help="let operations take the time of this GPU: a100, h100, t4, l4, or a TOML file")
+    add(
+        "--calibrate",
+        metavar="TRACE",
+        help="trace of torch.profiler from this GPU, whose durations come first (with --clock)",
+    )
     add("--host", type=float, default=1, help="how many times as fast the host is as this one (with --clock)")
     add("--skip", type=int, default=SKIPPED, help=f"first updates that the clock does not count (default: {SKIPPED})")
     add("--trace", type=Path, metavar="FILE", help="file for the time line, for ui.perfetto.dev (with --clock)")
@@ -58,6 +64,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["measure"]:
+        from . import measure  # imports torch
+
+        return measure.main(arguments[1:])
     it = parser()
     options = it.parse_args(arguments)
     if not options.command:
@@ -78,13 +89,17 @@ def main(arguments: list[str] | None = None) -> int:
             timeout=options.timeout,
             clock=options.clock or "",
             host=options.host,
+            calibrate=options.calibrate or "",
         )
         if not build.is_tried():
             print(f"nullgpu: note: not tried with torch {build.version()} yet", file=sys.stderr)
-    except (build.NotPossible, gpus.Unknown) as error:
+    except (build.NotPossible, gpus.Unknown, calibration.Unusable) as error:
         return fail(str(error))
     if not options.report and not options.clock:
-        return run(words, env)
+        status = run(words, env)
+        if options.world:
+            print("nullgpu: nothing was computed: speeds that the command printed are no GPU's", file=sys.stderr)
+        return status
     with tempfile.TemporaryDirectory(prefix="nullgpu") as folder:
         # Apart, because what the report records, the stack of each allocation, takes time of the host.
         asked = {"NULLGPU_REPORT": options.report, "NULLGPU_CLOCK": options.clock}
@@ -101,8 +116,8 @@ def mistake(options: argparse.Namespace) -> str:
         return "--world has no other ranks whose values could be computed: leave out --values"
     if options.clock and options.values:
         return "--clock does without --values: computing them would take time that a GPU's host does not need"
-    if (options.trace or options.host != 1) and not options.clock:
-        return "--trace and --host need --clock"
+    if (options.trace or options.calibrate or options.host != 1) and not options.clock:
+        return "--trace, --calibrate and --host need --clock"
     if options.json and not (options.report or options.clock):
         return "--json writes the figures of a report: it needs --report, --clock, or both"
     if any(map(os.path.exists, GPU_FILES)) and not options.beside_gpu:
@@ -116,7 +131,7 @@ def show(folder: Path, options: argparse.Namespace, settings: dict[str, Any]) ->
     """Print the reports of what the processes of a command have left in a folder, and write them as JSON."""
     figures: dict[str, Any] = {"settings": settings}
     if options.clock:
-        figures["clock"] = clocked.show(folder, gpus.read(options.clock)["name"], options.trace, options.skip)
+        figures["clock"] = clocked.show(folder, gpus.read(options.clock), options.trace, options.skip)
     if options.report:
         figures["report"] = report.show(folder, options.snapshot)
     if options.json:

@@ -5,9 +5,10 @@ H200 was timed with. Most of them are shares of the GPU's peaks, so the curves h
 but then they are scaled, and not measured. Bytes and numbers are per call; times are in seconds.
 """
 
+import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ TILE = 128
 """edge of the part of a matrix that one multiprocessor computes"""
 FEW = 4
 """channels of an input, such as colors, for which cuDNN has slow kernels only"""
+MOST = 0.8
+"""share of the peak that kernels without matrix units attain at most, about that of products in fp32"""
 
 
 @dataclass(frozen=True)
 class Gpu:
     """The figures of a GPU that the curves need."""
 
+    name: str
     peak: Mapping[str, float]
     """FLOP/s by number format"""
     bandwidth: float
@@ -33,6 +37,8 @@ class Gpu:
     """MHz"""
     shortest: float
     """seconds of the shortest kernel"""
+    measured: Mapping[str, Parameters] = field(default_factory=dict)
+    """parameters of the curves that were fitted to kernels of this GPU, or "derived" from these"""
 
 
 @dataclass(frozen=True)
@@ -110,24 +116,50 @@ class Moved:
 Work = Product | Attention | Convolution | BatchNorm | Moved
 
 
+@functools.cache
+def the_measured() -> dict[str, Any]:
+    """Return the GPU that the curves were fitted to ("gpu"), and their parameters ("parameters")."""
+    return json.loads(FILE.read_text())
+
+
 def measured_on() -> str:
     """Return the name of the GPU whose operations the curves were fitted to."""
-    return json.loads(FILE.read_text())["gpu"]["name"]
+    return the_measured()["gpu"]["name"]
 
 
 class Curves:
     """The time of each kind of work on one GPU."""
 
     def __init__(self, gpu: Gpu, parameters: Mapping[str, Parameters] | None = None) -> None:
-        found: dict[str, Any] = json.loads(FILE.read_text()) if parameters is None else {}
-        self.parameters = found["parameters"] if parameters is None else parameters
-        self.gpu = gpu
-        base = found["gpu"] if found else {"multiprocessors": gpu.multiprocessors, "clock_rate": gpu.clock_rate}
-        base_shortest = found["gpu"]["shortest"] if found else gpu.shortest
-        self.slower = base["multiprocessors"] * base["clock_rate"] / (gpu.multiprocessors * gpu.clock_rate)
-        """how many times as long its multiprocessors need for the same number of instructions"""
-        self.floor = 1e-6 * gpu.shortest / base_shortest
+        base = the_measured()
+        self.parameters = {**base["parameters"], **gpu.measured} if parameters is None else parameters
+        self.gpu, self.is_base = gpu, gpu.name == base["gpu"]["name"]
+        of, peak = base["gpu"], base["gpu"]["peak"]
+        self.slower = of["multiprocessors"] * of["clock_rate"] / (gpu.multiprocessors * gpu.clock_rate)
+        """how many times as long its multiprocessors need for the same number of instructions as an H200's"""
+        self.per_clock = {it: self.slower / (peak[it] / gpu.peak[it]) for it in peak}
+        """how much of its peak the same number of instructions costs, in comparison with an H200"""
+        self.floor = 1e-6 * gpu.shortest / of["shortest"]
         """seconds for a microsecond of a fixed cost"""
+
+    def name(self, work: Work) -> str:
+        """Return the name of the curve of this work."""
+        if isinstance(work, Product):
+            return f"product {family(work.format)}"
+        direction = "backward" if getattr(work, "backward", False) else "forward"
+        if isinstance(work, Attention):
+            return f"attention {'16 bits' if work.format in HALF else 'fp32'} {direction}"
+        if isinstance(work, Convolution):
+            return f"convolution {work.dimensions}-D {family(work.format)}"
+        if isinstance(work, BatchNorm):
+            layout = "last" if work.channels_last else "first"
+            return f"batch norm {layout} {direction} {'16 bits' if work.half else '32 bits'}"
+        return work.kind if work.kind in self.parameters else "elements"
+
+    def is_own(self, work: Work) -> bool:
+        """Whether the curve of this work was fitted to kernels of this GPU; not if it was only derived from others."""
+        own = self.gpu.measured.get(self.name(work))
+        return self.is_base or (own is not None and "derived" not in own)
 
     def seconds(self, work: Work) -> float:
         """Return how long it takes."""
@@ -141,7 +173,7 @@ class Curves:
 
     def product(self, it: Product) -> float:
         """A product attains its share of the peak if it has enough tiles for all multiprocessors."""
-        p = self.parameters[f"product {family(it.format)}"]
+        p = self.parameters[self.name(it)]
         size = 2 if it.format in HALF else 4
         tiles = it.batch * max(it.m / TILE, 0.25) * max(it.n / TILE, 0.25)
         filled = tiles / (tiles + p["tiles"] * self.gpu.multiprocessors)
@@ -152,7 +184,7 @@ class Curves:
     def attention(self, it: Attention) -> float:
         """Each score costs an exponential, beside products of the head's width."""
         exact = it.format not in HALF
-        p = self.parameters[f"attention {'fp32' if exact else '16 bits'} {'backward' if it.backward else 'forward'}"]
+        p = self.parameters[self.name(it)]
         scores = it.sequences * it.queries * it.keys
         if it.causal:  # whole tiles on the diagonal are computed
             scores *= 0.5 * (1 + p["tile"] / max(it.keys, p["tile"]))
@@ -167,7 +199,7 @@ class Curves:
 
     def convolution(self, it: Convolution) -> float:
         """A convolution is a product; with matrix units, and channels first, its tensors are transposed before it."""
-        p = self.parameters[f"convolution {it.dimensions}-D {family(it.format)}"]
+        p = self.parameters[self.name(it)]
         per_pass = 2 * it.samples * it.positions * it.outputs * it.channels * it.groups * it.kernel
         peak, passes = self.gpu.peak[it.format], it.backward or 1
         moved = it.input_bytes + it.output_bytes
@@ -178,14 +210,17 @@ class Curves:
         # A tensor has as many bytes for each channel before and after it if each position stays.
         strided = it.input_bytes * it.outputs > 1.5 * it.output_bytes * it.channels
         narrow = min(it.channels, it.outputs)
-        share = p["backward" if it.backward else "forward"] * narrow / (narrow + p["channels"])
+        # Few channels cost instructions rather than arithmetic: a GPU with less of a peak loses less by them.
+        per_clock, own = self.per_clock[it.format], p["backward" if it.backward else "forward"]
+        share = own / (1 + p["channels"] / narrow * per_clock)
         if it.channels <= FEW:
-            share = p["few"] * (p["few in fp16"] if it.format == "fp16" else 1.0)
+            share = min(p["few"] * (p["few in fp16"] if it.format == "fp16" else 1.0) / per_clock, max(p["few"], own))
         elif strided:
             share *= p["strided"]
         each = [peak * share] * passes
         if "guess" in p and it.channels > FEW and it.positions <= (200 if it.backward else 1000):
-            each[0] = peak * p["guess"]  # for one of the products, cuDNN's guess is a kernel without matrix units
+            # For one of the products, cuDNN's guess is a kernel without matrix units.
+            each[0] = min(peak * p["guess"] / per_clock, self.gpu.peak["fp32"] * MOST)
         arithmetic = sum(per_pass / attained for attained in each)
         transposed = 0.0
         if not it.channels_last and it.format != "fp32" and (it.kernel > 1 or strided):
@@ -195,8 +230,7 @@ class Curves:
 
     def batch_norm(self, it: BatchNorm) -> float:
         """With channels first, each multiprocessor takes a channel, so few channels do not fill the GPU."""
-        direction, layout = "backward" if it.backward else "forward", "last" if it.channels_last else "first"
-        p = self.parameters[f"batch norm {layout} {direction} {'16 bits' if it.half else '32 bits'}"]
+        p = self.parameters[self.name(it)]
         idle = 1.0 if it.channels_last else max(1.0, self.gpu.multiprocessors / it.channels) ** p["idle"]
         elements = it.elements * p["element"] * 1e-12 * idle * self.slower
         traffic = it.elements * it.size * (5 if it.backward else 3) / (self.gpu.bandwidth * 0.9)
@@ -204,7 +238,7 @@ class Curves:
 
     def moved(self, it: Moved) -> float:
         """A kernel moves its bytes at a share of the bandwidth, unless its instructions for an element take longer."""
-        p = self.parameters.get(it.kind) or self.parameters["elements"]
+        p = self.parameters[self.name(it)]
         traffic = it.moved / (self.gpu.bandwidth * p["share"])
         elements = it.elements * p.get("element", 0) * 1e-12 * self.slower
         fixed = max(p["floor"], it.launches * self.parameters["elements"]["floor"])

@@ -2,12 +2,14 @@
 # ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from .calibration import Calibration
 from .curves import Attention, BatchNorm, Convolution, Curves, Gpu, Moved, Product, Work
 from .interface import Settings
 
@@ -84,22 +86,42 @@ class Durations:
 
     def __init__(self, settings: Settings) -> None:
         it = settings
-        self.curves = Curves(Gpu(it.peak, it.bandwidth, it.multiprocessors, it.clock_rate, it.shortest))
+        self.curves = Curves(
+            Gpu(it.name, it.peak, it.bandwidth, it.multiprocessors, it.clock_rate, it.shortest, it.measured)
+        )
+        self.calibration = Calibration(Path(it.calibration)) if it.calibration else None
+        self.by = dict.fromkeys(("trace", "gpu", "scaled"), 0.0)
+        """seconds that are known from a trace, by curves fitted to this GPU, and by curves of another one"""
         self.unknown: set[str] = set()
         """operations of which nothing is known"""
 
     def of(self, func: Any, args: Any, kwargs: Any, out: Any, launches: int) -> float:
         """Return how many seconds an operation takes that makes so many launches."""
+        if self.calibration is not None:
+            known = self.calibration.seconds(func, args, kwargs, self.curves.gpu.shortest)
+            if known is not None:
+                self.by["trace"] += known
+                return known
         it = work_of(func, args, kwargs, out, launches)
         if isinstance(it, Moved) and not it.moved:
             self.unknown.add(name_of(func))
-        return self.curves.seconds(it)
+        return self.of_work(it)
+
+    def forget(self) -> None:
+        """Begin to count anew from where durations are known."""
+        self.by = dict.fromkeys(self.by, 0.0)
+
+    def of_work(self, work: Work) -> float:
+        """Return how many seconds this work takes by the curve of its kind."""
+        seconds = self.curves.seconds(work)
+        self.by["gpu" if self.curves.is_own(work) else "scaled"] += seconds
+        return seconds
 
     def of_compiled(self, name: str, moved: float, products: bool) -> float:
         """Return how many seconds a kernel of torch.compile takes that moves so many bytes."""
         if products:
             self.unknown.add(name)
-        return self.curves.seconds(Moved("elements", moved, 0))
+        return self.of_work(Moved("elements", moved, 0))
 
 
 def name_of(func: Any) -> str:

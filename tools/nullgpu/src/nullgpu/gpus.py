@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from .curves import Curves, Gpu
+from .curves import Curves, Gpu, measured_on
 from .interface import Settings
 
 FOLDER = Path(__file__).resolve().parent / "gpus"
@@ -74,7 +74,8 @@ def clock_of(gpu: dict[str, Any], host_speed: float) -> dict[str, Any]:
     missing += [f"peak.{key}" for key in FORMATS if "peak" in found and key not in found["peak"]]
     if missing:
         raise Unknown(f"{gpu['name']} has no figures for --clock: its file lacks, in [clock], {', '.join(missing)}")
-    made = {"clock": True, "host_speed": host_speed, "peak": found["peak"]}
+    made = {"clock": True, "name": gpu["name"], "host_speed": host_speed, "peak": found["peak"]}
+    made["measured"] = measured(gpu)
     shortest = found.get("shortest", SHORTEST)
     made |= {"launch": found.get("launch", LAUNCH), "shortest": shortest, "in_graph": min(shortest, IN_GRAPH)}
     made |= {"copied": gpu["bandwidth"] * Curves(curves_of(gpu)).parameters["elements"]["share"]}
@@ -88,7 +89,16 @@ def curves_of(gpu: dict[str, Any]) -> Gpu:
     """Return the figures of a GPU that the curves need."""
     clock = gpu["clock"]
     shortest = clock.get("shortest", SHORTEST)
-    return Gpu(clock["peak"], gpu["bandwidth"], gpu["multiprocessors"], gpu["clock_rate"], shortest)
+    figures = (clock["peak"], gpu["bandwidth"], gpu["multiprocessors"], gpu["clock_rate"], shortest)
+    return Gpu(gpu["name"], *figures, measured(gpu))
+
+
+def measured(gpu: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the curves that were fitted to kernels of this GPU.
+
+    A file that is like another GPU's has its parameters, too; but an H200 has its own: all in curves.json.
+    """
+    return {} if gpu["name"] == measured_on() else gpu["clock"].get("measured", {}).get("curves", {})
 
 
 def settings(gpu: dict[str, Any], **others: Any) -> Settings:  # noqa: ANN401

@@ -102,6 +102,8 @@ class Settings:
     # of the clock
     clock: bool = False
     """let operations take the time of the GPU"""
+    name: str = ""
+    """of the GPU; only Python reads it"""
     host_speed: float = 1.0
     """how many times as fast the simulated host is as this one"""
     launch: float = 0.0
@@ -120,6 +122,10 @@ class Settings:
     network_between: float = 0.0
     peak: dict[str, float] = field(default_factory=dict)
     """FLOP/s by number format; only Python reads it"""
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    """parameters of curves that were fitted to kernels of this GPU; only Python reads them"""
+    calibration: str = ""
+    """file with a trace of torch.profiler; only Python reads it"""
 
     def dump(self) -> str:
         """Return this as text."""

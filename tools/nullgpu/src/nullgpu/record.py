@@ -23,6 +23,8 @@ OWN = str(Path(__file__).resolve().parent)
 LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python", "<frozen", "<string>", OWN)
 """parts of the names of files that are not the user's"""
 BACKWARD = "in backward, or in a thread of PyTorch's"
+TIMERS = "in DDP, which times its first steps"
+DDP = os.path.join("nn", "parallel", "distributed.py")
 WORKSPACES = {4096 * 8 * 1024: "cuBLAS", (4096 * 2 + 16 * 8) * 1024: "cuBLAS"}
 """bytes of the workspaces that PyTorch allocates for a library (aten/src/ATen/cuda/CublasHandlePool.cpp): on Hopper and
 newer GPUs, and on older ones"""
@@ -50,8 +52,9 @@ class Recorder:
             return
         what = Notice(kind).name.lower()
         detail = name if what != "copy" else f"{name} {'pageable' if pageable else 'pinned'}"
-        key = (what, detail, place(sys._getframe(1)))
-        self.now[key] += 1
+        frame = sys._getframe(1)
+        where = TIMERS if name == "cudaEventSynchronize" and is_within(frame, DDP) else place(frame)
+        self.now[what, detail, where] += 1
 
     def add_loading(self, began: float, ended: float) -> None:
         """Add up the seconds in which loops wait for batches."""
@@ -118,6 +121,13 @@ def place(frame: FrameType | None) -> str:
             return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return BACKWARD
+
+
+def is_within(frame: FrameType | None, file: str) -> bool:
+    """Whether a function of this file has been called and has not returned."""
+    while frame is not None and not frame.f_code.co_filename.endswith(file):
+        frame = frame.f_back
+    return frame is not None
 
 
 def place_of(frames: list[dict[str, Any]]) -> str:

@@ -12,6 +12,10 @@ LAUNCH_BOUND = 500
 """launches in an update from which on a graph or a compiler is worth a try"""
 SHOWN = 5
 """lines for each kind of event"""
+FRAGMENTED, LEAST_GAP = 1.5, 2**28
+"""times the memory in use, and bytes more than it, from which on reserved memory counts as fragmented"""
+SAVES = ("torch.save(", "state_dict(", "save_checkpoint", ".save(")
+"""parts of a line of code that writes a checkpoint"""
 
 
 def show(folder: Path, snapshot: Path) -> dict[str, Any]:
@@ -134,7 +138,15 @@ def memory(it: dict[str, Any]) -> list[str]:
     lines += [
         f"{size(bytes_):>11}  {100 * bytes_ / whole:3.0f} %  {short(place)}" for place, bytes_ in holders["lines"]
     ]
+    if is_fragmented(it):
+        times = f"{it['reserved'] / it['peak']:.1f} times"
+        lines.append(f"  Reserved is {times} as much as was in use: the free parts are too small for later tensors.")
     return lines + ([] if holders["complete"] else ["  (of the last 200,000 allocations and frees)"])
+
+
+def is_fragmented(it: dict[str, Any]) -> bool:
+    """Whether the allocator has reserved much more than was ever in use."""
+    return it["reserved"] > max(FRAGMENTED * it["peak"], it["peak"] + LEAST_GAP)
 
 
 def short(place: str) -> str:
@@ -216,9 +228,19 @@ def first_change(it: dict[str, Any], step: dict[str, float]) -> str:
     if own := own_waits(it):
         if any(row[0] == "copy" and row[1].startswith("to ") and short(row[2]) == own[0][0] for row in it["lines"]):
             return f"non_blocking=True, with pin_memory=True in the loader: the copy at {own[0][0]} makes the CPU wait."
+        if any(part in own[0][0] for part in SAVES):
+            return (
+                f"the checkpoint at {own[0][0]}: write it less often, or let a thread write it "
+                "(torch.distributed.checkpoint.async_save)."
+            )
         return f"the wait at {own[0][0]}: keep the value on the GPU, and read it every 50 updates."
     if where := first_place(it, "copy", "to pageable"):
         return f"pin_memory=True in the loader: the copy from pageable memory makes the CPU wait, at {where}."
+    if is_fragmented(it):
+        return (
+            "the memory that is reserved, but not used: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or batches "
+            "that are padded to a few lengths."
+        )
     if step["launches"] >= LAUNCH_BOUND:
         return "the number of launches: a fused optimizer, torch.compile, or a CUDA graph."
     return "nothing stands out; measure on a GPU."

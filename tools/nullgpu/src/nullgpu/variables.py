@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import build
+from . import build, calibration
 from .gpus import clock_of, of_sm, read, settings
 
 HOOK = Path(__file__).resolve().parent / "hook"
@@ -21,6 +21,7 @@ def environment(
     timeout: float = 600,
     clock: str = "",
     host: float = 1,
+    calibrate: str = "",
 ) -> dict[str, str]:
     """Return the environment of a process on null GPUs, and of all that it starts. Compile the library if needed.
 
@@ -37,16 +38,21 @@ def environment(
         timeout: seconds that a rank waits for the others in a collective.
         clock: let operations take the time of this GPU: a100, h100, t4, l4, or a TOML file; it also sets sm and gb.
         host: how many times as fast as this host the simulated one is; with ``clock``.
+        calibrate: a trace of torch.profiler whose durations come before those of the curves; with ``clock``.
 
     Raises:
         NotPossible: there can be no null GPU here (another system, no compiler, no PyTorch with CUDA).
         gpus.Unknown: there is no such GPU for the clock.
+        calibration.Unusable: the trace has no kernels or no shapes.
     """
     env = dict(os.environ if base is None else base)
     gpu = read(clock) if clock else of_sm(sm)
     if clock:
         sm, gb = int(gpu["sm"]), float(gpu["gb"])
     more = clock_of(gpu, host) if clock else {}
+    if calibrate:
+        calibration.read(Path(calibrate))
+        more["calibration"] = os.path.abspath(calibrate)
     told = settings(gpu, gpus=gpus, gb=gb, sm=sm, values=values, world=world, timeout=timeout, **more)
     library = build.library()
     env |= {"NULLGPU_LIBRARY": str(library), "NULLGPU_SETTINGS": told.dump()}

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .checks import CHECKS, Diagnosis, Finding
+from .checks.asked import ASKED
 from .checks.comparisons import COMPARISONS
 
 FORMAT = 1
 """of a baseline; another number cannot be compared"""
 COMMENT = re.compile(r"#\s*rankdoctor:\s*ignore\[([\w\s,]*)\]")
-NAMES = {check.name for check in CHECKS} | set(COMPARISONS)
+NAMES = {check.name for check in (*CHECKS, *ASKED)} | set(COMPARISONS)
 
 
 class BaselineError(ValueError):

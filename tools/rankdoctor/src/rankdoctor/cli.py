@@ -2,6 +2,7 @@
 
     rankdoctor train.py --epochs 2             as two ranks on one node; no GPU, no change of the script
     rankdoctor --thorough train.py --epochs 2  also as two nodes, with uneven data, stopped and resumed, and more
+    rankdoctor parity --help                   the same training on 1, 2 and 4 ranks, compared
 
 Every pass of a loader ends after some batches, the last one always among them, so that epochs, validation and
 checkpoints come soon. Let the script train for two epochs. What it writes goes into a folder of the doctor's, which is
@@ -40,14 +41,12 @@ class Parser(argparse.ArgumentParser):
         refuse(f"{message}; --help shows the options")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the arguments; those after the script are the script's own."""
-    it = Parser(
-        prog="rankdoctor",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="rankdoctor [options] SCRIPT [its arguments]   or   rankdoctor [options] -m MODULE [its arguments]",
-    )
+NO_CHECKS = {"resume": None, "influence": False, "causal": False, "end_of_text": None, "reference": False}
+"""options that a comparison of runs does not have"""
+
+
+def add_runs(it: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what is run, and how."""
     add = it.add_argument
     add("script", metavar="SCRIPT", nargs="?", help="the training script")
     add(
@@ -65,8 +64,6 @@ def parser() -> argparse.ArgumentParser:
     )
     how = it.add_argument_group("how it is run")
     add = how.add_argument
-    add("--nproc", type=int, default=2, help="ranks on each node (default: 2)")
-    add("--nodes", type=int, default=1, help="number of emulated nodes, each with its own local ranks (default: 1)")
     add(
         "--launcher",
         choices=("auto", *LAUNCHERS),
@@ -75,6 +72,13 @@ def parser() -> argparse.ArgumentParser:
         "(default: guessed from the script)",
     )
     add("--cpu", action="store_true", help="no GPUs visible to the script (default: one for each rank)")
+    add(
+        "--gpus_per_task",
+        type=int,
+        default=0,
+        metavar="N",
+        help="GPUs that each rank sees, numbered from 0, as with srun --gpus-per-task (default: all of its node)",
+    )
     add("--null_gpu", action="store_true", help="run PyTorch's own CUDA code, on GPUs that compute nothing (needs g++)")
     add("--on_gpus", action="store_true", help="run on this machine's GPUs")
     add("--batches", type=int, default=8, help="batches of each pass of a loader (default: 8)")
@@ -83,6 +87,21 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=180, help="time limit of each run (default: 180)")
     add("--preload", metavar="FILE", help="Python file to run before the script in each process, such as small data")
     add("--no_redirect", action="store_true", help="no redirection of the files that the script writes")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the arguments; those after the script are the script's own."""
+    it = Parser(
+        prog="rankdoctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="rankdoctor [options] SCRIPT [its arguments]   or   rankdoctor [options] -m MODULE [its arguments]",
+    )
+    add_runs(it)
+    where = it.add_argument_group("ranks")
+    add = where.add_argument
+    add("--nproc", type=int, default=2, help="ranks on each node (default: 2)")
+    add("--nodes", type=int, default=1, help="number of emulated nodes, each with its own local ranks (default: 1)")
     provoke = it.add_argument_group("provocations: a further run each")
     add = provoke.add_argument
     add("--thorough", action="store_true", help="all of them")
@@ -98,6 +117,12 @@ def parser() -> argparse.ArgumentParser:
     add("--nan", action="store_true", help="one input on one rank is not a number")
     add("--one_rank", action="store_true", help="one rank instead of several")
     add("--workers", action="store_true", help="loaders with two workers, or with none if they have some")
+    compute = it.add_argument_group("checks that compute something of their own")
+    add = compute.add_argument
+    add("--influence", action="store_true", help="first batch again, with one sample or one token changed")
+    add("--causal", action="store_true", help="the model predicts the next token (for --influence)")
+    add("--end_of_text", type=int, metavar="TOKEN", help="token that ends a document (for --influence)")
+    add("--reference", action="store_true", help="first update again, with a copy of the model for one process")
     out = it.add_argument_group("report")
     add = out.add_argument
     add("--json", action="store_true", help="the same as --format json")
@@ -128,6 +153,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run, judge, report; return the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["parity"]:
+        from . import parity
+
+        return parity.main(arguments[1:])
     options = parser().parse_args(arguments)
     see_environment()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was ignored, as in the background
@@ -182,6 +212,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
         value = getattr(options, name)
         if value is not None and value <= 0:
             refuse(f"--{name} must be larger than 0")
+    if options.gpus_per_task < 0:
+        refuse("--gpus_per_task must not be below 0")
     gpus = {"none": options.cpu, "real": options.on_gpus, "null": options.null_gpu}
     if sum(gpus.values()) > 1:
         refuse("--cpu, --null_gpu and --on_gpus exclude each other")
@@ -195,6 +227,10 @@ def make_plan(options: argparse.Namespace) -> Plan:
         "steps": options.steps or (NO_LIMIT if options.full else 100),
         "redirect": not options.no_redirect,
         "preload": os.path.abspath(options.preload) if options.preload else "",
+        "influence": options.influence or options.causal or options.end_of_text is not None,
+        "causal": options.causal,
+        "end_of_text": -1 if options.end_of_text is None else options.end_of_text,
+        "reference": options.reference,
     }
     return Plan(
         script,
@@ -204,6 +240,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         ranks=options.nproc * options.nodes,
         nodes=options.nodes,
         local_rank_flag=flag,
+        gpus_per_task=options.gpus_per_task,
         seconds=options.seconds,
         gpus=next((name for name, wanted in gpus.items() if wanted), "standin"),
         settings=settings,

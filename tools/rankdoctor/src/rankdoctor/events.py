@@ -12,21 +12,31 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     split       random_split is called: sizes (of the parts), order (a number for their samples), content (as for
                 dataset)
     dataset     a data set is seen first: dataset (number), cls, size, file (of a subset: its samples), objects (length
-                and name of the longest list in it), content (a number for what it holds)
+                and name of the longest list in it), plain (it holds tensors and arrays only), content (a number for
+                what it holds)
     pass        a pass of a loader begins: loader, workers; if the samples have numbers: dataset, base (the data set
                 below all subsets), batches, file
                 again (the script counts batches itself, and begins this pass in the middle of its epoch)
     batch       a loader gave a batch: loader, wait (seconds)
+    pass_end    a stream ended: loader, batches, complete (false: it was cut, and its rest took too long to count)
+    samples     at the end: what some samples of a data set hold: dataset, cls, collated (by the collate_fn of the
+                script), size, contents (by the number of the sample, for each part: a hash, one of its pattern of equal
+                entries, how to show it), steady (for each part: whether it is the same when it is read twice), names
+                (of the parts), attributes (hashes), lines (that set them)
+    handles     first batches of a worker: dataset (class), handles (path, kind, whether its parent has opened it,
+                whether the worker has used it), locked (the data set has a lock), lines (that set the attributes)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
                 the states that they had before)
     model       a model is called first: model (number), cls, made (line), parameters, sharded, groups (of FSDP),
                 blocks (modules of one kind in a row), mesh_dims, tensor_parallel (sharded, but not by FSDP),
                 local_norms
     empty       a model got uninitialized memory: to_empty()
-    ddp         DistributedDataParallel was made: cls, frozen (number of parameters)
+    ddp         DistributedDataParallel was made: cls, frozen (number of parameters), find_unused
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
                 and batch norm in training mode), samples, rows (a number for each input sample), rng, buffers; ddp and
-                sync, or inside (line of the DistributedDataParallel that has this module)
+                sync, or inside (line of the DistributedDataParallel that has this module); without gradients in
+                evaluation mode: drew (random numbers), random_in (what is random or takes statistics of the batch, and
+                its line)
     dropout     the first dropout in training
     metric      a schedule is given the value that it goes by: cls, value
     gradients   before an update: optimizer, count, made and made_lr (line and learning rates of the optimizer when it
@@ -38,19 +48,30 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 losses (what they minimized), added (backward added to the gradients of the update before), factors
                 (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and
-                low_all (numbers of weights in 16 bits that stayed, and all of them)
+                low_all (numbers of weights in 16 bits that stayed, and all of them), thrown (lines of backward passes
+                whose gradients nothing has used, and of what set these to zero), changed_in_backward (buffers),
+                followed (passes whose gradients it uses)
+    unused      which weights of wrapped models a backward pass gave no gradient: number (of the pass), names, missing
+    checkpoint  a line that checkpoints activations: lost (its weights get no gradient), redrawn (it draws other random
+                numbers when it is recomputed)
     half        the first autocast in float16 in training
-    clip        gradients are clipped: scaled, plain (no sharded tensors)
+    clip        gradients are clipped: scaled, plain (no sharded tensors), passes (backward passes since the last
+                update)
     collective  one is called, outside of models and of torch: name, size, everyone (in the default group), own (the
                 caller is a file of the user's), gradient (whether the tensor is a gradient), features
                 (tensors of several dimensions that need gradients), backward, in_step (called in it, or in an update),
                 passes (backward passes since the last update)
     inner       a collective is called in a model's forward: name, features
-    functional  one of torch's functional or differentiable collectives is called
+    functional  one of torch's functional or differentiable collectives is called: name
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline
     gathered_used   the loss depends on gathered tensors that have no graph (only recorded in a separate run)
-    seed        the script seeds a generator: generator, value
+    seed        the script seeds a generator, or gives it a whole state (whole): generator, value
+    device      a GPU is used by its number, once for each line: index, gpus (that the rank sees), asked (the script has
+                asked how many there are)
+    profiler    a profiler is made: stacks
+    profiled    a trace of a profiler ends: updates (in it)
+    compiled    torch.compile is called, which does nothing here
     noise       a line draws random numbers for a batch, after the first update: samples, values (a number for them)
     timeout     the timeout of a group is set later
     group       the script makes a process group: ranks (null: all), timeout (seconds; null: the default)
@@ -61,10 +82,26 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     program     the script starts a program: name
     save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), on_gpu
                 (tensors on a GPU); located (map_location is given)
-    sharded     at the end: parameters (sharded ones that got gradients), orphans (those of them in no optimizer)
+    kept        two updates after torch.load: where (map_location), size (bytes of its tensors that are still in memory
+                and are no weights or states), beside (bytes of all weights)
+    sharded     after two updates and at the end: parameters (sharded ones that got gradients), orphans (those
+                of them in no optimizer)
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
     schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
     error       an exception ends the process: type, text, inner (innermost line)
+    influence   what a changed sample or token moves in a model: cls, question, answer, text, seconds
+    reference   a gradient before it is clipped or used, and the same of a copy of the model, as sketches: name, values
+                (their number), wanted (of this rank alone), got (null: none), touched (the script has changed it after
+                backward)
+    reference_call  a call of the model was repeated with the copy: cls, error (relative difference of the outputs),
+                half (computed in 16 bits), random_layers
+    reference_update  the first update was repeated: passes (backward passes), half, seconds
+    reference_norm  the norm of its gradients was computed: value, true (of the whole gradient)
+    reference_failed  it could not be repeated: text
+    parts       after the first updates: parts (of each weight: the part that this rank has, and its sums)
+    parity      after an update, to compare it with another number of ranks: samples (numbers of all inputs), loss,
+                squares (of each gradient: the part that this rank has, its squared norm), sketch (of all weights),
+                start (the same before the first update), half
     no_values   operations whose values null GPUs do not compute: names
     end         how: end, error, enough, stopped, spawn
     doctor_failed   the doctor itself: text
@@ -137,7 +174,7 @@ class Event(TypedDict, total=False):
     train: bool
     grad: bool
     random_layers: int
-    samples: int
+    samples: Any  # a number; in "parity" a list of numbers
     rows: list[int]
     rng: int
     buffers: list[int]
@@ -183,6 +220,21 @@ class Event(TypedDict, total=False):
     in_step: bool
     passes: int
     placement: str
+    # of influence, reference and parity
+    question: str
+    answer: str
+    seconds: float
+    wanted: list[float]
+    got: Any  # a list of numbers, or None
+    error: float
+    touched: bool
+    half: bool
+    true: float
+    parts: dict[str, list[Any]]
+    loss: float
+    squares: dict[str, list[Any]]
+    sketch: list[float]
+    start: Any  # a list of numbers, or None
     # of files
     tensors: int
     shards: int
@@ -190,6 +242,34 @@ class Event(TypedDict, total=False):
     on_gpu: bool
     located: bool
     names: list[str]
+    # of what is shared by accident, and of samples
+    complete: bool
+    contents: dict[str, list]
+    steady: list[bool]
+    collated: bool
+    attributes: dict[str, int]
+    lines: dict[str, str]
+    handles: list[list]
+    locked: bool
+    asked: bool
+    index: int
+    gpus: int
+    stacks: bool
+    updates: int
+    where: str
+    beside: int
+    whole: bool
+    # of backward passes
+    number: int
+    missing: int
+    lost: bool
+    redrawn: bool
+    thrown: list[list[str]]
+    changed_in_backward: list[str]
+    followed: int
+    drew: bool
+    random_in: list[list[str]]
+    find_unused: bool
 
 
 def weight_key(model: int, name: str) -> str:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 
 from .checks import CHECKS, Diagnosis, Finding
+from .checks.asked import ASKED
 
 GITHUB = {"FAULT": "error", "NOTE": "warning", "COST": "notice"}
 SARIF = {"FAULT": "error", "NOTE": "warning", "COST": "note"}
@@ -42,7 +43,7 @@ def github(diagnosis: Diagnosis) -> Iterator[str]:
 
 def sarif(diagnosis: Diagnosis) -> str:
     """Return all findings as one SARIF log."""
-    rules = [{"id": check.name, "shortDescription": {"text": check.title}} for check in CHECKS]
+    rules = [{"id": check.name, "shortDescription": {"text": check.title}} for check in (*CHECKS, *ASKED)]
     found = []
     for finding in diagnosis.findings:
         file, line = place_of(finding)

@@ -49,6 +49,8 @@ class Plan:
     ranks: int = 2
     nodes: int = 1
     local_rank_flag: bool = False
+    gpus_per_task: int = 0
+    """GPUs that each rank sees, as with srun --gpus-per-task; 0: all of its node"""
     seconds: float = 180.0
     gpus: str = "standin"
     """standin, null (PyTorch's own CUDA code, on GPUs that compute nothing), real, or none"""
@@ -149,9 +151,20 @@ def environment(plan: Plan, rank: int, settings: Settings) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",  # in the folders of the user
         "TMPDIR": f"{settings.scratch}/tmp",
         "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1"),
+        "PYTHONBREAKPOINT": "0",  # nobody could answer the debugger
+        # Python gives each process another order of sets and of hash(); here it is another one for sure
+        "PYTHONHASHSEED": env.get("PYTHONHASHSEED", str(1 + rank)),
     }
+    bound = ",".join(str(local["rank"] * plan.gpus_per_task + n) for n in range(plan.gpus_per_task))
+    if plan.provocation == "two_nodes" and local["node"] % 2:
+        env["RANKDOCTOR_REVERSED"] = "1"  # the order of files in a folder is that of the file system of a node
     if plan.gpus == "null":
-        env = with_null_gpus(env, per_node) | {"NCCL_HOSTID": f"node {local['node']}"}  # one GPU 0 on each of them
+        env = with_null_gpus(env, per_node * max(1, plan.gpus_per_task)) | {
+            "NCCL_HOSTID": f"node {local['node']}"
+        }  # one GPU 0 on each of them
+        env |= {"CUDA_VISIBLE_DEVICES": bound} if bound else {}
+    elif plan.gpus == "real" and bound:
+        env["CUDA_VISIBLE_DEVICES"] = bound
     elif plan.gpus != "real":
         env["CUDA_VISIBLE_DEVICES"] = ""
     # before the hook of the null GPU, which this one calls
@@ -309,7 +322,7 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
     settings = Settings(
         scratch=str(scratch),
         root=str(plan.root),
-        gpus=plan.ranks // plan.nodes,
+        gpus=plan.gpus_per_task or plan.ranks // plan.nodes,
         started=plan.ranks // plan.nodes if plan.launcher in ("torchrun", "srun", "both") else 1,
         port=free_port(),
         standin=plan.gpus == "standin",
@@ -324,7 +337,10 @@ def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: N
         world_size=plan.ranks,
         nodes=plan.nodes,
         gpus=plan.gpus,
+        launcher=plan.launcher,
+        gpus_per_task=plan.gpus_per_task,
         compared=plan.compared,
+        asked=[name for name in ("influence", "reference") if plan.settings.get(name)],
     )
     folders = (os.getcwd(), settings.root)
     before = snapshot(folders, scratch) if settings.redirect else {}

@@ -220,11 +220,14 @@ def _redirect_open(overlay: Overlay) -> None:
 
 
 def _redirect_folders(overlay: Overlay) -> None:
+    is_reversed = bool(os.environ.get("RANKDOCTOR_REVERSED"))
+
     def scandir(path: Any = ".") -> Any:
         full = overlay.original(path)
         changed = full is not None and (_exists(overlay.files + full) or _exists(overlay.removed))
         if full is None or not changed:
-            return own["scandir"](path)
+            entries = own["scandir"](path)
+            return Entries(list(entries)[::-1]) if is_reversed else entries
         entries = list(own["scandir"](overlay.files + full)) if _exists(overlay.files + full) else []
         names = {entry.name for entry in entries}
         if overlay.is_users(full):

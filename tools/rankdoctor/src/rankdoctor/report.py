@@ -4,6 +4,7 @@ import html
 import json
 import os
 import re
+import signal
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -49,7 +50,9 @@ def errors(run: Run) -> list[tuple[int | None, Event]]:
 def is_standins_fault(run: Run, error: Event) -> bool:
     """Return whether an exception comes from what the stand-in for CUDA lacks, not from the script."""
     said = re.search(
-        r"cuda|nccl|nvidia|stand-in|accelerator|ProcessGroupGloo", error["text"] + error["inner"], flags=re.IGNORECASE
+        r"cuda|nccl|nvidia|\bGPU\b|stand-in|accelerator|ProcessGroupGloo",
+        error["text"] + error["inner"],
+        flags=re.IGNORECASE,
     )
     return run.launch.standin and bool(said or is_own(error["inner"]))
 
@@ -73,7 +76,7 @@ def failures(run: Run) -> Iterator[str]:
     failed = {rank for rank, _ in errors(run)}
     for number, status in enumerate(run.launch.statuses):
         if status is not None and status < 0:
-            yield f"process {number} was ended by signal {-status}"
+            yield f"process {number} was ended by signal {-status}: {signal_of(-status)}"
         elif status and number not in failed and None not in failed:
             yield f"process {number} ended with status {status}, and without an exception"
     for cut in run.cut:
@@ -84,6 +87,14 @@ def failures(run: Run) -> Iterator[str]:
         )
     broken = {e["text"].strip().splitlines()[-1] for rank in run.ranks for e in rank.all("doctor_failed")}
     yield from (f"the doctor itself failed: {line}" for line in sorted(broken))
+
+
+def signal_of(number: int) -> str:
+    """Return what a signal that ended a process may mean."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    if number == signal.SIGKILL:
+        return f"{name}, often because there was no memory left"
+    return f"{name}; the doctor may be the cause: run the script without it"
 
 
 def heading(run: Run) -> str:
@@ -110,6 +121,8 @@ def remarks(runs: list[Run]) -> Iterator[str]:
         yield f"It wanted to write {len(files)} file(s), which went to a folder of the doctor's: {some_files(files)}"
     if run.launch.instead:
         yield f"Null GPUs are used, because the doctor's stand-in for CUDA could not run it: {run.launch.instead[:150]}"
+    if any(e["stacks"] for rank in run.ranks for e in rank.all("profiler")):
+        yield "Its profiler was run without stacks (with_stack), which end a process that the doctor watches."
     missing = sorted({name for rank in run.ranks for e in rank.all("no_values") for name in e["names"]})
     if missing:
         yield f"Null GPUs do not compute {', '.join(missing[:3])}: findings about values are not reliable here."
@@ -173,7 +186,7 @@ def text(runs: list[Run], diagnosis: Diagnosis, *, verbose: bool = False, color:
     if not diagnosis.findings:
         lines += ["", "Nothing found."]
     updates = max((len(rank.all("update")) for rank in runs[0].ranks), default=0)
-    seen = f"Looked at in {updates} updates, and not seen to be wrong: {len(diagnosis.fine)}"
+    seen = f"Seen done right in {updates} updates: {len(diagnosis.fine)}"
     if not verbose:
         lines += ["", f"{seen}.", f"Could not be judged: {len(diagnosis.unjudged)}."]
         lines += [f"Not used by the script: {len(diagnosis.unused)}. (--verbose lists all of them.)"]

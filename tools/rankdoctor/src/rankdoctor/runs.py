@@ -42,14 +42,21 @@ class Launch:
     nodes: int = 1
     gpus: str = "standin"
     """standin, null, real, or none"""
+    launcher: str = "torchrun"
+    gpus_per_task: int = 0
+    """GPUs that each rank sees; 0: all of its node"""
     seconds: float = 0.0
     statuses: list[int | None] = field(default_factory=list)
     """exit status of each process that was started; None: ended by the doctor"""
     ended: str = "end"
     """end, enough (updates), stopped, spawn (the script starts its ranks itself), time (limit), hang,
     lost (a rank ended, others did not)"""
+    asked: list[str] = field(default_factory=list)
+    """flags of checks that run only if they are asked for: influence, reference"""
     refuted: list[str] = field(default_factory=list)
     """names of checks that found a fault only because passes were cut: with whole ones there is none"""
+    refuted_by: dict[str, str] = field(default_factory=dict)
+    """by their names: what was seen with whole passes"""
     unconfirmed: list[str] = field(default_factory=list)
     """names of checks of which this could not be seen, because whole passes took too long"""
     instead: str = ""
@@ -123,7 +130,12 @@ class Run:
     def crashed(self) -> bool:
         """Whether an error of the script's own ended a rank, not one that only says that another rank is gone."""
         errors = [e for rank in self.ranks for e in rank.all("error")]
-        return any(not re.search(r"gloo|nccl|connection|timed? ?out|peer", e["text"], re.IGNORECASE) for e in errors)
+        return any(not says_peer_is_gone(e) for e in errors)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether all ranks came to the end of the script: what is not in the events was not done."""
+        return self.launch.ended == "end" and not self.any("error") and not any(self.launch.statuses)
 
     @cached_property
     def cut(self) -> list[Rank]:
@@ -172,12 +184,12 @@ class Run:
                     counts[kind] += 1
         return found
 
-    def seeded_alike(self, generator: str) -> Event | None:
-        """Return the event of the first line that gives a random generator the same seed on all ranks."""
-        for events in self.together("seed", generator=generator):
-            if len({(e["at"], e["value"]) for e in events}) == 1:
-                return events[0]
-        return None
+    def seeded_alike(self, generator: str, before: float) -> Event | None:
+        """Return the last event that sets a generator before a time, if it is the same seed or state on all ranks."""
+        last = [[e for e in rank.all("seed", generator=generator) if e["t"] <= before][-1:] for rank in self.ranks]
+        events = [e for found in last for e in found]
+        alike = len(events) == self.world and len({(e["at"], e["value"]) for e in events}) == 1
+        return events[0] if alike else None
 
     def same_data(self, parts: dict[int, Event]) -> bool:
         """Return whether the numbers of the samples in these passes mean the same samples on all ranks."""
@@ -192,6 +204,11 @@ class Run:
     def numbers(self, event: Event) -> list[int]:
         """Return the numbers of the samples of a pass or a data set."""
         return self.samples.get(event.get("file") or "", [])
+
+
+def says_peer_is_gone(error: Event) -> bool:
+    """Return whether an exception only says that another rank is gone."""
+    return bool(re.search(r"gloo|nccl|connection|timed? ?out|peer", error["text"], re.IGNORECASE))
 
 
 def optimizers_of(rank: Rank) -> dict[int, tuple[str, int]]:

@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report
-from .checks import CHECKS, judge
+from .checks import CHECKS, FAULT, NOTE, judge
 from .launch import INTERRUPTED, NoNullGPU, Plan, likely_launchers, run
 from .runs import Run, read, write_launch
 
@@ -87,9 +88,9 @@ def at_once(plan: Plan) -> int:
     return max(1, cpus // (2 * plan.ranks))
 
 
-CUT_COULD_CAUSE = ("same_order", "results_combined")
-"""checks with a possible false fault in cut passes: a script that counts the batches of an epoch begins its passes too
-early, and never comes to what it does in the last one"""
+CUT_COULD_CAUSE = (("same_order", FAULT), ("same_order", NOTE), ("results_combined", FAULT), ("gradients_used", NOTE))
+"""checks with a possible false finding in cut passes, and its kind: a script that counts the batches of an epoch begins
+its passes too early, and never comes to what it does in the last one"""
 
 
 def confirm(plan: Plan, usual: Run, folder: Path) -> None:
@@ -97,14 +98,16 @@ def confirm(plan: Plan, usual: Run, folder: Path) -> None:
     cut = plan.settings["batches"] and any(
         e.get("batches", 0) > plan.settings["batches"] for rank in usual.ranks for e in rank.all("pass")
     )
-    found = {f.check for f in judge([usual]).findings}
-    doubtful = found & set(CUT_COULD_CAUSE) if cut else set()
+    kinds = {(f.check, f.kind) for f in judge([usual]).findings}
+    found = {check for check, _ in kinds}
+    doubtful = {check for check, kind in kinds if cut and (check, kind) in CUT_COULD_CAUSE}
     if doubtful:
         whole = replace(plan, name="with whole passes", settings=plan.settings | {"batches": 0, "steps": NO_LIMIT})
         again = judge([run_once(whole, folder / "run7")])
         shutil.rmtree(folder / "run7")
         titles = {check.name: check.title for check in CHECKS}
         usual.launch.refuted = [name for name in sorted(doubtful) if titles[name] in again.fine]
+        usual.launch.refuted_by = {name: again.fine[titles[name]] for name in usual.launch.refuted}
         usual.launch.unconfirmed = [name for name in sorted(doubtful) if titles[name] in again.unjudged]
     if "gathered_gradients" in found:
         probe = replace(plan, name="with traced gathers", settings=plan.settings | {"probe_gathers": True})
@@ -114,13 +117,14 @@ def confirm(plan: Plan, usual: Run, folder: Path) -> None:
         usual.launch.used_gathers = sorted(set(used))
         if not used and traced.any("update"):
             usual.launch.refuted.append("gathered_gradients")
+            usual.launch.refuted_by["gathered_gradients"] = "no gradient came to what all_gather returned"
     write_launch(usual.launch, folder / "run0")
 
 
 def usual_run(options: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Plan, Run]:
     """Return the ordinary run, with how it was started: in the first way in which all ranks join and train."""
     usual = run_once(plan, folder)
-    if plan.gpus == "standin" and any(report.is_standins_fault(usual, e) for _, e in report.errors(usual)):
+    if plan.gpus == "standin" and why_null_gpus(usual):
         plan, usual = on_null_gpus(plan, usual, folder)
     in_time = usual.launch.ended != "time"  # otherwise another way of starting it would take as long
     if options.launcher != "auto" or all_train(usual, plan) or not in_time:
@@ -135,6 +139,16 @@ def usual_run(options: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Pl
     return (plan, usual) if plan == first else (first, run_again(first, folder))  # the first guess is the likeliest
 
 
+CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+
+
+def why_null_gpus(usual: Run) -> str:
+    """Return what the stand-in may have caused, for which null GPUs are tried; "": nothing."""
+    texts = [e["text"] for _, e in report.errors(usual) if report.is_standins_fault(usual, e)]
+    signals = [f"a rank ended by signal {-s}" for s in usual.launch.statuses if s is not None and -s in CRASHES]
+    return next(iter([*texts, *signals]), "")
+
+
 def on_null_gpus(plan: Plan, usual: Run, folder: Path) -> tuple[Plan, Run]:
     """Return the run with PyTorch's own CUDA code if the script gets further with it than with the stand-in."""
     other = replace(plan, gpus="null")
@@ -145,7 +159,7 @@ def on_null_gpus(plan: Plan, usual: Run, folder: Path) -> tuple[Plan, Run]:
     if len(again.first.all("update") if again.ranks else ()) > len(usual.first.all("update") if usual.ranks else ()):
         shutil.rmtree(folder)
         folder.with_name("run6").rename(folder)
-        again.launch.instead = next(e["text"] for _, e in report.errors(usual) if report.is_standins_fault(usual, e))
+        again.launch.instead = why_null_gpus(usual)
         return other, again
     shutil.rmtree(folder.with_name("run6"))
     return plan, usual

@@ -45,6 +45,16 @@ class Settings:
     """let gathered tensors need gradients, to see whether the loss depends on them"""
     stop_after: int = 0
     """updates after which all ranks are stopped as by a time limit; 0: never"""
+    influence: bool = False
+    """evaluate the first training batch again with one sample, or one token, changed"""
+    causal: bool = False
+    """the models predict the next token"""
+    end_of_text: int = -1
+    """token that ends each document of a packed sequence; -1: not known"""
+    reference: bool = False
+    """compare the first update with the same update of an unwrapped copy of the model"""
+    parity: bool = False
+    """log samples, loss, gradient and weights of each update, to compare with another number of ranks"""
     workers: int = -1
     """number of workers of each loader; -1: the script's own, at most 2"""
 

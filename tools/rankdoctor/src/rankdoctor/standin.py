@@ -8,10 +8,11 @@ for each rank. Whatever the stand-in lacks raises an error; the report says so a
 import collections
 import functools
 import os
+import pickle
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .settings import Settings
-from .trail import trail, user_line
+from .trail import note, trail, user_line
 
 CPU = torch.device("cpu")
 WAITS = {"item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__", "__repr__", "__format__", "nonzero"}
@@ -51,6 +52,54 @@ class Placed:
 placed = Placed()
 
 
+class Profiling:
+    """The trace that a profiler records now."""
+
+    began: ClassVar[tuple[str, int] | None] = None
+    """the line that began it, and the updates before"""
+
+    @classmethod
+    def note_end(cls) -> None:
+        """Log how many updates are in a trace, which ends here."""
+        if cls.began:
+            note("profiled", at=cls.began[0], updates=trail.step - cls.began[1])
+        cls.began = None
+
+
+class Asked:
+    """What the script has asked of its GPUs."""
+
+    count = False
+    """whether it has asked how many there are"""
+    gpus = 0
+    noted: ClassVar[set[tuple[str, int]]] = set()
+
+
+def visible_gpus() -> int:
+    """Return how many GPUs the script sees; it may choose some itself, in CUDA_VISIBLE_DEVICES."""
+    chosen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    return min(len(chosen), Asked.gpus) if chosen else Asked.gpus
+
+
+def see_index(device: Any, by_user: bool = False) -> None:
+    """Log the number of a GPU that the script uses, once for each line; there may be no such GPU."""
+    index = device if type(device) is int else device.index if isinstance(device, torch.device) else None
+    if type(device) is str and device.rpartition(":")[2].isdecimal():
+        index = int(device.rpartition(":")[2])
+    if index is None or not Asked.gpus or (not by_user and index < visible_gpus()):
+        return
+    at = user_line()
+    if (at, index) not in Asked.noted and len(Asked.noted) < 20:
+        Asked.noted.add((at, index))
+        note("device", at=at, index=index, gpus=visible_gpus(), asked=Asked.count)
+
+
+def dump_snapshot(filename: Any = "dump_snapshot.pickle", *_: object, **__: object) -> None:
+    """Write a history of memory without entries, as there is no GPU."""
+    with open(filename, "wb") as file:
+        pickle.dump({"segments": [], "device_traces": []}, file)
+
+
 class ToCpu(TorchFunctionMode):
     """Replaces GPUs in the arguments of all functions of torch."""
 
@@ -62,6 +111,9 @@ class ToCpu(TorchFunctionMode):
         if name in WAITS:
             note_wait(name, args)
         placed.note(name, args, kwargs)
+        for value in (kwargs.get("device"), *args[1:2]):
+            if is_cuda(value) or (name in ("cuda", "to") and type(value) is int):
+                see_index(value)
         if name in ("cuda", "pin_memory") and args and isinstance(args[0], torch.Tensor):
             return args[0]
         device = kwargs.get("device")
@@ -155,11 +207,13 @@ def without(*names: str, keep: int | None = None) -> Callable[[tuple, dict], tup
 def install(config: Settings) -> None:
     """Replace what needs a GPU."""
     _compile_nothing()
+    _profile_quietly(config.standin)
     if config.null:
         SeeWaits().__enter__()
     if not config.standin:
         return
     torch.Generator = Generator
+    Asked.gpus = config.gpus
     _answer_as_gpu(config.gpus)
     _compute_on_cpu()
     _wrap_models()
@@ -170,10 +224,48 @@ def install(config: Settings) -> None:
 
 def _compile_nothing() -> None:
     def compile_nothing(model: Any = None, **_: object) -> Any:
-        return (lambda other: other) if model is None else model
+        note("compiled", at=user_line())
+        if isinstance(model, nn.Module):  # what a compiled model has, but no submodule of itself
+            object.__setattr__(model, "_orig_mod", model)
+        return compile_nothing if model is None else model
 
     torch.compile = compile_nothing
     nn.Module.compile = lambda *_, **__: None
+
+
+def _profile_quietly(on_cpu: bool) -> None:
+    """Leave out of profilers what there is not: kernels on CPUs. Stacks end the process here (SIGSEGV)."""
+    import torch.profiler.profiler as profiler
+
+    own_init = profiler._KinetoProfile.__init__
+
+    @functools.wraps(own_init)
+    def init(self: Any, *, activities: Any = None, with_stack: bool = False, **kwargs: Any) -> None:
+        note("profiler", at=user_line(), stacks=with_stack)
+        if on_cpu:
+            activities = [profiler.ProfilerActivity.CPU]
+        own_init(self, activities=activities, with_stack=False, **kwargs)
+
+    profiler._KinetoProfile.__init__ = init
+    own_start, own_stop = profiler._KinetoProfile.start_trace, profiler._KinetoProfile.stop_trace
+
+    @functools.wraps(own_start)
+    def start(self: Any) -> None:
+        Profiling.began = user_line(), trail.step
+        own_start(self)
+
+    @functools.wraps(own_stop)
+    def stop(self: Any) -> None:
+        Profiling.note_end()
+        own_stop(self)
+
+    profiler._KinetoProfile.start_trace, profiler._KinetoProfile.stop_trace = start, stop
+
+    def without_gpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        gone = ("use_cuda", "use_device") if on_cpu else ()
+        return args, {key: value for key, value in kwargs.items() if key not in gone} | {"with_stack": False}
+
+    changed(torch.autograd.profiler.profile, "__init__", without_gpu)
 
 
 def _answer_as_gpu(gpus: int) -> None:
@@ -181,7 +273,12 @@ def _answer_as_gpu(gpus: int) -> None:
     mine = {"device": int(os.environ.get("LOCAL_RANK", 0))}
 
     def set_device(device: Any) -> None:
+        see_index(device, by_user=True)
         mine["device"] = device if isinstance(device, int) else torch.device(device).index or 0
+
+    def device_count() -> int:
+        Asked.count |= trail.user_calls_library()
+        return visible_gpus()
 
     def properties(device: object = 0) -> types.SimpleNamespace:
         return types.SimpleNamespace(
@@ -196,7 +293,6 @@ def _answer_as_gpu(gpus: int) -> None:
 
     answers: dict[str, Any] = {
         "is_available": True,
-        "device_count": gpus,
         "is_bf16_supported": True,
         "get_device_name": "stand-in",
         "get_device_capability": (9, 0),
@@ -229,6 +325,13 @@ def _answer_as_gpu(gpus: int) -> None:
         setattr(cuda, name, lambda *_, **__: None)  # one function each: torch._dynamo keeps rules by function
     for name in ("manual_seed", "manual_seed_all", "seed", "seed_all"):
         setattr(cuda.random, name, getattr(cuda, name))  # torch.manual_seed and torch.seed call these
+    cuda.device_count = device_count
+    cuda.memory._record_memory_history = lambda *_, **__: None
+    cuda.memory._snapshot = cuda.memory.memory_snapshot = cuda.memory_snapshot = lambda *_, **__: {"segments": []}
+    cuda.memory._dump_snapshot = dump_snapshot
+    cuda.cudart, cuda.check_error = Nothing, lambda _: None
+    cuda.profiler.start = cuda.profiler.stop = lambda: None
+    torch.autograd.profiler.emit_nvtx = Nothing
     cuda.initial_seed = cuda.random.initial_seed = torch.initial_seed
     cuda.memory_stats = lambda *_, **__: collections.defaultdict(int)
     cuda.get_device_properties = properties
@@ -237,14 +340,19 @@ def _answer_as_gpu(gpus: int) -> None:
     cuda.current_device = lambda: mine["device"]
     accelerator.current_device_index = lambda: mine["device"]
     accelerator.is_available = lambda: True
-    accelerator.device_count = lambda: gpus
+    accelerator.device_count = device_count
     accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
     accelerator.synchronize = lambda *_, **__: None
     accelerator.empty_cache = lambda *_, **__: None
     cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
-    cuda.set_rng_state = lambda *_, **__: None
-    cuda.set_rng_state_all = lambda *_, **__: None
+
+    def set_rng_state(new: torch.Tensor, *_: object, **__: object) -> None:
+        if new.numel() == torch.get_rng_state().numel():  # it was got here, where "GPU" tensors have CPU numbers
+            torch.default_generator.set_state(new)
+
+    cuda.set_rng_state = cuda.random.set_rng_state = set_rng_state
+    cuda.set_rng_state_all = cuda.random.set_rng_state_all = lambda states: set_rng_state(states[0])
     for name in ("device", "stream", "Stream", "Event", "CUDAGraph", "current_stream", "default_stream", "graph"):
         setattr(cuda, name, Nothing)
     accelerator.current_stream = Nothing
@@ -288,13 +396,54 @@ def _wrap_models() -> None:
 
     parallel.DataParallel.__init__ = init
 
-    def mark_as_synced(cls: type, module: nn.Module, *_: object) -> nn.Module:
-        for part in module.modules():  # SyncBatchNorm itself refuses CPUs
-            if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                part.__dict__["_rankdoctor_synced"] = True
-        return module
+    parallel.DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None  # it refuses CPUs, too
+    _synchronize_norms()
 
-    nn.SyncBatchNorm.convert_sync_batchnorm = classmethod(mark_as_synced)
+
+def _synchronize_norms() -> None:
+    """Let SyncBatchNorm compute on CPUs: mean and variance over all ranks, also in backward."""
+    own_all_reduce = dist.all_reduce  # as it was before it is observed: NCCL would do this inside of the layer
+
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
+            context.group, out = group, values.clone()
+            own_all_reduce(out, group=group)
+            return out
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            gradient = gradient.contiguous().clone()
+            own_all_reduce(gradient, group=context.group)
+            return gradient, None
+
+    def forward(self: nn.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size(self.process_group) > 1
+        if not self.training or not several:
+            return own_forward(self, input)
+        from .observe.model import models
+
+        models.random_layers += 1  # it computes with statistics of the batch
+        channels, shape = input.shape[1], [1, -1] + [1] * (input.dim() - 2)
+        dims = [dim for dim in range(input.dim()) if dim != 1]
+        values = input.double()
+        count = values.new_tensor([input.numel() / channels])
+        sums = Summed.apply(torch.cat([values.sum(dims), (values * values).sum(dims), count]), self.process_group)
+        mean, number = sums[:channels] / sums[-1], float(sums[-1].detach())
+        variance = sums[channels:-1] / sums[-1] - mean * mean
+        if self.track_running_stats and self.running_mean is not None:
+            self.num_batches_tracked.add_(1)
+            factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            with torch.no_grad():
+                unbiased = variance * number / max(number - 1, 1)
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+        scale = (variance + self.eps).rsqrt().view(shape)
+        out = ((values - mean.view(shape)) * scale).to(input.dtype)
+        return out if self.weight is None else out * self.weight.view(shape) + self.bias.view(shape)
+
+    own_forward = nn.modules.batchnorm._BatchNorm.forward
+    nn.SyncBatchNorm.forward = forward
 
 
 def _communicate_with_gloo() -> None:

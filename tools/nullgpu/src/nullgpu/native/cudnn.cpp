@@ -10,6 +10,7 @@
 #include <cudnn_backend.h>
 #include <string.h>
 
+#include <algorithm>
 #include <vector>
 
 using namespace nullgpu;
@@ -106,6 +107,7 @@ struct Descriptor {
   cudnnBackendDescriptorType_t type;
   std::map<int, Attribute> attributes;
   uint64_t hash = 0;  // of all that was set, the descriptors in it included: the same operation has the same hash
+  size_t workspace = 0;
 };
 static Descriptor* descriptor_at(const void* values, int64_t i) {
   return static_cast<Descriptor*>(static_cast<const cudnnBackendDescriptor_t*>(values)[i]);
@@ -127,6 +129,42 @@ static size_t size_of(cudnnBackendAttributeType_t type) {
   }
 }
 
+static std::vector<int64_t> numbers(const Descriptor& it, cudnnBackendAttributeName_t name) {
+  auto found = it.attributes.find((int)name);
+  if (found == it.attributes.end()) return {};
+  const std::vector<char>& bytes = found->second.bytes;
+  std::vector<int64_t> made(bytes.size() / sizeof(int64_t));
+  memcpy(made.data(), bytes.data(), made.size() * sizeof(int64_t));
+  return made;
+}
+
+// With channels first, cuDNN's kernels for matrix units need the tensors of a convolution with channels last: they are
+// copied to the workspace, with channels filled up to a multiple of eight. So an H200 had 1.68 GB more in a U-Net.
+static size_t workspace_of_convolution(const Descriptor& operation) {
+  constexpr int64_t MULTIPLE = 8;
+  size_t total = 0;
+  bool has_kernel = false;  // larger than one element: the weights are the tensor of the least elements
+  size_t least = SIZE_MAX;
+  for (const auto& [name, attribute] : operation.attributes) {
+    if (attribute.type != CUDNN_TYPE_BACKEND_DESCRIPTOR || attribute.bytes.empty()) continue;
+    const Descriptor* tensor = descriptor_at(attribute.bytes.data(), 0);
+    if (!tensor || tensor->type != CUDNN_BACKEND_TENSOR_DESCRIPTOR) continue;
+    std::vector<int64_t> sizes = numbers(*tensor, CUDNN_ATTR_TENSOR_DIMENSIONS);
+    std::vector<int64_t> strides = numbers(*tensor, CUDNN_ATTR_TENSOR_STRIDES);
+    auto type = tensor->attributes.find(CUDNN_ATTR_TENSOR_DATA_TYPE);
+    if (sizes.size() < 4 || strides.size() != sizes.size() || type == tensor->attributes.end()) return 0;
+    bool channels_last = strides[1] == 1 && sizes[1] > 1;
+    if (channels_last) return 0;
+    cudnnDataType_t format;
+    memcpy(&format, type->second.bytes.data(), sizeof format);
+    size_t elements = (size_t)sizes[0] * (size_t)((sizes[1] + MULTIPLE - 1) / MULTIPLE * MULTIPLE), area = 1;
+    for (size_t i = 2; i < sizes.size(); ++i) area *= (size_t)sizes[i];
+    if (elements * area < least) least = elements * area, has_kernel = area > 1;
+    total += elements * area * (format == CUDNN_DATA_FLOAT ? 4 : 2);
+  }
+  return has_kernel ? total : 0;
+}
+
 EXPORT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
                                                   cudnnBackendDescriptor_t* descriptor) {
   *descriptor = new Descriptor{type, {}, (uint64_t)type};
@@ -137,7 +175,14 @@ EXPORT cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t desc
   return OK;
 }
 EXPORT cudnnStatus_t cudnnBackendInitialize(cudnnBackendDescriptor_t) { return OK; }
-EXPORT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t) { return OK; }
+EXPORT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
+  Descriptor* it = static_cast<Descriptor*>(descriptor);
+  if (it->type == CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR ||
+      it->type == CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR ||
+      it->type == CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR)
+    it->workspace = workspace_of_convolution(*it);
+  return OK;
+}
 EXPORT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                                               cudnnBackendAttributeType_t type, int64_t number, const void* values) {
   const char* first = static_cast<const char*>(values);
@@ -149,7 +194,10 @@ EXPORT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descripto
   for (size_t i = 0; i < bytes; ++i)
     if (type != CUDNN_TYPE_BACKEND_DESCRIPTOR) it->hash = mix(it->hash, (uint64_t)first[i]);
   for (int64_t i = 0; first && type == CUDNN_TYPE_BACKEND_DESCRIPTOR && i < number; ++i)
-    if (Descriptor* part = descriptor_at(values, i)) it->hash = mix(it->hash, part->hash);
+    if (Descriptor* part = descriptor_at(values, i)) {
+      it->hash = mix(it->hash, part->hash);
+      it->workspace = std::max(it->workspace, part->workspace);
+    }
   return OK;
 }
 EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor,
@@ -165,10 +213,15 @@ EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const des
   } else if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
     count = name == CUDNN_ATTR_ENGINECFG_KNOB_CHOICES || name == CUDNN_ATTR_ENGINE_KNOB_INFO ? 0 : 1;  // one engine
     // The engine is the caller's descriptor, still empty: it stands for the operations that were asked about.
-    if (values && room && count && descriptor_at(values, 0)) descriptor_at(values, 0)->hash = it->hash;
+    if (values && room && count && descriptor_at(values, 0)) {
+      descriptor_at(values, 0)->hash = it->hash;
+      descriptor_at(values, 0)->workspace = it->workspace;
+    }
   } else if (type == CUDNN_TYPE_INT64 || type == CUDNN_TYPE_INT32 || type == CUDNN_TYPE_BOOLEAN) {
     count = 1;  // numbers of engines, bytes of a workspace and of shared memory
-    int64_t answer = name == CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT ? 1 : 0;
+    int64_t answer = name == CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT ? 1
+                     : name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE    ? (int64_t)it->workspace
+                                                                           : 0;
     if (values && room) memcpy(values, &answer, size_of(type));
   }
   if (number) *number = count;  // of all others, such as notes on an engine, there are none

@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..runs import Launch, Run
-from . import files, randomness, samples, speed, steps, updates, validation, weights
+from . import files, influence, randomness, reference, samples, speed, steps, updates, validation, weights
+from .asked import asked_for
 from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Check, Finding, NotUsed, Observed
 from .comparisons import COMPARISONS
 
 __all__ = ["CHECKS", "COST", "FAULT", "NOTE", "Diagnosis", "Finding", "judge"]
-MODULES = (samples, validation, weights, steps, updates, randomness, files, speed)
+MODULES = (samples, validation, weights, steps, updates, randomness, files, speed, influence, reference)
 
 
 class Diagnosis:
@@ -40,12 +41,14 @@ def judge(runs: list[Run]) -> Diagnosis:
     diagnosis, found = Diagnosis(), []
     for check in CHECKS:
         found += apply(check, [(run,) for run in runs if run.ranks], diagnosis)
+    for check in asked_for(runs):
+        found += apply(check, [(run,) for run in runs if run.ranks], diagnosis)
     for name, check in COMPARISONS.items():
         cases = [partners(runs, second) for second in runs if second.launch.compared == name]
         if cases:
             found += apply(check, cases, diagnosis)
     wrong = {finding.check: finding for finding in found if finding.kind == FAULT}
-    for check in CHECKS:
+    for check in (*CHECKS, *COMPARISONS.values()):
         if check.title in diagnosis.fine and (causes := [wrong[name] for name in check.after if name in wrong]):
             del diagnosis.fine[check.title]
             diagnosis.unjudged[check.title] = f"{causes[0].at.rpartition('/')[2]} has a fault that comes first"
@@ -68,11 +71,12 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
     judged, looked_at = False, ""
     for case in cases:
         if check.name in case[-1].launch.refuted:
-            judged = True
+            judged, looked_at = True, case[-1].launch.refuted_by.get(check.name, "whole passes")
             continue
         try:
             new = check.findings(*case)
-            looked_at = looked_at or ", ".join(Observed.now)  # of the first run that could be judged
+            if not judged:  # the evidence of the first run that could be judged
+                looked_at = ", ".join(Observed.now) + (f"; {case[-1].launch.name}" if case[-1].launch.name else "")
             judged = True
         except CannotJudge as reason:
             reasons.append(reason)
@@ -80,13 +84,17 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
             diagnosis.broken[check.name] = repr(error)
         else:
             launch = case[-1].launch
+            kinds: tuple[str, ...]
             kinds = (FAULT, NOTE) if launch.compared else (FAULT,) if launch.name else (FAULT, NOTE, COST)
+            if launch.ended in ("hang", "lost"):  # the times are those of waiting
+                kinds = tuple(kind for kind in kinds if kind != COST)
             found += [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
     if judged and not found:
         diagnosis.fine[check.title] = looked_at
     elif not judged and reasons:
-        where = diagnosis.unused if isinstance(reasons[0], NotUsed) else diagnosis.unjudged
-        where[check.title] = str(reasons[0])
+        why = next((one for one in reasons if not isinstance(one, NotUsed)), reasons[0])
+        where = diagnosis.unused if isinstance(why, NotUsed) else diagnosis.unjudged
+        where[check.title] = str(why)
     return found
 
 

@@ -72,9 +72,19 @@ class Check:
         return self.find.__name__
 
     def findings(self, *runs: Run) -> list[Finding]:
-        """Return what is found in a run, or by comparing two. Raises CannotJudge."""
-        Observed.now = []
-        found = list(self.find(*runs))
+        """Return what is found in a run, or by comparing two. Raises CannotJudge if that is nothing.
+
+        A check without a finding has to say with `seen` what it saw done right; otherwise it could not judge.
+        """
+        Observed.now, found = [], []
+        try:
+            for finding in self.find(*runs):
+                found.append(finding)
+        except CannotJudge:
+            if not found:
+                raise
+        if not found and not Observed.now:
+            raise CannotJudge("the run shows nothing of it")
         for finding in found:
             finding.check, finding.run = self.name, runs[-1].launch.name
             finding.exercise = finding.exercise or self.exercise
@@ -114,15 +124,27 @@ class Observed:
 
 def seen(count: int, what: str, least: int = 1) -> None:
     """Note how much a check has looked at, for the report. Raises CannotJudge if it is less than ``least``."""
+    assert least > 0, "nothing is no evidence"
     if count < least:
-        raise CannotJudge(f"too little was seen: {what}: {count}, and at least {least} are needed")
-    Observed.now.append(f"{what}: {count:,}")
+        raise CannotJudge(f"too little was seen: {count} {what}, and at least {least} are needed")
+    Observed.now.append(f"{count:,} {what}")
+
+
+def shows(evidence: str) -> None:
+    """Note in words what a check saw done right."""
+    Observed.now.append(evidence)
 
 
 def need(condition: object, reason: str) -> None:
     """Raise CannotJudge with this reason if the condition does not hold."""
     if not condition:
         raise CannotJudge(reason)
+
+
+def need_none(doubts: list[str]) -> None:
+    """Raise CannotJudge with the first of these reasons, if there is one."""
+    if doubts:
+        raise CannotJudge(doubts[0])
 
 
 def need_use(condition: object, what: str) -> None:

@@ -57,7 +57,70 @@ def resumed(usual: Run, stopped: Run, again: Run) -> Iterator[Finding]:
             f"(factor {old['scale']:.6g}), and none now (factor {new['scale']:.6g})",
             "save scaler.state_dict(), and load it",
         )
-    yield from _same_epoch_again(stopped, again, before)
+    wrong_epoch = list(_same_epoch_again(stopped, again, before))
+    yield from wrong_epoch or _other_samples(usual, stopped, again, after)
+
+
+def _other_samples(usual: Run, stopped: Run, again: Run, after: Event) -> Iterator[Finding]:
+    """After a resume, the samples must go on where the checkpoint was made: none again, none left out.
+
+    This can be seen if the order of the samples does not change from start to start, as with DistributedSampler.
+    """
+    whole, part, rest = map(samples_of_updates, (usual, stopped, again))
+    same_start = min(len(whole), len(part), 4)
+    is_first = stopped.launch.compared != "resumed"
+    same = [
+        e for e in usual.first.all("gradients", optimizer=after["optimizer"]) if not differing((e, after), "weights")
+    ]
+    if not same or not rest or not rest[0] or (is_first and whole[:same_start] != part[:same_start]):
+        need(False, "weights and states are those of the checkpoint; the samples come in a new order in each start")
+    at_update = same[0]["step"]
+    expected = whole[at_update : at_update + 4]
+    compared = min(len(expected), len(rest))
+    if rest[:compared] == expected[:compared]:
+        if compared:
+            seen(compared, "updates after the resume, with the samples that they have without a stop")
+        return
+    begun = _first_trained_pass(again)
+    at = begun["at"] if begun else after["at"]
+    known = [n for n, samples in enumerate(whole) if samples == rest[0] and n != at_update]
+    if not known:
+        need(False, "after the resume, the samples come in an order that the whole run does not have")
+    text = f"resumed after update {at_update}, the run trains on the samples of update {known[0] + 1} first"
+    if known[0] < at_update:
+        text += f", so those of {at_update - known[0]} updates come again"
+        yield hint(at, text, "save how many batches of the epoch are done, and leave them out after the resume")
+    else:
+        text += f", so those of {known[0] - at_update} updates are left out"
+        yield hint(at, text, "go on in the epoch in which the checkpoint was made, or save it at the end of one")
+
+
+def samples_of_updates(run: Run) -> list[tuple[int, ...]]:
+    """Return for each update of rank 0 the numbers of the samples of its batches, or hashes of them in a stream."""
+    passes = passes_with_batches(run.first)
+    most = max((given for _, given in passes), default=0)
+    taken = {id(event): given for event, given in passes}
+    found: list[tuple[int, ...]] = []
+    now: list[int] = []
+    begun: Event | None = None
+    number = 0
+    for e in run.first.events:
+        if e["e"] == "pass" and e["loader"] in run.training:
+            begun, number = e, 0
+        elif e["e"] == "batch" and e["loader"] in run.training:
+            number += 1
+        elif e["e"] == "forward" and e["train"] and e["grad"]:
+            size = run.made(begun["loader"])["batch_size"] if begun else None
+            if begun and begun.get("file") and size:
+                cut = most < begun["batches"] and number == taken[id(begun)] == most  # then the last one is given
+                place = begun["batches"] if cut else number
+                now += run.numbers(begun)[(place - 1) * size : place * size]
+            else:
+                now += e.get("rows", [])
+        elif e["e"] == "update":
+            found.append(tuple(now))
+            now = []
+    return found
 
 
 def _later_rates(usual: Run, again: Run, before: Event, after: Event) -> tuple[int, float, float] | None:
@@ -125,7 +188,7 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
     if failures:
         return
     need(usual.any("update") and other.any("update"), "one of the two runs made no update")
-    seen(min(len(run.first.all("update")) for run in (usual, other)), "updates of either run")
+    compared = 0
     for kind, passes in usual.epochs(usual.training).items():
         same = [p for k, p in other.epochs(other.training).items() if k[0] == kind[0] and k[2] == kind[2]]
         sizes = [
@@ -137,28 +200,33 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
                 f"an epoch has {sizes[0]} samples on {usual.world} ranks, and {sizes[1]} on {other.world}",
                 "share the samples by the rank and the world size of the job",
             )
-
+        compared += sizes[0] if len(sizes) > 1 and min(sizes) else 0
     for a, b in zip(usual.first.all("schedule"), other.first.all("schedule"), strict=False):
         (more, number), (fewer, _) = planned_steps(other), planned_steps(usual)
         per_step = a["steps"] > number + 1 and more > 1.5 * fewer > 0
         if a["length"] and a["length"] == b["length"] and per_step and abs(a["length"] - more) <= number:
             text = f"{a['cls']} is made for {a['length']} steps on any number of ranks, but {usual.world} take {fewer}"
             yield fault(a["at"], text, "count the steps with the global batch: len(loader) of a rank times epochs")
+    need(compared, "the samples of the epochs have no numbers, or come from another loader")
+    seen(compared, "samples of an epoch, as many on either number of ranks")
 
 
 def other_workers(usual: Run, other: Run) -> Iterator[Finding]:
     """The number of workers must change how fast batches come, not how many there are."""
     need(usual.any("update") and other.any("update"), "one of the two runs made no update")
-    seen(min(len(run.first.all("update")) for run in (usual, other)), "updates of either run")
+    compared = 0
     for kind, passes in usual.epochs(usual.training).items():
         same = [p for k, p in other.epochs(other.training).items() if k == kind]
         counts = [p[0][0].get("batches") for p in (passes, *same) if 0 in p[0]]
+        compared += counts[0] or 0 if len(counts) > 1 else 0
         if len(counts) > 1 and counts[0] != counts[1]:
             yield fault(
                 kind[0],
                 f"an epoch has {counts[0]} batches, and {counts[1]} with another number of workers",
                 "let the samples of an epoch not depend on the workers",
             )
+    need(compared, "a stream does not say how many batches it has")
+    seen(compared, "batches of an epoch in either run")
 
 
 COMPARISONS = {

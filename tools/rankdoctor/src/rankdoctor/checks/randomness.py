@@ -18,11 +18,10 @@ def same_dropout(run: Run) -> Iterator[Finding]:
     same = [events for events in calls if len({e["rng"] for e in events}) == 1]
     if len(same) > 2 or len(same) == len(calls) > 1:
         drop = run.first.all("dropout")[0]
-        text = (
-            f"in {len(same)} of {len(calls)} steps all ranks drew the same random numbers{_seeded(run, 'torch')}: "
-            "dropout is the same on each"
-        )
-        yield hint(drop["at"], text, "torch.manual_seed(seed + rank), after the weights are equal on all ranks")
+        why, fix = _seeded(run, "torch", same[0][0]["t"])
+        text = f"in {len(same)} of {len(calls)} steps all ranks drew the same random numbers{why}"
+        yield hint(drop["at"], f"{text}: dropout is the same on each", fix)
+    need(not same, f"in {len(same)} of {len(calls)} steps all ranks drew the same random numbers")
 
 
 @check("Each rank draws other noise.", ranks=True)
@@ -35,16 +34,28 @@ def same_noise(run: Run) -> Iterator[Finding]:
     need_use(lines, "noise for a batch")
     compared = {line: run.together("noise", at=line)[:10] for line in lines}
     seen(sum(map(len, compared.values())), "draws of noise compared", 2)
+    alike_in = {
+        line: sum(len({e["values"] for e in events}) == 1 for events in draws) for line, draws in compared.items()
+    }
     for line, draws in compared.items():
-        if len(draws) > 1 and all(len({e["values"] for e in events}) == 1 for events in draws):
-            text = f"all ranks drew the same noise in each of {len(draws)} steps{_seeded(run, 'torch')}"
-            yield hint(line, text, "torch.manual_seed(seed + rank), after the weights are equal on all ranks")
+        if len(draws) > 1 and alike_in[line] == len(draws):
+            why, fix = _seeded(run, "torch", draws[0][0]["t"])
+            yield hint(line, f"all ranks drew the same noise in each of {len(draws)} steps{why}", fix)
+    need(not any(alike_in.values()), f"all ranks drew the same noise in {sum(alike_in.values())} draws")
 
 
-def _seeded(run: Run, generator: str) -> str:
-    """Return which line gives all ranks the same seed, as a part of a sentence; "" if none does."""
-    seed = run.seeded_alike(generator)
-    return f", because {seed['at'].rpartition('/')[2]} seeds all of them with {seed['value']}" if seed else ""
+def _seeded(run: Run, generator: str, before: float) -> tuple[str, str]:
+    """Return which line last gave all ranks the same random numbers, as a part of a sentence, and what to do.
+
+    The text is "" if no line did: then what came before, such as the seed of the process, is not known.
+    """
+    event = run.seeded_alike(generator, before)
+    where = event["at"].rpartition("/")[2] if event else ""
+    if event and event.get("whole"):
+        fix = "save the random state of every rank, in a file of each or gathered in one, and give each rank its own"
+        return f", because {where} gives all of them the same random state", fix
+    why = f", because {where} seeds all of them with {event['value']}" if event else ""
+    return why, "torch.manual_seed(seed + rank), after the weights are equal on all ranks"
 
 
 def _states(run: Run) -> dict[tuple[str, str], dict[int, set[tuple[int, int | None]]]]:
@@ -56,14 +67,18 @@ def _states(run: Run) -> dict[tuple[str, str], dict[int, set[tuple[int, int | No
                 for name, state in e["used"].items():
                     found[e["dataset"], name][state].add((rank.number, e["worker"]))
     need_use(found, "random numbers in samples")
-    seen(sum(map(len, found.values())), "states of generators")
     return found
 
 
 @check("Each worker makes its samples with other random numbers.", exercise="same_noise")
 def same_workers(run: Run) -> Iterator[Finding]:
     """A generator in the data set is copied into each worker: all of them then make the same augmentations."""
+    compared = 0
     for (dataset, name), states in _states(run).items():
+        all_workers = {
+            worker for who in states.values() for number, worker in who if number == 0 and worker is not None
+        }
+        compared += len(all_workers) if len(all_workers) > 1 else 0
         for who in states.values():
             rank = min(who)[0]
             workers = sorted({worker for number, worker in who if number == rank and worker is not None})
@@ -75,18 +90,25 @@ def same_workers(run: Run) -> Iterator[Finding]:
                     "seed it in worker_init_fn, or from the number of the sample and the epoch",
                 )
                 break
+    need(compared, "no loader with random samples has two workers: try --workers")
+    seen(compared, "states of generators in workers of a rank")
 
 
 @check("Each rank makes its samples with other random numbers.", after=("same_workers",), ranks=True)
 def same_augmentation(run: Run) -> Iterator[Finding]:
     """With one seed on all ranks, the samples of different ranks are augmented in the same way."""
+    compared = 0
     for (dataset, name), states in _states(run).items():
+        compared += len(states) if len({rank for who in states.values() for rank, _ in who}) == run.world else 0
         shared = [who for who in states.values() if len({rank for rank, _ in who}) > 1]
         if shared:
             ranks = sorted({rank for rank, _ in shared[0]})
             text = f"the samples of {dataset} are made on ranks {ranks} from the same state of {_name(name)}"
-            text += _seeded(run, name)
+            first = next((e["t"] for e in run.first.all("pass")), 0.0)
+            text += _seeded(run, name, first)[0]
             yield hint(_made(run, dataset), text, "a seed that has the rank in it")
+    need(compared, "not every rank made random samples")
+    seen(compared, "states of generators on all ranks")
 
 
 def _name(generator: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run
-from .base import ONE_EPOCH, CannotJudge, Finding, check, fault, hint, need, need_use, seen
+from .base import ONE_EPOCH, CannotJudge, Finding, check, fault, hint, need, need_none, need_use, seen, some
 
 COMPARED = 12
 """training steps of which the inputs are compared"""
@@ -29,12 +29,21 @@ def same_samples(run: Run) -> Iterator[Finding]:
     }
     if not planned:
         yield from same_inputs(run)
-    else:
-        numbers = [n for passes in planned.values() for parts in passes for e in parts.values() for n in run.numbers(e)]
-        seen(len(numbers), "samples of all ranks")
+        return
+    numbers = [n for passes in planned.values() for parts in passes for e in parts.values() for n in run.numbers(e)]
+    seen(len(numbers), "samples of all ranks, compared by their numbers")
+    doubts = []
     for kind, passes in planned.items():  # later epochs too: a sampler can count them on rank 0 only
         found = (f for number, parts in enumerate(passes, start=1) for f in _common_samples(run, kind, parts, number))
         yield from itertools.islice(found, 1)
+        for parts in passes:
+            orders = [run.numbers(event) for event in parts.values()]
+            common = sum(map(len, map(set, orders))) - len(set().union(*orders))
+            if any(len(set(order)) < 0.95 * len(order) for order in orders):
+                doubts.append("samples are drawn with replacement, so ranks may have some in common")
+            elif common > run.world:
+                doubts.append(f"the ranks have {common} samples of {len(orders[0])} in common")
+    need_none(doubts)
 
 
 def _is_planned(run: Run, parts: dict[int, Event]) -> bool:
@@ -78,15 +87,19 @@ def shared_once(run: Run) -> Iterator[Finding]:
     at = next((e["sampler_at"] for e in run.first.all("loader") if e.get("sampler_at")), "")
     need_use(at, "DistributedSampler")
     epochs = run.epochs(run.training)
-    seen(len(epochs), "loaders of training data")
+    covered = 0
     for kind, passes in epochs.items():
         orders = [run.numbers(event) for event in passes[0].values() if "file" in event]
         step = run.world * (run.made(next(iter(passes[0].values()))["loader"])["batch_size"] or 1)
         different, given = len(set().union(*orders)), sum(map(len, orders))
+        if len(orders) < run.world or not kind[2]:
+            continue
         one_share = abs(different - kind[2] / run.world) <= step < (kind[2] - different) / 2
-        if len(orders) == run.world and different == given and one_share:
+        if different == given and one_share:
             text = f"only {different} of {kind[2]} samples are trained on in an epoch"
             yield fault(at, text, "leave out the DistributedSampler: the library that prepares the loader has its own")
+        covered += different if kind[2] - different <= step else 0
+    seen(covered, "samples of an epoch, which are all but the last batch")
 
 
 def same_inputs(run: Run) -> Iterator[Finding]:
@@ -95,21 +108,24 @@ def same_inputs(run: Run) -> Iterator[Finding]:
         [e.get("rows", []) for e in events] for events in run.together("forward", train=True, grad=True)[:COMPARED]
     ]
     steps = [rows for rows in steps if all(rows) and len(set(rows[0])) > len(rows[0]) / 2]
-    seen(len(steps), "training steps with different inputs", 2)
-    equal = sum(set(rows[0]) == set(rows[1]) for rows in steps)
-    rows_of = [[row for rows in steps for row in rows[rank]] for rank in (0, 1)]
-    common = len(set(rows_of[0]) & set(rows_of[1]))
+    seen(len(steps), "training steps, of each the inputs of all ranks", 2)
+    rows_of = [[row for rows in steps for row in rows[rank]] for rank in range(run.world)]
+    common, other = max((len(set(rows_of[0]) & set(rows_of[rank])), rank) for rank in range(1, run.world))
+    equal = sum(set(rows[0]) == set(rows[other]) for rows in steps)
     without_repeats = all(len(set(rows)) > 0.95 * len(rows) for rows in rows_of)
     if equal == len(steps) or (without_repeats and common > 0.6 * len(rows_of[0])):
         first = run.first.all("forward", train=True, grad=True)[0]
         at = run.made(first["loader"])["at"] if first["loader"] else first["at"]
         text = (
-            f"{common} of the {len(set(rows_of[0]))} inputs of rank 0's model in {len(steps)} steps came to rank 1 too"
+            f"{common} of the {len(set(rows_of[0]))} inputs of rank 0's model in {len(steps)} steps came to rank "
+            f"{other} too"
         )
-        if not first["loader"] and (seed := run.seeded_alike("torch") or run.seeded_alike("numpy")):
+        seed = run.seeded_alike("torch", first["t"]) or run.seeded_alike("numpy", first["t"])
+        if not first["loader"] and seed:
             at = seed["at"]  # what is generated follows from it
         fix = "let each rank read or generate its own part: by its rank, or with a seed that has the rank in it"
         yield fault(at, text, fix)
+    need(common <= run.world, f"the ranks had {common} inputs in common in {len(steps)} steps")
 
 
 @check("Every epoch has a new order of the samples.", exercise="same_order")
@@ -177,16 +193,19 @@ def same_split(run: Run) -> Iterator[Finding]:
     """With other random numbers on each rank, the splits differ: one rank trains on what another one validates."""
     splits = run.together("split")
     need_use(splits, "random_split")
-    seen(len(splits), "splits")
+    compared = 0
     for events in splits:
         same_place = len({e["at"] for e in events}) == 1 and len({str(e.get("sizes")) for e in events}) == 1
-        if same_place and len({e.get("order") for e in events}) > 1 and events[0].get("sizes"):
-            contents = {e["content"] for e in events}
-            if len(contents) > 1:
-                continue  # the ranks have different data
+        contents = {e["content"] for e in events}
+        if not same_place or not events[0].get("sizes") or len(contents) > 1:
+            continue  # the ranks have different data
+        compared += sum(events[0]["sizes"])
+        if len({e.get("order") for e in events}) > 1:
             text = f"the ranks split the {sum(events[0]['sizes'])} samples in different ways"
             fix = "split with the same seed on all ranks: random_split(..., generator=torch.Generator().manual_seed(1))"
             yield (fault if contents != {0} else hint)(events[0]["at"], text, fix)
+    need(compared, "the ranks have different data sets, or split them at other lines")
+    seen(compared, "samples, split alike on all ranks")
 
 
 @check("Each worker of a stream gives samples of its own.", exercise="long_epoch")
@@ -195,7 +214,7 @@ def stream_repeats(run: Run) -> Iterator[Finding]:
     streams = [e for e in run.first.all("loader") if e["iterable"] and e["loader"] in run.training]
     need_use(streams, "streams (IterableDataset)")
     need(run.any("pass", workers=2), "the stream has fewer than two workers: try --workers")
-    seen(len(streams), "streams")
+    doubts = []
     for stream in streams:
         batches = _batches_of_first_pass(run, stream)
         rows = [row for batch in batches for row in batch]
@@ -205,6 +224,11 @@ def stream_repeats(run: Run) -> Iterator[Finding]:
             text = f"{repeated} of the first {len(rows)} samples of the stream come again from another worker"
             fix = "let __iter__ give each worker its own part, by torch.utils.data.get_worker_info()"
             yield fault(stream["at"], text, fix)
+        if repeated > 0.05 * len(rows) or len(rows) < 4:
+            doubts.append(f"{repeated} of the first {len(rows)} samples of the stream are equal")
+        else:
+            seen(len(rows), "first samples of the stream, all different")
+    need_none(doubts)
 
 
 def _batches_of_first_pass(run: Run, stream: Event) -> list[list[int]]:
@@ -214,3 +238,79 @@ def _batches_of_first_pass(run: Run, stream: Event) -> list[list[int]]:
         if passes == 1 and e["e"] == "forward" and e["loader"] == stream["loader"]:
             found.append(e.get("rows", []))
     return found
+
+
+@check("A number means the same sample on all ranks.", after=("same_split",), ranks=True)
+def same_meaning(run: Run) -> Iterator[Finding]:
+    """Class numbers from a set, from hash(), or from files in the order of listdir() can differ between processes.
+
+    Ranks that each have data of their own, with nothing in common, may be meant; that is not judged.
+    """
+    probes = run.together("samples")
+    need(probes, "no data set could be read by numbers after the training")
+    doubts: list[str] = []
+    for events in probes:
+        numbers = [n for n in events[0]["contents"] if all(n in e["contents"] for e in events)]
+        if len({e["cls"] for e in events}) > 1 or len(numbers) < 2:
+            doubts.append("the ranks have parts of a data set, or different ones")
+            continue
+        if finding := _meaning(run, events, numbers, doubts):
+            yield finding
+            return
+    need_none(doubts)
+
+
+def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: list[str]) -> Finding | None:
+    """Return the finding if samples of the same numbers differ between ranks; otherwise note what was seen."""
+    first = events[0]["contents"]
+    parts = [p for p, _ in enumerate(first[numbers[0]]) if all(p < len(e["steady"]) and e["steady"][p] for e in events)]
+    lengths = {len(e["contents"][n]) for e in events for n in numbers}
+    if not parts or len(lengths) > 1:
+        doubts.append("the samples are random, or of several forms")
+        return None
+    differ = {p: [n for n in numbers if len({e["contents"][n][p][0] for e in events}) > 1] for p in parts}
+    if not any(differ.values()):
+        seen(len(numbers), f"samples with {len(parts)} parts each, equal on all ranks")
+        return None
+    other = next(e for e in events[1:] if any(e["contents"][n] != first[n] for n in numbers))
+    same = [p for p in parts if not differ[p] and _says_something(first, numbers, p)]
+    wrong = next(p for p in parts if differ[p])
+    number = differ[wrong][0]
+    shown = (
+        f"{'collate_fn of ' if events[0].get('collated') else ''}{events[0]['cls']}[{number}]"
+        f"{events[0]['names'][wrong]} is {first[number][wrong][2]} on rank 0, and "
+        f"{other['contents'][number][wrong][2]} on rank {events.index(other)}"
+    )
+    names = [name for name, value in events[0]["attributes"].items() if other["attributes"].get(name, value) != value]
+    lines = [events[0]["lines"][name] for name in names if name in events[0]["lines"]]
+    at = (
+        lines[0] if lines else next((e["at"] for e in run.first.all("loader") if e["dataset"] == events[0]["cls"]), "?")
+    )
+    which = some(f"{events[0]['cls']}.{name}" for name in names)
+    because = f"; {which} differs between the ranks" if names else ""
+    fix = "make the order the same in all processes: sorted(...) for sets, files and names, and a seed for each shuffle"
+    if same:
+        return fault(
+            at,
+            f"{shown}, while the rest of the sample is equal, in {len(differ[wrong])} of {len(numbers)}{because}",
+            fix,
+        )
+    rows = [{str([e["contents"][n][p][0] for p in parts]) for n in e["contents"]} for e in events]
+    common = len(set.intersection(*rows))
+    if common > 0.1 * min(map(len, rows)) and common > 1:
+        text = (
+            f"{len(differ[wrong])} of {len(numbers)} numbers mean other samples on another rank, and {common} samples "
+            "are on all of them"
+        )
+        return fault(at, f"{text}{because}", fix)
+    patterns = [p for p in parts if first[numbers[0]][p][1]]
+    if patterns and all(e["contents"][n][p][1] == first[n][p][1] for e in events for n in numbers for p in patterns):
+        return fault(at, f"{shown}: with equal patterns, so the same things have other numbers{because}", fix)
+    doubts.append("each rank has data of its own")
+    return None
+
+
+def _says_something(contents: dict[str, list], numbers: list[str], part: int) -> bool:
+    """Return whether a part of the samples varies, and is not only their number."""
+    values = {contents[n][part][0] for n in numbers}
+    return len(values) > 1 and len(numbers) > 3 and any(contents[n][part][2] != n for n in numbers)

@@ -9,6 +9,8 @@ from .base import ONE_EPOCH, Finding, check, cost, hint, need, need_updates, nee
 
 EVERY_STEP = 0.8
 SMALL_BATCH = 16
+MOST_PROFILED = 10
+"""updates in a trace that can still be opened"""
 
 
 @check("The CPU does not wait for the GPU in every step.", exercise="slow_on_gpu")
@@ -27,6 +29,7 @@ def waits(run: Run) -> Iterator[Finding]:
                 f"{name} makes the CPU wait for a GPU in {min(count, steps)} of {steps} steps",
                 "add up detached tensors, and read their value every 50 steps",
             )
+    need(False, "single values are read in few steps, or in none; copies of larger tensors are not looked at")
 
 
 def steps_of(updates: list[Event]) -> int:
@@ -50,6 +53,8 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
         for_the_loss = has_batch and e.get("passes") == 0
         if e["e"] == "collective" and training and of_the_user and not for_the_loss and (e["size"] or 0) < 1000:
             steps.setdefault((e["at"], e["name"]), set()).add(updates)
+    need(run.whole or run.launch.ended in ("enough", "stopped"), "the run failed, or was ended")
+    some_steps = []
     for (at, name), called in steps.items():
         count, number = len(called), steps_of(run.first.all("update"))
         if count > EVERY_STEP * number:
@@ -58,6 +63,8 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
                 f"{name} is called in {min(count, number)} of {number} steps, beside the exchange of the gradients",
                 "if only a log needs its result, call it every 50 steps, or once an epoch",
             )
+        some_steps += [f"{name} is called in {count} of {number} steps"] if count > 0.2 * number + 1 else []
+    need(not some_steps, "; ".join(some_steps))
 
 
 @check("Sharded weights are gathered block by block.", exercise="one_big_group", ranks=True)
@@ -65,7 +72,8 @@ def one_group(run: Run) -> Iterator[Finding]:
     """One call of fully_shard for the whole model makes one group: all weights are gathered at the same time."""
     models = [e for e in run.first.all("model") if e["sharded"] and e["groups"]]
     need_use(models, "a model that FSDP shards")
-    seen(len(models), "models that FSDP shards")
+    need(any(e["groups"] > 1 or e["blocks"] > 1 for e in models), "the model has no blocks of one kind")
+    seen(sum(e["groups"] for e in models), "groups of sharded weights")
     for e in models:
         if e["groups"] == 1 and e["blocks"] > 1:
             name = e["cls"].removeprefix("FSDP")
@@ -83,8 +91,8 @@ def workers_restarted(run: Run) -> Iterator[Finding]:
     made = {e["loader"]: e for e in run.first.all("loader")}
     passes: Counter[str] = Counter(e["loader"] for e in run.first.all("pass") if e["workers"])
     need_use(passes, "workers of a loader")
-    need(max(passes.values()) > 1 or len(passes) > 2, ONE_EPOCH)
-    seen(sum(passes.values()), "passes of loaders with workers")
+    need(max(passes.values()) > 1, ONE_EPOCH)
+    kept = sum(count for loader, count in passes.items() if made[loader]["persistent"] and loader in run.training)
     for loader, count in passes.items():
         if made[loader].get("told_epochs"):
             continue  # workers that are kept have copies of the data set, which set_epoch() does not reach
@@ -94,6 +102,8 @@ def workers_restarted(run: Run) -> Iterator[Finding]:
                 f"{made[loader]['workers']} workers are started again in each of {count} epochs",
                 "persistent_workers=True",
             )
+    need(kept, "the loader of the training has no workers, or they have to be started again to learn of the epoch")
+    seen(kept, "training passes with workers that are kept")
 
 
 @check("The loader keeps up with the training.", exercise="slow_samples")
@@ -110,6 +120,7 @@ def loading(run: Run) -> Iterator[Finding]:
         elif e["e"] == "pass":
             previous = None
     need(total > 0, "no two batches of a pass were trained on")
+    need(not run.any("profiler"), "a profiler ran, which takes time in each step")
     seen(steps, "training steps", 5)
     if waits_ > 0.5 * total:
         loader = run.made(made)
@@ -119,6 +130,7 @@ def loading(run: Run) -> Iterator[Finding]:
             f"CPU (num_workers={loader['workers']})",
             "more workers, or samples that are faster to read",
         )
+    need(False, f"on this CPU {waits_ / total:.0%} of the time passes by waiting; a GPU computes faster")
 
 
 @check("The graph of each step is freed.", after=("gradients_zeroed",))
@@ -133,13 +145,14 @@ def graphs_kept(run: Run) -> Iterator[Finding]:
             f"after {len(updates)} updates, the graphs of {last['graphs']} losses are still in memory",
             "add up loss.detach()",
         )
+    need(last["graphs"] <= 2 + 0.1 * len(updates), f"the graphs of {last['graphs']} losses are still in memory")
 
 
 @check("Workers can share the memory of the data set.", exercise="growing_memory")
 def many_objects(run: Run) -> Iterator[Finding]:
     """Reading a Python object changes its reference count, so copy-on-write copies all objects for every worker."""
     need_use(any(e["workers"] for e in run.first.all("loader")), "workers of a loader")
-    seen(len(run.first.all("dataset")), "data sets")
+    need(run.first.all("dataset"), "the data of a stream were not looked at")
     for e in run.first.all("dataset"):
         if e["objects"]:
             length, name = e["objects"]
@@ -149,6 +162,11 @@ def many_objects(run: Run) -> Iterator[Finding]:
                 f"{e['cls']}.{name} keeps {length} Python objects, which each worker comes to copy",
                 "keep them in one tensor or array",
             )
+    need(
+        all(e.get("plain") for e in run.first.all("dataset")),
+        "only the attributes of the data set itself are looked at, and it has others than tensors and arrays",
+    )
+    seen(len(run.first.all("dataset")), "data sets that hold tensors and arrays only")
 
 
 @check("Batch norm has enough samples per rank.", exercise="two_accuracies", ranks=True)
@@ -158,7 +176,7 @@ def small_norm(run: Run) -> Iterator[Finding]:
     need_use(norms, "batch norm")
     sizes = [e["samples"] for e in run.first.all("forward", train=True, grad=True) if "samples" in e]
     need(sizes, "the size of the batches is not known")
-    seen(len(sizes), "batches")
+    seen(len(sizes), f"batches of up to {max(sizes)} samples")
     if max(sizes) < SMALL_BATCH:
         at = run.first.all("forward", train=True, grad=True)[0]["at"]
         yield hint(
@@ -166,3 +184,16 @@ def small_norm(run: Run) -> Iterator[Finding]:
             f"{norms} layers of batch norm see {max(sizes)} samples per rank",
             "nn.SyncBatchNorm.convert_sync_batchnorm(model) before it is wrapped",
         )
+
+
+@check("A profiler records a few steps.")
+def profiled(run: Run) -> Iterator[Finding]:
+    """A trace of all steps fills the memory of the host, and is too large to open; a schedule records some of them."""
+    traces = run.first.all("profiled")
+    need_use(traces, "a profiler")
+    longest = max(traces, key=lambda e: e["updates"])
+    if longest["updates"] > MOST_PROFILED:
+        text = f"the profiler records {longest['updates']} of {len(run.first.all('update'))} updates of this short run"
+        fix = "profile(schedule=schedule(wait=5, warmup=2, active=4, repeat=1)), and step() after each update"
+        yield cost(longest["at"], text, fix)
+    seen(longest["updates"], f"updates at most in each of {len(traces)} traces")

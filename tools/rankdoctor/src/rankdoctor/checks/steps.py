@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from ..events import Event
-from ..runs import Run
-from .base import Finding, check, fault, hint, need, need_use, seen
+from ..runs import Run, says_peer_is_gone
+from .base import Finding, check, fault, hint, need, need_none, need_use, seen, shows
 
 ALONE = (" in select", " in poll", " in sleep", " in read")
 """where a process stands that waits for its workers, for instance, and not for another rank"""
@@ -17,17 +17,52 @@ def equal_steps(run: Run) -> Iterator[Finding]:
     epochs = run.epochs(run.training)
     need(epochs, "no training with a DataLoader was seen")
     need(not run.any("join"), "the script uses Join, for uneven numbers of steps")
-    seen(sum(e.get("batches") or 0 for passes in epochs.values() for e in passes[0].values()), "batches of all ranks")
     exchanging = run.sharded or run.any("ddp")
+    compared, doubts = 0, []
     for kind, passes in epochs.items():
-        counts = {rank: event.get("batches") for rank, event in passes[0].items()}
-        if exchanging and len(counts) == run.world and len(set(counts.values())) > 1:
-            listed = ", ".join(f"rank {rank}: {count}" for rank, count in sorted(counts.items()))
-            yield fault(
-                kind[0],
-                f"the ranks have different numbers of batches in an epoch ({listed})",
-                "leave out the last global batch if it cannot be shared, or use DistributedSampler",
-            )
+        for parts in passes:
+            counts = {rank: batches_of(run, rank, event) for rank, event in parts.items()}
+            if len(counts) < run.world:
+                continue
+            ended = [number for number, is_all in counts.values() if is_all]
+            more = max(number for number, _ in counts.values())
+            if ended and min(ended) < more:
+                listed = ", ".join(
+                    f"rank {rank}: {number}{'' if is_all else ' or more'}"
+                    for rank, (number, is_all) in sorted(counts.items())
+                )
+                text = f"the ranks have different numbers of batches in an epoch ({listed})"
+                fix = "leave out the last global batch if it cannot be shared, or use DistributedSampler"
+                if not parts[0].get("batches"):
+                    fix = "give each rank equally many samples of the stream, stop at the shortest, or use Join"
+                if exchanging:
+                    yield fault(kind[0], text, fix)
+                    break
+                doubts.append(text)
+            elif len(ended) < run.world:
+                doubts.append("the stream was cut before it ended: see --full")
+            else:
+                compared += sum(ended)
+    need_none(doubts)
+    seen(compared, "batches of all ranks, equally many on each")
+
+
+def batches_of(run: Run, number: int, event: Event) -> tuple[int, bool]:
+    """Return how many batches a pass of a rank has, and whether these are all of them."""
+    if event.get("batches"):
+        return event["batches"], True
+    rank = next(rank for rank in run.ranks if rank.number == number)
+    given, begun = 0, False
+    for e in rank.events:
+        if e is event:
+            begun = True
+        elif begun and e.get("loader") == event["loader"]:
+            if e["e"] == "pass_end":
+                return e["batches"], e["complete"]
+            if e["e"] == "pass":
+                break
+            given += e["e"] == "batch"
+    return given, False
 
 
 @check(
@@ -41,7 +76,6 @@ def same_collectives(run: Run) -> Iterator[Finding]:
     lists = [rank.all("collective", everyone=True) for rank in run.ranks]
     need_use(any(lists), "collectives of its own")
     need(not run.any("join"), "the script uses Join, which answers the collectives of ranks that have ended")
-    seen(min(map(len, lists)), "collectives of each rank", 0)
     for number, events in enumerate(zip(*lists, strict=False)):
         if len({(e["name"], e["size"] if e["name"] in SIZED else 0) for e in events}) > 1:
             yield fault(
@@ -58,6 +92,10 @@ def same_collectives(run: Run) -> Iterator[Finding]:
             f"the ranks called {counts} collectives: {extra['name']} was not called by all of them",
             "call every collective on all ranks, outside of conditions and loops that depend on the rank",
         )
+    need(
+        len(set(counts)) == 1 or run.launch.ended == "enough", f"the ranks called {counts} collectives, then one failed"
+    )
+    seen(min(counts), "collectives of the script's own, called alike by all ranks")
 
 
 def _described(events: tuple[Event, ...]) -> str:
@@ -68,13 +106,18 @@ def _described(events: tuple[Event, ...]) -> str:
     )
 
 
-@check("No rank waits for ever.", after=("equal_steps", "same_collectives"), exercise="one_image_more")
+@check(
+    "No rank waits for ever.",
+    after=("equal_steps", "same_collectives", "same_unused", "shards_saved"),
+    exercise="one_image_more",
+)
 def hang(run: Run) -> Iterator[Finding]:
     """A rank that waits for another one hangs until the timeout of the process group, and then the job fails."""
     launch = run.launch
     need(launch.ended != "time", "the time limit came while the script still ran")
-    seen(sum(len(rank.all("update")) for rank in run.ranks), "updates of all ranks", 0)
-    if launch.ended in ("hang", "lost") and launch.stuck and not run.crashed:
+    need(not run.crashed, "a rank failed, so others waited for it")
+    fix = "let all ranks take the same path to each collective, also to those in backward()"
+    if launch.ended in ("hang", "lost") and launch.stuck:
         places = {rank.number: launch.stuck.get(rank.events[0]["pid"]) for rank in run.ranks if rank.events}
         need(
             not all(place and place.endswith(ALONE) for place in places.values()),
@@ -82,11 +125,24 @@ def hang(run: Run) -> Iterator[Finding]:
         )
         listed = "; ".join(f"rank {n}: {_short(place) if place else 'ended'}" for n, place in places.items())
         at = next((place.split(" in ")[0] for place in places.values() if place), "?")
-        yield fault(
-            at,
-            f"ranks wait for others that do not come ({listed})",
-            "let all ranks take the same path to each collective, also to those in backward()",
+        yield fault(at, f"ranks wait for others that do not come ({listed})", fix)
+    lost = [(rank, e) for rank in run.ranks for e in rank.all("error") if says_peer_is_gone(e)]
+    ended = [rank for rank in run.ranks if not rank.all("error") and rank.all("end")]
+    if not launch.stuck and lost and ended:
+        (rank, error), gone = lost[0], ended[0]
+        steps = [len(one.all("update")) for one in (gone, rank)]
+        text = (
+            f"rank {gone.number} came to its end after {steps[0]} updates, while rank {rank.number}, after {steps[1]}, "
+            "still waited for it here: with NCCL that is a hang until the timeout"
         )
+        yield fault(error["at"], text, "let all ranks take the same number of steps, and call the same collectives")
+    updates = {len(rank.all("update")) for rank in run.ranks}
+    if run.whole:
+        shows(f"all {run.world} ranks came to their end, after {max(updates)} updates")
+    elif launch.ended in ("enough", "stopped") and len(updates) == 1 and max(updates):
+        shows(f"all {run.world} ranks made {max(updates)} updates")
+    else:
+        need(False, "not all ranks came to the end of the script")
 
 
 def _short(place: str) -> str:
@@ -99,7 +155,8 @@ def timeouts(run: Run) -> Iterator[Finding]:
     asked = next((e["timeout"] for e in run.first.all("init") if e.get("timeout")), None)
     need_use(asked, "a timeout for init_process_group")
     groups = [e for e in run.first.all("group") if e["ranks"] is None or run.first.number in e["ranks"]]
-    seen(len(groups) + 1, "process groups")
+    need_use(groups, "process groups beside the default one")
+    seen(len(groups), "further process groups")
     without = [e for e in groups if not e["timeout"] and not run.any("timeout")]
     if without:
         text = (
@@ -112,10 +169,35 @@ def timeouts(run: Run) -> Iterator[Finding]:
 @check("The value of a sharded tensor is the value over all ranks.", ranks=True)
 def sharded_values(run: Run) -> Iterator[Finding]:
     """item() of a sharded tensor, such as the norm of a sharded gradient, returns the value of one rank's shard."""
-    need_use(run.sharded or run.any("part"), "sharded weights")
-    seen(len(run.first.all("update")), "updates")
     places = {e["at"]: e for e in run.first.all("part")}
+    need_use(places, "values of sharded tensors")
     for place, e in places.items():
         count = len(run.first.all("part", at=place))
         text = f"{count} times the value of a sharded tensor is read, of which this rank has a part ({e['placement']})"
         yield fault(place, text, "tensor.full_tensor().item(), on all ranks")
+
+
+@check("Each rank uses a GPU that it has.")
+def device_exists(run: Run) -> Iterator[Finding]:
+    """The GPUs of a rank have the numbers from 0 to torch.cuda.device_count() - 1, also if a launcher binds others."""
+    used = [(rank, e) for rank in run.ranks for e in rank.all("device")]
+    fix = "local_rank % torch.cuda.device_count(), which is right with all GPUs of a node and with one"
+    for rank, e in used:
+        if e["index"] >= e["gpus"]:
+            text = f"rank {rank.number} asks for GPU {e['index']}, but it sees {e['gpus']}, numbered from 0"
+            yield fault(e["at"], text, fix)
+            return
+    for rank in run.ranks:
+        for e in rank.all("error"):
+            if "invalid device ordinal" in e["text"]:
+                yield fault(e["at"], f"rank {rank.number} asks for a GPU that it does not see", fix)
+                return
+    need_use(used, "numbers of GPUs")
+    by_local_rank = [e for _, e in used if e["index"] > 0 and not e["asked"]]
+    if run.launch.launcher == "srun" and not run.launch.gpus_per_task and by_local_rank:
+        text = (
+            "the GPU is that of the local rank: right if srun gives each task all GPUs of its node, an error on all "
+            "tasks but the first if it binds them (--gpus-per-task, --gpu-bind)"
+        )
+        yield hint(by_local_rank[0]["at"], text, f"{fix}; --gpus_per_task 1 tries it")
+    seen(len(used), "numbers of GPUs, all below their count")

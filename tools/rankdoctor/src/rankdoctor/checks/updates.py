@@ -3,8 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from ..events import Event
 from ..runs import Run
-from .base import Finding, check, cost, fault, hint, need, need_updates, need_use, seen
+from .base import Finding, check, cost, fault, hint, need, need_none, need_updates, need_use, seen, shows, some
 
 
 @check("Gradients are clipped after the scaler's factor is removed.", exercise="stuck_in_fp16")
@@ -12,8 +13,9 @@ def clip_scaled(run: Run) -> Iterator[Finding]:
     """Gradients that are multiplied by 65,536 always exceed the limit, so clipping makes each update far too small."""
     clips = run.first.all("clip")
     need_use(clips, "clipping of gradients")
-    seen(len(clips), "times that gradients were clipped")
     scaled = [e for e in clips if e["scaled"]]
+    need_use(scaled or any(e.get("scaler") for e in run.first.all("gradients")), "a GradScaler")
+    seen(len(clips), "times that gradients were clipped")
     if scaled:
         text = f"gradients are clipped with the scaler's factor still in them ({len(scaled)} of {len(clips)} times)"
         yield fault(scaled[0]["at"], text, "scaler.unscale_(optimizer) before clipping")
@@ -35,6 +37,8 @@ def gradients_averaged(run: Run) -> Iterator[Finding]:
         at = next((e["at"] for e in run.first.all("collective") if e.get("gradient")), steps[0]["at"])
         text = f"gradients are added up over {run.world} ranks and not divided, in {len(whole)} of {len(steps)} updates"
         yield hint(at, text, "divide them by dist.get_world_size(), otherwise updates grow with the number of ranks")
+    right = [e for e in steps if any(0.99 < (e["kept"] or 0) * by * run.world < 1.01 for by in (1.0, scale))]
+    need(len(right) == len(steps) or divided, "the gradients are changed in another way after they are added up")
 
 
 @check("Losses in float16 are scaled.")
@@ -57,9 +61,11 @@ def clip_local(run: Run) -> Iterator[Finding]:
     """The norm of one rank's shard of the gradients is too small, and differs between the ranks."""
     clips = run.first.all("clip")
     need_use(run.sharded, "sharded weights")
-    seen(len(run.aligned("gradients")), "updates compared")
     plain = [e for e in clips if e["plain"]]
     steps = [events for events in run.aligned("gradients") if all(e["factor"] for e in events)]
+    changed = [events for events in steps if any(abs(e["factor"] - 1) > 1e-3 for e in events)]
+    need_use(plain or changed, "clipping of sharded gradients")
+    seen(len(changed) or len(plain), "updates with gradients that were made smaller")
     apart = [events for events in steps if max(e["factor"] for e in events) > 1.001 * min(e["factor"] for e in events)]
     if len(apart) > 1 and not plain:
         text = (
@@ -82,7 +88,9 @@ def gradients_zeroed(run: Run) -> Iterator[Finding]:
     for number in sorted({e["optimizer"] for e in run.first.all("update")}):
         updates = run.first.all("update", optimizer=number)[1:]
         seen(len(updates), "updates after the first one", 3)
-        if all(e["added"] for e in updates):
+        added = sum(e["added"] for e in updates)
+        need(added in (0, len(updates)), f"in {added} of {len(updates)} updates backward added to older gradients")
+        if added:
             yield fault(
                 updates[0]["at"],
                 f"in all {len(updates)} compared updates, backward added to the gradients of the update before",
@@ -91,7 +99,7 @@ def gradients_zeroed(run: Run) -> Iterator[Finding]:
             return
 
 
-@check("Gradients are exchanged once per update.", exercise="accumulation", ranks=True)
+@check("Gradients are exchanged once per update.", exercise="accumulation", after=("gradients_used",), ranks=True)
 def accumulation(run: Run) -> Iterator[Finding]:
     """When gradients of several batches are added up, only their sum has to be sent."""
     updates = run.first.all("update")
@@ -99,7 +107,12 @@ def accumulation(run: Run) -> Iterator[Finding]:
     parts = Counter(len(e["backwards"]) for e in updates).most_common(1)[0][0]
     need_use(parts > 1 and len({e["optimizer"] for e in updates}) == 1, "accumulation of gradients")
     synced = [e["sync"] for e in run.first.all("forward", train=True, grad=True) if "sync" in e]
-    if synced and all(synced):
+    need(synced, "the model that is called is not wrapped by DistributedDataParallel")
+    if not all(synced):
+        exchanges = Counter(e["step"] for e in run.first.all("forward", train=True, grad=True) if e.get("sync"))
+        need(max(exchanges.values(), default=0) <= 1, "some updates exchange the gradients several times")
+        seen(sum(not sync for sync in synced), "backward passes without an exchange")
+    else:
         yield cost(
             updates[0]["backwards"][0],
             f"all {parts} backward passes of an update exchange the gradients",
@@ -107,22 +120,24 @@ def accumulation(run: Run) -> Iterator[Finding]:
         )
 
 
-@check("All samples of an update count alike.", exercise="rare_classes")
+@check("All samples of an update count alike.", exercise="rare_classes", after=("gradients_used",))
 def sample_weights(run: Run) -> Iterator[Finding]:
     """Each batch divides by its own number of samples, class weights or tokens; an average of such means is biased."""
-    apart, worst, judged = 0, (1.0, "", [0]), 0
+    apart, worst, judged, compared = 0, (1.0, "", [0]), 0, 0
     for events in run.together("update"):
         factors = defaultdict(list)
         for at, samples, factor in (entry for e in events for entry in e["factors"] if entry[2]):
             factors[at].append((samples, abs(factor)))
         judged += bool(factors)
         for at, found in factors.items():
+            compared += len(found) if len(found) > 1 else 0
             ratio = max(factor for _, factor in found) / min(factor for _, factor in found)
             apart += ratio > 1.05
             worst = max(worst, (ratio, at, [samples for samples, _ in found]))
     need(judged > 1, "no cross-entropy over classes was seen in training")
-    seen(judged, "updates with the weights of their samples")
-    if apart > 0.3 * judged:
+    seen(compared, f"losses compared in {judged} updates", 2)
+    need(not apart or apart > 0.3 * judged, f"in {apart} of {judged} updates samples count differently")
+    if apart:
         text = (
             f"in {apart} of {judged} updates, samples of one update count differently, by up to {worst[0]:.2f} times "
             f"(parts of {', '.join(map(str, worst[2][:4]))} samples)"
@@ -137,8 +152,12 @@ def schedule_length(run: Run) -> Iterator[Finding]:
     need_use(schedules, "a schedule with a length")
     planned, passes = planned_steps(run)
     need(planned, "the run was ended before the end of the training: let it train for one or two epochs")
-    seen(planned, "planned steps")
+    doubts = []
     for e in schedules:
+        if abs(e["length"] - planned) <= passes:
+            shows(f"{e['cls']} of {e['length']} steps, {planned} planned")
+        else:
+            doubts.append(f"{e['cls']} is made for {e['length']} steps, and the data are planned for {planned}")
         if e["steps"] > 1.5 * len(run.first.all("update")):  # accelerate steps it once for each rank
             if planned >= 4 and abs(e["length"] - planned) <= passes:
                 text = (
@@ -152,6 +171,7 @@ def schedule_length(run: Run) -> Iterator[Finding]:
         if e["steps"] > passes + 1 and planned >= 4 and too_long:
             text = f"{e['cls']} is made for {e['length']} steps, but the training on {run.world} ranks has {planned}"
             yield hint(e["at"], text, "count the steps with the global batch: len(loader) of a rank times epochs")
+    need_none(doubts)
 
 
 def planned_steps(run: Run) -> tuple[int, int]:
@@ -181,10 +201,18 @@ def gathered_gradients(run: Run) -> Iterator[Finding]:
     seen(len(gathered), "all_gather of features")
     losses = [events for events in run.together("update") if all(e.get("losses") for e in events)]
     same = [events for events in losses if len({f"{e['losses'][0]:.4g}" for e in events}) == 1]
-    if any(e.get("backward") for e in collectives) or (losses and len(same) > 0.9 * len(losses)):
+    if back := sum(bool(e.get("backward")) for e in collectives):
+        shows(f"{back} collectives in backward")
+        return
+    if losses and len(same) > 0.9 * len(losses):
+        shows(f"equal losses on all ranks in {len(same)} of {len(losses)} updates")
         return
     text = f"{len(gathered)} all_gather of features that need gradients, and no collective in backward"
-    fix = "torch.distributed.nn.functional.all_gather, or add up the gradients of all ranks in backward"
+    fix = (
+        "gather with a function that has a gradient (torch.distributed._functional_collectives."
+        "all_gather_single_autograd; before PyTorch 2.15 torch.distributed.nn.functional.all_gather), or add up the "
+        "gradients of all ranks in backward"
+    )
     if run.launch.used_gathers:
         text = (
             f"the losses of the ranks differ, and depend on {len(gathered)} all_gather, which give copies without a "
@@ -194,3 +222,100 @@ def gathered_gradients(run: Run) -> Iterator[Finding]:
     else:
         only = "as it is, this is right only if every rank computes the loss of the whole batch"
         yield hint(gathered[0]["at"], text, f"{fix}; {only}")
+
+
+@check("Gradients are clipped between backward and the update.")
+def clip_in_time(run: Run) -> Iterator[Finding]:
+    """Clipping changes the gradients that are there: before backward() there are none, or those of the step before."""
+    need_use(run.any("clip"), "clipping of gradients")
+    clips: list[Event] = []
+    right, early = 0, []
+    for e in run.first.events:
+        if e["e"] == "clip":
+            clips.append(e)
+        elif e["e"] == "update":
+            total = len(e["backwards"])
+            if clips and total and any("passes" in one for one in clips):
+                last = max(clips, key=lambda one: one["passes"])
+                right += last["passes"] == total
+                early += [last] if last["passes"] < total else []
+            clips = []
+    if len(early) > 1 and not right:
+        text = f"gradients are clipped before the last backward() of an update, in all of {len(early)} updates"
+        if not any(e["passes"] for e in early):
+            text = f"gradients are clipped before backward(), in all of {len(early)} updates, so it changes nothing"
+        yield fault(early[0]["at"], text, "clip after backward() and before step()")
+    need(not early, f"in {len(early)} updates, gradients were clipped before the last backward pass")
+    seen(right, "updates with gradients that were clipped after the last backward pass")
+
+
+@check("The gradients of every backward pass are used.", after=("sharded_orphans",))
+def gradients_used(run: Run) -> Iterator[Finding]:
+    """zero_grad() before step() throws away what backward() has computed, for instance before each part of a batch."""
+    updates = [e for e in run.first.all("update") if "thrown" in e and e["backwards"]][1:]
+    need(len(updates) > 2, f"{len(updates)} updates were seen after the first one")
+    wrong = [e for e in updates if e["thrown"]]
+    if len(wrong) > 1 and len(wrong) > len(updates) / 2:
+        (backward, zeroed), e = wrong[0]["thrown"][0], wrong[0]
+        text = (
+            f"in {len(wrong)} of {len(updates)} updates, the gradients of {len(e['thrown'])} of {len(e['backwards'])} "
+            f"backward passes ({_line(backward)}) are set to zero before step() can use them"
+        )
+        fix = "zero_grad() once for each update, after step() or before the first part; then backward() adds up"
+        yield fault(zeroed or backward, text, fix)
+    elif wrong:
+        begun = {e["step"] for e in run.first.all("pass") if e["loader"] in run.training}
+        if all(e["step"] in begun for e in wrong) and len(wrong) >= len(begun) - 1:
+            (backward, zeroed), e = wrong[0]["thrown"][0], wrong[0]
+            text = f"the last {len(e['thrown'])} backward passes of an epoch are in no update: then come zeros"
+            yield hint(zeroed or backward, text, "take a step after the last batch of an epoch, too")
+    need(not wrong, f"before {len(wrong)} of {len(updates)} updates, gradients were set to zero without an update")
+    used = sum(e["followed"] for e in updates)
+    total = sum(len(e["backwards"]) for e in updates)
+    need(used == total, f"of {total} backward passes, {used} were followed to an update")
+    seen(used, f"backward passes, used by {len(updates)} updates")
+
+
+def _line(at: str) -> str:
+    return at.rpartition("/")[2]
+
+
+@check("Recomputing activations changes nothing but their memory.")
+def recomputation(run: Run) -> Iterator[Finding]:
+    """Checkpointing runs forward a second time in backward, with its side effects, such as running means."""
+    checkpoints = run.first.all("checkpoint")
+    updates = [e for e in run.first.all("update") if "changed_in_backward" in e]
+    need_use(checkpoints or any(e["changed_in_backward"] for e in updates), "checkpointing of activations")
+    changed = [e for e in updates if e["changed_in_backward"]]
+    at = checkpoints[0]["at"] if checkpoints else (updates[0]["backwards"] or [updates[0]["at"]])[0]
+    if changed:
+        buffers = changed[0]["changed_in_backward"]
+        norm = any(name.endswith(("running_mean", "num_batches_tracked")) for name in buffers)
+        text = (
+            f"in {len(changed)} of {len(updates)} updates, recomputing activations in backward() changes "
+            f"{len(buffers)} buffers or numbers again ({some(buffers)})"
+        )
+        fix = "leave what changes them out of the checkpointed part"
+        if norm:
+            text += ", so batch norm counts each batch twice in its running statistics"
+            fix = "checkpoint what lies between the layers of batch norm, and not these"
+        only_numbers = all(name.endswith("(a number)") for name in buffers)  # which may only be for a log
+        yield (hint if only_numbers else fault)(at, text, fix)
+    for e in checkpoints:
+        if e["redrawn"]:
+            text = "random numbers are drawn anew when this is recomputed (preserve_rng_state=False)"
+            yield fault(e["at"], f"{text}, so backward() has another dropout than forward", "preserve_rng_state=True")
+    need(checkpoints, "the script does not use torch.utils.checkpoint")
+    seen(len(updates), "updates in which backward() changed no buffer")
+
+
+@check("What is checkpointed gets gradients.")
+def recomputed_gradients(run: Run) -> Iterator[Finding]:
+    """Reentrant checkpointing gives weights a gradient only if an input needs one: with a frozen first layer, none."""
+    checkpoints = run.first.all("checkpoint")
+    need_use(checkpoints, "checkpointing of activations")
+    for e in [e for e in checkpoints if e["lost"]][:1]:
+        text = "the trainable weights that are checkpointed here get no gradients, because no input needs one"
+        fix = "use_reentrant=False; or requires_grad_() for the input, as enable_input_require_grads() does"
+        yield fault(e["at"], text, fix)
+    seen(len(checkpoints), "lines that checkpoint, with gradients in their outputs")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run
-from .base import NO_VALIDATION, Finding, check, cost, fault, hint, need, need_use, seen
+from .base import NO_VALIDATION, Finding, Observed, check, cost, fault, hint, need, need_none, need_use, seen, shows
 
 
 def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
@@ -16,11 +16,10 @@ def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
         (kind, passes[0]) for kind, passes in epochs.items() if kind[2] and all("file" in e for e in passes[0].values())
     ]
     need(found, "the samples of the validation have no numbers")
-    seen(sum(len(run.numbers(e)) for _, parts in found for e in parts.values()), "validation samples of all ranks")
     return found
 
 
-@check("Validation counts every sample once.", after=("same_split", "held_out"), ranks=True)
+@check("Every validation sample is read once.", after=("same_split", "held_out"), ranks=True)
 def validation_counts(run: Run) -> Iterator[Finding]:
     """DistributedSampler repeats samples until all ranks have equally many; drop_last leaves some out."""
     covered: dict[int, set[int]] = defaultdict(set)  # of each data set: a second loader may validate the rest
@@ -29,11 +28,16 @@ def validation_counts(run: Run) -> Iterator[Finding]:
     for _, parts in firsts:
         for event in parts.values():
             covered[event["base"]].update(run.numbers(event))
+    complete, chosen = 0, []
     for kind, parts in firsts:
         size, distributed = kind[2], "Distributed" in kind[3]
         covered_here = set().union(*(run.numbers(event) for event in parts.values()))
         if any(len(set(run.numbers(event))) == len(covered_here) for event in parts.values()) and len(parts) > 1:
-            continue  # every rank has all of them, on purpose a part of the data set perhaps
+            if len(covered_here) == size:
+                complete += size
+            else:
+                chosen.append(f"every rank validates the same {len(covered_here)} of {size} samples")
+            continue  # every rank has all of them
         counts = Counter(number for event in parts.values() for number in run.numbers(event))
         trimmed = any(e["loader"].startswith(kind[0] + "#") for e in run.first.all("trimmed") if e["loader"])
         if not trimmed and (twice := sum(count - 1 for count in counts.values())):
@@ -49,6 +53,11 @@ def validation_counts(run: Run) -> Iterator[Finding]:
             whose = f" of rank {min(parts)}'s part of the data" if own_parts else ""
             text = f"{missing} of {size} validation samples{whose} are never validated (sampler: {kind[3]})"
             yield fault(kind[0], text, "drop_last=False for validation, and parts of the ranks that cover all samples")
+        if missing:
+            chosen.append(f"{missing} of {size} samples are not validated: the script may have chosen the others")
+        complete += len(covered_here)
+    need_none(chosen)
+    seen(complete, "validation samples, all of the data sets")
 
 
 def _all_samples(run: Run, event: Event, size: int, number: int) -> set[int]:
@@ -63,18 +72,25 @@ def _all_samples(run: Run, event: Event, size: int, number: int) -> set[int]:
 @check("The ranks do not repeat each other's validation.", ranks=True)
 def validation_repeated(run: Run) -> Iterator[Finding]:
     """If all ranks validate all samples, the result is right, but validation takes as long as on one rank."""
+    shared = 0
     for kind, parts in _first_passes(run):
+        if not run.same_data(parts):
+            continue
         read = [set(run.numbers(event)) for event in parts.values()]  # each rank may have a Subset of its own
         full = sum(len(samples) == kind[2] and samples == read[0] for samples in read)
-        if full > 1 and kind[2] > 2 * run.world and run.same_data(parts):
+        if full > 1 and kind[2] > 2 * run.world:
             yield cost(
                 kind[0],
                 f"{full} ranks validate all {kind[2]} samples each",
                 "share the samples between the ranks and combine the sums, or validate on rank 0 only",
             )
+        twice = sum(map(len, read)) - len(set().union(*read))
+        shared += sum(map(len, read)) if twice <= run.world else 0
+    need(shared, "the ranks validate some samples in common, or have different data sets")
+    seen(shared, "validation samples, each on one rank")
 
 
-@check("Results of validation are combined over the ranks.", exercise="two_accuracies", ranks=True)
+@check("The ranks exchange the results of a validation that they share.", exercise="two_accuracies", ranks=True)
 def results_combined(run: Run) -> Iterator[Finding]:
     """Otherwise rank 0 prints the result of its own part of the samples."""
     for kind, parts in _first_passes(run):
@@ -82,31 +98,41 @@ def results_combined(run: Run) -> Iterator[Finding]:
         of_all_ranks = set().union(*(run.numbers(event) for event in parts.values()))
         size = max(kind[2], len(of_all_ranks))  # the data set, also if each rank has a Subset of its own
         if len(share) < run.world or max(share.values()) > 0.9 * size:
-            continue
-        if not _collective_after(run, kind[0]):
+            continue  # one rank validates all of them
+        following = _collectives_after(run, kind[0])
+        need(following is not None, "the run was ended, or failed, before the results could be combined")
+        if not following:
             event = parts[min(parts)]
             text = f"no collective follows the validation, so rank 0's result is of {share[0]} of {size} samples"
             yield fault(
                 event["at"], text, "dist.all_reduce the sum of losses, of correct answers and of samples; then divide"
             )
+            continue
+        names = sorted({name for name, _ in following})
+        need(set(names) - {"broadcast", "broadcast_object_list"}, "only a broadcast follows the validation")
+        shows(f"after the validation: {', '.join(names)} at line {following[0][1].rpartition(':')[2]}")
+    need_use(Observed.now, "a validation that the ranks share")
 
 
-def _collective_after(run: Run, made_at: str) -> bool:
-    """Return whether a collective with values follows a validation before training goes on."""
+def _collectives_after(run: Run, made_at: str) -> list[tuple[str, str]] | None:
+    """Return names and lines of the collectives with values that follow a validation before training goes on.
+
+    None: there are none, because the run ended before.
+    """
     began = False
+    found: list[tuple[str, str]] = []
     # ZeroRedundancyOptimizer sends in its update, and Join in its own line
     joins = {e["at"] for e in run.first.all("join")}
     for e in run.first.events:
         if e["e"] == "forward":
             if began and e["train"] and e["grad"]:
-                return False
+                return found
             began |= not e["grad"] and bool(e["loader"]) and e["loader"].startswith(made_at + "#")
         elif began and (e["e"] == "functional" or (e["e"] == "collective" and e["name"] != "barrier")):
             if e.get("in_step") or (e["e"] == "collective" and e["at"] in joins):
                 continue
-            return True
-    # the run was ended, or has failed, before it could combine them
-    return run.launch.ended != "end" or run.any("error")
+            found.append((e.get("name", "functional collective"), e["at"]))
+    return found if found or run.whole else None
 
 
 @check("Validation runs in evaluation mode.")
@@ -114,13 +140,14 @@ def validation_mode(run: Run) -> Iterator[Finding]:
     """In training mode, dropout makes the result worse, and batch norm learns from the validation samples."""
     calls = [e for e in run.first.all("forward", grad=False) if e["loader"] in run.validating]
     need(calls, NO_VALIDATION)
-    seen(len(calls), "calls in validation")
     wrong = [e for e in calls if e["train"] and e["random_layers"]]
     if wrong:
         text = (
             f"{len(wrong)} of {len(calls)} calls in validation were in training mode, with dropout or batch norm active"
         )
         yield fault(wrong[0]["at"], text, "model.eval() before validation, model.train() after it")
+    need(not any(e["train"] for e in calls) or wrong, "the model has no dropout or batch norm that a mode would change")
+    seen(len(calls), "calls in validation, all in evaluation mode")
 
 
 @check("A model that generates or is tried between steps is in evaluation mode.", after=("validation_mode",))
@@ -131,7 +158,6 @@ def generating_mode(run: Run) -> Iterator[Finding]:
     """
     calls = [e for e in run.first.all("forward", grad=False) if e["loader"] not in run.validating]
     need_use(calls, "calls of a model without gradients, outside of a validation")
-    seen(len(calls), "calls without gradients outside of a validation")
     updates = {e["step"] for e in run.first.all("update")}
     for number in sorted({e["model"] for e in calls}):
         mine = [e for e in calls if e["model"] == number]
@@ -142,6 +168,8 @@ def generating_mode(run: Run) -> Iterator[Finding]:
                 "training mode, with dropout or batch norm active"
             )
             yield hint(wrong[0]["at"], text, "model.eval() before it, and model.train() after it")
+    need(not any(e["train"] for e in calls), "calls in training mode have no dropout or batch norm, or are a teacher's")
+    seen(len(calls), "calls without gradients outside of a validation, all in evaluation mode")
 
 
 @check("Training runs in training mode.")
@@ -150,13 +178,15 @@ def training_mode(run: Run) -> Iterator[Finding]:
     calls = [e for e in run.first.all("forward", grad=True) if e["loader"] in run.training]
     need(calls, "no training with a DataLoader was seen")
     active = {e["model"] for e in calls if e["train"] and e["random_layers"]}
+    need(any(e["train"] for e in calls), "the model is in evaluation mode in all of the training, perhaps on purpose")
     need_use(active, "dropout, batch norm")
-    seen(len(calls), "calls in training")
+    seen(sum(e["train"] for e in calls), "calls in training mode")
     trained = {e["model"]: i for i, e in enumerate(calls) if e["train"]}
     later = [e for i, e in enumerate(calls) if not e["train"] and e["model"] in active and i > trained[e["model"]]]
     if later:
         text = f"after a validation, training goes on in evaluation mode: {len(later)} of {len(calls)} calls"
         yield fault(later[0]["at"], text, "model.train() at the begin of each epoch")
+    need(run.any("forward", grad=False) or len(run.first.all("pass")) > 1, "no call came between steps of the training")
 
 
 @check(
@@ -169,8 +199,9 @@ def validation_statistics(run: Run) -> Iterator[Finding]:
     """Each rank computes running means from its own samples; a checkpoint holds the means of one rank only."""
     calls = run.together("forward", grad=False, train=False)
     need(calls, "no validation in evaluation mode was seen")
-    seen(len(calls), "calls in validation")
     with_statistics = [events for events in calls if all(e.get("buffers") for e in events)]
+    need_use(with_statistics, "statistics of batch norm that each rank computes for itself")
+    seen(len(with_statistics), "calls in validation, compared")
     different = [events for events in with_statistics if len({tuple(e["buffers"]) for e in events}) > 1]
     shared = [parts for _, parts in _first_passes(run) if len(parts) == run.world]
     repeated = all(run.numbers(parts[0]) == run.numbers(event) for parts in shared for event in parts.values())
@@ -185,3 +216,44 @@ def validation_statistics(run: Run) -> Iterator[Finding]:
             text,
             "call the wrapped model in validation (DDP then gives all ranks rank 0's buffers), or use SyncBatchNorm",
         )
+    need(not different, "the ranks had different running means, in calls outside of a validation")
+
+
+@check("Nothing is random, and no statistic of a batch is used, in evaluation mode.", after=("validation_mode",))
+def random_in_evaluation(run: Run) -> Iterator[Finding]:
+    """Functions do not know the mode of the model: dropout_p, F.dropout(x, p) and noise are active after model.eval().
+
+    The same inputs evaluated several times in a row are samples on purpose (Monte Carlo dropout), and so is noise that
+    the model scales by what it has learned (a variational autoencoder).
+    """
+    calls = [e for e in run.first.all("forward", grad=False, train=False) if "random_in" in e]
+    need(calls, "no call in evaluation mode was seen")
+    times = Counter((e["step"], e["model"], str(e["rows"])) for e in calls if e.get("rows"))
+    meant = {key for key, count in times.items() if count > 2}
+    calls = [e for e in calls if (e["step"], e["model"], str(e.get("rows"))) not in meant]
+    need(calls, "the same inputs are evaluated several times, as if to sample")
+    found: dict[tuple[str, str], int] = Counter((what, at) for e in calls for what, at in e["random_in"])
+    for (what, at), count in found.items():
+        text = f"in {count} of {len(calls)} calls in evaluation mode, "
+        if what == "noise":
+            fix = "draw it only `if self.training`; if it is meant (a sampler), seed it before each validation"
+            yield hint(at, f"{text}the model draws random numbers here, so equal inputs give different outputs", fix)
+        elif what.endswith("layer"):
+            fix = "call eval() on it too: model.eval() reaches the modules that are registered in the model"
+            yield fault(at, f"{text}a {what} here is in training mode", fix)
+        elif what == "dropout":
+            fix = "pass the rate only in training: dropout_p=p if self.training else 0.0, or training=self.training"
+            yield fault(
+                at, f"{text}dropout is active here, because a function does not know the mode of the model", fix
+            )
+        else:
+            fix = "pass training=self.training, with running statistics"
+            yield fault(at, f"{text}batch norm takes mean and variance of the batch here", fix)
+    unknown = [e for e in calls if e.get("drew") and not e["random_in"]]
+    if len(unknown) > len(calls) / 2:
+        text = (
+            f"in {len(unknown)} of {len(calls)} calls in evaluation mode, something in this model draws random numbers"
+        )
+        yield hint(unknown[0]["at"], text, "draw them only `if self.training`; if they are meant, seed them before")
+    need(not unknown, f"in {len(unknown)} of {len(calls)} calls in evaluation mode, random numbers were drawn")
+    seen(len(calls), "calls in evaluation mode that drew no random numbers")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ..events import Event, model_and_name
-from ..runs import Run
-from .base import Finding, check, fault, hint, need, need_updates, need_use, seen, some
+from ..runs import Rank, Run
+from .base import Finding, check, fault, hint, need, need_none, need_updates, need_use, seen, shows, some
 
 TOLERANCE = 1e-6
 
@@ -44,7 +44,9 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     need(not run.any("join"), "the script uses Join, in which ranks may end at different updates")
     steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
-    seen(len(steps), "updates compared")
+    names = compared_weights(steps)
+    need(names, "the ranks have no weights of the same names")
+    seen(len(steps), f"updates compared, with {len(names)} weights")
     for number in sorted({events[0]["optimizer"] for events in steps}):
         mine = [events for events in steps if events[0]["optimizer"] == number]
         unequal = [bool(differing(events, "weights")) for events in mine]
@@ -53,6 +55,11 @@ def weights_agree(run: Run) -> Iterator[Finding]:
             return
     if len(steps) == 1 and differing(steps[0], "gradients") and not steps[0][0]["closure"]:
         yield _cause_of_difference(run, steps[0])
+
+
+def compared_weights(steps: list[tuple[Event, ...]]) -> set[str]:
+    """Return the names of the weights of which all ranks have the values."""
+    return {name for events in steps for name in events[0]["weights"] if all(e["weights"].get(name) for e in events)}
 
 
 def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
@@ -179,7 +186,7 @@ def teachers_agree(run: Run) -> Iterator[Finding]:
     need(not run.sharded and not run.model_parallel, "the ranks have different parts of the weights")
     steps = [events for events in run.aligned("gradients") if all(e["others"] for e in events)]
     need_use(steps, "a model that is in no optimizer")
-    seen(len(steps), "updates compared", 4)
+    alike = 0
     for number in steps[0][0]["others"]:
         calls = [[e for e in rank.all("forward") if str(e["model"]) == number] for rank in run.ranks]
         if not all(calls):
@@ -196,6 +203,9 @@ def teachers_agree(run: Run) -> Iterator[Finding]:
             yield (fault if taught else hint)(
                 calls[0][0]["at"], text, "update it in the same way on every rank, or broadcast it from rank 0"
             )
+        alike += len(unequal) if not any(unequal) else 0
+    need(alike, "only some ranks call it, or its weights differ in a few updates")
+    seen(alike, "comparisons of its weights over the ranks", 4)
 
 
 @check("All ranks use the same learning rate.", ranks=True, after=("equal_steps",))
@@ -246,12 +256,20 @@ def _other_start(events: tuple[Event, ...]) -> Finding | None:
 def foreign_weights(run: Run) -> Iterator[Finding]:
     """An optimizer that was made before the model was copied or sharded updates tensors that nobody uses."""
     need_updates(run, 1)
-    steps = [e["gradients"] for e in run.first.all("gradients", optimizer=run.first.all("update")[0]["optimizer"])]
-    used = any(value and value[1] for gradients in steps for name, value in gradients.items() if name.startswith("?"))
-    for e in run.first.all("update")[:1]:
-        if e["foreign"] and not used and run.any("forward", train=True, grad=True) and not run.sharded:
+    need(not run.sharded, "sharding replaces the tensors of the model; another check looks at these")
+    need(run.any("forward", train=True, grad=True), "no call of a model was seen in training")
+    doubts = []
+    firsts = {e["optimizer"]: e for e in reversed(run.first.all("update"))}
+    for number, e in sorted(firsts.items()):
+        steps = [g["gradients"] for g in run.first.all("gradients", optimizer=number)]
+        used = any(value and value[1] for step in steps for name, value in step.items() if name.startswith("?"))
+        if e["foreign"] and not used and number == run.first.all("update")[0]["optimizer"]:
             text = f"{e['foreign']} of the {e['parameters']} tensors of the optimizer belong to no model that is called"
             yield fault(e["at"], text, "make the optimizer after the model has been moved, copied or wrapped")
+        elif e["foreign"]:
+            doubts.append(f"{e['foreign']} tensors of an optimizer belong to no model that is called")
+    need_none(doubts)
+    seen(sum(e["parameters"] for e in firsts.values()), "tensors in optimizers, all of models that are called")
 
 
 @check("All trainable weights are in an optimizer.", after=("foreign_weights", "sharded_orphans"))
@@ -259,16 +277,21 @@ def orphans(run: Run) -> Iterator[Finding]:
     """A weight that gets gradients, but is in no optimizer, stays as it was at the start."""
     need_updates(run, 1)
     need(run.any("trainable"), "the script was ended before the optimizers were complete")
-    seen(sum(e["parameters"] for e in run.first.all("trainable")), "trainable weights")
+    need(not run.sharded, "sharded weights are looked at by another check")
     trained = {e["model"] for e in run.first.all("forward", train=True, grad=True)}
     at = run.first.all("update")[0]["at"]
-    for e in run.first.all("trainable"):
-        if e["model"] in trained and e["orphans_with_gradient"] and not run.sharded:
+    last = {e["model"]: e for e in run.first.all("trainable") if e["model"] in trained}
+    without = 0
+    for e in last.values():
+        without += len(e["orphans"])
+        if e["orphans_with_gradient"]:
             text = (
                 f"{len(e['orphans'])} of {e['parameters']} trainable weights are in no optimizer ({some(e['orphans'])})"
             )
             fix = "pass all parameters to the optimizer, or requires_grad_(False) for those that are to stay"
             yield (fault if len(e["orphans"]) < e["parameters"] / 2 else hint)(at, text, fix)
+    need(not without, f"{without} trainable weights are in no optimizer, and have no gradient at the end")
+    seen(sum(e["parameters"] for e in last.values()), "trainable weights, all in an optimizer")
 
 
 @check("An optimizer has all sharded weights.", exercise="learns_little")
@@ -276,6 +299,7 @@ def sharded_orphans(run: Run) -> Iterator[Finding]:
     """An optimizer that was made before fully_shard, or while weights were gathered, updates tensors nobody uses."""
     need_updates(run, 1)
     need_use(run.sharded, "sharded weights")
+    need(run.any("sharded"), "the run was ended before the optimizers were complete")
     for e in run.first.all("sharded")[-1:]:
         if e["orphans"]:
             made = next((g["made"] for g in run.first.all("gradients") if g.get("made")), "")
@@ -285,20 +309,28 @@ def sharded_orphans(run: Run) -> Iterator[Finding]:
                 f"({some(e['orphans'])})",
                 "make the optimizer after fully_shard, and before the model is called for the first time",
             )
+        else:
+            seen(e["parameters"], "sharded weights with gradients, all in an optimizer")
 
 
 def _is_zero(gradient: list[float] | None) -> bool:
     return gradient is None or gradient[1] == 0
 
 
-@check("All weights get gradients.", after=("sharded_orphans",))
+@check("All weights get gradients.", after=("sharded_orphans", "recomputed_gradients", "same_unused", "gradients_used"))
 def gradients_arrive(run: Run) -> Iterator[Finding]:
     """A loss that does not depend on the model's output trains nothing, without any error."""
     steps = [e for e in run.first.all("gradients") if not e["closure"]]
     seen(len(steps), "updates with their gradients", 3)
+    need((not run.crashed and run.launch.ended not in ("hang", "lost")) or len(steps) > 5, "the run failed early")
+    few = []
     for number in sorted({e["optimizer"] for e in steps}):
         mine = [e["gradients"] for e in steps if e["optimizer"] == number]
         names = [name for name in mine[0] if all(name in gradients for gradients in mine)]
+        if names and run.sharded and all(name.startswith("?") for name in names):
+            few.append("the tensors of the optimizer belong to no model that is called")
+            continue
+        few += [f"an optimizer has made {len(mine)} updates only"] if len(mine) < 3 else []
         # FSDP1 may leave a rank no part of a weight, so no gradient of it
         of_all = [
             e["gradients"] for rank in run.ranks if run.sharded for e in rank.all("gradients", optimizer=number)
@@ -315,20 +347,34 @@ def gradients_arrive(run: Run) -> Iterator[Finding]:
             yield hint(
                 at,
                 f"{len(never)} of {len(names)} weights got no gradient in {len(mine)} updates ({some(never)})",
-                "keep them out of the optimizer, or use them in forward",
+                "if forward uses them, look for detach() and no_grad() behind them; if not, keep them out of the "
+                "optimizer",
             )
+        elif names:
+            shows(f"{len(names)} weights with gradients")
+    need_none(few)
 
 
 @check("Weights change when they are updated.", after=("gradients_arrive", "low_precision"))
 def weights_change(run: Run) -> Iterator[Finding]:
     """An update with a learning rate of zero, or one that is rounded away, changes nothing."""
-    steps = [e for e in run.first.all("gradients") if e["optimizer"] == 0]
-    seen(len(steps), "updates compared", 4)
-    names = [name for name, value in steps[0]["weights"].items() if value and name in steps[0]["gradients"]]
-    same = [name for name in names if all(e["weights"].get(name) == steps[0]["weights"][name] for e in steps)]
-    if names and len(same) == len(names):
-        text = f"none of {len(names)} weights changed in {len(steps)} updates; learning rate {steps[-1]['lr'][0]:.3g}"
-        yield fault(steps[0]["at"], text, "check the learning rate and its schedule")
+    doubts = []
+    for number in sorted({e["optimizer"] for e in run.first.all("gradients")}):
+        steps = run.first.all("gradients", optimizer=number)
+        names = [name for name, value in steps[0]["weights"].items() if value and name in steps[0]["gradients"]]
+        same = [name for name in names if all(e["weights"].get(name) == steps[0]["weights"][name] for e in steps)]
+        if len(steps) < 4 or not names:
+            doubts.append(f"{len(steps)} updates of an optimizer were seen, with {len(names)} weights")
+        elif len(same) == len(names):
+            text = (
+                f"none of {len(names)} weights changed in {len(steps)} updates; learning rate {steps[-1]['lr'][0]:.3g}"
+            )
+            yield fault(steps[0]["at"], text, "check the learning rate and its schedule")
+        elif same:
+            doubts.append(f"{len(same)} of {len(names)} weights stayed as they were ({some(same)})")
+        else:
+            seen(len(names), f"weights that changed in {len(steps)} updates")
+    need_none(doubts)
 
 
 @check("The learning rate is above zero until the end.", after=("schedule_length",))
@@ -352,7 +398,8 @@ def rate_above_zero(run: Run) -> Iterator[Finding]:
 def finite(run: Run) -> Iterator[Finding]:
     """Once a weight is NaN, all that follows is NaN."""
     need(run.launch.provocation != "nan", "the doctor made a NaN itself")
-    seen(len(run.first.all("gradients")), "updates with all weights and gradients")
+    events = [e for rank in run.ranks for e in rank.all("gradients")]
+    values = sum(1 for e in events for value in e["weights"].values() if value)
     for e in run.first.all("gradients"):
         bad = [name for name, value in e["weights"].items() if value and not math.isfinite(value[1])]
         if bad:
@@ -367,6 +414,14 @@ def finite(run: Run) -> Iterator[Finding]:
                 fix = "look for the first loss that is not finite: learning rate, damaged samples, fp16 without scaler"
                 yield fault(e["at"], text, fix)
             return
+    wrong = [
+        e
+        for e in events
+        for value in (*e["weights"].values(), *e["gradients"].values())
+        if value and not math.isfinite(value[1])
+    ]
+    need(not wrong, f"before update {wrong[0]['step'] + 1 if wrong else 0} some gradients are not finite")
+    seen(values, f"sums of weights before {len(run.first.all('gradients'))} updates of each rank, all finite")
 
 
 @check("Weights are updated in 32 bits.", exercise="barely_moves")
@@ -375,7 +430,11 @@ def low_precision(run: Run) -> Iterator[Finding]:
     need_updates(run, 1)
     same = sum(e.get("low_same", 0) for e in run.first.all("update"))
     total = sum(e.get("low_all", 0) for e in run.first.all("update"))
-    low = [d for e in run.first.all("gradients")[:1] for d in e["dtypes"] if d in ("bfloat16", "float16")]
+    dtypes = sorted({d for e in run.first.all("gradients") for d in e["dtypes"]})
+    low = [d for d in dtypes if d in ("bfloat16", "float16")]
+    need(total or not low, "no update of weights in 16 bits had a gradient")
+    if dtypes and not low:
+        shows(f"weights in {', '.join(dtypes)}")
     if low and total:
         text = f"weights are updated in {low[0]}: {same / total:.0%} of the updates with a gradient changed nothing"
         kind = fault if same > 0.5 * total else hint
@@ -384,3 +443,44 @@ def low_precision(run: Run) -> Iterator[Finding]:
             text,
             "keep the weights in float32 and compute in 16 bits (autocast)",
         )
+
+
+@check("In each step all ranks train the same weights.", ranks=True)
+def same_unused(run: Run) -> Iterator[Finding]:
+    """DDP waits for a gradient of every weight on every rank; a batch without targets may give some of them none."""
+    wraps = run.first.all("ddp")
+    need_use(wraps, "DistributedDataParallel")
+    need(not any(e.get("find_unused") for e in wraps), "DDP is told to find weights without a gradient")
+    known = [(rank, e) for rank in run.ranks for e in rank.all("unused")]
+    always = set.intersection(*({*e["names"]} for _, e in known)) if known else set()
+    for rank, e in known:
+        if names := [name for name in e["names"] if name not in always]:
+            calls = rank.all("forward", train=True, grad=True)
+            text = (
+                f"in training pass {e['number'] + 1}{_of_batch(run, rank, e['number'])}, {len(names)} weights of rank "
+                f"{rank.number} get no gradient ({some(names)}), which get one in other passes; DDP waits for it"
+            )
+            fix = (
+                "let every part take part in each loss, with a factor of 0 if the batch has nothing for it; or "
+                "find_unused_parameters=True"
+            )
+            yield fault(calls[0]["at"] if calls else e["at"], text, fix)
+            return
+    seen(len(known), "backward passes of all ranks, which give the same weights a gradient", 4)
+
+
+def _of_batch(run: Run, rank: Rank, number: int) -> str:
+    """Return the first samples of the batch of a backward pass, as a part of a sentence; "" if they have no numbers."""
+    count, plan, given = -1, None, 0
+    for e in rank.events:
+        if e["e"] == "pass" and e["loader"] in run.training:
+            plan, given = e, 0
+        elif e["e"] == "batch" and plan and e["loader"] == plan["loader"]:
+            given += 1
+        elif e["e"] == "forward" and e["train"] and e["grad"]:
+            count += 1
+            size = (plan and run.made(plan["loader"])["batch_size"]) or 0
+            if count == number and plan and size and given < plan.get("batches", 0):
+                samples = run.numbers(plan)[(given - 1) * size : given * size]
+                return f" (samples {', '.join(map(str, samples[:4]))}, ...)" if samples else ""
+    return ""

@@ -56,6 +56,11 @@ def observe_accelerate() -> None:
     importlib.import_module("rankdoctor.observe.collectives").observe_accelerate()
 
 
+def answer_debugger() -> None:
+    """Let pdb.set_trace() go on, as nobody could answer it; breakpoint() is left out by PYTHONBREAKPOINT."""
+    sys.modules["pdb"].set_trace = lambda *_, **__: None  # type: ignore[attr-defined]
+
+
 def run_preload(file: str, root: str) -> None:
     """Run the user's file of --preload, before the script; it can import what lies beside the script."""
     importlib.import_module("torch")  # and not later, when another package may be half imported
@@ -86,7 +91,7 @@ if not getattr(sys, "_rankdoctor_is_here", False):  # the other one may look for
         overlay.install()
         callbacks: dict[str, Callable[[], object]]
         callbacks = {name: functools.partial(overlay.redirect_library, name) for name in overlay.LIBRARIES}
-        callbacks |= {"torch": observe, "accelerate": observe_accelerate}
+        callbacks |= {"torch": observe, "accelerate": observe_accelerate, "pdb": answer_debugger}
         sys.meta_path.insert(0, AfterImport(callbacks))  # type: ignore[arg-type]
         settings = importlib.import_module("rankdoctor.settings").load()
         if settings.preload:

@@ -15,12 +15,37 @@ import torch
 from .. import standin
 from ..overlay import own
 from ..trail import note, trail
-from . import collectives, data, files, model, optimizer, randomness
+from . import (
+    collectives,
+    data,
+    files,
+    handles,
+    influence,
+    model,
+    optimizer,
+    parity,
+    passes,
+    probe,
+    randomness,
+    reference,
+)
 from .common import CONFIG, quietly, state
 
 LEAVE = 0.2
 """seconds for gloo's threads to let go of tensors: later, while Python ends, that aborts the process"""
-SUBJECTS = (data, model, optimizer, collectives, files, randomness)
+SUBJECTS = (
+    data,
+    model,
+    passes,
+    optimizer,
+    collectives,
+    files,
+    randomness,
+    handles,
+    influence,
+    reference,
+    parity,
+)
 
 
 def install() -> None:
@@ -57,14 +82,21 @@ def _note_errors() -> None:
     sys.excepthook = failed
 
 
-@quietly
 def finish(how: str) -> None:
     """Write what is known only at the end; ``how`` the process ends."""
     if state.ended or trail.file is None or torch.utils.data.get_worker_info():
         return
     state.ended = True
+    if how != "error":
+        probe.look_at_samples()
+    _write_end(how)
+
+
+@quietly
+def _write_end(how: str) -> None:
     for subject in (model, optimizer):
         subject.finish()
+    standin.Profiling.note_end()
     values = sys.modules.get("nullgpu.values")
     if values and values.not_computed:
         note("no_values", names=sorted(values.not_computed))

@@ -19,20 +19,42 @@ NAMES = [
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
+    "all_gather_single",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
     "barrier",
     "broadcast",
     "broadcast_object_list",
     "gather",
+    "gather_into_tensor",
     "gather_object",
+    "gather_single",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
+    "scatter_object_list",
 ]
+"""of PyTorch 2.11 to 2.15; some versions lack some of them"""
+FUNCTIONAL_NAMES = (
+    "all_gather_single",
+    "all_gather_single_autograd",
+    "all_gather_tensor",
+    "all_gather_tensor_autograd",
+    "all_reduce",
+    "all_to_all_single",
+    "all_to_all_single_autograd",
+    "broadcast",
+    "reduce_scatter_single",
+    "reduce_scatter_single_autograd",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_autograd",
+)
 FUNCTIONAL = ("_functional_collectives", "nn.functional")
+GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_single")
 TORCH = os.path.dirname(torch.__file__)
 
 
@@ -41,14 +63,16 @@ def install() -> None:
     if not dist.is_available():
         return
     for name in NAMES:
-        patch(dist, name, _collective(name), dist.distributed_c10d)
+        if hasattr(dist, name):
+            patch(dist, name, _collective(name), dist.distributed_c10d)
     for name in ("send", "recv", "isend", "irecv", "batch_isend_irecv"):
         patch(dist, name, _noting("message"), dist.distributed_c10d)
     functional, differentiable = (importlib.import_module(f"torch.distributed.{name}") for name in FUNCTIONAL)
-    for name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor"):
-        patch(functional, name, _noting("functional"))
-    for name in ("all_reduce", "all_gather", "reduce", "gather"):
-        patch(differentiable, name, _noting("functional"))
+    for name in FUNCTIONAL_NAMES:
+        if hasattr(functional, name):
+            patch(functional, name, _functional(name))
+    for name in ("all_reduce", "all_gather", "reduce", "gather", "reduce_scatter", "all_to_all"):
+        patch(differentiable, name, _functional(name))
     patch(dist, "init_process_group", _init, dist.distributed_c10d, dist.device_mesh)
     patch(dist, "new_group", _group, dist.distributed_c10d, dist.device_mesh)
     for name in ("set_timeout", "_set_pg_timeout"):
@@ -89,6 +113,25 @@ def _noting(kind: str) -> Callable[[Callable], Callable]:
     return wrap
 
 
+def _functional(name: str) -> Callable[[Callable], Callable]:
+    """Wrap a collective that returns its result: log it when the script or another library calls it."""
+
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if state.depth or state.observing or Inside.collective or not trail.caller_is_outside(TORCH):
+                return own(*args, **kwargs)
+            note("functional", at=user_line(), name=name)
+            Inside.collective = True
+            try:
+                return own(*args, **kwargs)
+            finally:
+                Inside.collective = False
+
+        return call
+
+    return wrap
+
+
 class Inside:
     """Whether a collective is being called: some call others."""
 
@@ -112,7 +155,7 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
                 Inside.collective = False
             if name == "all_reduce" and tensors and not state.depth and not optimizers.depth:
                 note_reduced(tensors[0], args, kwargs)
-            if CONFIG.probe_gathers and name in ("all_gather", "all_gather_into_tensor") and state.training:
+            if CONFIG.probe_gathers and name in GATHERS and state.training:
                 follow(args[0] if args else next(iter(kwargs.values())), user_line())
             return result
 
@@ -187,6 +230,7 @@ def _init(own: Callable[..., None]) -> Callable[..., None]:
         kwargs = redirected(args, kwargs)
         limit = kwargs.get("timeout")
         own(*args[:1], **kwargs)
+        state.world = dist.get_world_size()
         note(
             "init",
             at=user_line(),

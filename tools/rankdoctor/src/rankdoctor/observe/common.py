@@ -24,6 +24,8 @@ class State:
         self.depth = 0
         """models that are being called"""
         self.in_backward = self.observing = self.loading = self.ended = False
+        self.world = 1
+        """ranks that this process has joined"""
         self.loader: str | None = None
         """the loader that gave the last batch"""
         self.training = False
@@ -56,6 +58,8 @@ class Optimizers:
     """weights in 16 bits, and their values before the update"""
     waits: dict[str, int] = field(default_factory=dict)
     """operations since the last update that make the CPU wait for a GPU, with their lines"""
+    became: dict[str, object] = field(default_factory=dict)
+    """what became of the backward passes since the last update"""
     reduced: float = 0.0
     """size of the gradients that the script has added up over the ranks itself since the last update"""
     schedulers: list[tuple[Any, str]] = field(default_factory=list)

@@ -22,6 +22,8 @@ from .common import CONFIG, fingerprints, patch, quietly, state
 
 LONGEST_PLAN = 200_000
 """batches of a pass that are looked at: a sampler can be endless"""
+LONGEST_DRAIN = 3.0
+"""seconds in which the rest of a stream is counted"""
 MANY_OBJECTS = 20_000
 LIGHTNING = re.compile(r"site-packages/(pytorch_)?lightning(_fabric)?/")
 ITERABLE = data.dataloader._DatasetKind.Iterable
@@ -34,6 +36,8 @@ class Known:
     loaders: dict[int, tuple[str, data.DataLoader]] = field(default_factory=dict)
     datasets: dict[int, tuple[int, Any]] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
+    drained: set[str] = field(default_factory=set)
+    """loaders of streams of which the batches were counted"""
     files: int = 0
 
 
@@ -248,9 +252,28 @@ def _number_of(dataset: Any) -> int:
             cls=type(dataset).__name__,
             file=None if indices is None else _store(indices[: len(dataset)]),
             objects=max(objects, default=None),
+            plain=_is_plain(dataset),
             content=_content(dataset, len(dataset)),
         )
     return known.datasets[id(dataset)][0]
+
+
+def _is_plain(dataset: Any, depth: int = 2) -> bool:
+    """Return whether a data set holds tensors, arrays and single values only, so that no object is in its memory."""
+    for value in getattr(dataset, "__dict__", {}).values():
+        if isinstance(value, data.Dataset) and depth:
+            if not _is_plain(value, depth - 1):
+                return False
+        elif isinstance(value, list | tuple | dict | set):
+            if len(value) > 1000:
+                return False
+        elif not (
+            isinstance(value, torch.Tensor | str | int | float | type(None))
+            or callable(value)
+            or type(value).__name__ == "ndarray"
+        ):
+            return False
+    return True
 
 
 def _content(dataset: Any, size: int) -> int:
@@ -307,11 +330,18 @@ def _iterator_reset(own: Callable[..., None]) -> Callable[..., None]:
 def _following(own: Callable[..., Any]) -> Callable[..., Any]:
     def following(iterator: Any) -> Any:
         loader = iterator._rankdoctor_loader
-        if loader._dataset_kind == ITERABLE and CONFIG.batches and iterator._rankdoctor_given >= CONFIG.batches:
+        is_stream = loader._dataset_kind == ITERABLE
+        if is_stream and CONFIG.batches and iterator._rankdoctor_given >= CONFIG.batches:
+            drain(own, iterator)
             raise StopIteration
         state.loading, began = True, time.perf_counter()
         try:
             batch = own(iterator)
+        except StopIteration:
+            if is_stream:
+                key = known.loaders[id(loader)][0]
+                note("pass_end", loader=key, batches=iterator._rankdoctor_given, complete=True)
+            raise
         finally:
             state.loading = False
         iterator._rankdoctor_given += 1
@@ -320,6 +350,25 @@ def _following(own: Callable[..., Any]) -> Callable[..., Any]:
         return batch
 
     return following
+
+
+def drain(following: Callable[[Any], Any], iterator: Any) -> None:
+    """Count the rest of the first pass of a stream, because ranks may have different numbers of batches."""
+    key, _ = known.loaders[id(iterator._rankdoctor_loader)]
+    if key in known.drained:
+        return
+    known.drained.add(key)
+    ends, count, complete = time.perf_counter() + LONGEST_DRAIN, iterator._rankdoctor_given, False
+    state.loading = True
+    try:
+        while time.perf_counter() < ends:
+            following(iterator)
+            count += 1
+    except StopIteration:
+        complete = True
+    finally:
+        state.loading = False
+    note("pass_end", loader=key, batches=count, complete=complete)
 
 
 def _cut_datasets() -> None:

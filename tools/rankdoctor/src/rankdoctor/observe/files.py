@@ -1,16 +1,19 @@
 """Checkpoints: what is in those that the script saves, and which it loads again."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
+import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import torch
+import torch.profiler.profiler as profilers
 
 from .. import overlay
 from ..standin import placed
-from ..trail import note, user_line
-from .common import CONFIG, patch, quietly
+from ..trail import note, trail, user_line
+from .common import CONFIG, local, optimizers, patch, quietly
 from .model import models
 
 
@@ -32,15 +35,72 @@ def install() -> None:
 
     def loading(own: Callable[..., Any]) -> Callable[..., Any]:
         def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-            located = bool(args) or kwargs.get("map_location") is not None
-            note("load", file=name_of(f), at=user_line(), located=located)
+            where = args[0] if args else kwargs.get("map_location")
+            at = user_line()
             path = redirection.to_read(f) if redirection and isinstance(f, str | os.PathLike) else f
-            return own(path, *args, **kwargs)
+            thing = own(path, *args, **kwargs)
+            note("load", file=name_of(f), at=at, located=where is not None)
+            remember(thing, at, str(where))
+            return thing
 
         return load
 
+    def exporting(own: Callable[..., Any]) -> Callable[..., Any]:
+        def export(profiler: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            if redirection:
+                redirection.note_write(path, "save")
+                path = redirection.to_write(path, keep=False)
+            return own(profiler, path, *args, **kwargs)
+
+        return export
+
+    for kind in (profilers._KinetoProfile, torch.autograd.profiler.profile):
+        patch(kind, "export_chrome_trace", exporting)
     patch(torch, "save", saving, torch.serialization)
     patch(torch, "load", loading, torch.serialization)
+
+
+@quietly
+def remember(thing: Any, at: str, where: str) -> None:
+    """Remember the tensors of a loaded file, to see later whether the script keeps them beside the model."""
+    tensors = [v for v in _tensors_in(thing) if v.numel() > 1 and v.dtype != torch.uint8]  # no random states
+    if tensors:
+        # tensors on the CPU with the stand-in, so it is asked where the script wanted them
+        Loaded.now.append((at, where, trail.step, [weakref.ref(t) for t in tensors]))
+
+
+def _tensors_in(thing: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif depth and isinstance(thing, dict | list | tuple):
+        for value in thing.values() if isinstance(thing, dict) else thing:
+            yield from _tensors_in(value, depth - 1)
+
+
+class Loaded:
+    """The files that were loaded."""
+
+    now: ClassVar[list[tuple[str, str, int, list[Any]]]] = []
+
+
+def look_at_loaded() -> None:
+    """Log, two updates after a file was loaded, how much of it is still in memory beside weights and states."""
+    ripe = [one for one in Loaded.now if trail.step >= one[2] + 2]
+    if not ripe:
+        return
+    Loaded.now = [one for one in Loaded.now if one not in ripe]
+    if any(ref() is not None for _, _, _, tensors in ripe for ref in tensors):
+        gc.collect()
+    ours = [t for model in models.known for t in (*model.parameters(), *model.buffers())]
+    ours += [
+        p for known in optimizers.known.values() if (one := known()) for g in one.param_groups for p in g["params"]
+    ]
+    ours += [t for known in optimizers.known.values() if (one := known()) for t in _tensors_in(dict(one.state))]
+    places = {local(t).data_ptr() for t in ours}
+    weights = sum(local(p).nbytes for model in models.known for p in model.parameters())
+    for at, where, _, tensors in ripe:
+        alive = [t for ref in tensors if (t := ref()) is not None and t.data_ptr() not in places]
+        note("kept", at=at, where=where, size=sum(t.nbytes for t in alive), beside=weights)
 
 
 def name_of(file: Any) -> str | None:
@@ -68,14 +128,15 @@ def note_save(thing: Any, file: Any, at: str) -> None:
         tensors=len(tensors),
         shards=len(shards),
         wrapped=sum(name.startswith("module.") for name in tensors),
-        on_gpu=bool(tensors) and _on_gpu(tensors.values()),
+        # random states are bytes on the CPU
+        on_gpu=_on_gpu([t for t in tensors.values() if t.dtype != torch.uint8]),
     )
 
 
-def _on_gpu(tensors: Iterable[torch.Tensor]) -> bool:
+def _on_gpu(tensors: list[torch.Tensor]) -> bool:
     """Whether tensors are on a GPU; with the stand-in, whether they would be, as far as is known."""
     if CONFIG.standin:
-        return placed.on_gpu and not placed.to_cpu
+        return bool(tensors) and placed.on_gpu and not placed.to_cpu
     return any(tensor.is_cuda for tensor in tensors)
 
 

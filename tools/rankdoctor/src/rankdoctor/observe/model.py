@@ -2,8 +2,10 @@
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import itertools
+import random
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -22,6 +24,8 @@ from .common import CONFIG, fingerprint, fingerprints, local, optimizers, patch,
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
 MOST_SAMPLES = 256
+LOOKS = 5
+"""calls in training in which it is looked for noise that the model scales"""
 has_parameters: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 
 
@@ -39,6 +43,15 @@ class Models:
     calls: int = 0
     random_layers: int = 0
     """calls of dropout or batch norm in training mode, in the present call of a model"""
+    random_in: dict[tuple[str, str], None] = field(default_factory=dict)
+    """what they are, and their lines; also lines that draw noise"""
+    noise: dict[int, str] = field(default_factory=dict)
+    """lines that drew normal noise in this call, by the address of its values"""
+    others: tuple[object, ...] = ()
+    """states of the generators of Python and NumPy before a call in evaluation mode"""
+    looked_for_sampling: int = 0
+    sampling: set[str] = field(default_factory=set)
+    """lines that draw noise which the model scales by a value that it has learned, as a VAE does"""
     dropout_noted: bool = False
     damaged: bool = False
     backwards: list[str] = field(default_factory=list)
@@ -53,6 +66,8 @@ class Models:
     """of each optimizer: the size of its first gradients after the last backward pass"""
     sharded: dict[int, torch.Tensor] = field(default_factory=dict)
     """sharded parameters that got gradients in the first backward passes, by their ids"""
+    for_inputs: bool = False
+    """whether the script wants the gradient of an input, since the last backward pass"""
     factors: list[tuple[str, int, float]] = field(default_factory=list)
     """of each loss since the last update: its line, its samples, and how much a sample counts"""
     graphs: list[tuple["weakref.ref[Alive]", str]] = field(default_factory=list)
@@ -102,13 +117,15 @@ def _call(own: Callable[..., Any]) -> Callable[..., Any]:
         state.training = module.training and torch.is_grad_enabled()
         if state.training and is_time_for_nan():
             args = tuple(damaged(value) for value in args)
-        state.depth, models.random_layers = 1, 0
+        state.depth, models.random_layers, models.random_in, models.noise = 1, 0, {}, {}
+        out = None
         try:
-            return own(module, *args, **kwargs)
+            out = own(module, *args, **kwargs)
+            return out
         finally:
             state.depth = 0
             if event:
-                note("forward", **event, random_layers=models.random_layers)
+                note("forward", **event, random_layers=models.random_layers, **(after_call(module, event, out) or {}))
 
     return call
 
@@ -137,6 +154,45 @@ def _is_model(module: nn.Module) -> bool:
 
 
 @quietly
+def after_call(module: nn.Module, event: dict[str, object], out: Any) -> dict[str, object]:
+    """Return what a call in evaluation mode had of chance in it; see after one in training which noise is scaled."""
+    if models.noise and module.training and models.looked_for_sampling < LOOKS:
+        models.looked_for_sampling += 1
+        find_sampling(out)
+    if module.training or event["grad"]:
+        return {}
+    drew = "rng" in event and (fingerprint(torch.get_rng_state()), other_states()) != (event["rng"], models.others)
+    random_in = [(what, at) for what, at in models.random_in if at not in models.sampling]
+    return {"drew": drew and not (models.random_in and not random_in), "random_in": random_in[:5]}
+
+
+def other_states() -> tuple[object, ...]:
+    """Return how far the generators of Python and NumPy are."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), numpy and numpy.random.get_state()[2], numpy and numpy.random.get_state()[1].sum()
+
+
+def find_sampling(out: Any, most: int = 5000) -> None:
+    """Find noise that is multiplied by what has a gradient, or is what the model has to predict: it is meant.
+
+    A variational autoencoder multiplies it by a deviation that it has learned; a diffusion model predicts it.
+    """
+    outputs = list(out.values()) if isinstance(out, dict) else out if isinstance(out, list | tuple) else [out]
+    nodes = [t.grad_fn for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+    seen: set[Any] = set()
+    while nodes and len(seen) < most:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for name in ("_saved_self", "_saved_other", "_saved_tensor1", "_saved_tensor2", "_saved_target"):
+            saved = getattr(node, name, None)
+            if isinstance(saved, torch.Tensor) and saved.data_ptr() in models.noise:
+                models.sampling.add(models.noise[saved.data_ptr()])
+        nodes += [following for following, _ in node.next_functions if following is not None]
+
+
+@quietly
 def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str) -> dict[str, object]:
     """Return what is known of a call of a model before it."""
     core = module.module if isinstance(module, DistributedDataParallel) else module
@@ -161,11 +217,30 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
     is_synced = isinstance(module, DistributedDataParallel) and module.will_sync_module_buffers()
     if not module.training and not is_synced:
         event["buffers"] = [fingerprint(m.running_mean) for m in core.modules() if _has_statistics(m)]
+    if grad:
+        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        models.for_inputs |= any(any(leaves_that_are_no_weights(one)) for one in inputs if one.requires_grad)
     models.calls += 1
     if models.calls <= MOST_CALLS:
         event |= _inputs(args, kwargs)
         event["rng"] = fingerprint(torch.get_rng_state())
+        if not module.training and not grad:
+            models.others = other_states()
     return event
+
+
+def leaves_that_are_no_weights(tensor: torch.Tensor, most: int = 50) -> Iterator[bool]:
+    """Yield for each leaf that a tensor was computed from in a few steps whether it is no weight."""
+    if tensor.is_leaf:
+        yield id(tensor) not in models.names
+    nodes = [tensor.grad_fn]
+    for _ in range(most):
+        node = nodes.pop() if nodes else None
+        if node is None:
+            return
+        if hasattr(node, "variable"):
+            yield not isinstance(node.variable, nn.Parameter) and id(node.variable) not in models.names
+        nodes += [following for following, _ in node.next_functions if following is not None]
 
 
 def _has_statistics(module: nn.Module) -> bool:
@@ -174,7 +249,7 @@ def _has_statistics(module: nn.Module) -> bool:
 
 def is_synced_norm(module: nn.Module) -> bool:
     """Return whether this batch norm takes its statistics over all ranks."""
-    return isinstance(module, nn.SyncBatchNorm) or "_rankdoctor_synced" in module.__dict__
+    return isinstance(module, nn.SyncBatchNorm)
 
 
 def _kind_of(core: nn.Module) -> dict[str, object]:
@@ -230,7 +305,8 @@ def _wrap_ddp(own: Callable[..., None]) -> Callable[..., None]:
         at = user_line()
         models.inside |= {id(inner): at for inner in module.modules()}
         frozen = sum(not p.requires_grad for p in module.parameters())
-        note("ddp", at=at, cls=type(module).__name__, frozen=frozen)
+        unused = bool(self.find_unused_parameters or self.static_graph)
+        note("ddp", at=at, cls=type(module).__name__, frozen=frozen, find_unused=unused)
 
     return init
 
@@ -250,6 +326,19 @@ def _to_empty(own: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     return to_empty
 
 
+LAYERS = ("/torch/nn/modules/batchnorm.py", "/torch/nn/modules/dropout.py")
+"""files of layers that ask their own mode"""
+
+
+def note_random(what: str, args: tuple) -> None:
+    """Remember what is random, or computes with statistics of the batch, in this call of a model."""
+    caller = sys._getframe(2).f_code.co_filename
+    in_layer = caller.endswith(LAYERS)
+    if what == "batch norm" and in_layer and len(args) > 1 and args[1] is None:
+        return  # track_running_stats=False, which a layer is told on purpose
+    models.random_in[(f"{what} layer" if in_layer else what, user_line())] = None
+
+
 def _random_layer(position: int, rate_name: str, default: float) -> Callable[[Callable], Callable]:
     """Wrap a function that takes ``training``, as argument number ``position``, and a rate of dropout."""
 
@@ -259,6 +348,8 @@ def _random_layer(position: int, rate_name: str, default: float) -> Callable[[Ca
             rate = kwargs.get(rate_name, args[1] if rate_name == "p" and len(args) > 1 else default)
             if training and rate and not state.observing:
                 models.random_layers += 1
+                if state.depth and not torch.is_grad_enabled():
+                    note_random("dropout" if rate_name else "batch norm", args)
                 if rate_name and state.training and not models.dropout_noted:
                     models.dropout_noted = True
                     note("dropout", at=user_line())
@@ -398,6 +489,11 @@ def finish() -> None:
             orphans=orphans[:300],
             orphans_with_gradient=sum(p.grad is not None for _, p in trainable if id(p) not in optimizers.held),
         )
+    note_sharded()
+    trail.file.flush()
+
+
+def note_sharded() -> None:
+    """Log which sharded parameters with gradients are in no optimizer."""
     orphans = [models.names.get(number, "?") for number in models.sharded if number not in optimizers.held]
     note("sharded", parameters=len(models.sharded), orphans=orphans)
-    trail.file.flush()

@@ -13,12 +13,15 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..trail import note, trail, user_line
+from . import files, passes
 from .common import CONFIG, local, optimizers, patch, quietly, state, sums
-from .model import gradient_size, models, name_parameters
+from .model import gradient_size, models, name_parameters, note_sharded
 
 MOST_PARAMETERS = 600
 FIRST = 16
 """first updates of an optimizer that are logged with all sums; of the others, every tenth is"""
+SETTLED = 2
+"""updates after which all sharded weights have had a gradient"""
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
@@ -26,8 +29,9 @@ def install() -> None:
     """Observe all optimizers, clipping, the scaler, and schedulers."""
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        patch(nn.utils, name, _clip, nn.utils.clip_grad)
+    for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
+        if hasattr(nn.utils, name):
+            patch(nn.utils, name, _clip, nn.utils.clip_grad)
     patch(torch.amp.GradScaler, "scale", _scaling(True))
     patch(torch.amp.GradScaler, "unscale_", _scaling(False))
     patch(Optimizer, "__init__", _optimizer_init)
@@ -60,6 +64,9 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
     if any(id(p) not in models.names for p in parameters):
         name_parameters()
     count = optimizers.updates[number] = optimizers.updates.get(number, -1) + 1
+    optimizers.became = passes.at_step(number, optimizer)
+    if trail.step == SETTLED:
+        note_sharded()  # a run that hangs has no end
     reduced, optimizers.reduced = optimizers.reduced, 0.0
     if count >= FIRST and count % 10 != 9:
         return
@@ -151,8 +158,11 @@ def note_after(optimizer: Optimizer) -> None:
         waits=optimizers.waits,
         graphs=len(alive),
         graph_at=alive[0] if alive else None,
+        **optimizers.became,
         **what,
     )
+    optimizers.became = {}
+    files.look_at_loaded()
     models.graphs = [pair for pair in models.graphs if pair[0]() is not None]
     models.backwards, models.losses, models.factors, optimizers.waits, optimizers.copies = [], [], [], {}, []
     optimizers.scaled = False
@@ -174,7 +184,7 @@ def _clip(own: Callable[..., Any]) -> Callable[..., Any]:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         norm = own(tensors, *args, **kwargs)
         is_plain = not any(hasattr(t, "to_local") for t in tensors)
-        note("clip", at=user_line(), scaled=optimizers.scaled, plain=is_plain)
+        note("clip", at=user_line(), scaled=optimizers.scaled, plain=is_plain, passes=len(models.backwards))
         return norm
 
     return clip

@@ -12,12 +12,16 @@ import torch
 from torch.utils import data
 
 from ..trail import note, trail, user_line
-from .common import fingerprint, patch, state
+from .common import CONFIG, fingerprint, patch, state
+from .model import models
 
 FETCHES = 2
 """batches of each process that are looked at"""
 NOISE = ("rand", "randn", "rand_like", "randn_like")
 """functions that draw noise for a whole batch"""
+IN_MODELS = ("normal", "bernoulli", "rand", "randn", "rand_like", "randn_like", "randint", "multinomial")
+"""functions that a model may draw random numbers with"""
+IN_PLACE = ("normal_", "uniform_", "bernoulli_", "exponential_", "bernoulli")
 MOST_NOISE = 40
 """draws of each process that are looked at"""
 
@@ -37,9 +41,51 @@ def install() -> None:
     patch(torch, "manual_seed", _seed("torch"), torch.random)
     for name in NOISE:
         patch(torch, name, _noise)
+    for name in IN_MODELS:
+        patch(torch, name, _in_model("rand" not in name or "randn" in name))
+    for name in IN_PLACE:
+        patch(torch.Tensor, name, _in_model(name == "normal_"))
+    patch(torch, "set_rng_state", _set_state("torch"), torch.random)
+    # on the stand-in, numbers of "GPU" tensors come from the generator of the CPU
+    patch(torch.cuda, "set_rng_state", _set_state("torch" if CONFIG.standin else "cuda"), torch.cuda.random)
     patch(random, "seed", _seed("random"))
+    patch(random, "setstate", _set_state("random"))
     if "numpy" in sys.modules:
         patch(sys.modules["numpy"].random, "seed", _seed("numpy"))
+        patch(sys.modules["numpy"].random, "set_state", _set_state("numpy"))
+
+
+def _set_state(generator: str) -> Callable[[Callable], Callable]:
+    """Log which line of the script gives a generator a whole state, such as one from a checkpoint."""
+
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        def set_state(new: Any, *args: Any, **kwargs: Any) -> Any:
+            if not state.observing and trail.user_calls_library():
+                value = fingerprint(new) if isinstance(new, torch.Tensor) else zlib.crc32(repr(new).encode())
+                note("seed", generator=generator, value=value, at=user_line(), whole=True)
+            return own(new, *args, **kwargs)
+
+        return set_state
+
+    return wrap
+
+
+def _in_model(is_normal: bool) -> Callable[[Callable], Callable]:
+    """Remember what a model draws in a call: in evaluation mode the line, in training the noise that it may scale."""
+
+    def wrap(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
+            out = own(*args, **kwargs)
+            if state.depth and not state.observing and not kwargs.get("generator"):
+                if not torch.is_grad_enabled():
+                    models.random_in[("noise", user_line())] = None
+                elif is_normal and isinstance(out, torch.Tensor):
+                    models.noise[out.data_ptr()] = user_line()
+            return out
+
+        return draw
+
+    return wrap
 
 
 def _seed(generator: str) -> Callable[[Callable], Callable]:

@@ -1,0 +1,210 @@
+"""At the end: what some samples of each data set hold, by their numbers, so that the ranks can be compared."""
+# ruff: noqa: ANN401  (it passes on values of any kind)
+
+import random
+import signal
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch.utils import data
+
+from ..trail import note, trail, user_line
+from .common import fingerprints, state
+from .data import _below_subsets, known
+
+MOST_SAMPLES = 512
+MOST_COLLATED = 32
+"""samples that are given to a collate_fn of the script, one by one"""
+SECONDS = 1.5
+"""for all data sets of a process"""
+LONGEST = 10_000
+"""entries of an attribute that is compared"""
+NUMBERS = (int, float, bool)
+
+
+class Lines:
+    """The lines that set the attributes of data sets first, by the id of the data set."""
+
+    known: ClassVar[dict[int, dict[str, str]]] = {}
+
+
+def watch_attributes() -> None:
+    """Remember the line of the script that sets each attribute of a data set."""
+
+    def set_attribute(dataset: Any, name: str, value: Any) -> None:
+        super(data.Dataset, dataset).__setattr__(name, value)
+        lines = Lines.known.setdefault(id(dataset), {})
+        if name not in lines and len(lines) < 64:
+            lines[name] = user_line()
+
+    data.Dataset.__setattr__ = set_attribute
+
+
+def look_at_samples() -> None:
+    """Log what some samples hold. It runs after the training, because reading a sample may have side effects."""
+    if state.world < 2 or state.observing:
+        return
+    state.observing = True
+    Clock.ends = time.perf_counter() + SECONDS
+    old = signal.signal(signal.SIGALRM, _too_slow) if _is_main_thread() else None
+    Clock.has_alarm = old is not None
+    try:
+        for number, dataset in list(known.datasets.values()):
+            if hasattr(dataset, "__getitem__") and not isinstance(dataset, data.Subset):
+                _look_at(number, dataset)
+        for _, loader in list(known.loaders.values()):
+            function = loader.collate_fn  # or an object of a class with a method __call__
+            code = getattr(function, "__code__", None) or getattr(
+                vars(type(function)).get("__call__"), "__code__", None
+            )
+            numbers = [number for number, dataset in known.datasets.values() if dataset is loader.dataset]
+            if trail.kind_of(getattr(code, "co_filename", "<")) and numbers and type(loader.dataset) is not data.Subset:
+                _look_at(numbers[0], loader.dataset, loader.collate_fn)
+    except Exception:
+        note("doctor_failed", text=traceback.format_exc(limit=-3))
+    finally:
+        state.observing = False
+        if old is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+
+
+class Clock:
+    """How long samples may be looked at."""
+
+    ends = 0.0
+    has_alarm = False
+
+
+def _is_main_thread() -> bool:
+    try:
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _too_slow(*_: object) -> None:
+    raise TimeoutError
+
+
+def _look_at(number: int, dataset: Any, collate: Callable[[list], Any] | None = None) -> None:
+    _, _, indices = _below_subsets(dataset)
+    numbers = list(range(len(dataset))) if indices is None else [int(n) for n in indices[: len(dataset)]]
+    order = sorted(range(len(numbers)), key=lambda k: zlib.crc32(str(numbers[k]).encode()))
+    contents: dict[int, list] = {}
+    steady: list[bool] = []
+    names: list[str] = []
+
+    def read(position: int) -> list[tuple[int, int, str, str]]:
+        sample = _sample(dataset, position, numbers[position])
+        return list(_parts(collate([sample]) if collate else sample))
+
+    for position in order[: MOST_COLLATED if collate else MOST_SAMPLES]:
+        if (left := Clock.ends - time.perf_counter()) <= 0:
+            break
+        if Clock.has_alarm:
+            signal.setitimer(signal.ITIMER_REAL, left + 0.5)
+        try:
+            parts = read(position)
+            again = read(position) if len(contents) < 3 else parts
+        except Exception:  # the data set is the script's, and may be closed by now
+            break
+        if len(again) != len(parts):
+            return
+        # a random generator of the data set itself makes other samples each time
+        same = [one[0] == other[0] for one, other in zip(parts, again, strict=True)]
+        steady = [a and b for a, b in zip(steady or same, same, strict=False)]
+        contents[numbers[position]] = [part[:3] for part in parts]
+        names = [part[3] for part in parts]
+    if not contents:
+        return
+    lines = Lines.known.get(id(dataset), {})
+    attributes = {name: value for name, value in _attributes(dataset)}
+    note(
+        "samples",
+        dataset=number,
+        cls=type(dataset).__name__,
+        collated=collate is not None,
+        size=len(dataset),
+        contents=contents,
+        steady=steady,
+        names=names,
+        attributes=attributes,
+        lines={name: lines[name] for name in attributes if name in lines},
+    )
+
+
+def _sample(dataset: Any, position: int, number: int) -> Any:
+    torch.manual_seed(number)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+    with torch.no_grad():
+        return dataset[position]
+
+
+def _parts(sample: Any, name: str = "", depth: int = 3) -> Iterator[tuple[int, int, str, str]]:
+    """Yield for each part of a sample: a hash of its value, one of its pattern, how to show it, and its name."""
+    if isinstance(sample, dict):
+        for key in sorted(sample, key=str):
+            yield from _parts(sample[key], f"{name}[{key!r}]", depth - 1)
+    elif isinstance(sample, list | tuple) and depth and not all(isinstance(each, NUMBERS) for each in sample):
+        for number, each in enumerate(sample):
+            yield from _parts(each, f"{name}[{number}]", depth - 1)
+    else:
+        yield hash_of(sample), pattern_of(sample), _shown(sample), name
+
+
+def hash_of(value: Any) -> int:
+    """Return a hash that is the same in each process."""
+    if isinstance(value, torch.Tensor):
+        return zlib.crc32(f"{value.dtype}{tuple(value.shape)}{fingerprints(value.reshape(1, -1))}".encode())
+    if type(value).__module__ == "numpy" or hasattr(value, "tobytes"):
+        return zlib.crc32(value.tobytes())
+    if isinstance(value, set | frozenset):
+        return zlib.crc32(repr(sorted(map(repr, value))).encode())
+    if isinstance(value, dict):
+        return zlib.crc32(repr(sorted((repr(key), repr(each)) for key, each in value.items())).encode())
+    if isinstance(value, (str, bytes, list, tuple, type(None), *NUMBERS)):
+        return zlib.crc32(repr(value).encode())
+    return 0
+
+
+def pattern_of(value: Any) -> int:
+    """Return a hash of which entries of integers are equal to each other; 0 if there are few of them."""
+    if isinstance(value, torch.Tensor) and not value.is_floating_point() and value.numel() >= 4:
+        entries = value.flatten()[:512].tolist()
+    elif type(value).__name__ == "ndarray" and value.dtype.kind in "iu" and value.size >= 4:
+        entries = value.ravel()[:512].tolist()
+    elif isinstance(value, list | tuple) and len(value) >= 4 and all(isinstance(each, int) for each in value):
+        entries = list(value[:512])
+    else:
+        return 0
+    first: dict[Any, int] = {}
+    pattern = [first.setdefault(entry, len(first)) for entry in entries]
+    return zlib.crc32(repr(pattern).encode()) if 1 < len(first) < len(entries) else 0
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(value.item()) if value.numel() == 1 else f"{value.numel()} values"
+    if type(value).__name__ == "ndarray":
+        return str(value.item()) if value.size == 1 else f"{value.size} values"
+    return str(value)[:30] if isinstance(value, (str, *NUMBERS)) or hasattr(value, "item") else type(value).__name__
+
+
+def _attributes(dataset: Any) -> Iterator[tuple[str, int]]:
+    """Yield the attributes of a data set whose values can be compared over the ranks, with a hash."""
+    for name, value in list(vars(dataset).items())[:64]:
+        if not name.startswith("_rankdoctor") and isinstance(
+            value, dict | list | tuple | set | str | int | torch.Tensor
+        ):
+            is_one = not hasattr(value, "__len__") or (isinstance(value, torch.Tensor) and not value.dim())
+            if is_one or len(value) <= LONGEST:  # type: ignore[arg-type]
+                yield name, hash_of(value)
