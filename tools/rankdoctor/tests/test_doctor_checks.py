@@ -871,6 +871,7 @@ def each_rank_has_shuffled_all_of_the_data(run: Run) -> None:
     set_samples(run, "", list(range(SAMPLES)), [(3 * n) % SAMPLES for n in range(SAMPLES)])
     set_samples(run, "v", list(range(SAMPLES)), list(range(SAMPLES)))
     for rank in run.ranks:
+        run.samples[f"{rank.number}_1"] = [(5 * n + 1) % SAMPLES for n in range(SAMPLES)]
         change(run, "dataset", (rank.number,), content=rank.number)
 
 
