@@ -287,7 +287,7 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
         lines[0] if lines else next((e["at"] for e in run.first.all("loader") if e["dataset"] == events[0]["cls"]), "?")
     )
     which = some(f"{events[0]['cls']}.{name}" for name in names)
-    because = f"; {which} differs between the ranks" if names else ""
+    because = f"; not the same on all ranks: {which}" if names else ""
     fix = "make the order the same in all processes: sorted(...) for sets, files and names, and a seed for each shuffle"
     if same:
         return fault(

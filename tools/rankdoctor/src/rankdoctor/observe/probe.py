@@ -211,7 +211,10 @@ def _shown(value: Any) -> str:
 
 def _attributes(dataset: Any) -> Iterator[tuple[str, int]]:
     """Yield the attributes of a data set whose values can be compared over the ranks, with a hash."""
-    for name, value in list(vars(dataset).items())[:64]:
+    # what maps names to numbers first: a path may rightly be another one on each rank
+    order = (dict, list, tuple, set)
+    found = sorted(list(vars(dataset).items())[:64], key=lambda pair: not isinstance(pair[1], order))
+    for name, value in found:
         if not name.startswith("_rankdoctor") and isinstance(
             value, dict | list | tuple | set | str | int | torch.Tensor
         ):
