@@ -78,7 +78,8 @@ def failures(run: Run) -> Iterator[str]:
     failed = {rank for rank, _ in errors(run)}
     for number, status in enumerate(run.launch.statuses):
         if status is not None and status < 0:
-            yield f"process {number} was ended by signal {-status}: {signal_of(-status)}"
+            why = "perhaps because another rank had failed" if errors(run) else signal_of(-status)
+            yield f"process {number} was ended by signal {-status}: {why}"
         elif status and number not in failed and None not in failed:
             yield f"process {number} ended with status {status}, and without an exception"
     for cut in run.cut:

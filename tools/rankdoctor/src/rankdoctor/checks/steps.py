@@ -68,7 +68,7 @@ def batches_of(run: Run, number: int, event: Event) -> tuple[int, bool]:
 @check(
     "All ranks call the same collectives in the same order.",
     exercise="one_image_more",
-    after=("equal_steps",),
+    after=("equal_steps", "same_unused"),
     ranks=True,
 )
 def same_collectives(run: Run) -> Iterator[Finding]:
