@@ -729,6 +729,12 @@ def a_gpu_of_another_task(run: Run) -> None:
     devices(run, 1)
 
 
+@faulty("device_exists", "FAULT", 6)
+def the_rank_instead_of_the_local_rank(run: Run) -> None:
+    run.launch.nodes = 2
+    devices(run, 1)
+
+
 def devices(run: Run, gpus: int, asked: bool = False) -> None:
     for rank in run.ranks:
         event = {"e": "device", "step": 0, "t": 0.0, "at": at(6), "index": rank.number, "gpus": gpus, "asked": asked}
@@ -860,6 +866,15 @@ def shards_with_the_number_of_the_sample(run: Run) -> None:
     probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), (n, 0, str(n)), (5, 0, "1")])
 
 
+def each_rank_has_shuffled_all_of_the_data(run: Run) -> None:
+    files_in_another_order(run)
+    set_samples(run, "", list(range(SAMPLES)), [(3 * n) % SAMPLES for n in range(SAMPLES)])
+    set_samples(run, "v", list(range(SAMPLES)), list(range(SAMPLES)))
+    for rank in run.ranks:
+        run.samples[f"{rank.number}_1"] = [(5 * n + 1) % SAMPLES for n in range(SAMPLES)]
+        change(run, "dataset", (rank.number,), content=rank.number)
+
+
 def augmentations_of_its_own(run: Run) -> None:
     probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), label(0, n)], steady=[False, True])
 
@@ -896,6 +911,12 @@ def a_gpu_for_each_local_rank(run: Run) -> None:
     devices(run, 2)
 
 
+def two_gpus_for_each_rank(run: Run) -> None:
+    devices(run, 2)
+    for rank in run.ranks:
+        rank.all("device")[0]["index"] += 2
+
+
 def a_task_that_counts_its_gpus(run: Run) -> None:
     run.launch.launcher = "srun"
     devices(run, 2, asked=True)
@@ -907,9 +928,10 @@ RIGHT = [
     gradients_of_several_tasks_are_combined, two_passes_of_sharpness_aware_minimization, clipped_after_backward,
     clipped_after_each_part, clipped_in_the_first_updates_only, checkpointing_without_side_effects,
     a_layer_that_no_rank_uses, ddp_finds_unused_weights, the_same_data_everywhere, each_rank_has_a_shard_of_its_own,
-    shards_with_the_number_of_the_sample, augmentations_of_its_own, labels_of_one_class, files_that_workers_open,
+    shards_with_the_number_of_the_sample, each_rank_has_shuffled_all_of_the_data,
+    augmentations_of_its_own, labels_of_one_class, files_that_workers_open,
     an_open_file_that_workers_do_not_read, streams_of_equal_length, streams_that_were_cut, a_checkpoint_on_the_cpu,
-    a_checkpoint_that_is_forgotten, a_gpu_for_each_local_rank, a_task_that_counts_its_gpus,
+    a_checkpoint_that_is_forgotten, a_gpu_for_each_local_rank, two_gpus_for_each_rank, a_task_that_counts_its_gpus,
 ]  # fmt: skip
 """what looks like one of the faults above and is right"""
 

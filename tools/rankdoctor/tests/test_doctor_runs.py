@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from rankdoctor import cli, launch, series
+from doctor_events import correct_run
+from rankdoctor import cli, launch, report, series
 from rankdoctor.settings import Settings
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -544,7 +545,7 @@ BESIDE = [
 @pytest.mark.parametrize("tool", BESIDE)
 def test_a_script_with_another_tool_runs_and_is_not_accused(doctor: Doctor, tool: str) -> None:
     report, found = doctor.findings("beside.py", tool)
-    assert report["errors"] == [] and report["updates"] == [16]
+    assert report["errors"] == [] and report["updates"] == [8]
     assert report["runs"][0]["gpus"] == "standin", "the first try is enough"
     assert found == {} and report["status"] == 0
 
@@ -583,3 +584,12 @@ def test_collectives_of_torch_2_15_are_seen(doctor: Doctor) -> None:
     report, found = doctor.findings("ddp.py", "not_combined,single")
     assert "results_combined" not in found
     assert "all_gather" in report["fine"]["The ranks exchange the results of a validation that they share."]
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "tried"), [(11, "the doctor may be the cause", True), (9, "no memory", False)]
+)
+def test_a_rank_that_ends_by_a_signal_is_not_blamed_on_the_script(number: int, said: str, tried: bool) -> None:
+    run = correct_run(statuses=[0, -number])
+    assert any(f"signal {number}" in line and said in line for line in report.failures(run))
+    assert bool(series.why_null_gpus(run)) == tried, "null GPUs are tried"

@@ -54,7 +54,7 @@ def is_standins_fault(run: Run, error: Event) -> bool:
         error["text"] + error["inner"],
         flags=re.IGNORECASE,
     )
-    return run.launch.standin and bool(said or is_own(error["inner"]))
+    return run.launch.standin and bool(said or is_own(error["inner"])) and NO_SUCH_GPU not in error["text"]
 
 
 def failures(run: Run) -> Iterator[str]:
@@ -68,6 +68,8 @@ def failures(run: Run) -> Iterator[str]:
         seen.add(key)
         who = "the script" if rank is None else f"rank {rank}"
         yield f"{who} ended with {e['type']} at {place(e['at'])}, after {e['step']} updates: {said}"
+        if NO_SUCH_GPU in e["text"]:
+            yield "  It asks for a GPU that it does not see: use local_rank % torch.cuda.device_count()."
         if is_standins_fault(run, e):
             yield (
                 f"  This may be what the doctor's stand-in for CUDA lacks ({place(e['inner'])}), and no fault of the "
@@ -76,7 +78,8 @@ def failures(run: Run) -> Iterator[str]:
     failed = {rank for rank, _ in errors(run)}
     for number, status in enumerate(run.launch.statuses):
         if status is not None and status < 0:
-            yield f"process {number} was ended by signal {-status}: {signal_of(-status)}"
+            why = "perhaps because another rank had failed" if errors(run) else signal_of(-status)
+            yield f"process {number} was ended by signal {-status}: {why}"
         elif status and number not in failed and None not in failed:
             yield f"process {number} ended with status {status}, and without an exception"
     for cut in run.cut:
@@ -145,6 +148,8 @@ def some_files(files: list[str]) -> str:
     return ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
 
 
+NO_SUCH_GPU = "invalid device ordinal"
+"""in the text of CUDA's error"""
 COLORS = {"FAULT": "\033[1;31m", "NOTE": "\033[1;33m", "COST": "\033[1;34m"}
 
 

@@ -146,7 +146,7 @@ def why_null_gpus(usual: Run) -> str:
     """Return what the stand-in may have caused, for which null GPUs are tried; "": nothing."""
     texts = [e["text"] for _, e in report.errors(usual) if report.is_standins_fault(usual, e)]
     signals = [f"a rank ended by signal {-s}" for s in usual.launch.statuses if s is not None and -s in CRASHES]
-    return next(iter([*texts, *signals]), "")
+    return next(iter([*texts, *([] if report.errors(usual) else signals)]), "")
 
 
 def on_null_gpus(plan: Plan, usual: Run, folder: Path) -> tuple[Plan, Run]:

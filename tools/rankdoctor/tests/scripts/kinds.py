@@ -20,8 +20,8 @@ PARTS = 1 if "reentrant" in words else 2
 
 class Animals(Dataset):
     def __init__(self, path: str) -> None:
-        self.path, self.labels = path, [NAMES[i % 8] for i in range(128)]
-        self.table = np.memmap(path, dtype=np.float32, mode="r", shape=(128, 8))
+        self.path, self.labels = path, [NAMES[i % 8] for i in range(256)]
+        self.table = np.memmap(path, dtype=np.float32, mode="r", shape=(256, 8))
         names = set(NAMES) if "set" in words else sorted(set(NAMES))
         self.index = {name: number for number, name in enumerate(names)}  # LINE index
         self.file = None
@@ -51,7 +51,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
-        self.middle = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16, momentum=0.1), nn.ReLU())
+        self.middle = nn.Sequential(nn.Linear(16, 16), nn.SyncBatchNorm(16), nn.ReLU())
         self.mean, self.scale, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 8)
         if "reentrant" in words:
             self.body.requires_grad_(False)
@@ -73,7 +73,7 @@ class Net(nn.Module):
         if "noise" in words:
             h = h + 0.1 * torch.randn_like(h)  # LINE added
         out = self.head(h)
-        if "branch" not in words or y is None or (y < 2).any():
+        if "branch" not in words or y is None or (y > 6).any():
             out = out + self.extra(h)
         return out
 
@@ -112,7 +112,7 @@ def main() -> None:
     rank, world, local = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
     path = os.path.join(tempfile.gettempdir(), f"table{rank}.bin")
-    numbers = torch.randn(128, 8, generator=torch.Generator().manual_seed(1)).numpy()
+    numbers = torch.randn(256, 8, generator=torch.Generator().manual_seed(1)).numpy()
     numbers.tofile(path)
     torch.manual_seed(0)
     net = Net().cuda()
@@ -121,12 +121,11 @@ def main() -> None:
     torch.manual_seed(100 + rank)
     data = Animals(path)
     sampler = DistributedSampler(data, seed=3)
-    stop = 40 + 16 * rank if "stream" in words else 64
-    stream = Stream(data, range(64 * rank, 64 * rank + stop))
-    loader = DataLoader(data, 4, sampler=sampler, num_workers=2, persistent_workers=True)
+    stream = Stream(data, range(128 * rank, 128 * rank + 40 + 16 * rank))
+    loader = DataLoader(data, 16, sampler=sampler, num_workers=2, persistent_workers=True)
     if "stream" in words:
         loader = DataLoader(stream, 4)  # LINE stream
-    held_out = DataLoader(Animals(path), 8, sampler=list(range(rank, 128, world)))
+    held_out = DataLoader(Animals(path), 8, sampler=list(range(rank, 256, world)))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
     for epoch in range(2):
         sampler.set_epoch(epoch)
@@ -143,12 +142,12 @@ def main() -> None:
                 out = net(x)
                 surgery(net, [F.cross_entropy(out, y), out.pow(2).mean()], optimizer)
             else:
-                last = i % PARTS == PARTS - 1
+                last = i % PARTS == PARTS - 1 or bool({"attack", "sharpness"} & set(words))
                 model.require_backward_grad_sync = last
                 if "clip_early" in words:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # LINE clip
                 (F.cross_entropy(model(x, y), y) / PARTS).backward()  # LINE backward
-                if not last and not {"attack", "sharpness"} & set(words):
+                if not last:
                     continue
                 if "clip_early" not in words:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.1)

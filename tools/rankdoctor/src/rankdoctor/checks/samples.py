@@ -287,7 +287,7 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
         lines[0] if lines else next((e["at"] for e in run.first.all("loader") if e["dataset"] == events[0]["cls"]), "?")
     )
     which = some(f"{events[0]['cls']}.{name}" for name in names)
-    because = f"; {which} differs between the ranks" if names else ""
+    because = f"; not the same on all ranks: {which}" if names else ""
     fix = "make the order the same in all processes: sorted(...) for sets, files and names, and a seed for each shuffle"
     if same:
         return fault(
@@ -297,7 +297,7 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
         )
     rows = [{str([e["contents"][n][p][0] for p in parts]) for n in e["contents"]} for e in events]
     common = len(set.intersection(*rows))
-    if common > 0.1 * min(map(len, rows)) and common > 1:
+    if common > 0.1 * min(map(len, rows)) and common > 1 and _divided_by_number(run, events[0]["cls"]):
         text = (
             f"{len(differ[wrong])} of {len(numbers)} numbers mean other samples on another rank, and {common} samples "
             "are on all of them"
@@ -308,6 +308,15 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
         return fault(at, f"{shown}: with equal patterns, so the same things have other numbers{because}", fix)
     doubts.append("each rank has data of its own")
     return None
+
+
+def _divided_by_number(run: Run, dataset: str) -> bool:
+    """Return whether the ranks share the numbers of a data set among them, so that these must mean the same."""
+    for kind, passes in run.epochs(run.training | run.validating).items():
+        orders = [set(run.numbers(event)) for event in passes[0].values() if "file" in event]
+        if kind[1] == dataset and len(orders) == run.world and all(orders):
+            return sum(map(len, orders)) - len(set().union(*orders)) <= run.world
+    return False
 
 
 def _says_something(contents: dict[str, list], numbers: list[str], part: int) -> bool:

@@ -68,7 +68,7 @@ def batches_of(run: Run, number: int, event: Event) -> tuple[int, bool]:
 @check(
     "All ranks call the same collectives in the same order.",
     exercise="one_image_more",
-    after=("equal_steps",),
+    after=("equal_steps", "same_unused"),
     ranks=True,
 )
 def same_collectives(run: Run) -> Iterator[Finding]:
@@ -182,10 +182,16 @@ def device_exists(run: Run) -> Iterator[Finding]:
     """The GPUs of a rank have the numbers from 0 to torch.cuda.device_count() - 1, also if a launcher binds others."""
     used = [(rank, e) for rank in run.ranks for e in rank.all("device")]
     fix = "local_rank % torch.cuda.device_count(), which is right with all GPUs of a node and with one"
+    highest = {rank.number: max([e["index"] for r, e in used if r is rank], default=0) for rank in run.ranks}
+    by_rank = run.launch.nodes > 1 and all(number == index for number, index in highest.items())
     for rank, e in used:
         if e["index"] >= e["gpus"]:
             text = f"rank {rank.number} asks for GPU {e['index']}, but it sees {e['gpus']}, numbered from 0"
-            yield fault(e["at"], text, fix)
+            need(
+                run.launch.gpus_per_task or by_rank or e["gpus"] < run.launch.world_size // run.launch.nodes,
+                f"{text}: the doctor gives a node as many GPUs as ranks",
+            )
+            yield fault(e["at"], text, "the local rank instead of the rank" if by_rank else fix)
             return
     for rank in run.ranks:
         for e in rank.all("error"):

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..trail import note, trail, user_line
+from . import passes
 from .common import CONFIG, local, optimizers, patch, quietly, state
 from .model import models
 from .optimizer import wait_for_the_end
@@ -148,6 +149,13 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
                 note("inner", name=name, at=user_line(), features=any(t.requires_grad and t.dim() > 1 for t in tensors))
             else:
                 note_collective(name, tensors, args, kwargs, sys._getframe(1).f_code.co_filename)
+            if (
+                name == "all_reduce"
+                and not state.depth
+                and not optimizers.depth
+                and is_gradient(next(iter(tensors), None))
+            ):
+                passes.before_reduction()
             Inside.collective = True
             try:
                 result = own(*args, **kwargs)

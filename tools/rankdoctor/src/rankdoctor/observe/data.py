@@ -36,6 +36,8 @@ class Known:
     loaders: dict[int, tuple[str, data.DataLoader]] = field(default_factory=dict)
     datasets: dict[int, tuple[int, Any]] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
+    forms: dict[int, tuple[tuple, int]] = field(default_factory=dict)
+    """of data sets that are read by tuples, by their ids: such a tuple, and which part is the number of the sample"""
     drained: set[str] = field(default_factory=set)
     """loaders of streams of which the batches were counted"""
     files: int = 0
@@ -177,7 +179,10 @@ def note_pass(loader: data.DataLoader, plan: list | None = None, again: bool = F
     if plan is not None:
         dataset, base, indices = _below_subsets(loader.dataset)
         batches = plan if loader._auto_collation else [[item] for item in plan]
-        numbers = _as_integers([sample for batch in batches for sample in _samples(batch)])
+        samples = [sample for batch in batches for sample in _samples(batch)]
+        if samples and isinstance(samples[0], tuple):
+            known.forms.setdefault(id(loader.dataset), (samples[0], _varying(samples)))
+        numbers = _as_integers(samples)
         if indices is not None:
             numbers = [indices[number] for number in numbers]
         what |= {
@@ -200,10 +205,17 @@ def _samples(batch: Any) -> Iterator[Any]:
             yield item
 
 
+def _varying(samples: list[tuple]) -> int:
+    """Return which part of these tuples varies most."""
+    columns = list(zip(*samples, strict=True))
+    return max(range(len(columns)), key=lambda number: len(set(columns[number])))
+
+
 def _as_integers(samples: list) -> list[int]:
     """Return the numbers of samples; if they are tuples such as (epoch, number), the part that varies most."""
     if samples and isinstance(samples[0], tuple):
-        samples = list(max(zip(*samples, strict=True), key=lambda column: len(set(column))))
+        part = _varying(samples)
+        samples = [sample[part] for sample in samples]
     try:
         return [int(sample) for sample in samples]
     except (TypeError, ValueError):

@@ -50,6 +50,10 @@ class Passes:
     """buffers that changed in backward passes since the last update"""
     fresh: bool = False
     """whether no weight of a wrapped model had a gradient before the last pass"""
+    remade: bool = False
+    """whether the script has made the gradients itself, before it added them up over the ranks"""
+    reduced: bool = False
+    """whether it has begun to add them up, since the last pass"""
     checkpoints: set[tuple[str, bool]] = field(default_factory=set)
 
 
@@ -159,6 +163,7 @@ def _drop(number: int, optimizer: Optimizer) -> None:
 def end(versions: dict[str, int] | None, at: str) -> None:
     """Note, after a backward pass, which optimizers got gradients, and which weights and buffers got what."""
     passes.number += 1
+    passes.reduced = False
     if passes.number < MOST_PASSES:
         held = {}
         for number, one in _known():
@@ -215,21 +220,36 @@ def _versions() -> dict[str, int]:
     return found
 
 
+def _is_remade(number: int, now: list[float]) -> bool:
+    """Return whether the script has made the gradients itself, of those of several passes.
+
+    Clipping, and the factor of a GradScaler, change all of them alike.
+    """
+    ratios = [a / b for a, b in zip(now, passes.vectors.get(number, []), strict=False) if b]
+    return bool(ratios) and max(ratios) > 1.01 * min(ratios)
+
+
+@quietly
+def before_reduction() -> None:
+    """Look, before the script adds up the first gradient over the ranks, whether it has made the gradients itself."""
+    if not passes.reduced:
+        passes.reduced = True
+        passes.remade = any(_is_remade(number, _sizes(one)) for number, one in _known())
+
+
 def at_step(number: int, optimizer: Optimizer) -> dict[str, object]:
     """Return, before an update, what became of the backward passes since the last one."""
-    now, before = _sizes(optimizer), passes.vectors.get(number, [])
+    now = _sizes(optimizer)
     if not any(now):
         _drop(number, optimizer)
-    ratios = [a / b for a, b in zip(now, before, strict=False) if b]
-    # clipping makes all gradients smaller alike; otherwise the script has made them of those of several passes
-    remade = bool(ratios) and max(ratios) > 1.01 * min(ratios) and not optimizers.reduced
+    remade = passes.remade or (not optimizers.reduced and _is_remade(number, now))
     event = {
         "thrown": [] if remade else passes.thrown[:50],
         "followed": 0 if remade else sum(number in one.held for one in passes.open),
         "changed_in_backward": list(passes.changed)[:MOST_NAMES],
     }
     passes.open = [one for one in passes.open if number not in one.held]
-    passes.vectors[number] = now
+    passes.vectors[number], passes.remade = now, False
     passes.thrown, passes.changed = [], {}
     return event
 

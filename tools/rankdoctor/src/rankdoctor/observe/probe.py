@@ -55,7 +55,11 @@ def look_at_samples() -> None:
     Clock.has_alarm = old is not None
     try:
         for number, dataset in list(known.datasets.values()):
-            if hasattr(dataset, "__getitem__") and not isinstance(dataset, data.Subset):
+            if (
+                hasattr(dataset, "__len__")
+                and not isinstance(dataset, data.IterableDataset)
+                and not isinstance(dataset, data.Subset)
+            ):
                 _look_at(number, dataset)
         for _, loader in list(known.loaders.values()):
             function = loader.collate_fn  # or an object of a class with a method __call__
@@ -145,8 +149,14 @@ def _sample(dataset: Any, position: int, number: int) -> Any:
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)
+    key: Any = position
+    if id(dataset) in known.forms:
+        form, part = known.forms[id(dataset)]
+        key = (*form[:part], position, *form[part + 1 :])
     with torch.no_grad():
-        return dataset[position]
+        if not hasattr(dataset, "__getitem__") or "__getitems__" in vars(type(dataset)):
+            return dataset.__getitems__([key])[0]
+        return dataset[key]
 
 
 def _parts(sample: Any, name: str = "", depth: int = 3) -> Iterator[tuple[int, int, str, str]]:
@@ -201,7 +211,10 @@ def _shown(value: Any) -> str:
 
 def _attributes(dataset: Any) -> Iterator[tuple[str, int]]:
     """Yield the attributes of a data set whose values can be compared over the ranks, with a hash."""
-    for name, value in list(vars(dataset).items())[:64]:
+    # what maps names to numbers first: a path may rightly be another one on each rank
+    order = (dict, list, tuple, set)
+    found = sorted(list(vars(dataset).items())[:64], key=lambda pair: not isinstance(pair[1], order))
+    for name, value in found:
         if not name.startswith("_rankdoctor") and isinstance(
             value, dict | list | tuple | set | str | int | torch.Tensor
         ):
