@@ -106,7 +106,7 @@ def test_the_first_difference_is_named_with_its_likely_reason() -> None:
 
     other = trained_run(2)
     for rank, count in zip(other.ranks, (3, 4), strict=True):
-        rank.all("update")[2]["factors"] = [[at(44), count, 1 / count]]
+        rank.all("update")[2]["factors"] = [(at(44), count, 1 / count)]
         rank.all("parity")[2]["loss"] += 0.1
     what, likely = first(*usual, other)
     assert what == "loss in update 3" and likely.startswith("a mean of means: the ranks count 3 and 4 targets")

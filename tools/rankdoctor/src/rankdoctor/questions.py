@@ -367,11 +367,11 @@ def cut_padding_verdict(probe: Probe) -> Verdict:
     def cut(leaf: object) -> object:
         if not isinstance(leaf, Tensor):
             return leaf
-        leaf = leaf[rows] if probe.has_samples(leaf) else leaf
-        for dim, size in enumerate(leaf.shape):
+        shorter: Tensor = leaf[rows] if probe.has_samples(leaf) else leaf
+        for dim, size in enumerate(shorter.shape):
             if size == length:
-                leaf = leaf.narrow(dim, 0, upto)
-        return leaf
+                shorter = shorter.narrow(dim, 0, upto)
+        return shorter
 
     try:
         shorter = probe.call([cut(leaf) for leaf in probe.leaves])
