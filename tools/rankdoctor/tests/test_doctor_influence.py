@@ -1,5 +1,6 @@
 """Influence: leaks between tokens, documents, padding and samples are seen; correct neighbours are silent."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asked_runs import findings
+from asked_runs import findings, run
 from rankdoctor.influence import influence
 from rankdoctor.questions import verdicts
 
+PAGE = Path(__file__).resolve().parent.parent / "docs/influence.md"
 N, T, WORDS, WIDTH = 4, 12, 19, 16
 torch.manual_seed(0)
 TOKENS = torch.randint(1, WORDS, (N, T))
@@ -76,7 +78,7 @@ class Transformer(nn.Module):
 class Prefix(Transformer):
     """The first five tokens see each other, and are not predicted."""
 
-    def forward(self, idx: Tensor) -> Tensor:
+    def forward(self, idx: Tensor, *_: object) -> Tensor:
         x = self.words(idx) + self.places(torch.arange(idx.shape[1]))
         mask = torch.ones(T, T, dtype=torch.bool).tril()
         mask[:, :5] = True
@@ -282,3 +284,25 @@ def test_leaks_in_scripts_are_found_at_the_call(words: str, check: str, said: st
     assert found.keys() == {check}
     kind, mark, text = found[check]
     assert (kind, mark) == ("FAULT", "call") and said in text
+
+
+def test_the_tests_on_the_page_pass() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(code, names)
+    tests = [value for name, value in names.items() if name.startswith("test_")]
+    assert len(tests) == 3
+    for test in tests:
+        test()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("page", "flag", "command"), [
+    ("influence.md", "--influence", ("language.py", "future")),
+    ("reference.md", "--reference", ("sharded.py", "fsdp,adapters,divided")),
+])  # fmt: skip
+def test_the_report_on_the_page_is_the_true_one(page: str, flag: str, command: tuple[str, str], tmp_path: Path) -> None:
+    _, out, _ = run(tmp_path, flag, *command)
+    (shown,) = re.findall(r"```text\n(FAULT .*?)```", PAGE.with_name(page).read_text(), re.S)
+    assert " ".join(shown.split()) in " ".join(out.split())

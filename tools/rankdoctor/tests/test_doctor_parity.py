@@ -60,7 +60,15 @@ def trained_run(world: int, **changes: object) -> Run:
             numbers = [100 * step + k for k in range(rank.number, 8, world)]
             base = {"at": at(45), "t": 1.0}
             rank.events.append({"e": "gradients", "step": step, "optimizer": 0, "lr": [0.1], **base})
-            rank.events.append({"e": "update", "step": step, "factors": [[at(44), 8 // world, world / 8]], **base})
+            rank.events.append(
+                {
+                    "e": "update",
+                    "step": step,
+                    "backwards": [at(44)],
+                    "factors": [[at(44), 8 // world, world / 8]],
+                    **base,
+                }
+            )
             rank.events.append({"e": "parity", "step": step + 1, "samples": numbers, "loss": 2.0 - step / 10,
                                 "squares": {"w": ["", 4.0]}, "sketch": [1.0 + step, 2.0], "half": False,
                                 "start": None if step else [0.0, 2.0], **base})  # fmt: skip
@@ -106,7 +114,7 @@ def test_the_first_difference_is_named_with_its_likely_reason() -> None:
 
     other = trained_run(2)
     for rank, count in zip(other.ranks, (3, 4), strict=True):
-        rank.all("update")[2]["factors"] = [[at(44), count, 1 / count]]
+        rank.all("update")[2]["factors"] = [(at(44), count, 1 / count)]
         rank.all("parity")[2]["loss"] += 0.1
     what, likely = first(*usual, other)
     assert what == "loss in update 3" and likely.startswith("a mean of means: the ranks count 3 and 4 targets")

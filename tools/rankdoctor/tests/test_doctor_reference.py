@@ -104,7 +104,7 @@ def norm_of_a_shard(run: Run) -> None:
 def loss_divided(run: Run) -> None:
     for rank in run.ranks:
         for e in rank.all("update"):
-            e["factors"] = [[at(44), 2, 0.25]]
+            e["factors"] = [(at(44), 2, 0.25)]
 
 
 def with_parts(run: Run, *values: float) -> None:
@@ -194,10 +194,10 @@ def test_a_sketch_of_a_sum_is_the_sum_and_its_norm_is_that_of_the_tensor(monkeyp
 def test_each_check_is_on_its_page() -> None:
     for check in ASKED:
         page = PAGE.with_name(f"{FLAGS[check.name]}.md").read_text()
-        assert f"| {check.title} | {check.find.__doc__.splitlines()[0]} | `{check.name}` |" in page
+        assert f"| {check.title} | {(check.find.__doc__ or '').splitlines()[0]} | `{check.name}` |" in page
 
 
-CORRECT = ["ddp", "fsdp", "fsdp,bf16", "fsdp,adapters", "hsdp", "tp"]
+CORRECT = ["ddp", "fsdp", "fsdp,bf16", "fsdp,adapters", "hsdp", "tp", "sp"]
 
 
 @pytest.mark.thorough
@@ -205,7 +205,9 @@ CORRECT = ["ddp", "fsdp", "fsdp,bf16", "fsdp,adapters", "hsdp", "tp"]
 def test_correct_scripts_are_silent(how: str, tmp_path: Path) -> None:
     report, found = findings(tmp_path, "--reference", "--nproc", "4" if how == "hsdp" else "2", "sharded.py", how)
     assert not [name for name, (kind, _, _) in found.items() if kind == "FAULT"]
-    judged = {OUTPUTS, GRADIENTS} | (set() if how == "tp" else {NORM}) | ({REPLICAS} if how == "hsdp" else set())
+    judged = (
+        {OUTPUTS, GRADIENTS} | (set() if how in ("tp", "sp") else {NORM}) | ({REPLICAS} if how == "hsdp" else set())
+    )
     assert judged <= set(report["fine"]), report["unjudged"]
 
 

@@ -367,7 +367,7 @@ def cut_padding_verdict(probe: Probe) -> Verdict:
     def cut(leaf: object) -> object:
         if not isinstance(leaf, Tensor):
             return leaf
-        shorter = leaf[rows] if probe.has_samples(leaf) else leaf
+        shorter: Tensor = leaf[rows] if probe.has_samples(leaf) else leaf
         for dim, size in enumerate(shorter.shape):
             if size == length:
                 shorter = shorter.narrow(dim, 0, upto)

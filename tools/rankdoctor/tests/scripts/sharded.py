@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 how, *words = sys.argv[1].split(",")
@@ -43,7 +43,7 @@ class Model(nn.Module):
         self.first, self.drop = nn.Linear(8, WIDTH), nn.Dropout(0.0 if how in ("tp", "sp") else 0.1)
         self.blocks = nn.ModuleList([Block(), Block()])
         self.unused = nn.Linear(3, 3)
-        self.head = nn.Linear(WIDTH, 5)
+        self.head = nn.Linear(WIDTH, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.drop(self.first(x))
@@ -67,9 +67,14 @@ def wrapped(model: Model) -> nn.Module:
             fully_shard(block, mesh=mesh)
         return fully_shard(model, mesh=mesh)
     mesh = init_device_mesh("cuda", (world,))
-    down = RowwiseParallel(output_layouts=Shard(-1), use_local_output=False) if "shards" in words else RowwiseParallel()
+    if how == "sp":  # rows are what a sequence is in a larger model
+        rows = {"input_layouts": Shard(0)}
+        plan = {"first": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))}
+        plan |= {"blocks.*.norm": SequenceParallel(sequence_dim=0), "blocks.*.up": ColwiseParallel(**rows)}
+        plan |= {"blocks.*.down": RowwiseParallel(output_layouts=Shard(0))}
+        return parallelize_module(model, mesh, plan | {"head": ColwiseParallel(**rows, output_layouts=Replicate())})
     for block in model.blocks:
-        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": down})
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         if "no_reduce" in words:
             block.down = Unreduced(block.down)
     return model
@@ -101,14 +106,14 @@ def main() -> None:
     if "early" not in words:
         weights = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=1e-3)
-    torch.manual_seed(7 if how == "tp" else rank)
+    torch.manual_seed(7 if how in ("tp", "sp") else rank)
     for _ in range(4):
         optimizer.zero_grad()
         for _ in range(3):
             x, y = torch.randn(6, 8).cuda(), torch.randint(5, (6,)).cuda()
             loss = F.cross_entropy(model(x), y) / 3  # LINE call
             if "penalty" in words:
-                loss = loss + 0.1 * sum(p.square().sum() for p in weights if p.dim() > 1)
+                loss = loss + 0.1 * model.module.head.weight.square().sum()
             if "inner" in words:
                 loss = loss + 0.1 * model.module.blocks[0].last.square().mean()
             (loss / world if "loss_divided" in words else loss).backward()
@@ -126,7 +131,7 @@ def main() -> None:
             norm = nn.utils.get_total_norm([g.to_local() for g in parts])  # LINE norm
             for g in parts:
                 g.mul_((1.0 / norm).clamp(max=1))
-        elif how != "tp":
+        elif how not in ("tp", "sp"):  # weights that are sharded, and others that are not
             nn.utils.clip_grad_norm_(weights, 1.0)  # LINE clip
         optimizer.step()  # LINE update
     dist.destroy_process_group()

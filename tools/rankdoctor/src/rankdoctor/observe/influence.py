@@ -19,7 +19,8 @@ from .model import _is_model as has_weights
 
 MODELS = 3
 """models that are looked at"""
-TARGETS = 4
+TARGETS = 8
+"""targets of a call that are kept"""
 
 
 @dataclass

@@ -381,7 +381,9 @@ def _attention(own: Callable[..., Any]) -> Callable[..., Any]:
 def _loss(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         out = own(input, target, *args, **kwargs)
-        if state.training and not state.observing and out.requires_grad:
+        is_new = "_rankdoctor_followed" not in out.__dict__  # the stand-in's mode lets torch call this function again
+        if state.training and not state.observing and out.requires_grad and is_new:
+            out.__dict__["_rankdoctor_followed"] = True
             named = (
                 dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False))
                 | kwargs
