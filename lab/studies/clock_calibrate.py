@@ -13,7 +13,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -55,27 +54,34 @@ def run(*words: object) -> None:
 def with_times(trace: dict[str, Any], measured: list[list[Any]]) -> tuple[dict[str, Any], float]:
     """Return the trace with the kernels of a real GPU, and the milliseconds of an update that they have.
 
+    An operation of whose kernels not all are known loses its sizes, so that it is not looked up.
+
     Args:
         trace: of a null GPU, whose kernels have no duration.
         measured: name, sizes, calls and microseconds of the operations of a GPU.
     """
-    known = [row for row in measured if row[1] not in ("", "[]") and row[0] != "aten::copy_"]
-    times = {(name, sizes): us / calls for name, sizes, calls, us in known}
+    rows = [row for row in measured if row[1] not in ("", "[]") and row[0] != "aten::copy_"]
+    times = {(name, sizes): us / calls for name, sizes, calls, us in rows}
+    launching = {event["args"].get("External id") for event in trace["traceEvents"] if event.get("cat") == "kernel"}
     events = [event for event in trace["traceEvents"] if event.get("cat") != "kernel"]
-    kernels = list(kernels_of(events, times))
-    return {"traceEvents": events + kernels}, sum(event["dur"] for event in kernels) / 1e3
-
-
-def kernels_of(events: list[dict[str, Any]], times: dict[tuple[str, str], float]) -> Iterator[dict[str, Any]]:
-    """Yield a kernel for each operation whose time is known."""
-    for event in events:
-        if event.get("cat") != "cpu_op" or "Input Dims" not in event["args"]:
+    kernels: list[dict[str, Any]] = []
+    open_: list[dict[str, Any]] = []  # the operations around the current one
+    operations = [event for event in events if event.get("cat") == "cpu_op"]
+    for event in sorted(operations, key=lambda event: (event["tid"], event["ts"], -event["dur"])):
+        while open_ and (open_[-1]["tid"] != event["tid"] or event["ts"] >= open_[-1]["ts"] + open_[-1]["dur"]):
+            open_.pop()
+        open_.append(event)
+        number = event["args"].get("External id")
+        if number not in launching:
             continue
-        us = times.get((event["name"], json.dumps(event["args"]["Input Dims"])))
-        if us is not None:
-            number = event["args"]["External id"]
+        us = times.get((event["name"], json.dumps(event["args"].get("Input Dims"))))
+        if us is None:
+            for outer in open_:
+                outer["args"].pop("Input Dims", None)
+        else:
             kernel = {"ph": "X", "cat": "kernel", "name": "measured", "ts": event["ts"], "dur": us}
-            yield kernel | {"args": {"External id": number}}
+            kernels.append(kernel | {"args": {"External id": number}})
+    return {"traceEvents": events + kernels}, sum(kernel["dur"] for kernel in kernels) / 1e3
 
 
 def simulated(name: str, *options: object) -> dict[str, Any]:
