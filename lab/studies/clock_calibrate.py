@@ -72,7 +72,7 @@ def with_times(trace: dict[str, Any], measured: list[list[Any]]) -> tuple[dict[s
             open_.pop()
         open_.append(event)
         number = event["args"].get("External id")
-        if number not in launching:
+        if number not in launching or event["name"] == "aten::copy_":
             continue
         us = times.get((event["name"], json.dumps(event["args"].get("Input Dims"))))
         if us is None:

@@ -184,6 +184,22 @@ def test_a_graph_that_is_captured_forbids_to_wait(alone: dict) -> None:
 
 
 @pytest.mark.thorough
+EMBEDDING = """
+import torch
+embedding = torch.nn.Embedding(512, 64).cuda()
+embedding(torch.zeros(4, 1024, dtype=torch.long, device="cuda")).sum().backward()
+torch.arange(9000, device="cuda").sort()
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", [75, 80, 86, 89, 90, 100, 120])
+def test_sorting_runs_on_each_kind_of_gpu(sm: int, nullgpu: Run) -> None:
+    """CUB chooses its kernels by the version of the code, which PyTorch does not have for each compute capability."""
+    assert nullgpu("--sm", str(sm), sys.executable, "-c", EMBEDDING).status == 0
+
+
 def test_a_fork_after_importing_torch_may_use_the_gpu(nullgpu: Run) -> None:
     script = "import os, torch\nif os.fork() == 0: torch.zeros(1, device='cuda'); os._exit(5)\nprint(os.wait()[1] >> 8)"
     assert nullgpu("python", "-c", script).stdout == "5\n"

@@ -115,7 +115,8 @@ EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const v
   memset(attributes, 0, sizeof *attributes);
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
-  attributes->binaryVersion = attributes->ptxVersion = settings().sm;
+  // PyTorch has no code for compute capability 8.9 alone: such a GPU runs that for 8.6, and CUB asks which one it is.
+  attributes->binaryVersion = attributes->ptxVersion = settings().sm == 89 ? 86 : settings().sm;
   attributes->maxDynamicSharedSizeBytes = settings().shared_memory_of_block << 10;
   return cudaSuccess;
 }
