@@ -331,14 +331,15 @@ CASES = (
 
 def compare_cases() -> None:
     """Store the plans of `CASES`."""
-    rows: list[list[results.Cell]] = []
-    for name, flags in CASES:
+    rows: list[list[results.Cell]] = results.unfinished_rows("plans")
+    for name, flags in CASES[len(rows) :]:
         say(f"{name}: {flags}", True)
         plan = plan_of(parser_of_plans().parse_args(flags.split()))
         best = plan.best
         title = f"{name} on {plan.gpus.name}"
         if best is None:
             rows.append([title, "does not fit", *5 * [None]])
+            store_cases(rows)
             continue
         hours = best.seconds * plan.steps * plan.gpus.number / 3600
         divided = f"`--shard {best.shard}`{', recomputed' if best.recomputed else ''}"
@@ -346,6 +347,11 @@ def compare_cases() -> None:
         parts = f"{best.parts} of {best.part} x {plan.model.sequence_length:,}"
         share = plan.share_of_peak(best.seconds)
         rows.append([title, f"{divided}{groups}", parts, best.needed / GIB, best.seconds, share, hours])
+        store_cases(rows)
+
+
+def store_cases(rows: list[list[results.Cell]]) -> None:
+    """Store the table; after each row, because all of them take half an hour."""
     known, usual, worst = error_of_clock()
     columns = ["model and GPUs", "way", "parts of a GPU's batch", "GiB needed", "s a step", "of the peak", "GPU-hours"]
     results.store(
@@ -356,6 +362,7 @@ def compare_cases() -> None:
         formats={"GiB needed": ".1f", "s a step": ".3g", "of the peak": ".0%", "GPU-hours": ",.0f"},
         spread=f"memory counted on null GPUs, seconds simulated: for {known} published trainings the clock is wrong by "
         f"a factor of {usual:.2f} in the median, {worst:.2f} at most",
+        finished=len(rows) == len(CASES),
     )
 
 

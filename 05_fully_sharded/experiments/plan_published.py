@@ -53,8 +53,8 @@ on A100 (PURE) also gradients and optimizer state are in 16 bits. https://github
 
 def compare() -> None:
     """Store the plan's answers beside published speeds, and the parts that fit beside those that were used."""
-    rows: list[list[results.Cell]] = []
-    for one in PUBLISHED:
+    rows: list[list[results.Cell]] = results.unfinished_rows("plan_published")
+    for one in PUBLISHED[len(rows) :]:
         size = one.size
         base = {64: "gpt_1b", 128: "gpt_7b"}[size.head_dimension]
         flags = ("--model", base, "--width", str(size.width), "--depth", str(size.depth))
@@ -72,6 +72,11 @@ def compare() -> None:
         recomputed = ", recomputed" if one.recomputed else ""
         name = f"{one.name}, {one.gpus} {one.gpu.upper()} of {one.gb} GB, {one.part} x 2,048 tokens{recomputed}"
         rows.append([name, needed, one.share_of_peak, share, share / one.share_of_peak, busy])
+        store(rows)
+
+
+def store(rows: list[list[results.Cell]]) -> None:
+    """Store the table; after each row, because all of them take half an hour."""
     factors = [max(row[4], 1 / row[4]) for row in rows if isinstance(row[4], float)]
     results.store(
         "plan_published",
@@ -87,4 +92,5 @@ def compare() -> None:
             "GPU busy": ".0%",
         },
         spread="published: MosaicML, llm-foundry, scripts/train/benchmarking/README.md",
+        finished=len(rows) == len(PUBLISHED),
     )

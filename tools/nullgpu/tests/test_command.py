@@ -183,7 +183,6 @@ def test_a_graph_that_is_captured_forbids_to_wait(alone: dict) -> None:
     assert "CUDA error: operation not permitted when stream is capturing" in alone["item_in_graph"]
 
 
-@pytest.mark.thorough
 EMBEDDING = """
 import torch
 embedding = torch.nn.Embedding(512, 64).cuda()
@@ -200,6 +199,7 @@ def test_sorting_runs_on_each_kind_of_gpu(sm: int, nullgpu: Run) -> None:
     assert nullgpu("--sm", str(sm), sys.executable, "-c", EMBEDDING).status == 0
 
 
+@pytest.mark.thorough
 def test_a_fork_after_importing_torch_may_use_the_gpu(nullgpu: Run) -> None:
     script = "import os, torch\nif os.fork() == 0: torch.zeros(1, device='cuda'); os._exit(5)\nprint(os.wait()[1] >> 8)"
     assert nullgpu("python", "-c", script).stdout == "5\n"

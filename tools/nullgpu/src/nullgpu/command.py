@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     add = it.add_argument
     add("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="python, torchrun, kernprof, srun, sbatch, ...")
     add("--gpus", type=int, default=1, help="number of GPUs of the machine, at most 64 (default: 1)")
-    add("--gb", type=float, default=80, help="memory of each GPU in GiB (default: 80)")
+    add("--gb", type=float, help="memory of each GPU in GiB (default: 80, or that of --clock's GPU)")
     add("--sm", type=int, default=90, help="compute capability times 10: 75, 80, 86, 89, 90, 100, 120 (default: 90)")
     add("--values", action="store_true", help="compute the values on the CPU; otherwise all are zeros")
     add("--report", action="store_true", help="report at the end: launches, waits, copies, memory, with their lines")
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         env = environment(
             gpus=options.gpus,
-            gb=options.gb,
+            gb=options.gb or 0,
             sm=options.sm,
             values=options.values,
             world=options.world,
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def mistake(options: argparse.Namespace) -> str:
     """Return what is wrong with the options; "" if nothing."""
-    if not 1 <= options.gpus <= MOST_GPUS or options.gb <= 0 or options.world < 0 or options.host <= 0:
+    if not 1 <= options.gpus <= MOST_GPUS or (options.gb is not None and options.gb <= 0) or options.world < 0 or options.host <= 0:
         return f"--gpus is from 1 to {MOST_GPUS}, --gb and --host above 0, --world 0 (no other ranks) or more"
     if options.world and options.values:
         return "--world has no other ranks whose values could be computed: leave out --values"

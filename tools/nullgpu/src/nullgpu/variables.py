@@ -14,7 +14,7 @@ def environment(
     base: Mapping[str, str] | None = None,
     *,
     gpus: int = 1,
-    gb: float = 80,
+    gb: float = 0,
     sm: int = 90,
     values: bool = False,
     world: int = 0,
@@ -31,12 +31,12 @@ def environment(
         base: the environment to start from (default: that of this process). CUDA_VISIBLE_DEVICES is removed from it
             if it hides all GPUs, because it would hide null GPUs too.
         gpus: number of GPUs of the machine, at most 64.
-        gb: GiB of each GPU's memory.
+        gb: GiB of each GPU's memory; 0: 80, or with ``clock`` those of its GPU.
         sm: compute capability times 10: 75, 80, 86, 89, 90, 100 or 120.
         values: let the CPU compute the values; otherwise all values on the GPU are zeros.
         world: be rank 0 of so many ranks, of which the others do not exist; 0: no such emulation.
         timeout: seconds that a rank waits for the others in a collective.
-        clock: let operations take the time of this GPU: a100, h100, t4, l4, or a TOML file; it also sets sm and gb.
+        clock: let operations take the time of this GPU: a100, h100, t4, l4, or a TOML file; it also sets sm.
         host: how many times as fast as this host the simulated one is; with ``clock``.
         calibrate: a trace of torch.profiler whose durations come before those of the curves; with ``clock``.
 
@@ -48,12 +48,12 @@ def environment(
     env = dict(os.environ if base is None else base)
     gpu = read(clock) if clock else of_sm(sm)
     if clock:
-        sm, gb = int(gpu["sm"]), float(gpu["gb"])
+        sm, gb = int(gpu["sm"]), gb or float(gpu["gb"])
     more = clock_of(gpu, host) if clock else {}
     if calibrate:
         calibration.read(Path(calibrate))
         more["calibration"] = os.path.abspath(calibrate)
-    told = settings(gpu, gpus=gpus, gb=gb, sm=sm, values=values, world=world, timeout=timeout, **more)
+    told = settings(gpu, gpus=gpus, gb=gb or 80, sm=sm, values=values, world=world, timeout=timeout, **more)
     library = build.library()
     env |= {"NULLGPU_LIBRARY": str(library), "NULLGPU_SETTINGS": told.dump()}
     for name, first, separator in (
