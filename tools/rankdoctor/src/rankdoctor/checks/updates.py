@@ -104,7 +104,9 @@ def accumulation(run: Run) -> Iterator[Finding]:
     """When gradients of several batches are added up, only their sum has to be sent."""
     updates = run.first.all("update")
     need_updates(run)
-    parts = Counter(len(e["backwards"]) for e in updates).most_common(1)[0][0]
+    # passes whose gradients an update uses, and not those of an attack on the inputs, for instance
+    counts = [e["followed"] for e in updates if e.get("followed")] or [len(e["backwards"]) for e in updates]
+    parts = Counter(counts).most_common(1)[0][0]
     need_use(parts > 1 and len({e["optimizer"] for e in updates}) == 1, "accumulation of gradients")
     synced = [e["sync"] for e in run.first.all("forward", train=True, grad=True) if "sync" in e]
     need(synced, "the model that is called is not wrapped by DistributedDataParallel")

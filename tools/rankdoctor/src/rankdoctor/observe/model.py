@@ -1,6 +1,7 @@
 """Calls of models: in training or validation, wrapped or not, with which inputs; losses, and backward passes."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
+import contextlib
 import itertools
 import random
 import sys
@@ -161,9 +162,18 @@ def after_call(module: nn.Module, event: dict[str, object], out: Any) -> dict[st
         find_sampling(out)
     if module.training or event["grad"]:
         return {}
-    drew = "rng" in event and (fingerprint(torch.get_rng_state()), other_states()) != (event["rng"], models.others)
+    drew = "rng" in event and (random_state(module), other_states()) != (event["rng"], models.others)
     random_in = [(what, at) for what, at in models.random_in if at not in models.sampling]
     return {"drew": drew and not (models.random_in and not random_in), "random_in": random_in[:5]}
+
+
+def random_state(module: nn.Module) -> int:
+    """Return a number for the state of the generator on the device of a model."""
+    weight = next(module.parameters())
+    if weight.is_cuda:
+        with contextlib.suppress(RuntimeError):  # such as while a graph is captured
+            return fingerprint(torch.cuda.get_rng_state(weight.device))
+    return fingerprint(torch.get_rng_state())
 
 
 def other_states() -> tuple[object, ...]:
@@ -223,7 +233,7 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
     models.calls += 1
     if models.calls <= MOST_CALLS:
         event |= _inputs(args, kwargs)
-        event["rng"] = fingerprint(torch.get_rng_state())
+        event["rng"] = random_state(core)
         if not module.training and not grad:
             models.others = other_states()
     return event
