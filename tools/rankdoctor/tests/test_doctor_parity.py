@@ -64,7 +64,6 @@ def trained_run(world: int, **changes: object) -> Run:
                 {
                     "e": "update",
                     "step": step,
-                    "backwards": [at(44)],
                     "factors": [[at(44), 8 // world, world / 8]],
                     **base,
                 }
