@@ -31,10 +31,7 @@ def main() -> None:
     loader = DataLoader(data, batch_size, sampler=sampler)
     norm = nn.BatchNorm1d(16) if "batch_norm" in words else nn.LayerNorm(16)
     model = nn.Sequential(nn.Linear(6, 16), norm, nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4)).cuda()
-    if "fsdp" in words:
-        model = fully_shard(model)
-    else:
-        model = DistributedDataParallel(model)
+    model = fully_shard(model) if "fsdp" in words else DistributedDataParallel(model)
     rate = 0.01 * (world if "rate" in words else 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     for epoch in range(2):
