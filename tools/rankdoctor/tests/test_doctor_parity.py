@@ -1,6 +1,7 @@
 """Parity: the same global batch on any number of ranks gives the same updates, or the first difference is named."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from asked_runs import run
 from doctor_events import at, correct_run
 from rankdoctor.parity import WrongPlaceholder, compare, filled, text
 from rankdoctor.runs import Run
+
+PAGE = Path(__file__).resolve().parent.parent / "docs/parity.md"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,6 @@ def trained_run(world: int, **changes: object) -> Run:
                 {
                     "e": "update",
                     "step": step,
-                    "backwards": [at(44)],
                     "factors": [[at(44), 8 // world, world / 8]],
                     **base,
                 }
@@ -212,6 +214,9 @@ def test_a_correct_script_is_equal(words: str, tmp_path: Path) -> None:
     status, out, _ = run(tmp_path, "parity", "--ranks", "1,2,4", "global_batch.py", "{16/ranks}", words)
     assert status == 0, out
     assert "1 and 2 ranks: equal" in out and "1 and 4 ranks: equal" in out
+    if not words:
+        (shown,) = re.findall(r"```text\n(update .*?)```", PAGE.read_text(), re.S)
+        assert shown in out
 
 
 @pytest.mark.thorough

@@ -196,7 +196,7 @@ def first_difference(usual: Trained, other: Trained, tolerance: float) -> Differ
         elif not near(a.loss, b.loss, tolerance):
             found = "loss", f"{a.loss:.6g} and {b.loss:.6g} with {pair}", likely_loss(b, other)
         elif not near(a.norm, b.norm, tolerance):
-            found = "gradient", f"norm {a.norm:.6g} and {b.norm:.6g} with {pair}", likely_gradient(a, b, other.ranks)
+            found = "gradient", f"norm {a.norm:.6g} and {b.norm:.6g} with {pair}", likely_gradient(a, b, other)
         elif a.rates != b.rates and a.rates and b.rates:
             found = (
                 "learning rate",
@@ -239,6 +239,9 @@ def samples_differ(a: Update, b: Update, usual: Trained, other: Trained, number:
     return text, "the sampler: its order, or what it gives a rank, depends on the number of ranks"
 
 
+BATCH_NORM = "batch norm takes the mean and variance of one rank's samples: SyncBatchNorm takes those of all ranks"
+
+
 def likely_loss(update: Update, other: Trained) -> str:
     """Return the likely reason why the same samples have another loss."""
     if len(set(update.shares)) > 1:
@@ -246,13 +249,13 @@ def likely_loss(update: Update, other: Trained) -> str:
     if len(set(update.targets)) > 1:
         return f"a mean of means: the ranks count {numbers(update.targets)} targets, and each divides by its own number"
     if other.local_norms:
-        return "batch norm takes the mean and variance of one rank's samples: SyncBatchNorm takes those of all ranks"
+        return BATCH_NORM
     return "the loss is not a mean over the samples: divide a sum by the number of samples or tokens of all ranks"
 
 
-def likely_gradient(a: Update, b: Update, ranks: int) -> str:
+def likely_gradient(a: Update, b: Update, other: Trained) -> str:
     """Return the likely reason why the same loss has another gradient."""
-    ratio = b.norm / a.norm if a.norm else math.inf
+    ratio, ranks = b.norm / a.norm if a.norm else math.inf, other.ranks
     for factor, reason in (
         (float(ranks), "a sum over the ranks in place of a mean"),
         (1 / ranks, "divided by the number of ranks twice"),
@@ -260,6 +263,8 @@ def likely_gradient(a: Update, b: Update, ranks: int) -> str:
     ):
         if ranks > 1 and near(ratio, factor, 0.02):
             return f"{reason} (factor {ratio:.3g})"
+    if other.local_norms:
+        return BATCH_NORM
     return f"the exchange between the ranks (factor {ratio:.3g}): rankdoctor --reference names the weights"
 
 

@@ -16,15 +16,6 @@ batch_size = int(sys.argv[1])
 words = sys.argv[2].split(",") if len(sys.argv) > 2 else []
 
 
-class Unscaled(DistributedDataParallel):
-    """Adds up the gradients of the ranks."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        for p in module.parameters():
-            p.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(dist.get_world_size()))
-
-
 def main() -> None:
     dist.init_process_group("nccl")
     world = dist.get_world_size()
@@ -40,10 +31,7 @@ def main() -> None:
     loader = DataLoader(data, batch_size, sampler=sampler)
     norm = nn.BatchNorm1d(16) if "batch_norm" in words else nn.LayerNorm(16)
     model = nn.Sequential(nn.Linear(6, 16), norm, nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4)).cuda()
-    if "fsdp" in words:
-        model = fully_shard(model)
-    else:
-        model = (Unscaled if "summed" in words else DistributedDataParallel)(model)
+    model = fully_shard(model) if "fsdp" in words else DistributedDataParallel(model)
     rate = 0.01 * (world if "rate" in words else 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     for epoch in range(2):
@@ -52,6 +40,9 @@ def main() -> None:
         for x, y in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(x.cuda()), y.cuda(), ignore_index=-1).backward()
+            if "summed" in words:
+                for p in model.parameters():
+                    p.grad *= world
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()  # LINE update
     dist.destroy_process_group()
