@@ -196,7 +196,8 @@ torch.cuda.synchronize()
 @pytest.mark.parametrize("sm", [75, 80, 86, 89, 90, 100, 120])
 def test_sorting_runs_on_each_kind_of_gpu(sm: int, nullgpu: Run) -> None:
     """CUB chooses its kernels by the version of the code, which PyTorch does not have for each compute capability."""
-    assert nullgpu("--sm", str(sm), sys.executable, "-c", EMBEDDING).status == 0
+    found = nullgpu("--sm", str(sm), sys.executable, "-c", EMBEDDING)
+    assert found.status == 0, found.stdout + found.stderr
 
 
 @pytest.mark.thorough
