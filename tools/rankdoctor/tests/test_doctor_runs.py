@@ -158,7 +158,7 @@ def test_variables_of_two_launchers_and_of_the_site_and_files_that_a_library_in_
     monkeypatch.setenv("SLURM_PROCID", "5")  # of the shell that the doctor is started from
     status, out, _ = doctor.run("cluster.py")
     assert status == 0, out
-    assert "1 file(s) were REALLY written" in out and "beside.bin" in out
+    assert "1 file(s) have changed meanwhile" in out and "beside.bin" in out
     assert "wanted to write 2 file(s)" in out and "new/folder/inside.bin" in out
     assert (doctor.folder / "beside.bin").exists() and not (doctor.folder / "new").exists()
 

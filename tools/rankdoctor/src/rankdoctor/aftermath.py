@@ -9,7 +9,7 @@ from pathlib import Path
 
 MOST_FILES = 20_000
 """of the user's that are looked at"""
-LEFT_OUT = {".git", "__pycache__", ".venv", "node_modules"}
+LEFT_OUT = {".git", "__pycache__", ".venv", ".site", "build", "node_modules"}
 Files = dict[str, tuple[int, int]]
 
 
