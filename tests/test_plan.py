@@ -58,7 +58,7 @@ def test_a_size_that_the_lesson_has_no_model_for_is_refused() -> None:
 @pytest.mark.parametrize("tokens", [3e6, 21e9, 1e12])
 def test_the_printed_flags_train_on_as_many_tokens_as_asked_for(way: plan_trials.Way, tokens: float) -> None:
     plan = made_plan(way, tokens)
-    lines = planning.job_lines(plan, way, interval=500)
+    lines = planning.job_lines(plan, way, interval=500.0, slowest=3.0)
     command = " ".join(line.rstrip("\\") for line in lines if not line.startswith(("#", "source")))
     flags = shlex.split(command.partition("64_gpus.slurm")[2])
     config = load_config(TRAIN.Config, flags)

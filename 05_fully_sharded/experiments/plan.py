@@ -26,7 +26,7 @@ from checkpoint_cost import BYTES_PER_PARAMETER, GPU_HOURS_PER_FAILURE, best_int
 from lab import results
 from lab.flags import Parser
 from plan_published import compare
-from plan_trials import GAPS, GIB, LESSON, NOT_COUNTED, Gpus, Model, Trials, Way, gpus_of, model_of, say, tried
+from plan_trials import GAPS, GIB, LAUNCH, LESSON, NOT_COUNTED, Gpus, Model, Trials, Way, gpus_of, model_of, say, tried
 from workshop.config import require_positive
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.jsonfile import write_json
@@ -34,9 +34,10 @@ from workshop.models.gpt import SIZES
 
 TOKENS_PER_WEIGHT = 20
 """about what uses a number of operations best: Hoffmann et al. 2022, https://arxiv.org/abs/2203.15556, table A3"""
-USUAL_SHARE = (0.33, 0.40)
-"""of the peak that a training of a language model reaches: torchtitan's Llama 3.1 8B on H100
-(benchmarks/llama3_h100_202412_torchtitan.md), and MosaicML's, in plan_published.py"""
+USUAL_SHARES = {"a100": (0.44, 0.64), "h100": (0.33, 0.46), "h200": (0.33, 0.46)}
+"""of the peak that trainings of language models reached: the lowest and the highest of MosaicML's in plan_published.py,
+and torchtitan's 33 % of Llama 3.1 8B on H100 (benchmarks/llama3_h100_202412_torchtitan.md). An H200 computes as an
+H100. What is recomputed does not count"""
 GB_PER_SECOND = 1.0
 """that all ranks together write, on a file system that is not fast"""
 
@@ -176,24 +177,33 @@ def show(plan: Plan, hours: float | None) -> None:
         return
     line(
         "memory",
-        f"{best.allocated / GIB:.1f} GiB at the peak, counted by PyTorch's allocator on a null GPU; with gaps, CUDA's "
-        f"context and NCCL\n{best.needed / GIB:.1f} of {gpus.gib:g} GiB (rule: {GAPS - 1:.0%} more than reserved, and "
-        f"{NOT_COUNTED / GIB:.0f} GiB), so {gpus.gib - best.needed / GIB:.1f} GiB are left",
+        f"{best.allocated / GIB:.1f} GiB at the peak and {best.reserved / GIB:.1f} reserved, counted by PyTorch's "
+        f"allocator on a null GPU; a GPU needs\n{best.needed / GIB:.1f} of {gpus.gib:g} GiB (rule: {GAPS - 1:.0%} more "
+        f"than reserved, and {NOT_COUNTED / GIB:.0f} GiB), so {gpus.gib - best.needed / GIB:.1f} GiB are left",
     )
     known, usual, worst = error_of_clock()
     low, high = best.seconds / usual, best.seconds * usual
-    shares = [plan.share_of_peak(best.seconds) * share for share in (1, 1 / usual, usual)]
-    rules = [plan.share_of_peak(1.0) / share for share in reversed(USUAL_SHARE)]
-    again = " (recomputing comes on top of it)" if best.recomputed else ""
     waits = [f"for {what} {share:.0%}" for what, share in best.waits.items() if share >= 0.01]
     line(
         "step",
-        f"{best.seconds:.3g} s simulated, so {low:.3g} to {high:.3g} s: the clock's error is a factor of {usual:.2f} "
-        f"in the median\n(at most {worst:.2f}) for {known} published trainings. "
-        f"That is {shares[0]:.0%} of the peak ({shares[1]:.0%} to {shares[2]:.0%});\nthe GPU computes {best.busy:.0%} "
-        f"of the time{', and waits ' + ', '.join(waits) if waits else ''}\n"
-        f"rule: {rules[0]:.3g} to {rules[1]:.3g} s at {USUAL_SHARE[1]:.0%} to {USUAL_SHARE[0]:.0%} of the peak{again}",
+        f"{best.seconds:.3g} s simulated, {plan.share_of_peak(best.seconds):.0%} of the peak, so {low:.3g} to {high:.3g} s: "
+        f"half of {known} published\ntrainings were within a factor of {usual:.2f}, all within {worst:.2f} (page of the "
+        f"clock). The GPU computes {best.busy:.0%} of the time"
+        f"{', and waits ' + ', '.join(waits) if waits else ''}",
     )
+    if shares := USUAL_SHARES.get(Path(gpus.kind).stem):
+        fast, slow = (plan.share_of_peak(1.0) / share for share in reversed(shares))
+        line("", f"others reached {shares[0]:.0%} to {shares[1]:.0%} of the peak: {fast:.3g} to {slow:.3g} s (rule)")
+        low, high = min(low, fast), max(high, slow)
+    late = ": TOO LONG; take larger parts, or --compile default" if best.host_seconds > 0.7 * best.seconds else ""
+    line(
+        "",
+        f"the host launches {best.launches:,.0f} kernels, in about {best.host_seconds:.2g} s at {1e6 * LAUNCH:.0f} µs each "
+        f"(rule){late}",
+    )
+    near = [way.name for way in plan.ways if way.part and way is not best and way.seconds < usual * best.seconds]
+    if near:
+        line("", f"not surely slower, so try them too: --shard {'; --shard '.join(near)}")
     total, speeds = best.seconds * plan.steps, [plan.tokens_of_step / seconds for seconds in (high, low)]
     costs = [seconds * plan.steps * gpus.number / 3600 for seconds in (low, high)]
     line(
@@ -208,12 +218,12 @@ def show(plan: Plan, hours: float | None) -> None:
     size_of_checkpoint = BYTES_PER_PARAMETER * model.weights
     save = size_of_checkpoint / 1e9 / GB_PER_SECOND
     between = GPU_HOURS_PER_FAILURE * 3600 / gpus.number
-    interval = max(1, round(best_interval(save, between) / best.seconds))
+    interval = best_interval(save, between)
     line(
         "checkpoint",
         f"{size_of_checkpoint / 1e9:,.3g} GB ({BYTES_PER_PARAMETER} bytes a weight; three exist at a time), "
-        f"{duration(save)} at {GB_PER_SECOND:g} GB/s (rule);\n"
-        f"every {interval:,} steps costs least if a job fails every {GPU_HOURS_PER_FAILURE:,} GPU-hours (Llama 3's)",
+        f"{duration(save)} at {GB_PER_SECOND:g} GB/s (rule);\none in {duration(interval)} costs least if a job fails "
+        f"every {GPU_HOURS_PER_FAILURE:,} GPU-hours (Llama 3's); each epoch ends with one",
     )
     line(
         "alarm",
@@ -223,7 +233,7 @@ def show(plan: Plan, hours: float | None) -> None:
         f"node{'s' if gpus.nodes > 1 else ''} than on one by more than a tenth",
     )
     print()
-    for row in job_lines(plan, best, interval):
+    for row in job_lines(plan, best, interval, high):
         print(row)
     print(
         "\nNothing here was measured on your GPUs. Check it in the order of docs/64_gpus.md: one rank against two, one "
@@ -293,24 +303,33 @@ def budget(plan: Plan, hours: float, seconds: float) -> None:
     )
 
 
-def job_lines(plan: Plan, best: Way, interval: int) -> list[str]:
-    """Return the command to submit, with all flags of the training."""
+def job_lines(plan: Plan, best: Way, interval: float, slowest: float) -> list[str]:
+    """Return the command to submit, with all flags of the training.
+
+    Args:
+        interval: seconds between two checkpoints.
+        slowest: seconds that a step may take.
+    """
     model, gpus, recipe = plan.model, plan.gpus, plan.recipe
     epochs = max(1, round(plan.steps * best.seconds / 5400))  # of about an hour and a half
     per_epoch = max(1, round(plan.steps / epochs))
     steps = epochs * per_epoch
     warmup = min(recipe.warmup_steps, steps // 20)  # of a short training at most a twentieth
     several = gpus.number > 1
+    # Steps are counted in an epoch, so a longer interval would never end.
+    often = max(1, round(interval / best.seconds))
+    saves = f"--save_interval {often} " if often < per_epoch else ""
+    limit = min(24, math.ceil(1.2 * steps * slowest / 3600) + 1)
     head = f"sbatch --nodes={gpus.nodes} --ntasks-per-node={gpus.per_node} --gres=gpu:{gpus.per_node}"
     return [
         "# in the lesson's folder, or in one beside it; partition, account and time limit: slurm/site.sh, sinfo",
         "source ../slurm/site.sh",
-        f"{head} --time=24:00:00 ../slurm/64_gpus.slurm \\" if several else "python train.py \\",
+        f"{head} --time={limit:02}:00:00 ../slurm/64_gpus.slurm \\" if several else "python train.py \\",
         f"    {' '.join(model.flags)} --sequence_length {model.sequence_length} --precision {gpus.sixteen} \\",
         f"    {' '.join([*best.flags(best.parts), *plan.extra])} --global_batch_size {plan.batch} \\",
         f"    --epochs {epochs} --limit_train {per_epoch * plan.batch} --limit_val {max(plan.batch, gpus.number)} \\",
         f"    --lr {recipe.lr:g} --min_lr 0.1 --warmup_steps {warmup} --weight_decay 0.1 --beta2 0.95 \\",
-        f"    --save_interval {interval} --async_save true --timeout_minutes 30",
+        f"    {saves}--async_save true --timeout_minutes 30",
         f"# {epochs} x {per_epoch:,} steps = {steps * plan.tokens_of_step / 1e9:,.4g} billion tokens; an epoch is "
         f"about {duration(per_epoch * best.seconds)}, and ends with a validation",
     ]
@@ -343,7 +362,7 @@ def compare_cases() -> None:
             continue
         hours = best.seconds * plan.steps * plan.gpus.number / 3600
         divided = f"`--shard {best.shard}`{', recomputed' if best.recomputed else ''}"
-        groups = f" in {best.replicas} groups" if best.replicas > 1 else ""
+        groups = f" `--replicas {best.replicas}`" if best.replicas > 1 else ""
         parts = f"{best.parts} of {best.part} x {plan.model.sequence_length:,}"
         share = plan.share_of_peak(best.seconds)
         rows.append([title, f"{divided}{groups}", parts, best.needed / GIB, best.seconds, share, hours])

@@ -65,7 +65,7 @@ def compare() -> None:
         with tempfile.TemporaryDirectory() as folder:
             trials = Trials(LESSON / "train.py", model, gpus, [], Path(folder))
             way = Way("blocks", recomputed=one.recomputed)
-            needed = trials.memory(way, one.part, 1)[1] / GIB
+            needed = trials.memory(way, one.part, 1).needed / GIB
             seconds, busy, _ = trials.time(way, one.part, 1)
         flops = model.size.flops_per_token(2048) * one.part * 2048
         share = flops / seconds / gpus.peak

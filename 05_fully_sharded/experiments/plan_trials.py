@@ -27,6 +27,11 @@ GAPS = 1.07
 """what is reserved, on a GPU, for each byte that null GPUs reserve: at most that on an H200 (experiments/memory.md)"""
 NOT_COUNTED = 3 * GIB
 """CUDA's context and NCCL's buffers, which no allocator counts: 0.5 to 2 GiB and about 1 GiB"""
+HOST = 20
+"""how many times as fast as this machine the host counts: nodes with GPUs have other CPUs than the machine of the plan,
+and a plan should be the same on a busy laptop; what the host needs is said apart"""
+LAUNCH = 10e-6
+"""seconds of the host for a kernel, with all that leads to it: 6 to 15 µs are usual for eager PyTorch"""
 SKIP, COUNTED = 4, 3
 """updates of a simulated run: the first ones, in which the clock learns the durations, and those that count"""
 
@@ -87,6 +92,10 @@ class Way:
     """bytes of a GPU, with gaps and what is not counted; of one sequence, if that does not fit"""
     allocated: float = 0.0
     """bytes at the peak"""
+    reserved: float = 0.0
+    """bytes that the allocator holds at the peak, with its gaps"""
+    launches: float = 0.0
+    """kernels that the host launches in a step"""
     seconds: float = 0.0
     """of a step, simulated"""
     busy: float = 0.0
@@ -97,8 +106,13 @@ class Way:
     def name(self) -> str:
         """What the table of ways shows."""
         kind = "none (DDP)" if self.shard == "none" else self.shard
-        groups = f", {self.replicas} groups" if self.replicas > 1 else ""
+        groups = f" --replicas {self.replicas}" if self.replicas > 1 else ""
         return f"{kind}{groups}{', recomputed' if self.recomputed else ''}"
+
+    @property
+    def host_seconds(self) -> float:
+        """About what the host needs to launch a step (rule)."""
+        return LAUNCH * self.launches
 
     def flags(self, parts: int) -> list[str]:
         """Return the flags of train.py."""
@@ -205,15 +219,18 @@ class Trials:
         write_json(text / "ORIGIN.json", {"lengths": lengths})
         return self.folder
 
-    def memory(self, way: Way, part: int, parts: int) -> tuple[float, float]:
-        """Return the bytes at the peak, and those that a GPU needs. Two parts are enough: later ones need no more."""
+    def memory(self, way: Way, part: int, parts: int) -> Way:
+        """Return the way with these parts, and its memory. Two parts are enough: later ones need no more."""
         options = ["--gb", 4000, "--sm", self.gpus.sm, "--report", "--snapshot", self.folder / "memory.pickle"]
         (rank,) = self.run(way, part, min(parts, 2), 3, options)["report"]["ranks"]
-        return rank["peak"], GAPS * rank["reserved"] + NOT_COUNTED
+        needed = GAPS * rank["reserved"] + NOT_COUNTED
+        launches = rank["step"]["launches"] * max(1.0, parts / 2)
+        found = {"allocated": rank["peak"], "reserved": rank["reserved"], "needed": needed, "launches": launches}
+        return replace(way, part=part, parts=parts, **found)
 
     def time(self, way: Way, part: int, parts: int) -> tuple[float, float, dict[str, float]]:
         """Return the simulated seconds of a step, the share in which the GPU computes, and what it waits for."""
-        options = ["--gb", 4000, "--clock", self.gpus.kind, "--skip", SKIP]
+        options = ["--gb", 4000, "--clock", self.gpus.kind, "--host", HOST, "--skip", SKIP]
         found = [
             self.run(way, part, number, SKIP + COUNTED, options)["clock"]["ranks"][0]
             for number in ([1, 2] if parts > 2 else [parts])
@@ -231,15 +248,15 @@ def divisors(number: int) -> list[int]:
 def fitted(trials: Trials, way: Way, sequences: int) -> Way:
     """Return the way with its largest part of a GPU's sequences that fits, so that all parts are equal."""
     limit = trials.gpus.gib * GIB
-    allocated, needed = of_one = trials.memory(way, 1, sequences)
-    if needed > limit:
-        return replace(way, needed=needed, allocated=allocated)
-    slope = max(trials.memory(way, 2, max(2, sequences // 2))[1] - needed, 1.0) if sequences > 1 else 1.0
-    sizes = [part for part in divisors(sequences) if needed + (part - 1) * slope <= 1.02 * limit]
+    one = trials.memory(way, 1, sequences)
+    if one.needed > limit:
+        return replace(one, part=0, parts=0)
+    slope = max(trials.memory(way, 2, max(2, sequences // 2)).needed - one.needed, 1.0) if sequences > 1 else 1.0
+    sizes = [part for part in divisors(sequences) if one.needed + (part - 1) * slope <= 1.02 * limit]
     for part in sizes:  # memory grows nearly, but not exactly, in proportion
-        allocated, needed = trials.memory(way, part, sequences // part) if part > 1 else of_one
-        if needed <= limit:
-            return replace(way, part=part, parts=sequences // part, needed=needed, allocated=allocated)
+        found = trials.memory(way, part, sequences // part) if part > 1 else one
+        if found.needed <= limit:
+            return found
     raise AssertionError("one sequence fits")
 
 
