@@ -186,9 +186,9 @@ def show(plan: Plan, hours: float | None) -> None:
     waits = [f"for {what} {share:.0%}" for what, share in best.waits.items() if share >= 0.01]
     line(
         "step",
-        f"{best.seconds:.3g} s simulated, {plan.share_of_peak(best.seconds):.0%} of the peak, so {low:.3g} to {high:.3g} s: "
-        f"half of {known} published\ntrainings were within a factor of {usual:.2f}, all within {worst:.2f} (page of the "
-        f"clock). The GPU computes {best.busy:.0%} of the time"
+        f"{best.seconds:.3g} s simulated, {plan.share_of_peak(best.seconds):.0%} of the peak, so {low:.3g} to {high:.3g} "
+        f"s: half of {known} published\ntrainings were within a factor of {usual:.2f}, all within {worst:.2f} (page of "
+        f"the clock). The GPU computes {best.busy:.0%} of the time"
         f"{', and waits ' + ', '.join(waits) if waits else ''}",
     )
     if shares := USUAL_SHARES.get(Path(gpus.kind).stem):
@@ -198,8 +198,8 @@ def show(plan: Plan, hours: float | None) -> None:
     late = ": TOO LONG; take larger parts, or --compile default" if best.host_seconds > 0.7 * best.seconds else ""
     line(
         "",
-        f"the host launches {best.launches:,.0f} kernels, in about {best.host_seconds:.2g} s at {1e6 * LAUNCH:.0f} µs each "
-        f"(rule){late}",
+        f"the host launches {best.launches:,.0f} kernels, in about {best.host_seconds:.2g} s at {1e6 * LAUNCH:.0f} µs "
+        f"each (rule){late}",
     )
     near = [way.name for way in plan.ways if way.part and way is not best and way.seconds < usual * best.seconds]
     if near:
