@@ -186,8 +186,8 @@ def show(plan: Plan, hours: float | None) -> None:
     waits = [f"for {what} {share:.0%}" for what, share in best.waits.items() if share >= 0.01]
     line(
         "step",
-        f"{best.seconds:.3g} s simulated, {plan.share_of_peak(best.seconds):.0%} of the peak, so {low:.3g} to {high:.3g} "
-        f"s: half of {known} published\ntrainings were within a factor of {usual:.2f}, all within {worst:.2f} (page of "
+        f"{best.seconds:.3g} s simulated, {plan.share_of_peak(best.seconds):.0%} of the peak, so {low:.3g} to "
+        f"{high:.3g} s: half of {known} published\ntrainings were within a factor of {usual:.2f}, all within {worst:.2f} (page of "
         f"the clock). The GPU computes {best.busy:.0%} of the time"
         f"{', and waits ' + ', '.join(waits) if waits else ''}",
     )
