@@ -184,12 +184,13 @@ def show(plan: Plan, hours: float | None) -> None:
     known, usual, worst = error_of_clock()
     low, high = best.seconds / usual, best.seconds * usual
     waits = [f"for {what} {share:.0%}" for what, share in best.waits.items() if share >= 0.01]
+    waiting = f", and waits {', '.join(waits)}" if waits else ""
     line(
         "step",
         f"{best.seconds:.3g} s simulated, {plan.share_of_peak(best.seconds):.0%} of the peak, so {low:.3g} to "
-        f"{high:.3g} s: half of {known} published\ntrainings were within a factor of {usual:.2f}, all within {worst:.2f} (page of "
-        f"the clock). The GPU computes {best.busy:.0%} of the time"
-        f"{', and waits ' + ', '.join(waits) if waits else ''}",
+        f"{high:.3g} s:\nhalf of {known} published trainings were within a factor of {usual:.2f}, all within "
+        f"{worst:.2f} (the clock's page).\n"
+        f"The GPU computes {best.busy:.0%} of the time{waiting}",
     )
     if shares := USUAL_SHARES.get(Path(gpus.kind).stem):
         fast, slow = (plan.share_of_peak(1.0) / share for share in reversed(shares))
