@@ -56,7 +56,7 @@ def of_reference(run: Run) -> dict[str, str]:
 def test_equal_gradients_are_fine_with_what_was_compared() -> None:
     diagnosis = judge([compared_run()])
     assert not [f for f in diagnosis.findings if f.check in OWN]
-    assert diagnosis.fine[GRADIENTS] == "gradients compared with a copy: 2"
+    assert diagnosis.fine[GRADIENTS] == "2 gradients compared with a copy"
     assert diagnosis.fine[OUTPUTS] == "calls repeated with a copy: 2"
     assert diagnosis.unjudged[REPLICAS] == "no weight is sharded"
 
@@ -137,7 +137,7 @@ def test_faults_are_named(change: Callable[[Run], None], check: str, kind: str, 
 def test_replicas_are_ranks_with_the_same_part() -> None:
     run = compared_run(4)
     with_parts(run, 1.0, 2.0, 1.0, 2.0)
-    assert judge([run]).fine[REPLICAS] == "parts of weights that several ranks have: 2"
+    assert judge([run]).fine[REPLICAS] == "2 parts of weights that several ranks have"
     run = compared_run(4)
     with_parts(run, 1.0, 2.0, 1.0, 3.0)
     found = of_reference(run)
