@@ -179,3 +179,9 @@ def labels(runs: list[dict]) -> list[dict]:
 def test_the_tables_of_faults_in_the_wild_are_those_of_the_labels() -> None:
     assert wild.PAGE.read_text() == wild.page_with_tables(wild.PAGE.read_text())
     assert wild.kinds() in wild.PAGE.read_text()
+
+
+def test_the_command_does_not_import_torch() -> None:
+    """Its first second would be PyTorch's: only the ranks need it."""
+    script = "import sys, rankdoctor.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -57,7 +57,7 @@ def test_equal_gradients_are_fine_with_what_was_compared() -> None:
     diagnosis = judge([compared_run()])
     assert not [f for f in diagnosis.findings if f.check in OWN]
     assert diagnosis.fine[GRADIENTS] == "2 gradients compared with a copy"
-    assert diagnosis.fine[OUTPUTS] == "calls repeated with a copy: 2"
+    assert diagnosis.fine[OUTPUTS] == "2 calls repeated with a copy"
     assert diagnosis.unjudged[REPLICAS] == "no weight is sharded"
 
 

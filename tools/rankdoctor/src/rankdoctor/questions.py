@@ -9,7 +9,6 @@ import inspect
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,21 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
 from .influence import ROUNDING, Probe, evenly, has_positions, least_precise, true_ones
-
-FAULT, NOTE, FINE, UNJUDGED = "fault", "note", "fine", "unjudged"
-
-
-@dataclass
-class Verdict:
-    """The answer to one question."""
-
-    question: str
-    """random, samples, future, documents or padding"""
-    answer: str
-    """fault, note, fine or unjudged"""
-    text: str
-    """what was seen, with numbers; or why this cannot be judged"""
-
+from .verdicts import FAULT, FINE, NOTE, UNJUDGED, Verdict
 
 MANY = 16
 """positions that are changed at most"""

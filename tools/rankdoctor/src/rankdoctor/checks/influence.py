@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..questions import FAULT, FINE, NOTE
+from ..verdicts import FAULT, FINE, NOTE
 from ..runs import Run
 from .asked import asked
 from .base import Finding, Observed, fault, hint, need

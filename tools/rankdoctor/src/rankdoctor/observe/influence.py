@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from ..questions import UNJUDGED, Verdict, verdicts
+from ..questions import verdicts
+from ..verdicts import UNJUDGED, Verdict
 from ..trail import note, user_line
 from . import copies
 from .common import CONFIG, patch, state
