@@ -1,15 +1,15 @@
 """Each check finds its fault in the events of a run, names the cause's line, and finds nothing in a correct run."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
-from rankdoctor.checks import CHECKS, counted, judge
-from rankdoctor.checks.base import hint
+from rankdoctor.checks import CHECKS, Diagnosis, apply, counted, judge
+from rankdoctor.checks.base import Check, Finding, hint, need, seen
 from rankdoctor.launch import likely_launchers
 from rankdoctor.runs import Run
 
@@ -1517,3 +1517,21 @@ def test_after_a_hang_no_symptom_is_reported_as_a_cause() -> None:
     assert [(f.check, f.at) for f in diagnosis.findings] == [("shards_saved", at(55)), ("sharded_orphans", at(31))]
     assert [f.check for f in diagnosis.findings[0].consequences] == ["hang"]
     assert "No rank waits for ever." not in diagnosis.fine
+
+
+def test_what_only_a_provoked_run_shows_is_not_called_fine() -> None:
+    """A run without workers, for example, is another training than the user's."""
+
+    def of_workers(run: Run) -> Iterator[Finding]:
+        need(run.launch.name, "the workers' samples have no numbers")
+        seen(3, "samples compared")
+        yield from ()
+
+    ordinary, provoked = correct_run(2), correct_run(2)
+    provoked.launch.name = "without workers"
+    check = Check(of_workers, "Workers share the samples.", "", ())
+    for cases, fine in (([(ordinary,), (provoked,)], False), ([(provoked,)], True)):
+        diagnosis = Diagnosis()
+        assert not apply(check, cases, diagnosis)
+        assert (check.title in diagnosis.fine) == fine
+        assert (check.title in diagnosis.unjudged) != fine

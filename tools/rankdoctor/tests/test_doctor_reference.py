@@ -11,6 +11,7 @@ from asked_runs import findings
 from doctor_events import at, correct_run
 from rankdoctor.checks import judge
 from rankdoctor.checks.asked import ASKED, FLAGS
+from rankdoctor.gradients import from_outside
 from rankdoctor.runs import Run
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/reference.md"
@@ -45,12 +46,26 @@ def compared_run(world: int = 2, scale: float = 1.0, half: bool = False) -> Run:
             for n in ("a", "b")
         ]
         rank.events.append({"e": "reference_norm", "at": at(44), "value": 1.0, "true": 1.0, **base})
-        rank.events.append({"e": "reference_update", "at": at(45), "passes": 3, "half": half, "seconds": 1.0, **base})
+        update = {"passes": 3, "half": half, "seconds": 1.0, "averaged": True}
+        rank.events.append({"e": "reference_update", "at": at(45), **update, **base})
     return run
 
 
 def of_reference(run: Run) -> dict[str, str]:
     return {f.check: f"{f.kind} {f.text}" for f in judge([run]).findings if f.check in OWN}
+
+
+def test_a_sum_over_the_ranks_by_the_script_itself_is_not_judged() -> None:
+    """Its loss may have been divided by the global number of samples; with DDP the same sum is a fault."""
+    for averaged in (True, False):
+        run = compared_run(scale=2.0)
+        for rank in run.ranks:
+            for e in rank.events:
+                e |= {"touched": True} if e["e"] == "reference" else {}
+                e |= {"averaged": averaged} if e["e"] == "reference_update" else {}
+        diagnosis = judge([run])
+        assert bool([f for f in diagnosis.findings if f.check in OWN]) == averaged
+        assert (GRADIENTS in diagnosis.unjudged) != averaged
 
 
 def test_equal_gradients_are_fine_with_what_was_compared() -> None:
@@ -245,3 +260,24 @@ def test_faulty_scripts_are_found(how: str, check: str, mark: str, said: str, tm
     _, found = findings(tmp_path, "--reference", "--nproc", ranks, "sharded.py", how)
     assert check in found, found
     assert said in found[check][2] and mark in found[check][1]
+
+
+def test_an_output_that_another_output_is_made_of_counts_once() -> None:
+    """A model may return its loss beside the scores."""
+    x = torch.ones(3, requires_grad=True)
+    recorded: dict[int, torch.Tensor] = {}
+
+    def call() -> list[torch.Tensor]:
+        scores = 2 * x
+        return [scores, (scores * scores).sum(), scores.sum()]
+
+    outputs = call()
+    for number, output in enumerate(outputs):
+        output.register_hook(lambda gradient, number=number: recorded.__setitem__(number, gradient.clone()))
+    (3 * outputs[1] + outputs[0].sum() + 5 * outputs[2]).backward()
+    wanted, x.grad = x.grad, None
+    again = call()
+    outside = from_outside(again, recorded)
+    torch.autograd.backward([again[k] for k in outside], list(outside.values()))
+    assert x.grad is not None and wanted is not None and torch.allclose(x.grad, wanted)
+    assert torch.equal(outside[0], torch.ones(3)) and outside[1] == 3 and outside[2] == 5

@@ -42,7 +42,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     gradients   before an update: optimizer, count, made and made_lr (line and learning rates of the optimizer when it
                 was made; at its first update), closure, gradients and weights (key of `weight_key`: sum, sum of
                 absolute values), lr, state (number of entries), scaler (state of a GradScaler), dtypes, factor (size of
-                the gradients, divided by the size after backward), others (sums of the weights of models that are in no
+                the gradients, divided by the size after backward; null: not all by the same number), others (sums of the weights of models that are in no
                 optimizer), kept (size of the gradients, divided by the size of what the script has added up over the
                 ranks; null: nothing)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
@@ -95,7 +95,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 backward)
     reference_call  a call of the model was repeated with the copy: cls, error (relative difference of the outputs),
                 half (computed in 16 bits), random_layers
-    reference_update  the first update was repeated: passes (backward passes), half, seconds
+    reference_update  the first update was repeated: passes (backward passes), half, seconds, averaged (by DDP or
+                fully_shard)
     reference_norm  the norm of its gradients was computed: value, true (of the whole gradient)
     reference_failed  it could not be repeated: text
     parts       after the first updates: parts (of each weight: the part that this rank has, and its sums)
@@ -218,6 +219,7 @@ class Event(TypedDict, total=False):
     features: bool
     backward: bool
     in_step: bool
+    averaged: bool
     passes: int
     placement: str
     # of influence, reference and parity

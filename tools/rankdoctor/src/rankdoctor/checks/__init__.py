@@ -69,6 +69,8 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
     reasons: list[CannotJudge] = []
     found: list[Finding] = []
     judged, looked_at = False, ""
+    as_it_is = True
+    """whether the ordinary run could be judged; a provoked one, without workers for example, is another training"""
     for case in cases:
         if check.name in case[-1].launch.refuted:
             judged, looked_at = True, case[-1].launch.refuted_by.get(check.name, "whole passes")
@@ -80,6 +82,7 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
             judged = True
         except CannotJudge as reason:
             reasons.append(reason)
+            as_it_is = as_it_is and bool(case[-1].launch.name)
         except Exception as error:  # a fault of the doctor must not hide what the other checks find
             diagnosis.broken[check.name] = repr(error)
         else:
@@ -89,9 +92,9 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
             if launch.ended in ("hang", "lost"):  # the times are those of waiting
                 kinds = tuple(kind for kind in kinds if kind != COST)
             found += [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
-    if judged and not found:
+    if judged and as_it_is and not found:
         diagnosis.fine[check.title] = looked_at
-    elif not judged and reasons:
+    elif reasons and not found:
         why = next((one for one in reasons if not isinstance(one, NotUsed)), reasons[0])
         where = diagnosis.unused if isinstance(why, NotUsed) else diagnosis.unjudged
         where[check.title] = str(why)

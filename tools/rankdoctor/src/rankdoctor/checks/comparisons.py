@@ -188,6 +188,7 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
     if failures:
         return
     need(usual.any("update") and other.any("update"), "one of the two runs made no update")
+    need(not usual.model_parallel, "ranks of a model-parallel group read the same samples")
     compared = 0
     for kind, passes in usual.epochs(usual.training).items():
         same = [p for k, p in other.epochs(other.training).items() if k[0] == kind[0] and k[2] == kind[2]]

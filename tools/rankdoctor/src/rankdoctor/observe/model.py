@@ -63,6 +63,8 @@ class Models:
     """optimizers of which the gradients were zero before a backward pass since their last update"""
     added: set[int] = field(default_factory=set)
     """optimizers to whose old gradients a backward pass has added since their last update"""
+    norms: dict[int, float] = field(default_factory=dict)
+    """norm of the gradients of each optimizer after backward, as `gradient_norm` says"""
     sizes: dict[int, float] = field(default_factory=dict)
     """of each optimizer: the size of its first gradients after the last backward pass"""
     sharded: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -468,6 +470,12 @@ def sizes_now() -> dict[int, float]:
 gradient_sizes = quietly(sizes_now)
 
 
+def gradient_norm(optimizer: Optimizer) -> float:
+    """Return the norm of the same gradients as `gradient_size`."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    return sum(float(local(p.grad).double().square().sum()) for p in itertools.islice(parameters, 5)) ** 0.5
+
+
 def gradient_size(optimizer: Optimizer) -> float:
     """Return the sum of the absolute values of the first five gradients, of the parts that this rank has."""
     parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
@@ -478,6 +486,7 @@ def gradient_size(optimizer: Optimizer) -> float:
 def note_gradients(before: dict[int, float]) -> None:
     """Remember which gradients were zero before a backward pass, to which old ones it has added, and their sizes."""
     models.sizes = sizes_now()
+    models.norms = {number: gradient_norm(one) for number, known in optimizers.known.items() if (one := known())}
     if sum(optimizers.updates.values()) < 3:
         for p in (p for model in models.known for p in model.parameters()):
             if hasattr(p, "device_mesh") and p.requires_grad and p.grad is not None:

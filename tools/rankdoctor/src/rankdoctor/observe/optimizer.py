@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from ..trail import note, trail, user_line
 from . import files, passes
 from .common import CONFIG, local, optimizers, patch, quietly, state, sums
-from .model import gradient_size, models, name_parameters, note_sharded
+from .model import gradient_norm, gradient_size, models, name_parameters, note_sharded
 
 MOST_PARAMETERS = 600
 FIRST = 16
@@ -85,7 +85,7 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         state=len(getattr(optimizer, "optim", optimizer).state),  # ZeroRedundancyOptimizer has another one inside
         scaler=None if optimizers.scaler is None else optimizers.scaler.state_dict(),
         dtypes=sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
-        factor=_ratio(gradient_size(optimizer), models.sizes.get(number)),
+        factor=_common_factor(optimizer, number),
         others=_weights_of_others(),
         kept=size_of_all(parameters) / reduced if reduced else None,
     )
@@ -104,8 +104,13 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return part.numel() == 0 or part.is_meta or part.untyped_storage().size() > 0
 
 
-def _ratio(now: float, before: float | None) -> float | None:
-    return now / before if before else None
+def _common_factor(optimizer: Optimizer, number: int) -> float | None:
+    """Return by what the script has multiplied the gradients since backward; None if not all by the same number."""
+    size, norm = models.sizes.get(number), models.norms.get(number)
+    if not size or not norm:
+        return None
+    factor = gradient_size(optimizer) / size
+    return factor if abs(gradient_norm(optimizer) / norm - factor) <= 1e-3 * factor else None
 
 
 def _weights_of_others() -> dict[int, list[float]]:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..gradients import from_outside
 from ..influence import random_state, restore_random, tensors_in
 from ..trail import note, user_line
 from . import copies
@@ -315,7 +316,8 @@ def replay(calls: list[Call]) -> None:
         before, state.in_backward = state.in_backward, True
         try:
             with without_collectives():
-                torch.autograd.backward([outputs[k] for k in used], [call.gradients[k] for k in used])
+                outside = from_outside(outputs, {number: call.gradients[number] for number in used})
+                torch.autograd.backward([outputs[k] for k in used], [outside[k] for k in used])
         finally:
             state.in_backward = before
 
@@ -385,7 +387,11 @@ def note_gradients(calls: list[Call], gradients: list[torch.Tensor | None], at: 
                 got=None if gradient is None else sketch(name, gradient),
                 touched=is_touched(name, p, scale),
             )
-    note("reference_update", at=at, passes=len(calls), half=any(call.half for call in calls), seconds=seconds)
+    averaged = isinstance(Reference.wrapped, nn.parallel.DistributedDataParallel) or any(
+        hasattr(p, "device_mesh") for _, p in trained()
+    )
+    half = any(call.half for call in calls)
+    note("reference_update", at=at, passes=len(calls), half=half, seconds=seconds, averaged=averaged)
 
 
 @torch.no_grad()
