@@ -337,7 +337,6 @@ def job_lines(plan: Plan, best: Way, interval: float, slowest: float) -> list[st
 
 
 CASES = (
-    ("124 million weights", "--model gpt2_124m --sequence_length 1024 --nodes 1 --gpu a100"),
     ("`gpt_1b`", "--model gpt_1b --nodes 8 --gpu a100"),
     ("`gpt_1b`", "--model gpt_1b --nodes 8 --gpu h100"),
     ("`gpt_7b`", "--model gpt_7b --nodes 8 --gpu a100"),

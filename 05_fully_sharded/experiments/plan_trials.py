@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,15 @@ GAPS = 1.07
 """what is reserved, on a GPU, for each byte that null GPUs reserve: at most that on an H200 (experiments/memory.md)"""
 NOT_COUNTED = 3 * GIB
 """CUDA's context and NCCL's buffers, which no allocator counts: 0.5 to 2 GiB and about 1 GiB"""
-HOST = 20
+HOST = 10
 """how many times as fast as this machine the host counts: nodes with GPUs have other CPUs than the machine of the plan,
-and a plan should be the same on a busy laptop; what the host needs is said apart"""
+and a plan should be the same on a busy laptop; what the host needs is said apart. A simulated second of waiting then
+takes ten real ones"""
+AT_ONCE = 3
+"""ways that are tried at the same time: their runs wait most of the time"""
 LAUNCH = 10e-6
 """seconds of the host for a kernel, with all that leads to it: 6 to 15 µs are usual for eager PyTorch"""
-SKIP, COUNTED = 4, 3
+SKIP, COUNTED = 3, 2
 """updates of a simulated run: the first ones, in which the clock learns the durations, and those that count"""
 
 
@@ -187,10 +191,10 @@ class Trials:
 
     def run(self, way: Way, part: int, parts: int, steps: int, options: list[object]) -> dict[str, Any]:
         """Make some steps of so many parts of so many sequences; return the figures of nullgpu's reports."""
-        figures, run = self.folder / "figures.json", self.folder / "run"
-        figures.unlink(missing_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        figures, run = folder / "figures.json", folder / "run"
         batch, gpus = part * parts * self.gpus.number, self.gpus
-        data = ["--data_dir", str(self.text(steps * batch))] if self.of_lesson else []
+        data = ["--data_dir", str(self.text(folder, steps * batch))] if self.of_lesson else []
         command = [
             *null_gpu("--gpus", gpus.per_node, "--world", gpus.number, "--json", figures, *options),
             *(sys.executable, "-c", WITHOUT_DRAWING, self.script.name),
@@ -200,28 +204,37 @@ class Trials:
         ]
         words = [str(word) for word in command]
         done = subprocess.run(words, cwd=self.script.parent, capture_output=True, text=True)
-        shutil.rmtree(run, ignore_errors=True)
-        if done.returncode or not figures.exists():
+        found = json.loads(figures.read_text()) if figures.exists() else None
+        shutil.rmtree(folder)
+        if done.returncode or found is None:
             lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
             errors = [line for line in lines if "rror" in line] or lines
             raise UserError(f"{self.script.name} {' '.join(words[words.index('--precision') :])}: {errors[-1]}")
-        return json.loads(figures.read_text())
+        return found
 
-    def text(self, sequences: int) -> Path:
-        """Return a data directory with a text of zeros that is long enough, as a file without content."""
-        text = self.folder / "text"
-        text.mkdir(exist_ok=True)
+    def text(self, folder: Path, sequences: int) -> Path:
+        """Make a folder a data directory with a text of zeros that is long enough, as a file without content."""
+        text = folder / "text"
+        text.mkdir()
         length = sequences * (self.model.sequence_length + 1) + self.model.sequence_length
         lengths = {"train.bin": length, "val.bin": (self.gpus.number + 1) * (self.model.sequence_length + 1)}
         for name, size in lengths.items():
             with (text / name).open("wb") as file:
                 file.truncate(size)
         write_json(text / "ORIGIN.json", {"lengths": lengths})
-        return self.folder
+        return folder
 
     def memory(self, way: Way, part: int, parts: int) -> Way:
         """Return the way with these parts, and its memory. Two parts are enough: later ones need no more."""
-        options = ["--gb", 4000, "--sm", self.gpus.sm, "--report", "--snapshot", self.folder / "memory.pickle"]
+        options = [
+            "--gb",
+            4000,
+            "--sm",
+            self.gpus.sm,
+            "--report",
+            "--snapshot",
+            self.folder / f"{way.shard}_{way.replicas}_{way.recomputed}_{part}.pickle",
+        ]
         (rank,) = self.run(way, part, min(parts, 2), 3, options)["report"]["ranks"]
         needed = GAPS * rank["reserved"] + NOT_COUNTED
         launches = rank["step"]["launches"] * max(1.0, parts / 2)
@@ -287,14 +300,18 @@ def tried(trials: Trials, sequences: int, out: bool = True) -> list[Way]:
         large = [way for way in found if way.part * trials.model.sequence_length >= 4096 or way.part == sequences]
         if large:
             break
-        for way in group:
-            say(f"trying --shard {way.name} ...", out)
-            known = fitted(trials, way, sequences)
-            if known.part:
-                seconds, busy, waits = trials.time(known, known.part, known.parts)
-                known = replace(known, seconds=seconds, busy=busy, waits=waits)
-            found.append(known)
+        say(f"trying --shard {'; '.join(way.name for way in group)} ...", out)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found += pool.map(lambda way: timed(trials, fitted(trials, way, sequences)), group)
     return found
+
+
+def timed(trials: Trials, way: Way) -> Way:
+    """Return a way with its simulated time, if a part of it fits."""
+    if not way.part:
+        return way
+    seconds, busy, waits = trials.time(way, way.part, way.parts)
+    return replace(way, seconds=seconds, busy=busy, waits=waits)
 
 
 def say(line: str, out: bool) -> None:
