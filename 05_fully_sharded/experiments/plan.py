@@ -8,7 +8,7 @@
 
 For each way of sharing the model over the GPUs, the lesson's train.py makes some steps on null GPUs (tools/nullgpu):
 PyTorch's own allocator counts the bytes, and the simulated GPU the seconds. From these the plan chooses the fastest way
-that fits, and the largest part of a batch. It takes one to five minutes. Every line of the answer says whether its
+that fits, and the largest part of a batch. It takes one to three minutes. Every line of the answer says whether its
 figure is counted, simulated, published or a rule. A plan is a beginning: measure it on one node before you believe it.
 """
 

@@ -32,7 +32,7 @@ def show(folder: Path, snapshot: Path) -> dict[str, Any]:
     if not ranks:
         print("nullgpu: no report: no process of the command has launched a kernel, or it was killed", file=sys.stderr)
         return {"ranks": []}
-    shutil.copy(folder / f"rank{ranks[0]['rank']}.pickle", snapshot)
+    shutil.copyfile(folder / f"rank{ranks[0]['rank']}.pickle", snapshot)
     lines = [*lines_of(ranks[0]), *others(ranks)]
     lines += ["", f"The memory over time: drop the file {snapshot} on https://pytorch.org/memory_viz"]
     print("", *lines, sep="\n", flush=True)
