@@ -28,10 +28,10 @@ GAPS = 1.07
 """what is reserved, on a GPU, for each byte that null GPUs reserve: at most that on an H200 (experiments/memory.md)"""
 NOT_COUNTED = 3 * GIB
 """CUDA's context and NCCL's buffers, which no allocator counts: 0.5 to 2 GiB and about 1 GiB"""
-HOST = 10
+HOST = 3
 """how many times as fast as this machine the host counts: nodes with GPUs have other CPUs than the machine of the plan,
 and a plan should be the same on a busy laptop; what the host needs is said apart. A simulated second of waiting then
-takes ten real ones"""
+takes three real ones"""
 AT_ONCE = 3
 """ways that are tried at the same time: their runs wait most of the time"""
 LAUNCH = 10e-6
