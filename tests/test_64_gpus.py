@@ -234,5 +234,5 @@ def test_each_flag_of_the_page_is_one_of_lesson_05_or_of_a_program() -> None:
     of_programs = {"nodes", "gres", "exclusive", "mem", "time", "signal", "requeue", "exclude", "dependency", "output"}
     of_programs |= {"sm", "world", "report", "jobid", "overlap", "pid", "prefix", "two_nodes"}
     of_programs |= {"array", "wrap", "start", "label", "standalone"}
-    of_programs |= {"gpu", "gb", "weights", "tokens", "hours", "script", "cases", "gpus_per_node", "ntasks"}  # of plan.py, srun
+    of_programs |= {"gpu", "gb", "weights", "tokens", "hours", "script", "cases", "published"}  # of plan.py
     assert set(re.findall(r"(?<![\w-])--(\w+)(?![\w-])", PAGE)) <= flags | of_programs
