@@ -9,7 +9,9 @@ def from_outside(outputs: list[torch.Tensor], gradients: dict[int, torch.Tensor]
     A model may return its loss beside the scores that the loss is made of.
     """
     made = {number: outputs[number].grad_fn for number in gradients}
-    order = sorted(gradients, key=lambda number: -1 if made[number] is None else made[number]._sequence_nr(), reverse=True)
+    order = sorted(
+        gradients, key=lambda number: -1 if made[number] is None else made[number]._sequence_nr(), reverse=True
+    )
     found: dict[int, torch.Tensor] = {}
     for number in order:  # the one that was made last first
         inner = None
