@@ -110,7 +110,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def mistake(options: argparse.Namespace) -> str:
     """Return what is wrong with the options; "" if nothing."""
-    if not 1 <= options.gpus <= MOST_GPUS or (options.gb is not None and options.gb <= 0) or options.world < 0 or options.host <= 0:
+    if (
+        not 1 <= options.gpus <= MOST_GPUS
+        or (options.gb is not None and options.gb <= 0)
+        or options.world < 0
+        or options.host <= 0
+    ):
         return f"--gpus is from 1 to {MOST_GPUS}, --gb and --host above 0, --world 0 (no other ranks) or more"
     if options.world and options.values:
         return "--world has no other ranks whose values could be computed: leave out --values"

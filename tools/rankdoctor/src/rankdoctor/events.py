@@ -42,9 +42,9 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     gradients   before an update: optimizer, count, made and made_lr (line and learning rates of the optimizer when it
                 was made; at its first update), closure, gradients and weights (key of `weight_key`: sum, sum of
                 absolute values), lr, state (number of entries), scaler (state of a GradScaler), dtypes, factor (size of
-                the gradients, divided by the size after backward; null: not all by the same number), others (sums of the weights of models that are in no
-                optimizer), kept (size of the gradients, divided by the size of what the script has added up over the
-                ranks; null: nothing)
+                the gradients, divided by the size after backward; null: not all by the same number), others (sums of
+                the weights of models that are in no optimizer), kept (size of the gradients, divided by the size of
+                what the script has added up over the ranks; null: nothing)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 losses (what they minimized), added (backward added to the gradients of the update before), factors
                 (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and

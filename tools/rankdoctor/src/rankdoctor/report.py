@@ -134,8 +134,8 @@ def remarks(runs: list[Run]) -> Iterator[str]:
     written = sorted({file for one in runs for file in one.launch.written})
     if written:
         yield (
-            f"{len(written)} file(s) have changed meanwhile, by a library that the doctor cannot redirect or by another "
-            f"program: {some_files(written)}"
+            f"{len(written)} file(s) have changed meanwhile, by a library that the doctor cannot redirect or by "
+            f"another program: {some_files(written)}"
         )
     programs = {(e["name"], e["at"]) for rank in run.ranks for e in rank.all("program") if e["at"] != "?"}
     for name, at in sorted(programs)[:3]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ..verdicts import FAULT, FINE, NOTE
 from ..runs import Run
+from ..verdicts import FAULT, FINE, NOTE
 from .asked import asked
 from .base import Finding, Observed, fault, hint, need
 

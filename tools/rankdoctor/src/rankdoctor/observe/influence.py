@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..questions import verdicts
-from ..verdicts import UNJUDGED, Verdict
 from ..trail import note, user_line
+from ..verdicts import UNJUDGED, Verdict
 from . import copies
 from .common import CONFIG, patch, state
 from .model import _is_model as has_weights
