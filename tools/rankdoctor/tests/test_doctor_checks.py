@@ -883,6 +883,134 @@ def labels_of_one_class(run: Run) -> None:
     probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), (1, 0, "1")])
 
 
+def totals(run: Run, *again: bool) -> None:
+    for rank in run.ranks:
+        rank.events += [
+            {"e": "total", "step": n, "t": 9.0, "at": at(52), "again": one, "before": 5.0}
+            for n, one in enumerate(again)
+        ]
+
+
+@faulty("added_once", "FAULT", 52)
+def a_tally_is_added_up_after_each_batch(run: Run) -> None:
+    totals(run, True, True, True, False, True, True)
+
+
+def divided(run: Run, times: float, total: float = 64.0) -> None:
+    add(run, "divisor", 44, total=total, own=32.0, summed_at=at(43), times=times)
+
+
+@faulty("divided_once", "FAULT", 44)
+def a_loss_is_divided_by_the_count_of_all_ranks(run: Run) -> None:
+    divided(run, 1.0)
+
+
+@faulty("norms_of_parts", "FAULT", 46)
+def trust_ratios_of_shards(run: Run) -> None:
+    change(run, "model", sharded=True, groups=4)
+    add(run, "part_norm", 46, count=6)
+
+
+def evaluated_copy(run: Run, *, follows: bool, untouched: int = 0, moves: bool = True) -> None:
+    for rank in run.ranks:
+        for e in rank.all("gradients"):
+            e["others"] = {"1": [float(e["count"] if moves else 0), 3.0]}
+        for step in (4, 8):
+            call = {"e": "forward", "step": step, "t": 1.0, "at": at(57), "model": 1, "cls": "Net", "train": False}
+            call |= {"grad": False, "loader": None, "random_layers": 0, "untouched": untouched}
+            rank.events.append(call | {"buffers": [step if follows else 7]})
+
+
+@faulty("statistics_of_copies", "FAULT", 57)
+def an_average_keeps_its_first_statistics(run: Run) -> None:
+    evaluated_copy(run, follows=False)
+
+
+@faulty("statistics_of_copies", "FAULT", 57)
+def an_average_has_the_statistics_it_was_made_with(run: Run) -> None:
+    evaluated_copy(run, follows=False, untouched=1)
+
+
+def stream_of(run: Run, *ranks: list[int], complete: bool = True) -> None:
+    change(run, "loader", iterable=True, workers=2, wanted={"loader": TRAIN})
+    for rank, given in zip(run.ranks, ranks, strict=True):
+        name = f"s{rank.number}"
+        run.samples[name] = given
+        end = {"e": "pass_end", "step": 4, "t": 1.0, "at": at(10), "loader": TRAIN, "batches": 4, "complete": complete}
+        rank.events.append(end | {"file": name, "bags": name})
+
+
+@faulty("stream_shared", "FAULT", 10)
+def readers_shuffle_the_files_before_they_share_them(run: Run) -> None:
+    stream_of(run, [*range(20), *range(30, 40)], [*range(10, 30), 50])
+
+
+def numbered(run: Run, *numberings: dict[str, int]) -> None:
+    for rank, entries in zip(run.ranks, numberings, strict=True):
+        held = {"e": "mapping", "step": 0, "t": 0.0, "at": at(12), "name": "stoi", "size": len(entries)}
+        rank.events.append(held | {"entries": entries})
+
+
+@faulty("same_numbering", "FAULT", 12)
+def each_rank_has_a_vocabulary_of_its_own(run: Run) -> None:
+    numbered(run, {f"w{n}": n for n in range(9)}, {f"w{n}": n - 3 for n in range(3, 12)})
+
+
+def totals_that_begin_anew(run: Run) -> None:
+    totals(run, False, False, False, False)
+
+
+def a_total_that_grows_once(run: Run) -> None:
+    totals(run, False, False, True, False, False)
+
+
+def a_loss_times_the_number_of_ranks(run: Run) -> None:
+    divided(run, 2.0)
+
+
+def a_loss_divided_by_what_only_looks_like_a_total(run: Run) -> None:
+    divided(run, 1.0, total=32.0)  # no other rank has put anything into it
+
+
+def a_loss_whose_gradients_are_multiplied_later(run: Run) -> None:
+    divided(run, 1.0)
+    change(run, "gradients", factor=2.0)
+
+
+def a_loss_whose_gradients_the_script_adds_up(run: Run) -> None:
+    divided(run, 1.0)
+    add(run, "collective", 47, name="all_reduce", size=30, everyone=True, gradient=True)
+
+
+def gradients_of_a_divided_loss_are_added_up(run: Run) -> None:
+    divided(run, 1.0)
+    gradients_are_added_up_only(run)
+
+
+def an_average_with_its_buffers(run: Run) -> None:
+    evaluated_copy(run, follows=True)
+
+
+def a_teacher_that_stays_as_it_is(run: Run) -> None:
+    evaluated_copy(run, follows=False, moves=False)
+
+
+def a_stream_that_draws_some_samples_often(run: Run) -> None:
+    stream_of(run, [*range(20), *[3] * 6], [*range(20, 40), *[3] * 6])
+
+
+def a_stream_of_which_only_the_begin_was_seen(run: Run) -> None:
+    stream_of(run, [*range(20)], [*range(10, 30)], complete=False)
+
+
+def one_vocabulary_on_all_ranks(run: Run) -> None:
+    numbered(run, {f"w{n}": n for n in range(9)}, {f"w{n}": n for n in range(12)})
+
+
+def settings_of_each_rank(run: Run) -> None:
+    numbered(run, {f"a{n}": n for n in range(9)}, {f"b{n}": n + 1 for n in range(9)})
+
+
 def files_that_workers_open(run: Run) -> None:
     handles(run, inherited=False, used=True)
 
@@ -932,6 +1060,11 @@ RIGHT = [
     augmentations_of_its_own, labels_of_one_class, files_that_workers_open,
     an_open_file_that_workers_do_not_read, streams_of_equal_length, streams_that_were_cut, a_checkpoint_on_the_cpu,
     a_checkpoint_that_is_forgotten, a_gpu_for_each_local_rank, two_gpus_for_each_rank, a_task_that_counts_its_gpus,
+    totals_that_begin_anew, a_total_that_grows_once, a_loss_times_the_number_of_ranks,
+    a_loss_divided_by_what_only_looks_like_a_total, a_loss_whose_gradients_are_multiplied_later,
+    a_loss_whose_gradients_the_script_adds_up, gradients_of_a_divided_loss_are_added_up, an_average_with_its_buffers, a_teacher_that_stays_as_it_is,
+    a_stream_that_draws_some_samples_often, a_stream_of_which_only_the_begin_was_seen, one_vocabulary_on_all_ranks,
+    settings_of_each_rank,
 ]  # fmt: skip
 """what looks like one of the faults above and is right"""
 

@@ -580,6 +580,27 @@ def test_each_kind_is_found_with_its_line(doctor: Doctor, words: str, wanted: Fo
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("", {}),
+        ("tally", {"added_once": "tally"}),
+        ("divided", {"divided_once": "divided"}),
+        ("average", {"statistics_of_copies": "average"}),
+        ("vocabulary", {"same_numbering": "vocabulary"}),
+        ("shuffled", {"stream_shared": "loader"}),
+        ("worker", {"same_samples": "loader"}),
+        ("sharded", {}),
+        ("sharded,norms", {"norms_of_parts": "norms"}),
+    ],
+)
+def test_totals_streams_and_vocabularies(doctor: Doctor, words: str, wanted: Found) -> None:
+    report, found = doctor.findings("totals.py", *([words] if words else []))
+    found.pop("small_norm", None)
+    assert report["errors"] == [] and found == wanted
+
+
+@pytest.mark.thorough
 def test_collectives_of_torch_2_15_are_seen(doctor: Doctor) -> None:
     report, found = doctor.findings("ddp.py", "not_combined,single")
     assert "results_combined" not in found

@@ -18,7 +18,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 below all subsets), batches, file
                 again (the script counts batches itself, and begins this pass in the middle of its epoch)
     batch       a loader gave a batch: loader, wait (seconds)
-    pass_end    a stream ended: loader, batches, complete (false: it was cut, and its rest took too long to count)
+    pass_end    a stream ended: loader, batches, complete (false: it was cut, and its rest took too long to count); of
+                the first pass: file, bags (hashes of its samples, as they are and with their values in any order)
     samples     at the end: what some samples of a data set hold: dataset, cls, collated (by the collate_fn of the
                 script), size, contents (by the number of the sample, for each part: a hash, one of its pattern of equal
                 entries, how to show it), steady (for each part: whether it is the same when it is read twice), names
@@ -33,8 +34,9 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     empty       a model got uninitialized memory: to_empty()
     ddp         DistributedDataParallel was made: cls, frozen (number of parameters), find_unused
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
-                and batch norm in training mode), samples, rows (a number for each input sample), rng, buffers; ddp and
-                sync, or inside (line of the DistributedDataParallel that has this module); without gradients in
+                and batch norm in training mode), samples, rows and bags (hashes of each input
+                sample, as it is and with its values in any order), rng, buffers, untouched (batch norms as made); ddp
+                and sync, or inside (line of the DistributedDataParallel that has this module); without gradients in
                 evaluation mode: drew (random numbers), random_in (what is random or takes statistics of the batch, and
                 its line)
     dropout     the first dropout in training
@@ -61,6 +63,11 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 caller is a file of the user's), gradient (whether the tensor is a gradient), features
                 (tensors of several dimensions that need gradients), backward, in_step (called in it, or in an update),
                 passes (backward passes since the last update)
+    total       a tensor is added up over the ranks that was added up before: again (it held that total), before
+    divisor     a loss is divided by a sum over the ranks: total, own (what this rank has put into it), summed_at, times
+                (by which other numbers the loss is multiplied)
+    part_norm   an update of the script's own took norms of this rank's part of weights, and exchanged nothing: count
+    mapping     at the first update: a dictionary that numbers names: name, size, entries (some of them)
     inner       a collective is called in a model's forward: name, features
     functional  one of torch's functional or differentiable collectives is called: name
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
@@ -177,6 +184,8 @@ class Event(TypedDict, total=False):
     random_layers: int
     samples: Any  # a number; in "parity" a list of numbers
     rows: list[int]
+    bags: Any  # a list of hashes; in "pass_end" a path
+    untouched: int
     rng: int
     buffers: list[int]
     ddp: bool
@@ -214,7 +223,7 @@ class Event(TypedDict, total=False):
     stepped_at: str
     # of collectives and sharded values
     everyone: bool
-    own: bool
+    own: Any  # whether the caller is the user's; in "divisor" what this rank has put into the total
     gradient: bool
     features: bool
     backward: bool
@@ -222,6 +231,11 @@ class Event(TypedDict, total=False):
     averaged: bool
     passes: int
     placement: str
+    before: float
+    total: float
+    summed_at: str
+    times: float
+    entries: dict[str, int]
     # of influence, reference and parity
     question: str
     answer: str

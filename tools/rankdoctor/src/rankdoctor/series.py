@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -63,6 +64,8 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
     yield usual
     if not usual.any("update"):
         return
+    if end := to_end_of_pass(plan, usual):
+        yield run_once(end, folder / "run10")
     yield from run_provocations(list(provocations(options, plan, usual)), folder)
     if options.resume is not None or (options.thorough and writes_files(usual)):
         yield from stop_and_resume(options, plan, usual, folder / "run9")
@@ -119,6 +122,29 @@ def confirm(plan: Plan, usual: Run, folder: Path) -> None:
             usual.launch.refuted.append("gathered_gradients")
             usual.launch.refuted_by["gathered_gradients"] = "no gradient came to what all_gather returned"
     write_launch(usual.launch, folder / "run0")
+
+
+MOST_BATCHES = 400
+"""batches of a pass that is run to its end because of its last group"""
+
+
+def to_end_of_pass(plan: Plan, usual: Run) -> Plan | None:
+    """Return a run through a whole pass, if its end is another one than that of a cut pass; None if it is not.
+
+    A script that accumulates gradients comes to a shorter group there, if the batches are no multiple of a group.
+    """
+    parts = Counter(e["followed"] for e in usual.first.all("update") if e.get("followed")).most_common(1)
+    passes = [e for e in usual.first.all("pass") if e["loader"] in usual.training and "batches" in e]
+    if not parts or parts[0][0] < 2 or not passes or not plan.settings["batches"]:
+        return None
+    batches, group = passes[0]["batches"], parts[0][0]
+    if not plan.settings["batches"] < batches <= MOST_BATCHES or batches % group == 0:
+        return None
+    return replace(
+        plan,
+        name="to the end of a pass",
+        settings=plan.settings | {"batches": 0, "steps": batches // group + 4},
+    )
 
 
 def usual_run(options: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Plan, Run]:
@@ -237,17 +263,21 @@ def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder:
     an epoch that is counted from the last start, begin there.
     """
     updates = len(usual.first.all("update"))
-    saves = [e["step"] for rank in usual.ranks for e in rank.events if e["e"] == "save"]
-    after = min((step for step in saves if 0 < step < updates), default=updates // 2) + 1
+    saves = {e["step"] for rank in usual.ranks for e in rank.events if e["e"] == "save"}
+    first = min((step for step in saves if 0 < step < updates), default=updates // 2)
+    after = first + 1
     if after > updates:
         return
+    # later, so that it goes on in another epoch than it began
+    second = max((step for step in saves if first < step <= 0.8 * updates), default=2 * first)
     args = [*plan.args, *shlex.split(options.resume or "")]
     stopping = plan.settings | {"stop_after": after}
     plan = replace(plan, provocation="resume")
     resumed = replace(plan, compared="resumed", args=args)
     # all in one folder, because the checkpoints are in it; "run8" and others are copies of the events
     yield keep_copy(options, run_once(replace(plan, name="stopped", settings=stopping), folder), folder, "run8")
-    again = run_once(replace(resumed, name="stopped and resumed", settings=stopping), folder)
+    once_more = plan.settings | {"stop_after": second - first + 1}
+    again = run_once(replace(resumed, name="stopped and resumed", settings=once_more), folder)
     if again.launch.ended != "stopped":
         yield again
     else:

@@ -104,9 +104,16 @@ def shared_once(run: Run) -> Iterator[Finding]:
 
 def same_inputs(run: Run) -> Iterator[Finding]:
     """Compare what the models were given, where no sampler says which samples those are."""
-    steps = [
-        [e.get("rows", []) for e in events] for events in run.together("forward", train=True, grad=True)[:COMPARED]
-    ]
+    calls = run.together("forward", train=True, grad=True)[:COMPARED]
+    as_they_are: list[list[list[int]]] = [[e.get("rows", []) for e in events] for events in calls]
+    in_any_order: list[list[list[int]]] = [[e.get("bags", []) for e in events] for events in calls]
+    yield from _common_inputs(run, as_they_are, "")
+    if all(all(rows) for rows in in_any_order):  # images that a transform has flipped, turned or shifted
+        yield from _common_inputs(run, in_any_order, ", with their values in another order, as by a flip or a shift")
+
+
+def _common_inputs(run: Run, steps: list[list[list[int]]], how: str) -> Iterator[Finding]:
+    """Yield what rank 0 and another rank have in common; ``steps`` are the hashes of the inputs of each rank."""
     steps = [rows for rows in steps if all(rows) and len(set(rows[0])) > len(rows[0]) / 2]
     seen(len(steps), "training steps, of each the inputs of all ranks", 2)
     rows_of = [[row for rows in steps for row in rows[rank]] for rank in range(run.world)]
@@ -118,7 +125,7 @@ def same_inputs(run: Run) -> Iterator[Finding]:
         at = run.made(first["loader"])["at"] if first["loader"] else first["at"]
         text = (
             f"{common} of the {len(set(rows_of[0]))} inputs of rank 0's model in {len(steps)} steps came to rank "
-            f"{other} too"
+            f"{other} too{how}"
         )
         seed = run.seeded_alike("torch", first["t"]) or run.seeded_alike("numpy", first["t"])
         if not first["loader"] and seed:
@@ -126,6 +133,70 @@ def same_inputs(run: Run) -> Iterator[Finding]:
         fix = "let each rank read or generate its own part: by its rank, or with a seed that has the rank in it"
         yield fault(at, text, fix)
     need(common <= run.world, f"the ranks had {common} inputs in common in {len(steps)} steps")
+
+
+@check("A pass of a stream gives no sample to two readers.", after=("same_samples", "stream_repeats"), ranks=True)
+def stream_shared(run: Run) -> Iterator[Finding]:
+    """Ranks and workers that order the files differently before they take every k-th read some twice, others never.
+
+    Samples are known by what they hold, in the first pass, also if their values come in another order.
+    """
+    streams = [e for e in run.first.all("loader") if e["iterable"] and e["loader"] in run.training]
+    need_use(streams, "streams (IterableDataset)")
+    need(not run.model_parallel, "ranks of a model-parallel group read the same samples")
+    for stream in streams:
+        ends = [[e for e in rank.all("pass_end", loader=stream["loader"]) if "bags" in e][:1] for rank in run.ranks]
+        need(
+            all(found and found[0]["complete"] for found in ends), "the first pass was not read to its end: see --full"
+        )
+        for key in ("file", "bags"):
+            given = [run.samples.get(found[0][key], []) for found in ends]
+            if not all(given):
+                continue
+            counts = Counter(sample for of_rank in given for sample in of_rank)
+            repeated = sum(counts.values()) - len(counts)
+            readers = run.world * max(1, stream["workers"])
+            on_two = sum(count > 1 for count in counts.values())
+            if repeated > 0.05 * counts.total() and on_two > run.world and max(counts.values()) <= readers:
+                text = (
+                    f"{on_two} of the {len(counts)} different samples in the first pass of all ranks come from "
+                    f"several of the {readers} readers (ranks and their workers)"
+                )
+                if key == "bags":
+                    text += ", with their values in another order"
+                fix = (
+                    "give all readers the same list, in the same order, and let each take its own part: "
+                    "list[rank * workers + worker :: ranks * workers]; a shuffle before it needs one seed for all"
+                )
+                yield fault(stream["at"], text, fix)
+                return
+            need(repeated <= 0.05 * counts.total(), f"{repeated} samples of the first pass are equal to others")
+        seen(sum(map(len, given)), "samples of the first pass of all ranks, all different")
+
+
+@check("A name has the same number on all ranks.", after=("same_meaning",), ranks=True)
+def same_numbering(run: Run) -> Iterator[Finding]:
+    """A vocabulary that each rank makes from its own part of the texts gives the rows of an embedding two meanings."""
+    compared = 0
+    by_name = [{e["name"]: e for e in rank.all("mapping")} for rank in run.ranks]
+    need_use(by_name[0], "a dictionary that numbers names, such as a vocabulary")
+    for name, first in by_name[0].items():
+        others = [(rank, found[name]) for rank, found in enumerate(by_name) if rank and name in found]
+        for rank, other in others:
+            common = first["entries"].keys() & other["entries"].keys()
+            wrong = sorted(word for word in common if first["entries"][word] != other["entries"][word])
+            compared += len(common) if not wrong else 0
+            if len(common) >= 4 and len(wrong) > 0.1 * len(common):
+                word = wrong[0]
+                yield fault(
+                    first["at"],
+                    f"{name} gives {word!r} the number {first['entries'][word]} on rank 0, and "
+                    f"{other['entries'][word]} on rank {rank}; so it is with {len(wrong)} of {len(common)} names",
+                    "make it once, from all data and in a sorted order, and give it to all ranks: a file, or "
+                    "broadcast_object_list",
+                )
+                return
+    seen(compared, "names with the same number on all ranks")
 
 
 @check("Every epoch has a new order of the samples.", exercise="same_order")

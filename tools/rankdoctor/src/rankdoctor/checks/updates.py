@@ -32,7 +32,8 @@ def gradients_averaged(run: Run) -> Iterator[Finding]:
     # a GradScaler divides by its factor between the sum and the update
     whole = [e for e in steps if any(0.99 < (e["kept"] or 0) * by < 1.01 for by in (1.0, scale))]
     shares = [samples * factor / scale for _, samples, factor in factors]  # of the loss; 1: its mean on this rank
-    divided = shares and max(shares) < 0.9
+    by_total = [e for e in run.first.all("divisor") if abs(e["times"] - 1) < 0.01]  # then the sum is the mean
+    divided = (shares and max(shares) < 0.9) or len(by_total) > 0.8 * len(steps)
     if len(whole) > 0.8 * len(steps) and not divided:
         at = next((e["at"] for e in run.first.all("collective") if e.get("gradient")), steps[0]["at"])
         text = f"gradients are added up over {run.world} ranks and not divided, in {len(whole)} of {len(steps)} updates"

@@ -219,6 +219,36 @@ def validation_statistics(run: Run) -> Iterator[Finding]:
     need(not different, "the ranks had different running means, in calls outside of a validation")
 
 
+@check("Averaged or copied weights are evaluated with statistics of their own.")
+def statistics_of_copies(run: Run) -> Iterator[Finding]:
+    """parameters() has no running means: an average of the weights alone keeps those with which it was made."""
+    calls = [e for e in run.first.all("forward", grad=False, train=False) if e.get("buffers")]
+    need_use(calls, "batch norm in evaluation mode")
+    own = {number for e in run.first.all("gradients") for number in e["others"]}
+    trained = {e["cls"] for e in run.first.all("forward", train=True, grad=True) if e["random_layers"]}
+    copies = sorted({e["model"] for e in calls if str(e["model"]) in own and e["cls"] in trained})
+    need_use(copies, "a copy of the model with batch norm that is evaluated")
+    for number in copies:
+        mine = [e for e in calls if e["model"] == number]
+        sums = [e["others"][str(number)] for e in run.first.all("gradients") if str(number) in e["others"]]
+        moves = len({str(one) for one in sums}) > 1
+        late = [e for e in mine if e["step"] > 0]
+        made = [e for e in late if e.get("untouched")]
+        still = len({str(e["buffers"]) for e in late}) == 1 and len({e["step"] for e in late}) > 1
+        if moves and (made or still):
+            layers = made[0]["untouched"] if made else len(mine[0]["buffers"])
+            how = "with which it was made (mean 0, variance 1)" if made else "of its first evaluation"
+            yield fault(
+                late[0]["at"],
+                f"the copy of {mine[0]['cls']} that is evaluated here gets new weights, but {layers} layers of batch "
+                f"norm keep the statistics {how}",
+                "copy or average its buffers too: AveragedModel(..., use_buffers=True), or zip over model.buffers()",
+            )
+        elif moves:
+            seen(len(late), "calls of a copy, whose statistics changed with its weights")
+    need(Observed.now, "the weights of the copy do not change")
+
+
 @check("Nothing is random, and no statistic of a batch is used, in evaluation mode.", after=("validation_mode",))
 def random_in_evaluation(run: Run) -> Iterator[Finding]:
     """Functions do not know the mode of the model: dropout_p, F.dropout(x, p) and noise are active after model.eval().

@@ -118,6 +118,13 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             f"last ones add stays on its rank: {evidence}",
             "leave no_sync() in the last pass before step()",
         )
+    if alone := _never_synced(wrapped, events[0]["step"] - 1):
+        return fault(
+            alone["at"],
+            f"no backward pass before update {events[0]['step']} exchanges gradients, such as in the last group of an "
+            f"epoch that is shorter: {evidence}",
+            "let the same condition decide about no_sync() and step()",
+        )
     if loaded := _loaded_alone(run):
         return fault(
             loaded["at"],
@@ -158,6 +165,12 @@ def _last_pass_unsynced(wrapped: list[Event]) -> Event | None:
     several = [calls for calls in updates.values() if len(calls) > 1]
     wrong = [calls[-1] for calls in several if not calls[-1]["sync"] and any(e["sync"] for e in calls)]
     return wrong[0] if len(wrong) > 1 and len(wrong) > len(several) / 2 else None
+
+
+def _never_synced(wrapped: list[Event], step: int) -> Event | None:
+    """Return the last call before an update, numbered from 0, if none before it exchanges gradients."""
+    calls = [e for e in wrapped if e["step"] == step]
+    return calls[-1] if calls and not any(e["sync"] for e in calls) else None
 
 
 def _loaded_alone(run: Run) -> Event | None:

@@ -28,6 +28,7 @@ from . import (
     probe,
     randomness,
     reference,
+    totals,
 )
 from .common import CONFIG, quietly, state
 
@@ -45,6 +46,7 @@ SUBJECTS = (
     influence,
     reference,
     parity,
+    totals,
 )
 
 

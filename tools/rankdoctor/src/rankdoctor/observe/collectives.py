@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..trail import note, trail, user_line
-from . import passes
+from . import passes, totals
 from .common import CONFIG, local, optimizers, patch, quietly, state
 from .model import models
 from .optimizer import wait_for_the_end
@@ -122,6 +122,7 @@ def _functional(name: str) -> Callable[[Callable], Callable]:
             if state.depth or state.observing or Inside.collective or not trail.caller_is_outside(TORCH):
                 return own(*args, **kwargs)
             note("functional", at=user_line(), name=name)
+            totals.totals.exchanged |= optimizers.depth > 0
             Inside.collective = True
             try:
                 return own(*args, **kwargs)
@@ -156,13 +157,18 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
                 and is_gradient(next(iter(tensors), None))
             ):
                 passes.before_reduction()
+            totals.totals.exchanged |= optimizers.depth > 0
+            is_sum = name == "all_reduce" and bool(tensors) and op_of(args, kwargs) == dist.ReduceOp.SUM
+            part = totals.before(tensors[0]) if is_sum else None
             Inside.collective = True
             try:
                 result = own(*args, **kwargs)
             finally:
                 Inside.collective = False
-            if name == "all_reduce" and tensors and not state.depth and not optimizers.depth:
-                note_reduced(tensors[0], args, kwargs)
+            if is_sum and not state.depth and not optimizers.depth:
+                note_reduced(tensors[0])
+            if is_sum and not kwargs.get("async_op"):
+                totals.after(tensors[0], part, totals.world_of(kwargs, args), is_gradient(tensors[0]))
             if CONFIG.probe_gathers and name in GATHERS and state.training:
                 follow(args[0] if args else next(iter(kwargs.values())), user_line())
             return result
@@ -206,11 +212,15 @@ def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs:
     )
 
 
+def op_of(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return how an all_reduce combines the values of the ranks."""
+    return kwargs.get("op", args[1] if len(args) > 1 else dist.ReduceOp.SUM)
+
+
 @quietly
-def note_reduced(tensor: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
+def note_reduced(tensor: torch.Tensor) -> None:
     """Remember the size of gradients that the script has added up over the ranks itself."""
-    op = kwargs.get("op", args[1] if len(args) > 1 else dist.ReduceOp.SUM)
-    if op == dist.ReduceOp.SUM and is_gradient(tensor):
+    if is_gradient(tensor):
         optimizers.reduced += float(local(tensor).double().abs().sum())
 
 

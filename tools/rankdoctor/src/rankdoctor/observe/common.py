@@ -62,6 +62,8 @@ class Optimizers:
     """what became of the backward passes since the last update"""
     reduced: float = 0.0
     """size of the gradients that the script has added up over the ranks itself since the last update"""
+    saved: bool = False
+    """whether a checkpoint was saved since the last update"""
     schedulers: list[tuple[Any, str]] = field(default_factory=list)
     schedule_lines: dict[int, str] = field(default_factory=dict)
     """by the ids of schedulers: the line of the last step"""
@@ -122,6 +124,27 @@ def fingerprints(rows: torch.Tensor, most_values: int = 4096) -> list[int]:
     flat = flat[:, :: 1 + flat.shape[1] // most_values].contiguous()
     values = flat.view(torch.uint8).long() + 1
     position = torch.arange(1, values.shape[1] + 1, device=values.device)
-    weights = position * 0x9E3779B97F4A7C1  # in integers that wrap around, so the order of the sum does not matter
-    weights = (weights ^ (weights >> 29)) * 0xBF58476D1CE4E5B
-    return (values * weights).sum(1).tolist()
+    return (values * mixed(position)).sum(1).tolist()
+
+
+def mixed(numbers: torch.Tensor) -> torch.Tensor:
+    """Return a hash of each whole number, in integers that wrap around, so the order of a sum does not matter."""
+    numbers = numbers * 0x9E3779B97F4A7C1
+    return (numbers ^ (numbers >> 29)) * 0xBF58476D1CE4E5B
+
+
+LEAST_IN_BAG = 16
+"""numbers in a sample that can be known by them in any order"""
+
+
+def bags(rows: torch.Tensor, most_values: int = 65_536) -> list[int]:
+    """Return a hash of the values of each row of (N, ...) in any order: flips, rolls and turned images keep it.
+
+    An empty list: the rows are too long, or hold whole numbers, such as tokens, whose order makes the sample.
+    """
+    flat = rows.detach().reshape(len(rows), -1)
+    if not flat.is_floating_point() or not LEAST_IN_BAG <= flat.shape[1] <= most_values:
+        return []
+    values = (flat.float() + 0.0).contiguous().view(torch.int32).long()  # -0.0 becomes 0.0
+    values = mixed(values ^ (values >> 13))
+    return (values ^ (values >> 17)).sum(1).tolist()

@@ -16,14 +16,17 @@ from typing import Any
 
 import torch
 from torch.utils import data
+from torch.utils._pytree import tree_leaves
 
 from ..trail import note, user_line
-from .common import CONFIG, fingerprints, patch, quietly, state
+from .common import CONFIG, bags, fingerprints, patch, quietly, state
 
 LONGEST_PLAN = 200_000
 """batches of a pass that are looked at: a sampler can be endless"""
 LONGEST_DRAIN = 3.0
 """seconds in which the rest of a stream is counted"""
+MOST_GIVEN = 50_000
+"""samples of a stream that are compared"""
 MANY_OBJECTS = 20_000
 LIGHTNING = re.compile(r"site-packages/(pytorch_)?lightning(_fabric)?/")
 ITERABLE = data.dataloader._DatasetKind.Iterable
@@ -40,6 +43,8 @@ class Known:
     """of data sets that are read by tuples, by their ids: such a tuple, and which part is the number of the sample"""
     drained: set[str] = field(default_factory=set)
     """loaders of streams of which the batches were counted"""
+    given: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
+    """of each loader of a stream: hashes of the samples of its first pass, as they are and in any order"""
     files: int = 0
 
 
@@ -323,6 +328,7 @@ def _iterator_init(own: Callable[..., None]) -> Callable[..., None]:
     def init(iterator: Any, loader: data.DataLoader) -> None:
         iterator._rankdoctor_loader, iterator._rankdoctor_given = loader, 0
         if loader._dataset_kind == ITERABLE:
+            known.given.pop(known.loaders[id(loader)][0], None)  # of a pass that the script has ended
             note_pass(loader)
         own(iterator, loader)
 
@@ -333,6 +339,7 @@ def _iterator_reset(own: Callable[..., None]) -> Callable[..., None]:
     def reset(iterator: Any, loader: data.DataLoader, first_iter: bool = False) -> None:
         iterator._rankdoctor_given = 0
         if loader._dataset_kind == ITERABLE and not first_iter:
+            known.given.pop(known.loaders[id(loader)][0], None)
             note_pass(loader)
         own(iterator, loader, first_iter)
 
@@ -352,12 +359,14 @@ def _following(own: Callable[..., Any]) -> Callable[..., Any]:
         except StopIteration:
             if is_stream:
                 key = known.loaders[id(loader)][0]
-                note("pass_end", loader=key, batches=iterator._rankdoctor_given, complete=True)
+                note("pass_end", loader=key, batches=iterator._rankdoctor_given, complete=True, **given_by(key))
             raise
         finally:
             state.loading = False
         iterator._rankdoctor_given += 1
         state.loader = known.loaders[id(loader)][0]
+        if is_stream and state.loader not in known.drained:
+            remember(state.loader, batch)
         note("batch", loader=state.loader, wait=round(time.perf_counter() - began, 5))
         return batch
 
@@ -374,13 +383,32 @@ def drain(following: Callable[[Any], Any], iterator: Any) -> None:
     state.loading = True
     try:
         while time.perf_counter() < ends:
-            following(iterator)
+            batch = following(iterator)
+            remember(key, batch)
             count += 1
     except StopIteration:
         complete = True
     finally:
         state.loading = False
-    note("pass_end", loader=key, batches=count, complete=complete)
+    note("pass_end", loader=key, batches=count, complete=complete, **given_by(key))
+
+
+@quietly
+def remember(key: str, batch: Any) -> None:
+    """Remember what the samples of a batch of a stream hold, because they have no numbers."""
+    rows, values = known.given.setdefault(key, ([], []))
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    if leaves and len(rows) < MOST_GIVEN:
+        largest = max(leaves, key=torch.Tensor.numel)
+        rows += fingerprints(largest)
+        values += bags(largest)
+
+
+def given_by(key: str) -> dict[str, object]:
+    """Return the fields of an event with what the first pass of a stream has given; nothing later."""
+    rows, values = known.given.pop(key, ([], []))
+    known.drained.add(key)
+    return {"file": _store(rows), "bags": _store(values)} if rows else {}
 
 
 def _cut_datasets() -> None:

@@ -121,6 +121,7 @@ def note_save(thing: Any, file: Any, at: str) -> None:
         name: p.numel() for model in models.known for name, p in model.named_parameters() if hasattr(p, "to_local")
     }
     shards = [name for name, v in tensors.items() if hasattr(v, "to_local") or v.numel() < whole.get(name, 0)]
+    optimizers.saved = True
     note(
         "save",
         file=name_of(file),

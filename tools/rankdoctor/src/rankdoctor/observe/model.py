@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from ..events import weight_key
 from ..trail import note, trail, user_line
-from .common import CONFIG, fingerprint, fingerprints, local, optimizers, patch, quietly, state
+from .common import CONFIG, bags, fingerprint, fingerprints, local, optimizers, patch, quietly, state
 
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
@@ -228,7 +228,9 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
         event["inside"] = models.inside[id(core)]
     is_synced = isinstance(module, DistributedDataParallel) and module.will_sync_module_buffers()
     if not module.training and not is_synced:
-        event["buffers"] = [fingerprint(m.running_mean) for m in core.modules() if _has_statistics(m)]
+        norms = [m for m in core.modules() if _has_statistics(m)]
+        event["buffers"] = [fingerprint(m.running_mean) for m in norms]
+        event["untouched"] = sum(_is_as_made(m) for m in norms)
     if grad:
         inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         models.for_inputs |= any(any(leaves_that_are_no_weights(one)) for one in inputs if one.requires_grad)
@@ -257,6 +259,11 @@ def leaves_that_are_no_weights(tensor: torch.Tensor, most: int = 50) -> Iterator
 
 def _has_statistics(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.running_mean is not None and not is_synced_norm(module)
+
+
+def _is_as_made(norm: nn.Module) -> bool:
+    """Return whether a batch norm has the statistics with which it was made: mean 0, variance 1."""
+    return not bool(norm.running_mean.any()) and bool((norm.running_var == 1).all())
 
 
 def is_synced_norm(module: nn.Module) -> bool:
@@ -308,7 +315,11 @@ def _inputs(args: tuple, kwargs: dict) -> dict[str, object]:
     if not tensors:
         return {}
     largest = local(max(tensors, key=torch.Tensor.numel))
-    return {"samples": len(largest), "rows": fingerprints(largest[:MOST_SAMPLES])}
+    return {
+        "samples": len(largest),
+        "rows": fingerprints(largest[:MOST_SAMPLES]),
+        "bags": bags(largest[:MOST_SAMPLES]),
+    }
 
 
 def _wrap_ddp(own: Callable[..., None]) -> Callable[..., None]:

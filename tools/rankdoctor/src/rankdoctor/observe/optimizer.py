@@ -13,13 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..trail import note, trail, user_line
-from . import files, passes
+from . import files, mappings, passes, totals
 from .common import CONFIG, local, optimizers, patch, quietly, state, sums
 from .model import gradient_norm, gradient_size, models, name_parameters, note_sharded
 
 MOST_PARAMETERS = 600
 FIRST = 16
-"""first updates of an optimizer that are logged with all sums; of the others, every tenth is"""
+"""first updates of an optimizer that are logged with all sums; of the others, every tenth, and those after a save"""
 SETTLED = 2
 """updates after which all sharded weights have had a gradient"""
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -51,13 +51,15 @@ def _number_of(optimizer: Optimizer) -> int:
 
 def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
     optimizers.depth += 1
+    if not optimizers.known:
+        mappings.at_first_update()
     if optimizers.depth == 1:
         note_before(optimizer, bool(args[1:]) or any(kwargs.values()))
 
 
 @quietly
 def note_before(optimizer: Optimizer, closure: bool) -> None:
-    """Log gradients, weights and learning rates before an update: of the first ones, then every tenth."""
+    """Log gradients, weights and learning rates before an update: the first ones, every tenth, and after a save."""
     number = _number_of(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizers.held |= {id(p) for p in parameters}
@@ -68,7 +70,8 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
     if trail.step == SETTLED:
         note_sharded()  # a run that hangs has no end
     reduced, optimizers.reduced = optimizers.reduced, 0.0
-    if count >= FIRST and count % 10 != 9:
+    saved, optimizers.saved = optimizers.saved, False
+    if count >= FIRST and count % 10 != 9 and not saved:
         return
     named = [(models.names.get(id(p), f"?{i}"), p) for i, p in enumerate(parameters[:MOST_PARAMETERS])]
     note(
@@ -167,6 +170,7 @@ def note_after(optimizer: Optimizer) -> None:
         **what,
     )
     optimizers.became = {}
+    totals.at_end_of_step(state.world)
     files.look_at_loaded()
     models.graphs = [pair for pair in models.graphs if pair[0]() is not None]
     models.backwards, models.losses, models.factors, optimizers.waits, optimizers.copies = [], [], [], {}, []
