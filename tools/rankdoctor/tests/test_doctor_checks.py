@@ -1062,7 +1062,8 @@ RIGHT = [
     a_checkpoint_that_is_forgotten, a_gpu_for_each_local_rank, two_gpus_for_each_rank, a_task_that_counts_its_gpus,
     totals_that_begin_anew, a_total_that_grows_once, a_loss_times_the_number_of_ranks,
     a_loss_divided_by_what_only_looks_like_a_total, a_loss_whose_gradients_are_multiplied_later,
-    a_loss_whose_gradients_the_script_adds_up, gradients_of_a_divided_loss_are_added_up, an_average_with_its_buffers, a_teacher_that_stays_as_it_is,
+    a_loss_whose_gradients_the_script_adds_up, gradients_of_a_divided_loss_are_added_up,
+    an_average_with_its_buffers, a_teacher_that_stays_as_it_is,
     a_stream_that_draws_some_samples_often, a_stream_of_which_only_the_begin_was_seen, one_vocabulary_on_all_ranks,
     settings_of_each_rank,
 ]  # fmt: skip
