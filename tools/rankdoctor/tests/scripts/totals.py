@@ -1,4 +1,4 @@
-"""A correct script with sums, averages, streams and a vocabulary; each word of the first argument breaks one of them."""
+"""A correct script with sums, averages, streams and a vocabulary; each word of the first argument breaks one."""
 
 import copy
 import os

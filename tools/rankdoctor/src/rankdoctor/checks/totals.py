@@ -23,14 +23,15 @@ def added_once(run: Run) -> Iterator[Finding]:
         yield fault(
             at,
             f"{len(again)} of {len(events)} times the tensor that is added up over the ranks still held the total of "
-            f"the time before (up to {max(e['before'] for e in again):.6g}), so that is counted {run.world} times more",
+            f"the time before (up to {max(e['before'] for e in again):.6g}), so that is counted {run.world} times "
+            "more",
             "keep what this rank has counted apart: all_reduce a copy of it, or once, after the loop",
         )
 
 
 @check("A loss that is divided by a total of all ranks is not averaged over them.", ranks=True)
 def divided_once(run: Run) -> Iterator[Finding]:
-    """DDP and FSDP average gradients. A loss divided by the count of all ranks is thus divided by their number twice."""
+    """DDP and FSDP average gradients, so a loss divided by the count of all ranks is divided by their number twice."""
     divisors = run.first.all("divisor")
     need_use(divisors, "a loss that is divided by a total of all ranks")
     seen(len(divisors), "losses that are divided by a total", 2)
