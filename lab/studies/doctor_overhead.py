@@ -1,4 +1,6 @@
-"""How much slower is a script under the doctor? Lesson 03 on two ranks, in turn with torchrun and with the doctor.
+"""How much slower is a script under the doctor? Two scripts on two ranks, in turn with torchrun and with the doctor.
+
+One is lesson 03, the other the short example of the doctor's page.
 
 python lab/studies/doctor_overhead.py          # three pairs of runs, some minutes
 """
@@ -17,23 +19,33 @@ sys.path.insert(0, str(REPOSITORY))
 from lab import results  # noqa: E402
 
 PAIRS = 3
-FLAGS = ["train.py", "--epochs", "2", "--limit_train", "6400", "--limit_val", "640", "--num_workers", "0", "--run_dir"]
+LESSON = ["train.py", "--epochs", "2", "--limit_train", "6400", "--limit_val", "640", "--num_workers", "0", "--run_dir"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DOCTOR = [sys.executable, "-m", "rankdoctor"]
 WAYS = {
-    "torchrun": TORCHRUN,
-    "the doctor, whole epochs (`--full`)": [*DOCTOR, "--full", "--no_redirect"],
-    "the doctor, eight batches of each pass": [*DOCTOR, "--no_redirect"],
+    "lesson 03: torchrun": ("03_ddp", [*TORCHRUN, *LESSON]),
+    "the doctor, whole epochs (`--full`)": ("03_ddp", [*DOCTOR, "--full", "--no_redirect", *LESSON]),
+    "the doctor, eight batches of each pass": ("03_ddp", [*DOCTOR, "--no_redirect", *LESSON]),
+    "a short script: torchrun": ("tools/rankdoctor/docs", [*TORCHRUN, "example.py"]),
+    "the doctor": ("tools/rankdoctor/docs", [*DOCTOR, "example.py"]),
 }
 
 
-def measured(command: list[str], run_dir: str) -> float:
-    """Return the seconds of a run."""
+def measured(place: str, command: list[str], run_dir: str) -> float:
+    """Return the seconds of a run; the doctor ends with status 1 if it finds a fault."""
     began = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    folder = REPOSITORY / "03_ddp"
-    subprocess.run([*command, *FLAGS, run_dir], cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=True)
+    words = [*command, run_dir] if "--run_dir" in command else command
+    status = subprocess.run(words, cwd=REPOSITORY / place, env=environment, stdout=subprocess.DEVNULL).returncode
+    if status not in (0, 1 if "rankdoctor" in command else 0):
+        sys.exit(f"error: {' '.join(words)} ended with exit status {status}")
+    (REPOSITORY / place / "model.pt").unlink(missing_ok=True)  # of the short script
     return time.monotonic() - began
+
+
+def alone_of(way: str) -> str:
+    """Return the way in which the same script runs without the doctor."""
+    return next(other for other in WAYS if "torchrun" in other and WAYS[other][0] == WAYS[way][0])
 
 
 def main() -> None:
@@ -41,15 +53,16 @@ def main() -> None:
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(PAIRS):
-            for way, command in WAYS.items():
-                found[way].append(measured(command, f"{folder}/{pair}_{way.replace(' ', '_')}"))
+            for way, (place, command) in WAYS.items():
+                found[way].append(measured(place, command, f"{folder}/{pair}_{way.replace(' ', '_')}"))
     rows: list[list[results.Cell]] = []
     for way, seconds in found.items():
-        ratios = [mine / others for mine, others in zip(seconds, found["torchrun"], strict=True)]
+        alone = found[alone_of(way)]
+        ratios = [mine / others for mine, others in zip(seconds, alone, strict=True)]
         rows.append([way, *([statistics.median(each), min(each), max(each)] for each in (seconds, ratios))])
     results.store(
         "doctor_overhead",
-        title="Lesson 03 on two ranks with and without the doctor",
+        title="Two scripts on two ranks with and without the doctor",
         columns=["started by", "seconds", "seconds, of those with torchrun"],
         rows=rows,
         formats={"seconds": ".1f", "seconds, of those with torchrun": ".2f"},
