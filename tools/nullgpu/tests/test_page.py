@@ -28,6 +28,8 @@ def test_the_report_on_the_page_is_the_one_that_is_printed(
     done = nullgpu("--report", "--snapshot", tmp_path / "memory.pickle", "python", "docs/example.py")
     shown = re.findall(r"```text\n(.*?)```", PAGES[0].read_text(), re.DOTALL)[1]
     assert shape(done.stdout.replace(str(tmp_path / "memory.pickle"), "memory.pickle")) == shape(shown)
+    counted = r"([\d,.]+)  (kernel launches|waits of the CPU|copies between)"  # not times, which are a machine's
+    assert re.findall(counted, done.stdout) == re.findall(counted, shown)
 
 
 def test_the_map_names_every_module() -> None:
