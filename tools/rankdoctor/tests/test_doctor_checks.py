@@ -905,6 +905,24 @@ def a_loss_is_divided_by_the_count_of_all_ranks(run: Run) -> None:
     divided(run, 1.0)
 
 
+def codebook(run: Run, apart: float, *, moves: bool = True, broadcast: bool = False) -> None:
+    change(run, "ddp", broadcast=broadcast)
+    for rank in run.ranks:
+        for e in rank.all("gradients"):
+            value = (e["count"] if moves else 0) + apart * rank.number
+            e["kept_buffers"] = {"codes": [value, 5.0 + value]}
+
+
+@faulty("buffers_agree", "FAULT", 29)
+def each_rank_has_a_codebook_of_its_own(run: Run) -> None:
+    codebook(run, 1.5)
+
+
+@faulty("buffers_agree", "NOTE", 29)
+def only_the_codes_of_rank_0_are_kept(run: Run) -> None:
+    codebook(run, 1.5, broadcast=True)
+
+
 @faulty("norms_of_parts", "FAULT", 46)
 def trust_ratios_of_shards(run: Run) -> None:
     change(run, "model", sharded=True, groups=4)
@@ -987,6 +1005,14 @@ def gradients_of_a_divided_loss_are_added_up(run: Run) -> None:
     gradients_are_added_up_only(run)
 
 
+def a_codebook_that_all_ranks_update_alike(run: Run) -> None:
+    codebook(run, 0.0)
+
+
+def a_table_of_each_rank_that_stays(run: Run) -> None:
+    codebook(run, 1.5, moves=False)
+
+
 def an_average_with_its_buffers(run: Run) -> None:
     evaluated_copy(run, follows=True)
 
@@ -1063,6 +1089,7 @@ RIGHT = [
     totals_that_begin_anew, a_total_that_grows_once, a_loss_times_the_number_of_ranks,
     a_loss_divided_by_what_only_looks_like_a_total, a_loss_whose_gradients_are_multiplied_later,
     a_loss_whose_gradients_the_script_adds_up, gradients_of_a_divided_loss_are_added_up,
+    a_codebook_that_all_ranks_update_alike, a_table_of_each_rank_that_stays,
     an_average_with_its_buffers, a_teacher_that_stays_as_it_is,
     a_stream_that_draws_some_samples_often, a_stream_of_which_only_the_begin_was_seen, one_vocabulary_on_all_ranks,
     settings_of_each_rank,

@@ -32,7 +32,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 blocks (modules of one kind in a row), mesh_dims, tensor_parallel (sharded, but not by FSDP),
                 local_norms
     empty       a model got uninitialized memory: to_empty()
-    ddp         DistributedDataParallel was made: cls, frozen (number of parameters), find_unused
+    ddp         DistributedDataParallel was made: cls, frozen (number of parameters), find_unused,
+                broadcast (of buffers)
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
                 and batch norm in training mode), samples, rows and bags (hashes of each input
                 sample, as it is and with its values in any order), rng, buffers, untouched (batch norms as made); ddp
@@ -46,7 +47,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 absolute values), lr, state (number of entries), scaler (state of a GradScaler), dtypes, factor (size of
                 the gradients, divided by the size after backward; null: not all by the same number), others (sums of
                 the weights of models that are in no optimizer), kept (size of the gradients, divided by the size of
-                what the script has added up over the ranks; null: nothing)
+                what the script has added up over the ranks; null: nothing), kept_buffers (sums of the buffers of
+                wrapped models, other than those of batch norm)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 losses (what they minimized), added (backward added to the gradients of the update before), factors
                 (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and
@@ -286,6 +288,8 @@ class Event(TypedDict, total=False):
     drew: bool
     random_in: list[list[str]]
     find_unused: bool
+    broadcast: bool
+    kept_buffers: dict[str, list[float] | None]
 
 
 def weight_key(model: int, name: str) -> str:

@@ -87,6 +87,13 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             f"all backward passes are under no_sync, so no gradients are exchanged: {evidence}",
             "leave no_sync for the last backward pass before an update",
         )
+    if alone := _never_synced(wrapped, events[0]["step"] - 1):
+        return fault(
+            alone["at"],
+            f"no backward pass before update {events[0]['step']} exchanges gradients, such as in the last group of an "
+            f"epoch that is shorter: {evidence}",
+            "let the same condition decide about no_sync() and step()",
+        )
     if wrapped and made and made[0]["frozen"] and not differing(first, "weights"):
         return fault(
             made[0]["at"],
@@ -117,13 +124,6 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             "gradients are exchanged in an earlier backward pass of an update and not in the last one, so what the "
             f"last ones add stays on its rank: {evidence}",
             "leave no_sync() in the last pass before step()",
-        )
-    if alone := _never_synced(wrapped, events[0]["step"] - 1):
-        return fault(
-            alone["at"],
-            f"no backward pass before update {events[0]['step']} exchanges gradients, such as in the last group of an "
-            f"epoch that is shorter: {evidence}",
-            "let the same condition decide about no_sync() and step()",
         )
     if loaded := _loaded_alone(run):
         return fault(
@@ -219,6 +219,44 @@ def teachers_agree(run: Run) -> Iterator[Finding]:
         alike += len(unequal) if not any(unequal) else 0
     need(alike, "only some ranks call it, or its weights differ in a few updates")
     seen(alike, "comparisons of its weights over the ranks", 4)
+
+
+@check("What models compute in forward and keep is the same on all ranks.", ranks=True, after=("weights_agree",))
+def buffers_agree(run: Run) -> Iterator[Finding]:
+    """A codebook or a running average that each rank updates from its own samples is another one on each rank.
+
+    The statistics of batch norm have checks of their own.
+    """
+    need(not run.sharded and not run.model_parallel, "the ranks have different parts of the weights")
+    wrapped = run.first.all("ddp")
+    need_use(wrapped, "DistributedDataParallel")
+    steps = [events for events in run.aligned("gradients") if all(e.get("kept_buffers") for e in events)]
+    names = {name for events in steps for name in events[0]["kept_buffers"]}
+    moving = sorted(n for n in names if len({str(events[0]["kept_buffers"].get(n)) for events in steps}) > 1)
+    need_use(moving, "buffers that change in training, other than those of batch norm")
+    seen(len(steps), f"updates compared, with {len(moving)} buffers that change", 3)
+    apart = [
+        name
+        for name in moving
+        if sum(
+            not _equal(events[0]["kept_buffers"].get(name), e["kept_buffers"].get(name))
+            for events in steps
+            for e in events[1:]
+        )
+        > len(steps) / 2
+    ]
+    if apart:
+        kept = any(e.get("broadcast", True) for e in wrapped)
+        what = (
+            "DDP gives all ranks those of rank 0, so what the others computed is lost"
+            if kept
+            else ("and DDP does not exchange them (broadcast_buffers=False), so each rank trains with its own")
+        )
+        yield (hint if kept else fault)(
+            _made(run) or wrapped[0]["at"],
+            f"{len(apart)} buffers differ between the ranks in most updates ({some(map(_shown, apart))}); {what}",
+            "all_reduce in forward what they are computed from, before they are updated",
+        )
 
 
 @check("All ranks use the same learning rate.", ranks=True, after=("equal_steps",))

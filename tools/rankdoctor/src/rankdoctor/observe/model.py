@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from ..events import weight_key
 from ..trail import note, trail, user_line
-from .common import CONFIG, bags, fingerprint, fingerprints, local, optimizers, patch, quietly, state
+from .common import CONFIG, bags, fingerprint, fingerprints, local, optimizers, patch, quietly, state, sums
 
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
@@ -300,6 +300,22 @@ def _equal_children(module: nn.Module) -> int:
     return len(children) if alike else 0
 
 
+MOST_BUFFERS = 50
+
+
+def kept_buffers() -> dict[str, list[float] | None]:
+    """Return the sums of the buffers of the wrapped models that hold real numbers, other than those of batch norm."""
+    found: dict[str, list[float] | None] = {}
+    for number, model in enumerate(models.known):
+        for inside, module in model.named_modules() if id(model) in models.inside else ():
+            for name, buffer in module.named_buffers(recurse=False):
+                if isinstance(module, _BatchNorm) or not buffer.is_floating_point() or buffer.numel() > 10**7:
+                    continue
+                if len(found) < MOST_BUFFERS:
+                    found[weight_key(number, f"{inside}.{name}".lstrip("."))] = sums(buffer)
+    return found
+
+
 def name_parameters() -> None:
     """Learn the names of all parameters: also of those that were replaced since, as sharding does."""
     for number, model in enumerate(models.known):
@@ -329,7 +345,14 @@ def _wrap_ddp(own: Callable[..., None]) -> Callable[..., None]:
         models.inside |= {id(inner): at for inner in module.modules()}
         frozen = sum(not p.requires_grad for p in module.parameters())
         unused = bool(self.find_unused_parameters or self.static_graph)
-        note("ddp", at=at, cls=type(module).__name__, frozen=frozen, find_unused=unused)
+        note(
+            "ddp",
+            at=at,
+            cls=type(module).__name__,
+            frozen=frozen,
+            find_unused=unused,
+            broadcast=bool(self.broadcast_buffers),
+        )
 
     return init
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from ..trail import note, trail, user_line
 from . import files, mappings, passes, totals
 from .common import CONFIG, local, optimizers, patch, quietly, state, sums
-from .model import gradient_norm, gradient_size, models, name_parameters, note_sharded
+from .model import gradient_norm, gradient_size, kept_buffers, models, name_parameters, note_sharded
 
 MOST_PARAMETERS = 600
 FIRST = 16
@@ -90,6 +90,7 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         dtypes=sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
         factor=_common_factor(optimizer, number),
         others=_weights_of_others(),
+        kept_buffers=kept_buffers(),
         kept=size_of_all(parameters) / reduced if reduced else None,
     )
     low = [p for p in parameters if has_memory(p) and p.dtype in LOW_PRECISION and p.grad is not None][:8]
