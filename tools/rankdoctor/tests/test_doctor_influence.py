@@ -151,6 +151,20 @@ def zero_head() -> Transformer:
 
 
 IMAGES = torch.randn(4, 3, 8, 8)
+
+
+class Codes(nn.Module):
+    """A quantizer, which also returns how often it has chosen each of its codes: as many as the batch has samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(N, 6))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = torch.cdist(x, self.codes).argmin(1)
+        return self.codes[chosen], F.one_hot(chosen, N).sum(0)
+
+
 CORRECT: dict[str, tuple[Callable[[], nn.Module], tuple, dict[str, Any], list[Tensor], set[str]]] = {
     "causal": (lambda: Transformer(True), (TOKENS,), {}, [NEXT.flatten()], {"future", "samples"}),
     "causal, targets cut": (lambda: Transformer(True), (TOKENS,), {}, [TOKENS[:, 1:].flatten()], {"future"}),
@@ -162,6 +176,7 @@ CORRECT: dict[str, tuple[Callable[[], nn.Module], tuple, dict[str, Any], list[Te
     "packed by ids": (lambda: Transformer(True), (TOKENS,), {"doc_ids": DOCUMENTS}, [], {"documents"}),
     "batch norm": (Net, (IMAGES,), {}, [], {"samples", "random"}),
     "vit": (Vit, (IMAGES,), {}, [], {"samples"}),
+    "counts of codes": (Codes, (torch.randn(N, 6),), {}, [], {"samples"}),
     "pairs for a contrastive loss": (Pairs, (torch.randn(4, 6), torch.randn(4, 6)), {}, [], {"samples"}),
     "sequence first": (SequenceFirst, (TOKENS.T.contiguous(),), {}, [], {"samples"}),
     "bidirectional, masked words": (lambda: Transformer(False), (TOKENS,), {}, [TOKENS], {"samples"}),

@@ -142,6 +142,8 @@ class Probe:
         self.length = chosen.shape[1 - batch_dim] if chosen is not None else None
         self.stack = contextlib.ExitStack()
         self.base: list[Tensor] = []
+        self.fixed: set[int] = set()
+        """ids of the outputs that have as many parts for fewer samples: counts of classes, for example"""
         self.random = False
         self.repeatable = True
 
@@ -156,6 +158,7 @@ class Probe:
             self.base = self.call(self.leaves)
             following = self.call(self.leaves, restore=False)
             again = self.call(self.leaves)
+            self.fixed = self.independent_of_size()
         except BaseException:
             self.stack.close()
             raise
@@ -216,9 +219,23 @@ class Probe:
                 found |= different.reshape(self.size, -1).any(1).cpu()
         return found
 
+    def independent_of_size(self) -> set[int]:
+        """Return the ids of the outputs whose shape stays when one sample is left out; none if the model refuses that."""
+        shorter = [
+            leaf.narrow(self.batch_dim, 0, self.size - 1) if self.has_samples(leaf) else leaf for leaf in self.leaves
+        ]
+        try:
+            outputs = self.call(shorter) if self.size > 1 else []
+        except Exception:
+            return set()
+        if len(outputs) != len(self.base):
+            return set()
+        return {id(base) for base, output in zip(self.base, outputs, strict=True) if base.shape == output.shape}
+
     def is_of_samples(self, output: Tensor) -> bool:
         """Return whether an output has one part for each sample."""
-        return output.dim() > self.batch_dim and output.shape[self.batch_dim] == self.size
+        has_parts = output.dim() > self.batch_dim and output.shape[self.batch_dim] == self.size
+        return has_parts and id(output) not in self.fixed
 
     def is_of_positions(self, output: Tensor) -> bool:
         """Return whether an output has one vector for each position of each sample."""
