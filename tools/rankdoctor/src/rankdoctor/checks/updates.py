@@ -100,7 +100,12 @@ def gradients_zeroed(run: Run) -> Iterator[Finding]:
             return
 
 
-@check("Gradients are exchanged once per update.", exercise="accumulation", after=("gradients_used",), ranks=True)
+@check(
+    "Gradients are exchanged once per update.",
+    exercise="accumulation",
+    after=("gradients_used", "weights_agree"),
+    ranks=True,
+)
 def accumulation(run: Run) -> Iterator[Finding]:
     """When gradients of several batches are added up, only their sum has to be sent."""
     updates = run.first.all("update")
