@@ -220,7 +220,7 @@ class Probe:
         return found
 
     def independent_of_size(self) -> set[int]:
-        """Return the ids of the outputs whose shape stays when one sample is left out; none if the model refuses that."""
+        """Return the ids of the outputs whose shape stays if a sample is left out; none if the model refuses that."""
         shorter = [
             leaf.narrow(self.batch_dim, 0, self.size - 1) if self.has_samples(leaf) else leaf for leaf in self.leaves
         ]

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from ..influence import random_state, restore_random
+from .collectives import NAMES
 from .common import patch, state
 
 PLACES = {
@@ -121,3 +122,23 @@ def copied(values: Any) -> Any:
 def rank() -> int:
     """Return the number of this rank."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+@contextlib.contextmanager
+def without_collectives() -> Iterator[None]:
+    """Let a collective in the forward of the copy raise an error: the other ranks would not take part in it."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the model's own forward or backward calls a collective")
+
+    functional = torch.distributed._functional_collectives
+    places = [(dist, name) for name in NAMES] + [(dist.distributed_c10d, name) for name in NAMES]
+    places += [(functional, name) for name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor")]
+    kept = [(place, name, getattr(place, name)) for place, name in places if hasattr(place, name)]
+    try:
+        for place, name, _ in kept:
+            setattr(place, name, refuse)
+        yield
+    finally:
+        for place, name, original in kept:
+            setattr(place, name, original)

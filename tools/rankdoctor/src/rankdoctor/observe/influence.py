@@ -124,7 +124,7 @@ def judge_waiting() -> None:
     while Calls.waiting:
         call = Calls.waiting.pop(0)
         began = time.perf_counter()
-        with copies.aside():
+        with copies.aside(), copies.without_collectives():  # rank 0 alone computes this
             found = judged(call)
         seconds = round(time.perf_counter() - began, 3)
         for one in found:

@@ -6,10 +6,9 @@ sketch of a sum is the sum of the sketches. So the doctor needs no collective of
 """
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
-import contextlib
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,6 @@ from ..gradients import from_outside
 from ..influence import random_state, restore_random, tensors_in
 from ..trail import note, user_line
 from . import copies
-from .collectives import NAMES
 from .common import CONFIG, local, optimizers, patch, state, sums
 from .influence import core_of
 from .model import _is_model as has_weights
@@ -298,7 +296,7 @@ def replay(calls: list[Call]) -> None:
     reject(Reference.wrapped)
     for call in calls:
         restore_random(call.numbers)
-        with without_collectives(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        with copies.without_collectives(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
             outputs = list(tensors_in(Reference.plain(*call.args, **call.kwargs)))
         shapes = [tuple(t.shape) for t in outputs], [tuple(t.shape) for t in call.outputs]
         if shapes[0] != shapes[1]:
@@ -315,7 +313,7 @@ def replay(calls: list[Call]) -> None:
         used = [number for number in call.gradients if outputs[number].requires_grad]
         before, state.in_backward = state.in_backward, True
         try:
-            with without_collectives():
+            with copies.without_collectives():
                 outside = from_outside(outputs, {number: call.gradients[number] for number in used})
                 torch.autograd.backward([outputs[k] for k in used], [outside[k] for k in used])
         finally:
@@ -347,26 +345,6 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         return float("inf")
     a, b = one[finite].double(), other[finite].double()
     return float((a - b).norm() / b.norm().clamp_min(1e-12))
-
-
-@contextlib.contextmanager
-def without_collectives() -> Iterator[None]:
-    """Let a collective in the forward of the copy raise an error: the other ranks would not take part in it."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("the model's own forward or backward calls a collective")
-
-    functional = torch.distributed._functional_collectives
-    places = [(dist, name) for name in NAMES] + [(dist.distributed_c10d, name) for name in NAMES]
-    places += [(functional, name) for name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor")]
-    kept = [(place, name, getattr(place, name)) for place, name in places if hasattr(place, name)]
-    try:
-        for place, name, _ in kept:
-            setattr(place, name, refuse)
-        yield
-    finally:
-        for place, name, original in kept:
-            setattr(place, name, original)
 
 
 def note_gradients(calls: list[Call], gradients: list[torch.Tensor | None], at: str, seconds: float) -> None:
