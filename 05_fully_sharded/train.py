@@ -120,6 +120,8 @@ class Config(ScheduleFlags, RanksFlags, LessonFlags):
     """store only the input of each block for backward, and recompute its activations there"""
     accumulate: int = 1
     """number of parts of each batch whose gradients are accumulated"""
+    reduce_each_part: bool = False
+    """reduce and shard the gradients after each of these parts: less memory, more communication"""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "fp32"
     """number format of computing and communication; auto: bf16 where the device has it, else fp32"""
     chunked_loss: bool = False
@@ -145,6 +147,8 @@ class Config(ScheduleFlags, RanksFlags, LessonFlags):
                 raise UserError(f"--{name} must be from 0 to below 1, got {getattr(self, name)}")
         if self.fused and self.optimizer == "sgd":
             raise UserError("--fused true: PyTorch's fused SGD takes no sharded weights; use --optimizer adam or adamw")
+        if self.reduce_each_part and (self.accumulate == 1 or self.shard == "none"):
+            raise UserError("--reduce_each_part true needs --accumulate 2 or more, and sharded weights")
         if self.chunked_loss and not hasattr(F, "linear_cross_entropy"):
             raise UserError(f"--chunked_loss true needs torch 2.13 or newer, this is {torch.__version__}")
         if self.shard == "none" and self.replicas > 1:
@@ -571,8 +575,9 @@ def train_step(
     dist.all_reduce(all_tokens)
     parts = zip(inputs.tensor_split(config.accumulate), targets.tensor_split(config.accumulate), strict=True)
     for number, (part, part_targets) in enumerate(parts, start=1):
-        # Gradients of the earlier parts stay on this rank, unsharded; they are sent once, after the last part.
-        with gradient_sync(model, enabled=number == config.accumulate):
+        # Gradients of the earlier parts stay on this rank, unsharded, and are sent once, after the last part; or, with
+        # --reduce_each_part, each part's gradients are sent and added to the shard that this rank keeps.
+        with gradient_sync(model, enabled=config.reduce_each_part or number == config.accumulate):
             with record_function("forward"), autocast_for_ddp(config, inputs.device):
                 # Each block all-gathers its weights, computes, and frees the others' shards.
                 if config.chunked_loss:

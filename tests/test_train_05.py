@@ -108,7 +108,16 @@ def test_padded_sequences_on_two_ranks_train_as_on_one(tmp_path: Path) -> None:
 def test_the_ways_cover_the_flags_that_change_how_a_step_is_computed() -> None:
     tried = {flag for flags in WAYS.values() for flag in flags}
     assert tried == {
-        *("shard", "replicas", "accumulate", "activation_checkpointing", "fused", "precision", "optimizer"),
+        *(
+            "shard",
+            "replicas",
+            "accumulate",
+            "reduce_each_part",
+            "activation_checkpointing",
+            "fused",
+            "precision",
+            "optimizer",
+        ),
         "max_grad_norm",
     }
     assert NO_FORMATS.keys() | SMALL.keys() <= {field for field in vars(LESSON.Config())}
@@ -125,6 +134,7 @@ def train(run_script: Script) -> Script:
         (["--accumulate", 17], "--accumulate 17: a batch of 16 per rank has fewer samples than parts"),
         (["--accumulate", 4, "--limit_train", 35], "less than a sample for each part"),
         (["--max_grad_norm", 0.0], "max_grad_norm"),
+        (["--reduce_each_part", "true"], "needs --accumulate 2 or more"),
         (["--width", 100], "--width 100 is no multiple of the head dimension 64; 128 is"),
         (["--replicas", 2], "--replicas 2 does not divide the 1 rank(s) of this job"),
         (["--sequence_length", 10_000_000], "--sequence_length 10000000 needs 10000001 bytes"),

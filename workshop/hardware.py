@@ -120,9 +120,10 @@ def busy_note(others: float, cpus: int, wanted: int) -> str | None:
     """
     if cpus - others >= CPUS_LEFT * wanted:
         return None
+    or_else = " or `export OMP_NUM_THREADS=1`," if torch.get_num_threads() > 1 else ""
     return (
         f"other programs used {others:.1f} of {cpus} CPUs: these speeds, and which part is slower, are not those of "
-        "an idle machine; end them (`top` lists them) or `export OMP_NUM_THREADS=1`, and measure again"
+        f"an idle machine; end them (`top` lists them),{or_else} and measure again"
     )
 
 

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from workshop.loaders import DistributedBatchSampler
+from workshop.loaders.sampler import BatchLoader
+
 
 def batches(
     inputs: torch.Tensor,
@@ -24,16 +27,38 @@ def batches(
     world_size: int = 1,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the batches of an epoch, in another order in each; of several ranks, each takes its own samples."""
-    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(epoch))
+    # one copy for an epoch: an index on the CPU would make a GPU wait for a copy in every batch
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(epoch)).to(inputs.device)
     for chosen in order[rank : len(order) // world_size * world_size : world_size].split(batch_size):
         yield augment(inputs[chosen]), targets[chosen]  # a few calls for the whole batch
 
 
 def shift_and_noise(spectra: torch.Tensor) -> torch.Tensor:
     """Return spectra (N, length), each shifted by up to 8 pixels, with noise."""
-    shifts = torch.randint(-8, 9, (len(spectra), 1))
-    pixels = (torch.arange(spectra.shape[1]) + shifts) % spectra.shape[1]
+    shifts = torch.randint(-8, 9, (len(spectra), 1), device=spectra.device)
+    pixels = (torch.arange(spectra.shape[1], device=spectra.device) + shifts) % spectra.shape[1]
     return spectra.gather(1, pixels) + 0.01 * torch.randn_like(spectra)
+
+
+class WholeBatches(BatchLoader):
+    """The same for a copy of lesson 01's train.py: `make_loader` returns it. Runs can be resumed, benchmarked."""
+
+    batch_sampler: DistributedBatchSampler
+
+    def __init__(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        batch_sampler: DistributedBatchSampler,
+        augment: Callable[[torch.Tensor], torch.Tensor] = lambda batch: batch,
+    ) -> None:
+        self.dataset, self.targets, self.batch_sampler, self.augment = inputs, targets, batch_sampler, augment
+
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the batches of the epoch that the sampler is told."""
+        for chosen in self.batch_sampler.batches():
+            chosen = chosen.to(self.dataset.device)
+            yield self.augment(self.dataset[chosen]), self.targets[chosen]
 
 
 class OneByOne(Dataset):

@@ -122,7 +122,10 @@ class Way:
         """Return the flags of train.py."""
         replicas = ["--replicas", str(self.replicas)] if self.replicas > 1 else []
         again = ["--activation_checkpointing", "true"] if self.recomputed else []
-        return ["--shard", self.shard, *replicas, *again, *(["--accumulate", str(parts)] if parts > 1 else [])]
+        several = ["--accumulate", str(parts)] if parts > 1 else []
+        if several and self.shard != "none":  # else each GPU holds the gradients of the whole model
+            several += ["--reduce_each_part", "true"]
+        return ["--shard", self.shard, *replicas, *again, *several]
 
 
 def model_of(weights: float, sequence_length: int) -> Model:
@@ -248,9 +251,12 @@ class Trials:
             self.run(way, part, number, SKIP + COUNTED, options)["clock"]["ranks"][0]
             for number in ([1, 2] if parts > 2 else [parts])
         ]
-        one, last = found[0]["seconds"], found[-1]["seconds"]
-        seconds = last + (parts - 2) * (last - one) if parts > 2 else last  # every further part costs the same
-        return seconds, found[-1]["busy"], found[-1]["waits"]
+        one, last = found[0], found[-1]
+        # Every further part costs the same, and at least the time of its kernels, which does not depend on the host.
+        kernels = last["seconds"] * last["busy"] - one["seconds"] * one["busy"]
+        further = max(last["seconds"] - one["seconds"], kernels)
+        seconds = last["seconds"] + (parts - 2) * further if parts > 2 else last["seconds"]
+        return seconds, last["busy"], last["waits"]
 
 
 def divisors(number: int) -> list[int]:

@@ -45,6 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "`--shard root`": {"shard": "root"},
     "`--replicas 2` (HSDP)": {"replicas": 2},
     "`--accumulate 3`": {"accumulate": 3},
+    "`--accumulate 3 --reduce_each_part true`": {"accumulate": 3, "reduce_each_part": True},
     "`--activation_checkpointing true`": {"activation_checkpointing": True},
     "`--fused true`": {"fused": True},
     "recomputed, accumulated, `keep`": {"activation_checkpointing": True, "accumulate": 3, "shard": "keep"},

@@ -113,6 +113,8 @@ def as_confirmed(finding: Finding, launch: Launch) -> Finding:
     """Return a finding; as a NOTE if it could come from cut passes, and whole ones took too long."""
     if finding.check == "validation_counts" and launch.provocation == "uneven" and finding.kind == FAULT:
         return replace(finding, kind=NOTE, text=f"{finding.text}, because the ranks cannot share this number evenly")
+    if finding.check == "stream_repeats" and launch.provocation == "workers" and finding.kind == FAULT:
+        return replace(finding, kind=NOTE, text=f"{finding.text}, if its loader has workers")
     if finding.check in launch.unconfirmed and finding.kind == FAULT:
         text = f"{finding.text} (the passes were cut, and whole ones did not end in time: see --full)"
         return replace(finding, kind=NOTE, text=text)

@@ -2,6 +2,7 @@
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -49,12 +50,22 @@ def _number_of(optimizer: Optimizer) -> int:
     return len(optimizers.known) - 1
 
 
+def only_makes_state() -> bool:
+    """Return whether torch makes this step, with gradients of zero, so that there is a state to load into."""
+    frame = sys._getframe(2)
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_code.co_name == "_init_optim_state":  # of torch.distributed.checkpoint.state_dict
+            return True
+    return False
+
+
 def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
     optimizers.depth += 1
+    if optimizers.depth > 1 or only_makes_state():
+        return
     if not optimizers.known:
         mappings.at_first_update()
-    if optimizers.depth == 1:
-        note_before(optimizer, bool(args[1:]) or any(kwargs.values()))
+    note_before(optimizer, bool(args[1:]) or any(kwargs.values()))
 
 
 @quietly
@@ -129,7 +140,7 @@ def _weights_of_others() -> dict[int, list[float]]:
 
 def _after_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
     optimizers.depth = max(0, optimizers.depth - 1)
-    if optimizers.depth == 0:
+    if optimizers.depth == 0 and not only_makes_state():
         note_after(optimizer)
         trail.step += 1
         if CONFIG.stop_after and trail.step >= CONFIG.stop_after:
