@@ -187,9 +187,9 @@ def show(plan: Plan, hours: float | None) -> None:
     waiting = f", and waits {', '.join(waits)}" if waits else ""
     line(
         "step",
-        f"{best.seconds:.3g} s simulated, {plan.share_of_peak(best.seconds):.0%} of the peak, so {low:.3g} to "
-        f"{high:.3g} s:\nhalf of {known} published trainings were within a factor of {usual:.2f}, all within "
-        f"{worst:.2f} (the clock's page).\n"
+        f"{best.seconds:.3g} s simulated, {plan.share_of_peak(best.seconds):.0%} of the peak, so likely {low:.3g} to "
+        f"{high:.3g} s, at worst {worst * best.seconds:.3g} s:\nhalf of {known} published trainings were within a "
+        f"factor of {usual:.2f}, all within {worst:.2f} (the clock's page).\n"
         f"The GPU computes {best.busy:.0%} of the time{waiting}",
     )
     if shares := USUAL_SHARES.get(Path(gpus.kind).stem):
@@ -215,7 +215,7 @@ def show(plan: Plan, hours: float | None) -> None:
         f"{speeds[1] / gpus.number:,.0f} for each GPU",
     )
     if hours:
-        budget(plan, hours, high)
+        budget(plan, hours, max(high, worst * best.seconds))
     size_of_checkpoint = BYTES_PER_PARAMETER * model.weights
     save = size_of_checkpoint / 1e9 / GB_PER_SECOND
     between = GPU_HOURS_PER_FAILURE * 3600 / gpus.number
@@ -226,12 +226,12 @@ def show(plan: Plan, hours: float | None) -> None:
         f"{duration(save)} at {GB_PER_SECOND:g} GB/s (rule);\none in {duration(interval)} costs least if a job fails "
         f"every {GPU_HOURS_PER_FAILURE:,} GPU-hours (Llama 3's); each epoch ends with one",
     )
+    than_one = f"; another tokens/s per GPU on {gpus.nodes} nodes than on one by more than a tenth"
     line(
         "alarm",
         f"first loss far from ln({size.vocabulary:,}) = {math.log(size.vocabulary):.1f}; a step above {high:.3g} s "
         f"after the first ten;\npeak memory in the log above {best.allocated * GAPS / 1e9:.1f} GB; load above a tenth "
-        f"of compute; grad norm that grows\nafter the warm-up; another tokens/s per GPU on {gpus.nodes} "
-        f"node{'s' if gpus.nodes > 1 else ''} than on one by more than a tenth",
+        "of compute; grad norm that grows\nafter the warm-up" + (than_one if gpus.nodes > 1 else ""),
     )
     print()
     for row in job_lines(plan, best, interval, high):
@@ -294,12 +294,12 @@ def budget(plan: Plan, hours: float, seconds: float) -> None:
     """Say whether the training ends within the hours that there are."""
     needed = seconds * plan.steps / 3600
     if needed <= hours:
-        line("hours", f"it ends within {hours:,g} hours also at the slow end, {needed:,.1f} hours")
+        line("hours", f"it ends within {hours:,g} hours also at worst, in {needed:,.1f} hours")
         return
     tokens, gpus = hours / needed * plan.tokens, math.ceil(plan.gpus.number * needed / hours / plan.gpus.per_node)
     line(
         "hours",
-        f"at the slow end it needs {needed:,.1f} hours, not {hours:,g}: train on {tokens / 1e9:,.3g} billion tokens, "
+        f"at worst it needs {needed:,.1f} hours, not {hours:,g}: train on {tokens / 1e9:,.3g} billion tokens, "
         f"or take {gpus} nodes\n(if the speed grows in proportion, and the batch may grow with it)",
     )
 
@@ -330,9 +330,11 @@ def job_lines(plan: Plan, best: Way, interval: float, slowest: float) -> list[st
         f"    {' '.join([*best.flags(best.parts), *plan.extra])} --global_batch_size {plan.batch} \\",
         f"    --epochs {epochs} --limit_train {per_epoch * plan.batch} --limit_val {max(plan.batch, gpus.number)} \\",
         f"    --lr {recipe.lr:g} --min_lr 0.1 --warmup_steps {warmup} --weight_decay 0.1 --beta2 0.95 \\",
-        f"    {saves}--async_save true --timeout_minutes 30",
+        f"    {saves}--async_save true --timeout_minutes 30{'' if several else ' --resume true'}",
         f"# {epochs} x {per_epoch:,} steps = {steps * plan.tokens_of_step / 1e9:,.4g} billion tokens; an epoch is "
-        f"about {duration(per_epoch * best.seconds)}, and ends with a validation",
+        f"about {duration(per_epoch * best.seconds)}, and ends with a validation.",
+        f"# The data must hold one epoch, {per_epoch * plan.tokens_of_step / 1e9:,.4g} billion tokens; each epoch goes "
+        "on where the one before ended.",
     ]
 
 

@@ -159,7 +159,8 @@ def gpus_of(arguments: argparse.Namespace) -> Gpus:
         command = [*null_gpu("--clock", arguments.gpu, "--json", figures), sys.executable, "-c", "pass"]
         done = subprocess.run(command, capture_output=True, text=True)
         if not figures.exists():
-            raise UserError(f"--gpu {arguments.gpu}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+            said = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            raise UserError(f"--gpu {arguments.gpu}: nullgpu ended with status {done.returncode}: {' '.join(said)}")
         settings = json.loads(figures.read_text())["settings"]
     sixteen = "bf16" if settings["sm"] >= 80 else "fp16"
     return Gpus(
