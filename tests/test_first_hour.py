@@ -87,7 +87,7 @@ def test_two_ranks_are_measured_and_what_is_said_follows_from_the_speeds(
 
 @pytest.mark.thorough
 def test_a_rank_that_does_not_answer_ends_it_after_the_timeout(user_environment: dict[str, str]) -> None:
-    fault = [REPOSITORY / "tests/with_fault.py", 1, "torch.mm", 100, "SIGSTOP"]
+    fault = [REPOSITORY / "tests/with_fault.py", 1, "torch.mm", 3, "SIGSTOP"]
     result = torchrun(2, *fault, SCRIPT, "--timeout_minutes", 0.1, cwd=REPOSITORY, environment=user_environment)
     assert result.status != 0 and "Timed out waiting 6000ms" in result.stderr, result.stderr
 

@@ -1,6 +1,6 @@
 """How much slower is a script under the doctor? Two scripts on two ranks, in turn with torchrun and with the doctor.
 
-One is lesson 03, the other the short example of the doctor's page.
+One is lesson 03, the other the short example of the doctor's page, which needs GPUs and so has no time of its own.
 
 python lab/studies/doctor_overhead.py          # three pairs of runs, some minutes
 """
@@ -22,12 +22,13 @@ PAIRS = 3
 LESSON = ["train.py", "--epochs", "2", "--limit_train", "6400", "--limit_val", "640", "--num_workers", "0", "--run_dir"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DOCTOR = [sys.executable, "-m", "rankdoctor"]
+TORCHRUN_ALONE = "torchrun"
+SHORT = "the doctor, a script of 40 lines for GPUs"
 WAYS = {
-    "lesson 03: torchrun": ("03_ddp", [*TORCHRUN, *LESSON]),
+    TORCHRUN_ALONE: ("03_ddp", [*TORCHRUN, *LESSON]),
     "the doctor, whole epochs (`--full`)": ("03_ddp", [*DOCTOR, "--full", "--no_redirect", *LESSON]),
     "the doctor, eight batches of each pass": ("03_ddp", [*DOCTOR, "--no_redirect", *LESSON]),
-    "a short script: torchrun": ("tools/rankdoctor/docs", [*TORCHRUN, "example.py"]),
-    "the doctor": ("tools/rankdoctor/docs", [*DOCTOR, "example.py"]),
+    SHORT: ("tools/rankdoctor/docs", [*DOCTOR, "example.py"]),
 }
 
 
@@ -43,11 +44,6 @@ def measured(place: str, command: list[str], run_dir: str) -> float:
     return time.monotonic() - began
 
 
-def alone_of(way: str) -> str:
-    """Return the way in which the same script runs without the doctor."""
-    return next(other for other in WAYS if "torchrun" in other and WAYS[other][0] == WAYS[way][0])
-
-
 def main() -> None:
     """Measure all ways in turn, and store the table."""
     found: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -57,9 +53,9 @@ def main() -> None:
                 found[way].append(measured(place, command, f"{folder}/{pair}_{way.replace(' ', '_')}"))
     rows: list[list[results.Cell]] = []
     for way, seconds in found.items():
-        alone = found[alone_of(way)]
-        ratios = [mine / others for mine, others in zip(seconds, alone, strict=True)]
-        rows.append([way, *([statistics.median(each), min(each), max(each)] for each in (seconds, ratios))])
+        ratios = [mine / others for mine, others in zip(seconds, found[TORCHRUN_ALONE], strict=True)]
+        cells = [[statistics.median(each), min(each), max(each)] for each in (seconds, ratios)]
+        rows.append([way, cells[0], None if way == SHORT else cells[1]])
     results.store(
         "doctor_overhead",
         title="Two scripts on two ranks with and without the doctor",
