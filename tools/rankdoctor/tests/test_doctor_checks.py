@@ -1125,6 +1125,12 @@ def test_what_is_broken_or_was_not_seen_is_not_called_fine(broken: Callable[[Run
     assert title not in judge([run]).fine
 
 
+def test_collectives_of_a_run_that_failed_are_not_called_fine() -> None:
+    run = correct_run(statuses=[0, 1])
+    add(run, "collective", 53, name="all_reduce", size=1, everyone=True)
+    assert "All ranks call the same collectives in the same order." not in judge([run]).fine
+
+
 def test_a_check_that_saw_nothing_has_not_judged() -> None:
     empty = correct_run()
     for rank in empty.ranks:

@@ -95,6 +95,8 @@ def same_collectives(run: Run) -> Iterator[Finding]:
     need(
         len(set(counts)) == 1 or run.launch.ended == "enough", f"the ranks called {counts} collectives, then one failed"
     )
+    failed = run.launch.ended == "end" and any(run.launch.statuses)
+    need(not failed, "a rank has failed, and the collectives of DDP and FSDP are not among those that are counted")
     seen(min(counts), "collectives of the script's own, called alike by all ranks")
 
 
