@@ -71,7 +71,7 @@ def commands_of(page: Path) -> list[str]:
 
 
 def shown_log(page: Path) -> list[str]:
-    """Patterns of the lines of a run that a page shows: numbers may differ, and "..." is any text.
+    """Patterns of the lines of a run that a page shows: numbers, and with them MB or GB, may differ; "..." is any text.
 
     Left out are the lines of single steps, which a run with few data does not print, the diagnosis of a benchmark, and
     outputs that are shown with their speeds: their commands take minutes and are not run here.
@@ -82,7 +82,8 @@ def shown_log(page: Path) -> list[str]:
     lines = [line for block in shown if block.strip() not in with_speeds for line in block.splitlines()]
     kept = [line for line in lines if not re.search("  step |^Too noisy", line)]
     numbers = [re.sub(r"\.\.\.|\d[\d.,]*", "0", re.sub(r"(?<=writing to )\S+(?=,)", "0", line)) for line in kept]
-    return [re.sub("0", r".*", re.sub(r"(\\ )+", " +", re.escape(line))) for line in numbers]
+    patterns = [re.sub("0", r".*", re.sub(r"(\\ )+", " +", re.escape(line))) for line in numbers]
+    return [re.sub(r"\b[GM]B\b", "[GM]B", pattern) for pattern in patterns]
 
 
 def copy_of_repository(folder: Path) -> Path:
