@@ -3,9 +3,10 @@
     python lab/studies/gpu_trainings.py --folder DIR
     python lab/studies/gpu_trainings.py --folder DIR --only gpt2 --steps 5
 
-They are the trainings of clock_workloads.py, whose speed was published, and the loops of clock_changes.py, so a
-simulated GPU can be compared with a real one. Inputs are random, not zeros, because a GPU needs less power for zeros.
-DIR/trainings.json is written after each; when it is called again, it measures what is missing.
+They are the trainings of clock_workloads.py, whose speed was published, the loops of clock_changes.py and the other
+kinds of clock_others.py, so a simulated GPU can be compared with a real one. Inputs are random, not zeros, because a
+GPU needs less power for zeros. DIR/trainings.json is written after each; when it is called again, it measures what is
+missing.
 """
 
 import gc
@@ -22,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 import clock_changes  # noqa: E402
+import clock_others  # noqa: E402
 import clock_workloads  # noqa: E402
 import torch  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
@@ -39,7 +41,7 @@ FIRST_COMPILED = 8
 PROFILED = 4
 """updates whose kernels are listed"""
 LISTED = 60
-STUDIES = ("clock_changes", "clock_workloads")
+STUDIES = ("clock_changes", "clock_others", "clock_workloads")
 CLASSES = 1000
 """random labels and tokens are smaller than this"""
 
@@ -49,7 +51,7 @@ class Training:
     """A training of one of the two studies."""
 
     study: str
-    """workloads or changes"""
+    """workloads, changes or others"""
     name: str
     option: str
     steps: int = STEPS
@@ -66,6 +68,10 @@ class Training:
         if self.study == "changes":
             clock_changes.STEPS = steps
             clock_changes.train(self.option)
+            return
+        if self.study == "others":
+            clock_others.STEPS = steps
+            clock_others.OTHERS[self.name]()
             return
         clock_workloads.STEPS = steps
         getattr(clock_workloads, self.name)(self.option)
@@ -88,6 +94,7 @@ TRAININGS = (
     Training("workloads", "unet", "fp32", FEWER, 8.9),
     Training("workloads", "vit", "tf32", FEWER, 8.9),
     Training("workloads", "vit", "fp32", FEWER),
+    *(Training("others", name, "") for name in clock_others.OTHERS),
     Training("workloads", "gpt2", "compiled"),
 )
 
@@ -158,8 +165,8 @@ def reset() -> None:
     torch.compiler.reset()
 
 
-def measured(training: Training, ends: Ends, steps: int) -> dict[str, Any]:
-    """Return times, memory and longest operations of a training."""
+def measured(training: Training, ends: Ends, steps: int, traces: Path | None) -> dict[str, Any]:
+    """Return times, memory and longest operations of a training; store its trace in the folder ``traces``."""
     reset()
     ends.events, ends.host, ends.noting = [], [], True
     began = time.perf_counter()
@@ -171,11 +178,11 @@ def measured(training: Training, ends: Ends, steps: int) -> dict[str, Any]:
         return row
     row |= ends.figures(min(FIRST_COMPILED if training.option == "compiled" else FIRST, steps // 2))
     if training.option != "compiled" and not torch.cuda.get_device_name().startswith("null GPU"):
-        row |= profiled(training)
+        row |= profiled(training, traces)
     return row
 
 
-def profiled(training: Training) -> dict[str, Any]:
+def profiled(training: Training, traces: Path | None) -> dict[str, Any]:
     """Return the operations that take the longest, with their shapes, in some more updates."""
     reset()
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
@@ -183,6 +190,9 @@ def profiled(training: Training) -> dict[str, Any]:
         error = caught(lambda: training.run(PROFILED))
     if error:
         return {"profile_error": error}
+    if traces is not None:
+        traces.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(traces / f"{training.title.replace(' ', '_')}.json.gz"))
     found = [
         [one.key, str(one.input_shapes)[:160], one.count, one.self_device_time_total]
         for one in profiler.key_averages(group_by_input_shape=True)
@@ -208,6 +218,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="folder for trainings.json")
     parser.add_argument("--only", default="", metavar="WORD", help="part of the names of the trainings to measure")
     parser.add_argument("--steps", type=int, help="updates of each training (default: 12 to 100)")
+    parser.add_argument("--traces", type=Path, help="folder for a trace of torch.profiler of each")
     parser.add_argument("--tiny", choices=("true", "false"), default="false", help="small loops only, for a null GPU")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -226,7 +237,7 @@ def main() -> None:
         for training in chosen:
             if training.title in done:
                 continue
-            rows.append(measured(training, ends, arguments.steps or training.steps))
+            rows.append(measured(training, ends, arguments.steps or training.steps, arguments.traces))
             write_json(file, {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows})
             row = rows[-1]
             figures = f"{row['ms']:9.3f} ms per update" if "ms" in row else ""
