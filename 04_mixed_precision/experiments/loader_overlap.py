@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +23,7 @@ from lab import results
 from lab.flags import Parser
 from lab.plots import COLORS, panels
 from lab.simulated import null_gpu
-from lab.timing import alternately, mean_std, median_range
+from lab.timing import mean_std, median_range
 from workload import FOLDER, LESSON, read_workload
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.jsonfile import read_json
@@ -114,7 +113,7 @@ def draw(lines: dict[str, list[Event]], gpu: str) -> None:
 
 
 def main() -> None:
-    """Measure all ways in turns; store the table and, of a simulated GPU, the time lines."""
+    """Measure all ways in turns; store the table after each round and, of a simulated GPU, the time lines."""
     parser = Parser(__doc__)
     parser.add_argument("--simulated", metavar="GPU", help="on a null GPU with the clock of this GPU")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
@@ -124,14 +123,23 @@ def main() -> None:
     if arguments.way:
         return measure(arguments.way, more, arguments.out)
     gpu = arguments.simulated
-    found = alternately({name: partial(measured, name, gpu, more) for name in BATCHES}, arguments.rounds)
+    found: dict[str, list[tuple[list[float], list[Event]]]] = {name: [] for name in BATCHES}
+    for done in range(1, arguments.rounds + 1):
+        for name, rounds in found.items():
+            rounds.append(measured(name, gpu, more))
+            print(name, *(f"{kind} {speed:,.0f}" for kind, speed in zip(KINDS, rounds[-1][0], strict=True)), flush=True)
+        store(found, gpu, done, arguments.rounds)
+    if gpu:  # the round that other work on this machine disturbed least
+        draw({name: max(rounds, key=lambda one: one[0][-1])[1] for name, rounds in found.items()}, gpu)
+
+
+def store(found: dict[str, list[tuple[list[float], list[Event]]]], gpu: str | None, done: int, rounds: int) -> None:
+    """Store the table of the rounds that are done."""
     rows: list[list[results.Cell]] = []
-    lines: dict[str, list[Event]] = {}  # of the round that other work on this machine disturbed least
-    for name, rounds in found.items():
-        lines[name] = max(rounds, key=lambda one: one[0][-1])[1]
-        speeds = [speeds for speeds, _ in rounds]
+    for name, each in found.items():
+        speeds = [speeds for speeds, _ in each]
         columns = [*zip(*speeds, strict=True), [full / synthetic for _, synthetic, full in speeds]]
-        rows.append([name, *(median_range(each) for each in columns)])
+        rows.append([name, *(median_range(column) for column in columns)])
     results.store(
         "loader_overlap" + ("_simulated" if gpu else ""),
         title="The U-Net with three ways of cutting its batches" + (f", on a simulated {gpu.upper()}" if gpu else ""),
@@ -139,11 +147,10 @@ def main() -> None:
         rows=rows,
         formats=dict.fromkeys(KINDS, ",.0f") | {"FULL/SYNTHETIC": ".2f"},
         unit="samples/s",
-        spread=f"median (lowest to highest) of {arguments.rounds} rounds",
+        spread=f"median (lowest to highest) of {done} rounds",
         command="python experiments/loader_overlap.py" + (f" --simulated {gpu}" if gpu else ""),
+        finished=done == rounds,
     )
-    if gpu:
-        draw(lines, gpu)
 
 
 if __name__ == "__main__":

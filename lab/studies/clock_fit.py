@@ -3,8 +3,9 @@
     python lab/studies/clock_fit.py          # some minutes
 
 It writes tools/nullgpu/src/nullgpu/curves.json, and a table of the errors: each shape is left out once, and predicted
-by curves that were fitted to the others. The measured operations are results/nvidia_h200_1gpu/operations.json; no
-training is used. (lab/studies/gpu_operations.py measures such a table on another GPU.)
+by curves that were fitted to the others. The measured operations are results/nvidia_h200_1gpu/operations.json, and
+single operations of the traces of five trainings (`USED`, in operations_in_trainings.json). All other trainings test
+the curves. (lab/studies/gpu_operations.py measures such a table on another GPU.)
 
 A backward pass was timed with PyTorch's autograd, whose host needs longer than a GPU does for a small one. So the time
 of a backward pass is fitted as the larger one of the GPU's and a fixed time, which is the host's and is not kept.
@@ -24,13 +25,17 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 import nullgpu.fit  # noqa: E402
-from nullgpu import curves, gpus  # noqa: E402
+import torch  # noqa: E402
+from nullgpu import curves, durations, gpus  # noqa: E402
 from nullgpu.curves import Attention, BatchNorm, Convolution, Curves, Moved, Product, Work  # noqa: E402
 from nullgpu.fit import Timed  # noqa: E402
 
 from lab import results  # noqa: E402
 
 OPERATIONS = REPOSITORY / "results/nvidia_h200_1gpu/operations.json"
+IN_TRAININGS = REPOSITORY / "results/nvidia_h200_1gpu/operations_in_trainings.json"
+USED = ("resnet152", "convnext", "llama", "graph", "fourier")
+"""trainings whose operations are fitted to"""
 HOST = {True: 140e-6, False: 185e-6, None: 100e-6}
 """seconds of the host in a backward pass: of a convolution, channels last or first, and of attention; shorter rows may
 be the host's, and are not fitted"""
@@ -64,6 +69,80 @@ def rows() -> Iterator[Row]:
         shape = [json.loads(word.lower()) for word in row["shape"].split(" x ")] if row["shape"] else []
         for group, kind, works in described(name, dtype, shape, row["layout"], row["bytes"]):
             yield Row(group, kind, f"{name.split('_')[0]} {row['shape']}", works, 1e-6 * row["microseconds"])
+
+
+def rows_of_trainings() -> Iterator[Row]:
+    """Yield operations of the traces of trainings."""
+    table = json.loads(IN_TRAININGS.read_text())
+    for cells in table["rows"]:
+        row = dict(zip(table["columns"], cells, strict=True))
+        if row["training"] not in USED or row["microseconds"] < SHORTEST_OF_TRACE:
+            continue
+        tensors = tensors_of(row["sizes"], row["types"], row["strides"])
+        for group, kind, work in of_trace(row["operation"], tensors):
+            yield Row(group, kind, f"{row['operation']} {row['sizes']}", [work], 1e-6 * row["microseconds"])
+
+
+aten = torch.ops.aten
+OPERATORS = {
+    "roll": aten.roll.default, "copy_": aten.copy_.default, "cat": aten.cat.default, "mul": aten.mul.Tensor,
+    "add_": aten.add_.Tensor, "add": aten.add.Tensor,
+}  # fmt: skip
+SHORTEST_OF_TRACE = 8
+"""microseconds; what is shorter is the floor of a kernel"""
+TYPES = {
+    "float": torch.float32,
+    "c10::BFloat16": torch.bfloat16,
+    "c10::Half": torch.float16,
+    "c10::complex<float>": torch.complex64,
+    "long int": torch.int64,
+}
+
+
+def tensors_of(sizes: list[Any], types: list[Any], strides: list[Any]) -> list[torch.Tensor]:
+    """Return tensors without numbers, of the sizes that a trace has; those of a list have no type there: bfloat16."""
+    found: list[torch.Tensor] = []
+    for size, kind, stride in zip(sizes, types, strides, strict=True):
+        if size and isinstance(size[0], list):
+            found += tensors_of(size, ["c10::BFloat16"] * len(size), stride)
+        elif size and kind in TYPES:
+            found.append(torch.empty_strided(size, stride, dtype=TYPES[kind], device="meta"))
+    return found
+
+
+def of_trace(name: str, tensors: list[torch.Tensor]) -> Iterator[tuple[str, str, Work]]:
+    """Yield the curve, the kind and the work of an operation of a trace; nothing if its curve is not fitted to them."""
+    if name in durations.PRODUCTS:
+        work = durations.product(*tensors[-2:])
+        yield f"product {curves.family(work.format)}", "products", work
+        return
+    if name.startswith("cudnn_batch_norm"):
+        x, backward = tensors[0], name.endswith("backward")
+        if not durations.is_channels_last(x) and x.element_size() == 2:
+            norm = BatchNorm(True, backward, False, x.shape[1], x.numel(), 2, mixed=True)
+            yield f"batch norm mixed {'backward' if backward else 'forward'}", "batch norms", norm
+        return
+    elements = max((t.numel() for t in tensors), default=0)
+    size = sum(t.numel() * t.element_size() for t in tensors)
+    kind, written = durations.KINDS.get(name), elements * max((t.element_size() for t in tensors), default=0)
+    if kind in ("layer norm", "layer norm backward") and "group" not in name:
+        x = tensors[0]
+        moved = x.numel() * x.element_size() * (3 if kind.endswith("backward") else 2)
+        yield kind, "layer norm", Moved(kind, moved, x.numel(), rows=x.numel() / x.shape[-1])
+    elif kind in ("gathers", "scattered sums"):
+        longest = max(tensors, key=lambda t: t.numel())
+        if name != "index":  # of its indices, a trace has no sizes
+            yield kind, "gathers and scatters", Moved(kind, 2 * written, longest.numel())
+    elif name == "sum" and elements > tensors[0].shape[-1]:
+        yield "column sums", "column sums", Moved("column sums", size, elements)
+    elif name.startswith("_fft"):
+        yield "fft", "Fourier transforms", Moved("fft", 2 * size, elements)
+    elif name in OPERATORS:
+        if name == "cat":
+            elements = sum(t.numel() for t in tensors)
+        if name == "roll" or durations.is_strided(OPERATORS[name], tensors, elements):
+            moved = size if name == "copy_" else size + (size if name in ("cat", "roll") else written)
+            yield "strided", "strided", Moved("strided", moved, elements)
 
 
 def described(
@@ -138,11 +217,14 @@ def of_bytes(name: str, dtype: str, shape: list[Any], moved: float) -> Iterator[
     if name == "max_pool2d":
         elements *= shape[-1]  # an image is a square
     kind = KINDS.get(name)
+    rows = elements / shape[-1] if kind and kind.startswith("layer norm") else 0
     if kind:
         listed = "memory" if kind in ("elements", "functions of 16 bits", "reductions", "fused optimizers") else kind
         if kind == "fused optimizers":  # PyTorch says that it changes the gradients, too
             moved = 32 * elements
-        yield kind, {"layer norm backward": "layer norm"}.get(listed, listed), [Moved(kind, moved, elements)]
+        yield kind, {"layer norm backward": "layer norm"}.get(listed, listed), [
+            Moved(kind, moved, elements, rows=rows)
+        ]
     elif name == "adam_foreach":  # 19 numbers of 4 bytes for a weight, in nine operations
         yield "lists of tensors", "memory", [Moved("lists of tensors", 76 * elements / 9, elements)] * 9
     elif name == "sgd_foreach":
@@ -174,17 +256,27 @@ START: dict[str, dict[str, float]] = {
     "embedding backward": {"floor": 250, "share": 0.6},
     "softmax backward": {"floor": 5, "share": 0.6},
     "log-softmax": {"floor": 5, "share": 0.6, "element": 3},
+    "layer norm": {"floor": 6, "share": 0.88, "element": 0.3, "row": 1.4},
+    "layer norm backward": {"floor": 40, "share": 0.6, "element": 0.3, "row": 1.4},
+    "batch norm mixed": {"floor": 3, "element": 2, "large": 5, "idle": 0.8},
+    "column sums": {"floor": 25, "share": 0.45},
+    "fft": {"floor": 10, "share": 0.38},
 }  # fmt: skip
 """parameters to begin the fit with; others: a floor, a share of the bandwidth, and picoseconds for an element"""
+LARGE_ONLY = ("strided", "column sums", "gathers", "scattered sums", "fft")
+"""curves that were fitted to large operations only, whose floor stays"""
 STARTED = {"floor": 5.0, "share": 0.8, "element": 1.0}
 
 
 def start_of(group: str) -> dict[str, float]:
     """Return the parameters to begin with."""
+    families = ("batch norm mixed", "product", "attention", "convolution", "batch norm")
     name = next((name for name in START if group == name), None) or next(
-        (name for name in ("product", "attention", "convolution", "batch norm") if group.startswith(name)), ""
+        (name for name in families if group.startswith(name)), ""
     )
     found = dict(START.get(name, STARTED))
+    if group == "product 16 bits":
+        found["unaligned"] = 0.45
     if group == "convolution 3-D 16 bits":
         found["guess"] = 0.02
     if group == "convolution 2-D 16 bits":
@@ -225,7 +317,8 @@ def fitted(group: str, chosen: Sequence[Row], others: dict[str, dict[str, float]
     """Return the parameters of a curve with which it is near these rows."""
     used = [row for row in chosen if not is_hosts(row) and "not fitted" not in row.kind]
     timed = [Timed(group, row.works, row.seconds) for row in used]
-    return nullgpu.fit.fitted(replace(gpu(), measured=others), group, timed, start_of(group), step=0.7)
+    fixed = ("floor",) if group in LARGE_ONLY else ()
+    return nullgpu.fit.fitted(replace(gpu(), measured=others), group, timed, start_of(group), fixed, step=0.7)
 
 
 def fit(
@@ -275,7 +368,7 @@ def summarized(errors: Sequence[float]) -> list[results.Cell]:
 
 def main() -> None:
     """Fit, store the parameters and the table of errors."""
-    measured = list(rows())
+    measured = [*rows(), *rows_of_trainings()]
     groups = sorted({row.group for row in measured}, key=lambda group: (group != "elements", group))
     parameters = fit(measured, groups, {})
     it = gpu()

@@ -261,7 +261,8 @@ def test_one_rank_over_nccl_and_a_mistake_in_one_line(start: Train, device: torc
     assert done.summary["backend"] == ("nccl" if device.type == "cuda" else "gloo")
     mistaken = mistake.result()
     assert mistaken.status == 2
-    assert mistaken.stderr.splitlines()[-1].startswith("error: the loss is not finite")
+    # PyTorch warns after it that the process group was not destroyed.
+    assert any(line.startswith("error: the loss is not finite") for line in mistaken.stderr.splitlines())
 
 
 def test_a_first_step_that_overflows_leaves_no_momentum(device: torch.device) -> None:

@@ -19,6 +19,12 @@ TILE = 128
 """edge of the part of a matrix that one multiprocessor computes"""
 FEW = 4
 """channels of an input, such as colors, for which cuDNN has slow kernels only"""
+DEEP = 1024
+"""rows of the second matrix that a multiprocessor takes at least, if several share a tile of the product"""
+FITS = 100_000
+"""numbers of a channel that cuDNN's batch norm keeps on one multiprocessor"""
+MANY = 256
+"""channels with which it fills the GPU if they do not fit"""
 MOST = 0.8
 """share of the peak that kernels without matrix units attain at most, about that of products in fp32"""
 
@@ -50,6 +56,8 @@ class Product:
     m: float
     n: float
     k: float
+    aligned: bool = True
+    """whether each row of all matrices begins at a multiple of 16 bytes, as the fast kernels need it"""
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,8 @@ class Convolution:
     """elements of the kernel"""
     input_bytes: float
     output_bytes: float
+    transposed: bool = False
+    """whether it is a transposed one, whose backward pass is the convolution"""
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,8 @@ class BatchNorm:
     elements: float
     size: int
     """bytes of an element"""
+    mixed: bool = False
+    """whether the weights are float32 and the input is not: cuDNN's kernels, as under autocast"""
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,8 @@ class Moved:
     moved: float
     elements: float
     launches: int = 1
+    rows: float = 0
+    """that a norm takes one after the other"""
 
 
 Work = Product | Attention | Convolution | BatchNorm | Moved
@@ -152,6 +166,8 @@ class Curves:
         if isinstance(work, Convolution):
             return f"convolution {work.dimensions}-D {family(work.format)}"
         if isinstance(work, BatchNorm):
+            if work.mixed and work.half and not work.channels_last:
+                return f"batch norm mixed {direction}"
             layout = "last" if work.channels_last else "first"
             return f"batch norm {layout} {direction} {'16 bits' if work.half else '32 bits'}"
         return work.kind if work.kind in self.parameters else "elements"
@@ -176,10 +192,12 @@ class Curves:
         p = self.parameters[self.name(it)]
         size = 2 if it.format in HALF else 4
         tiles = it.batch * max(it.m / TILE, 0.25) * max(it.n / TILE, 0.25)
+        tiles *= max(1.0, min(it.k / DEEP, self.gpu.multiprocessors / tiles))  # several sum parts of a tile
         filled = tiles / (tiles + p["tiles"] * self.gpu.multiprocessors)
         arithmetic = 2 * it.batch * it.m * it.n * it.k / (self.gpu.peak[it.format] * p["share"] * filled)
         traffic = size * it.batch * (it.m * it.k + it.k * it.n + it.m * it.n) / (self.gpu.bandwidth * p["memory"])
-        return p["floor"] * self.floor + max(arithmetic, traffic)
+        slower = 1.0 if it.aligned else 1 / p.get("unaligned", 1.0)
+        return p["floor"] * self.floor + slower * max(arithmetic, traffic)
 
     def attention(self, it: Attention) -> float:
         """Each score costs an exponential, beside products of the head's width."""
@@ -218,9 +236,10 @@ class Curves:
         elif strided:
             share *= p["strided"]
         each = [peak * share] * passes
-        if "guess" in p and it.channels > FEW and it.positions <= (200 if it.backward else 1000):
-            # For one of the products, cuDNN's guess is a kernel without matrix units.
-            each[0] = min(peak * p["guess"] / per_clock, self.gpu.peak["fp32"] * MOST)
+        if "guess" in p and it.channels > FEW:  # without cudnn.benchmark, cuDNN's guess has no matrix units
+            guess = min(peak * p["guess"] / per_clock, self.gpu.peak["fp32"] * MOST)
+            largest = (4096, 512) if it.transposed and it.backward else (200 if it.backward else 1000, 0)
+            each = [guess if it.positions <= most else one for one, most in zip(each, largest, strict=False)]
         arithmetic = sum(per_pass / attained for attained in each)
         transposed = 0.0
         if not it.channels_last and it.format != "fp32" and (it.kernel > 1 or strided):
@@ -231,6 +250,10 @@ class Curves:
     def batch_norm(self, it: BatchNorm) -> float:
         """With channels first, each multiprocessor takes a channel, so few channels do not fill the GPU."""
         p = self.parameters[self.name(it)]
+        if "large" in p:
+            fits = it.elements <= FITS * it.channels
+            element = p["element"] if fits else p["large"] * max(1.0, MANY / it.channels) ** p["idle"]
+            return p["floor"] * self.floor + it.elements * element * 1e-12 * self.slower
         idle = 1.0 if it.channels_last else max(1.0, self.gpu.multiprocessors / it.channels) ** p["idle"]
         elements = it.elements * p["element"] * 1e-12 * idle * self.slower
         traffic = it.elements * it.size * (5 if it.backward else 3) / (self.gpu.bandwidth * 0.9)
@@ -242,7 +265,8 @@ class Curves:
         traffic = it.moved / (self.gpu.bandwidth * p["share"])
         elements = it.elements * p.get("element", 0) * 1e-12 * self.slower
         fixed = max(p["floor"], it.launches * self.parameters["elements"]["floor"])
-        return fixed * self.floor + max(traffic, elements)
+        rows = it.rows * p.get("row", 0) * 1e-9 * self.slower
+        return fixed * self.floor + rows + max(traffic, elements)
 
 
 def family(number_format: str) -> str:

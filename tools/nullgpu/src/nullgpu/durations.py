@@ -38,6 +38,7 @@ WRITES_ONLY = (
     "_foreach_copy_",
 )
 """operations that do not read what they change in place"""
+COPIES, JOINS = ("copy_", "_to_copy", "clone"), ("cat", "stack")
 FUNCTIONS = (
     "gelu",
     "gelu_backward",
@@ -77,6 +78,8 @@ KINDS = {
         "reductions",
     ),
     "embedding_dense_backward": "embedding backward",
+    **dict.fromkeys(("index", "gather", "scatter", "index_put", "_index_put_impl_", "take_along_dim"), "gathers"),
+    **dict.fromkeys(("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce"), "scattered sums"),
 }
 """the kinds of operations; of others: moved bytes ("elements")"""
 
@@ -147,7 +150,10 @@ def work_of(func: Any, args: Any, kwargs: Any, out: Any, launches: int) -> Work:
 def product(a: Tensor, b: Tensor) -> Product:
     """Return the work of a product of two matrices, or of two batches of them."""
     batch = a.shape[0] if a.dim() == 3 else 1
-    return Product(format_of(a.dtype, "matmul"), batch, a.shape[-2], b.shape[-1], a.shape[-1])
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    rows = [k if a.stride(-1) == 1 else m, n if b.stride(-1) == 1 else k, n]  # the matrices' own ones, and the product's
+    aligned = all(row * a.element_size() % 16 == 0 for row in rows)
+    return Product(format_of(a.dtype, "matmul"), batch, m, n, k, aligned)
 
 
 def attention(name: str, named: dict[str, Any]) -> Attention:
@@ -182,6 +188,7 @@ def convolution(named: dict[str, Any], out: Any) -> Convolution:
         kernel=prod(weight.shape[2:]),
         input_bytes=size_of(x),
         output_bytes=size_of(y),
+        transposed=bool(named.get("transposed")),
     )
 
 
@@ -200,7 +207,8 @@ def batch_norm(name: str, named: dict[str, Any]) -> BatchNorm | None:
     if not backward and name not in BATCH_NORMS:
         return None
     half, last = x.dtype in (torch.bfloat16, torch.float16), is_channels_last(x)
-    return BatchNorm(half, backward, last, x.shape[1], x.numel(), x.element_size())
+    mixed = name.startswith("cudnn")  # which PyTorch takes for 16 bits if the weights have 32
+    return BatchNorm(half, backward, last, x.shape[1], x.numel(), x.element_size(), mixed)
 
 
 def moved(func: Any, name: str, args: Any, kwargs: Any, out: Any, launches: int) -> Moved:
@@ -217,13 +225,54 @@ def moved(func: Any, name: str, args: Any, kwargs: Any, out: Any, launches: int)
     if name not in WRITES_ONLY and "out" not in kwargs:
         read += in_place
     elements = max([t.numel() for t in (*tensors, *returned)], default=0)
+    kind = kind_of(name, tensors)
+    if kind == "reductions" and is_along_columns(args):
+        kind = "column sums"
+    if kind == "elements" and (name == "roll" or is_strided(func, tensors, elements)):
+        kind = "strided"
+    rows = rows_of(name, tensors, args) if kind.startswith("layer norm") else 0
     return Moved(
-        kind_of(name, tensors), read + written, elements * (2 if "pool" in name and "backward" in name else 1), launches
+        kind, read + written, elements * (2 if "pool" in name and "backward" in name else 1), launches, rows
     )
+
+
+def is_along_columns(args: Any) -> bool:
+    """Return whether a reduction leaves the numbers that are beside one another in memory."""
+    x = args[0]
+    over = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else []
+    if not isinstance(x, Tensor) or not over or not x.dim():
+        return False
+    inner = min(range(x.dim()), key=lambda at: (x.stride(at), x.shape[at] == 1))
+    return inner not in [at % x.dim() for at in over]
+
+
+def is_strided(func: Any, tensors: list[Tensor], elements: int) -> bool:
+    """Return whether an operation has to compute where each number is: gaps in a large tensor, or a smaller one."""
+    joins = name_of(func) in JOINS
+    if not joins and name_of(func) not in COPIES and torch.Tag.pointwise not in func.tags:
+        return False
+    large = [t for t in tensors if t.dim() and t.numel() > 1]
+    return any(
+        not torch.ops.aten.is_non_overlapping_and_dense(t)
+        if joins or 2 * t.numel() > elements
+        else t.dim() > 1
+        for t in large
+    )
+
+
+def rows_of(name: str, tensors: list[Tensor], args: Any) -> float:
+    """Return the number of rows that a norm takes the mean of, or of groups of channels."""
+    x = tensors[1 if name.endswith("backward") else 0]
+    if "group_norm" in name:
+        return x.shape[0] * args[8 if name.endswith("backward") else 6]
+    shape = next((it for it in args if isinstance(it, list | tuple) and it and isinstance(it[0], int)), [1])
+    return x.numel() / max(prod(shape), 1)
 
 
 def kind_of(name: str, tensors: list[Tensor]) -> str:
     """Return the curve of an operation that is limited by the memory, or by instructions for each element."""
+    if name.startswith("_fft"):
+        return "fft"
     if name.startswith("_foreach_"):
         return "lists of tensors"
     if name.startswith("_fused_"):

@@ -100,7 +100,9 @@ class Values(TorchDispatchMode):
                 self.recording.append(functools.partial(func, *args, **kwargs))
             return func(*args, **kwargs)
         gpu = next((value.device for value in flat if on_cuda(value)), None)
-        reads = name in READ_VALUES or torch.Tag.dynamic_output_shape in func.tags or has_mask(name, args)
+        # x[numbers] has this tag too, although only x[mask] waits for values.
+        sized = torch.Tag.dynamic_output_shape in func.tags and name != "index"
+        reads = name in READ_VALUES or sized or has_mask(name, args)
         if gpu is not None and reads:
             return self.compute_first(func, flat, spec, gpu)
         draw = self.draw(func, flat)
