@@ -64,8 +64,6 @@ def store(
         command: what measures this again; by default what was typed.
         finished: False if the caller will store this table again, with more rows.
     """
-    from workshop.hardware import describe_hardware, describe_versions, pick_device
-
     assert all(len(row) == len(columns) for row in rows), f"{name}: a row has another number of cells than the header"
     table = {
         "title": title,
@@ -74,16 +72,25 @@ def store(
         "formats": dict(formats or {}),
         "unit": unit,
         "spread": spread,
-        "machine": describe_hardware(pick_device()),
-        "versions": describe_versions(),
-        "date": date.today().isoformat(),
-        "commit": _commit(),
+        **provenance(),
         "command": command or _typed(),
     } | ({} if finished else {"unfinished": True})
     print(f"\n{title}{f', in {unit}' if unit else ''}{f' ({spread})' if spread else ''}\n{as_text(table)}")
     if figure is not None:
         store_plot(name, figure)
     write_json(_folder() / f"{name}.json", table)
+
+
+def provenance() -> dict[str, Any]:
+    """Return what a stored table says of where it comes from: machine, versions, date, commit."""
+    from workshop.hardware import describe_hardware, describe_versions, pick_device
+
+    return {
+        "machine": describe_hardware(pick_device()),
+        "versions": describe_versions(),
+        "date": date.today().isoformat(),
+        "commit": _commit(),
+    }
 
 
 def unfinished_rows(name: str) -> list[list[Any]]:

@@ -1,11 +1,12 @@
 """A blind test of the clock: trainings are predicted for a GPU, and then compared with what that GPU measures.
 
     python lab/studies/clock_blind.py predict h100 predicted.json        # here; half an hour on an idle machine
-    python lab/studies/gpu_trainings.py --folder DIR                     # on the GPU
-    python lab/studies/clock_blind.py compare DIR/trainings.json predicted.json
+    python lab/studies/gpu_trainings.py --folder DIR --traces TRACES      # on the GPU
+    python lab/studies/gpu_traces.py TRACES --folder DIR                  # adds the time of the kernels
+    python lab/studies/clock_blind.py compare DIR/trainings.json predicted.json now.json
 
-What is predicted: the milliseconds of an update, those in which the GPU computes, and what limits the training. With
---host 2 the host counts as twice as fast as this machine's.
+The first predictions are made before the clock is changed with what was measured; now.json are those of today's clock.
+With --host 2 the host counts as twice as fast as this machine's.
 """
 
 import sys
@@ -86,35 +87,50 @@ def predict(gpu: str, out: Path, only: str, host: float) -> None:
         write_json(out, found)
 
 
-def compare(measured: Path, predicted: Path) -> None:
-    """Store the table of both."""
-    real, found = read_json(measured), read_json(predicted)
+def compare(measured: Path, first: Path, now: Path) -> None:
+    """Store the table of the trainings whose kernels were timed, of their blind predictions and of today's."""
+    blind, known = read_json(first), read_json(now)
+    real = read_json(measured)
     rows: list[list[results.Cell]] = []
-    errors, host_bound = [], 0
+    errors: dict[str, list[float]] = {"blind": [], "now": [], "tests": []}
     for row in real["rows"]:
-        it = found.get(row["name"], {})
-        if "ms" not in row or "ms" not in it:
+        name = row["name"]
+        if "kernels_ms" not in row or "ms" not in blind.get(name, {}):
             continue
-        gpu = it["ms"] * it["busy"]
-        computed = row["total_us"] / 1e3 / row["profiled_updates"] if "total_us" in row else None
-        busy = min(1.0, computed / row["ms"]) if computed else None
-        limited = busy is not None and busy < 0.9
-        ratio = gpu / (computed if limited else row["ms"])  # type: ignore[operator]
-        host_bound += limited
-        errors.append(abs(log(ratio)))
-        rows.append([NAMES[row["name"]], row["ms"], busy, it["ms"], gpu, ratio])
+        kernels, cells = row["kernels_ms"], list[results.Cell]()
+        for kind, found in (("blind", blind), ("now", known)):
+            ratio = found[name]["ms"] * found[name]["busy"] / kernels if name in found else None
+            cells.append(ratio)
+            if ratio:
+                errors[kind].append(abs(log(ratio)))
+                if kind == "now" and name not in USED:
+                    errors["tests"].append(abs(log(ratio)))
+        limit = "GPU" if kernels > GPU_LIMITS * row["ms"] else "host"
+        rows.append([NAMES[name], row["ms"], kernels, limit, *cells, "yes" if name in USED else ""])
+    rows += [
+        [f"wrong by, {name}", None, None, "", *(exp(of(errors[kind])) for kind in ("blind", kind_now)), ""]
+        for name, of, kind_now in (
+            ("median", median, "now"),
+            ("at most", max, "now"),
+            ("median without those fitted to", median, "tests"),
+        )
+    ]
     results.store(
         "clock_blind",
-        title=f"Predicted for the {real['gpu']}, then measured (the time of the GPU: wrong by a factor of "
-        f"{exp(median(errors)):.2f} in the median, {exp(max(errors)):.2f} at most)",
-        columns=["training", "measured", "GPU busy", "simulated", "its GPU alone", "ratio"],
+        title=f"The kernels' time of trainings, predicted for the {real['gpu']}",
+        columns=["training", "measured", "its kernels", "limited by", "blind", "now", "fitted to it"],
         rows=rows,
-        formats={"measured": ",.2f", "GPU busy": ".0%", "simulated": ",.2f", "its GPU alone": ",.2f", "ratio": ".2f"},
+        formats={"measured": ",.1f", "its kernels": ",.1f", "blind": ".2f", "now": ".2f"},
         unit="ms per update",
-        spread="GPU busy: of the GPU's time, its kernels in a profile; ratio: the simulated GPU's time to the measured "
-        "time or, where the GPU was busy for less than 90 %, to that of its kernels",
-        command="python lab/studies/clock_blind.py compare DIR/trainings.json predicted.json",
+        spread="blind and now: simulated divided by measured; fitted to it: some of its operations, afterwards",
+        command="python lab/studies/clock_blind.py compare trainings.json blind.json now.json",
     )
+
+
+USED = ("resnet152", "convnext", "llama", "graph", "fourier")
+"""trainings some of whose operations clock_fit.py uses, since they were measured"""
+GPU_LIMITS = 0.94
+"""share of an update in which the kernels run, if the GPU is the limit"""
 
 
 def main() -> None:
@@ -123,13 +139,14 @@ def main() -> None:
     parser.add_argument("what", choices=("predict", "compare"))
     parser.add_argument("first", help="the simulated GPU, or trainings.json of the real one")
     parser.add_argument("predicted", type=Path, help="file of the predictions")
+    parser.add_argument("now", type=Path, nargs="?", help="file of the predictions of today's clock, with compare")
     parser.add_argument("--only", default="", metavar="WORD", help="predict those with this word")
     parser.add_argument("--host", type=float, default=1.0, help="how much faster the host is than this one")
     arguments = parser.parse_args()
     if arguments.what == "predict":
         predict(arguments.first, arguments.predicted, arguments.only, arguments.host)
     else:
-        compare(Path(arguments.first), arguments.predicted)
+        compare(Path(arguments.first), arguments.predicted, arguments.now or arguments.predicted)
 
 
 if __name__ == "__main__":

@@ -222,9 +222,7 @@ def of_bytes(name: str, dtype: str, shape: list[Any], moved: float) -> Iterator[
         listed = "memory" if kind in ("elements", "functions of 16 bits", "reductions", "fused optimizers") else kind
         if kind == "fused optimizers":  # PyTorch says that it changes the gradients, too
             moved = 32 * elements
-        yield kind, {"layer norm backward": "layer norm"}.get(listed, listed), [
-            Moved(kind, moved, elements, rows=rows)
-        ]
+        yield kind, {"layer norm backward": "layer norm"}.get(listed, listed), [Moved(kind, moved, elements, rows=rows)]
     elif name == "adam_foreach":  # 19 numbers of 4 bytes for a weight, in nine operations
         yield "lists of tensors", "memory", [Moved("lists of tensors", 76 * elements / 9, elements)] * 9
     elif name == "sgd_foreach":

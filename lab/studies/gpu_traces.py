@@ -24,6 +24,7 @@ SHORTEST = 0.01
 """share of the kernels' time that an operation takes at least to be listed"""
 FROM_THE_HOST = "HtoD"
 """copies that begin a training are not part of its updates"""
+COMMAND = "python lab/studies/gpu_traces.py TRACES --folder DIR"
 COLUMNS = ["training", "operation", "sizes", "types", "strides", "per update", "microseconds"]
 
 
@@ -75,9 +76,13 @@ def main() -> None:
             row["kernels_ms"], rows = read(file, row["profiled_updates"])
             listed += [[row["name"], *cells] for cells in rows]
     write_json(trainings, table)
+    about = {key: table[key] for key in ("machine", "versions", "date", "commit")}
+    head = {"title": f"Operations in trainings on the {table['gpu']}", "columns": COLUMNS, "formats": {}, **about}
+    head |= {"unit": "microseconds", "spread": "median of an operation of these sizes", "command": COMMAND}
     lines = ",\n".join(json.dumps(row) for row in listed)
-    head = json.dumps({"gpu": table["gpu"], "torch": table["torch"], "columns": COLUMNS})
-    (arguments.folder / "operations_in_trainings.json").write_text(f'{head[:-1]}, "rows": [\n{lines}\n]}}\n')
+    (arguments.folder / "operations_in_trainings.json").write_text(
+        f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n'
+    )
     print(f"{len(listed)} operations")
 
 

@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E40
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from lab.flags import Parser  # noqa: E402
+from lab.results import provenance  # noqa: E402
 from workshop.errors import UserError, run_reporting_user_errors  # noqa: E402
 from workshop.jsonfile import read_json, write_json  # noqa: E402
 
@@ -238,7 +239,7 @@ def main() -> None:
             if training.title in done:
                 continue
             rows.append(measured(training, ends, arguments.steps or training.steps, arguments.traces))
-            write_json(file, {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows})
+            write_json(file, {"gpu": torch.cuda.get_device_name(), **provenance(), "rows": rows})
             row = rows[-1]
             figures = f"{row['ms']:9.3f} ms per update" if "ms" in row else ""
             print(f"{row['name']:22} {row['seconds']:6.1f} s {figures}  {row['peak'] / 1e9:.2f} GB", flush=True)

@@ -153,6 +153,8 @@ class Curves:
         """how many times as long its multiprocessors need for the same number of instructions as an H200's"""
         self.per_clock = {it: self.slower / (peak[it] / gpu.peak[it]) for it in peak}
         """how much of its peak the same number of instructions costs, in comparison with an H200"""
+        self.unaligned: float = base["parameters"]["product 16 bits"].get("unaligned", 1.0)
+        """share of the speed that products of rows have that begin anywhere, where it was not fitted"""
         self.floor = 1e-6 * gpu.shortest / of["shortest"]
         """seconds for a microsecond of a fixed cost"""
 
@@ -196,7 +198,8 @@ class Curves:
         filled = tiles / (tiles + p["tiles"] * self.gpu.multiprocessors)
         arithmetic = 2 * it.batch * it.m * it.n * it.k / (self.gpu.peak[it.format] * p["share"] * filled)
         traffic = size * it.batch * (it.m * it.k + it.k * it.n + it.m * it.n) / (self.gpu.bandwidth * p["memory"])
-        slower = 1.0 if it.aligned else 1 / p.get("unaligned", 1.0)
+        unaligned = p.get("unaligned", self.unaligned if it.format in HALF else 1.0)
+        slower = 1.0 if it.aligned else 1 / unaligned
         return p["floor"] * self.floor + slower * max(arithmetic, traffic)
 
     def attention(self, it: Attention) -> float:

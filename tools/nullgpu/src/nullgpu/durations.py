@@ -84,6 +84,10 @@ KINDS = {
 """the kinds of operations; of others: moved bytes ("elements")"""
 
 
+CELLS = "nn.LSTM or nn.GRU cell by cell (on a GPU, cuDNN took a fifth of the time)"
+"""what the report says of recurrent networks, which are no single operation here"""
+
+
 class Durations:
     """The durations of operations on one GPU."""
 
@@ -106,6 +110,8 @@ class Durations:
                 self.by["trace"] += known
                 return known
         it = work_of(func, args, kwargs, out, launches)
+        if name_of(func).startswith("_thnn_fused"):
+            self.unknown.add(CELLS)
         if isinstance(it, Moved) and not it.moved:
             self.unknown.add(name_of(func))
         return self.of_work(it)
@@ -151,7 +157,11 @@ def product(a: Tensor, b: Tensor) -> Product:
     """Return the work of a product of two matrices, or of two batches of them."""
     batch = a.shape[0] if a.dim() == 3 else 1
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
-    rows = [k if a.stride(-1) == 1 else m, n if b.stride(-1) == 1 else k, n]  # the matrices' own ones, and the product's
+    rows = [
+        k if a.stride(-1) == 1 else m,
+        n if b.stride(-1) == 1 else k,
+        n,
+    ]  # of both, and of the product
     aligned = all(row * a.element_size() % 16 == 0 for row in rows)
     return Product(format_of(a.dtype, "matmul"), batch, m, n, k, aligned)
 
@@ -231,9 +241,7 @@ def moved(func: Any, name: str, args: Any, kwargs: Any, out: Any, launches: int)
     if kind == "elements" and (name == "roll" or is_strided(func, tensors, elements)):
         kind = "strided"
     rows = rows_of(name, tensors, args) if kind.startswith("layer norm") else 0
-    return Moved(
-        kind, read + written, elements * (2 if "pool" in name and "backward" in name else 1), launches, rows
-    )
+    return Moved(kind, read + written, elements * (2 if "pool" in name and "backward" in name else 1), launches, rows)
 
 
 def is_along_columns(args: Any) -> bool:
@@ -253,9 +261,7 @@ def is_strided(func: Any, tensors: list[Tensor], elements: int) -> bool:
         return False
     large = [t for t in tensors if t.dim() and t.numel() > 1]
     return any(
-        not torch.ops.aten.is_non_overlapping_and_dense(t)
-        if joins or 2 * t.numel() > elements
-        else t.dim() > 1
+        not torch.ops.aten.is_non_overlapping_and_dense(t) if joins or 2 * t.numel() > elements else t.dim() > 1
         for t in large
     )
 
