@@ -26,9 +26,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a Slurm, and the studies, which no lesson's main path needs."""
+    """Mark what needs a Slurm, and the studies, which no lesson's main path needs (but for those marked as slow)."""
     for item in items:
-        if item.path.name.startswith("test_experiments_"):
+        if item.path.name.startswith("test_experiments_") and item.get_closest_marker("slow") is None:
             item.add_marker("thorough")
         if "slurm" in item.fixturenames:
             item.add_marker("slurm")

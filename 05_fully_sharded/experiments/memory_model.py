@@ -162,8 +162,6 @@ class Setup:
     """whether FSDP2 reduces the gradients after each part, not only after the last"""
     keep_weights: bool = False
     """whether FSDP2 keeps the weights gathered between the parts"""
-    free_scores: bool = False
-    """whether the model's output is deleted before backward; the lesson's script keeps it"""
 
     def __post_init__(self) -> None:
         workload(self.model)  # raises UserError if there is no such model
@@ -221,7 +219,7 @@ ATTENTION = (
 )
 
 
-def half_recomputed(forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+def half_recomputed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Return a forward that keeps its input, the result of attention, and those of every second matrix product.
 
     torchtitan trains Llama with this selective activation checkpointing (``selective_ac_option = "op"``).
@@ -237,7 +235,7 @@ def half_recomputed(forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable
 
         return create_selective_checkpoint_contexts(policy)
 
-    return lambda inputs: checkpoint(forward, inputs, use_reentrant=False, context_fn=contexts)
+    return lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
 
 
 def mesh_of(setup: Setup, device: str) -> DeviceMesh:

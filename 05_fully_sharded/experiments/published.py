@@ -48,7 +48,7 @@ def setup_of(one: Measured, recomputed: str) -> Setup:
         "way": "blocks",
         "precision": "bf16",
     }
-    return Setup(**same, free_scores=True, **RECOMPUTED[recomputed])
+    return Setup(**same, **RECOMPUTED[recomputed])
 
 
 def compare() -> None:

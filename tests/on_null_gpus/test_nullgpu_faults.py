@@ -21,7 +21,6 @@ from cases import REPOSITORY, Run, largest_difference, make_data, named, run_on_
 from lab import results
 
 pytest_plugins = ["null_fixtures"]
-pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.thorough]
 
 DDP, PRECISION, FSDP = "03_ddp/train.py", "04_mixed_precision/train.py", "05_fully_sharded/train.py"
 COPIED = ("workshop", "configs", "03_ddp", "04_mixed_precision", "05_fully_sharded")
@@ -55,8 +54,8 @@ FAULTS = [
     Fault(
         "the model makes a tensor on the CPU",
         "workshop/models/gpt.py",
-        "positions = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)",
-        "positions = torch.arange(x.shape[-2], dtype=torch.float32)",
+        "positions = torch.arange(tokens, device=device, dtype=torch.float32)",
+        "positions = torch.arange(tokens, dtype=torch.float32)",
         "05, fp32",
         message="Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu",
     ),
@@ -185,6 +184,13 @@ def on_null_gpu(fault: Fault, copy: Path, data: Path) -> tuple[str, Run]:
     return symptom(fault, run, correct), run
 
 
+def test_each_fault_can_still_be_planted() -> None:
+    times = {fault.what: (REPOSITORY / fault.file).read_text().count(fault.old) for fault in FAULTS}
+    assert set(times.values()) == {1}, times
+
+
+@pytest.mark.usefixtures("null_gpus")
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_a_fault_shows_on_a_null_gpu_and_not_on_the_cpu(fault: Fault, null_data: Path) -> None:
     with planted(fault) as copy:
