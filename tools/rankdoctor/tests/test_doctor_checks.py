@@ -860,6 +860,24 @@ def the_same_data_everywhere(run: Run) -> None:
 
 def each_rank_has_a_shard_of_its_own(run: Run) -> None:
     probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), label(rank, n)])
+    set_samples(run, "", list(range(SAMPLES)), [(3 * n) % SAMPLES for n in range(SAMPLES)])
+    for rank in run.ranks:
+        run.samples[f"{rank.number}_1"] = [(5 * n + 1) % SAMPLES for n in range(SAMPLES)]
+
+
+@faulty("same_meaning", "NOTE", 10)
+def a_sampler_divides_what_each_rank_has_made_for_itself(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), label(rank, n)])
+    for rank in run.ranks:
+        for event in rank.all("samples"):
+            event["attributes"] = {}
+
+
+@faulty("same_samples", "FAULT", 10)
+def samples_of_other_numbers_are_drawn_from_the_same_seed(run: Run) -> None:
+    for rank in run.ranks:
+        for n, e in enumerate(rank.all("forward", train=True, grad=True)):
+            e["rows"] = [1000 * n + k for k in range(4)]
 
 
 def shards_with_the_number_of_the_sample(run: Run) -> None:

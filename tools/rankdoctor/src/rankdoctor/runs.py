@@ -191,8 +191,27 @@ class Run:
         alike = len(events) == self.world and len({(e["at"], e["value"]) for e in events}) == 1
         return events[0] if alike else None
 
+    @cached_property
+    def differing(self) -> set[str]:
+        """The classes of data sets in which a number means another sample on another rank, as far as was looked."""
+        found = set()
+        for events in self.together("samples"):
+            numbers = [n for n in events[0]["contents"] if all(n in e["contents"] for e in events)]
+            parts = range(min((len(e["steady"]) for e in events), default=0))
+            steady = [part for part in parts if all(e["steady"][part] for e in events)]
+            if len({e["cls"] for e in events}) == 1 and any(
+                len({e["contents"][n][part][0] for e in events if part < len(e["contents"][n])}) > 1
+                for n in numbers
+                for part in steady
+            ):
+                found.add(events[0]["cls"])
+        return found
+
     def same_data(self, parts: dict[int, Event]) -> bool:
         """Return whether the numbers of the samples in these passes mean the same samples on all ranks."""
+        made = {self.made(event["loader"])["dataset"] for event in parts.values()}
+        if made & self.differing:
+            return False
         contents = {
             e.get("content")
             for rank in self.ranks

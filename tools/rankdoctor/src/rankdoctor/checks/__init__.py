@@ -77,9 +77,6 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
             continue
         try:
             new = check.findings(*case)
-            if not judged:  # the evidence of the first run that could be judged
-                looked_at = ", ".join(Observed.now) + (f"; {case[-1].launch.name}" if case[-1].launch.name else "")
-            judged = True
         except CannotJudge as reason:
             reasons.append(reason)
             as_it_is = as_it_is and bool(case[-1].launch.name)
@@ -91,7 +88,14 @@ def apply(check: Check, cases: list[tuple[Run, ...]], diagnosis: Diagnosis) -> l
             kinds = (FAULT, NOTE) if launch.compared else (FAULT,) if launch.name else (FAULT, NOTE, COST)
             if launch.ended in ("hang", "lost"):  # the times are those of waiting
                 kinds = tuple(kind for kind in kinds if kind != COST)
-            found += [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
+            shown = [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
+            found += shown
+            if new and not shown:  # what such a run may not accuse, it cannot call fine either
+                reasons.append(CannotJudge("it was seen in a run that is not the ordinary one"))
+                continue
+            if not judged:  # the evidence of the first run that could be judged
+                looked_at = ", ".join(Observed.now) + (f"; {launch.name}" if launch.name else "")
+            judged = True
     if judged and as_it_is and not found:
         diagnosis.fine[check.title] = looked_at
     elif reasons and not found:

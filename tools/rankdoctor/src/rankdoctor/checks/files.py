@@ -31,6 +31,10 @@ def one_writer(run: Run) -> Iterator[Finding]:
             certain = found is saved and run.launch.nodes == 1
             fix = "let rank 0 alone write" + (", if the nodes share the folder" if run.launch.nodes > 1 else "")
             yield (fault if certain else hint)(found[0]["at"], text, fix)
+    need(
+        not run.launch.moved and not run.launch.written,
+        "a library in C or Rust wrote files, and which rank it was is not known",
+    )
 
 
 @check(

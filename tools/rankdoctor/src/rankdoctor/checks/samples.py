@@ -1,12 +1,26 @@
 """Which samples the ranks train on, and in which order."""
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run
-from .base import ONE_EPOCH, CannotJudge, Finding, check, fault, hint, need, need_none, need_use, seen, some
+from .base import (
+    ONE_EPOCH,
+    CannotJudge,
+    Finding,
+    Observed,
+    check,
+    fault,
+    hint,
+    need,
+    need_none,
+    need_use,
+    seen,
+    some,
+)
 
 COMPARED = 12
 """training steps of which the inputs are compared"""
@@ -44,6 +58,10 @@ def same_samples(run: Run) -> Iterator[Finding]:
             elif common > run.world:
                 doubts.append(f"the ranks have {common} samples of {len(orders[0])} in common")
     need_none(doubts)
+    with contextlib.suppress(CannotJudge):  # samples that are drawn: other numbers, and perhaps the same values
+        before = list(Observed.now)
+        yield from same_inputs(run)
+        Observed.now[:] = before
 
 
 def _is_planned(run: Run, parts: dict[int, Event]) -> bool:
@@ -87,18 +105,22 @@ def shared_once(run: Run) -> Iterator[Finding]:
     at = next((e["sampler_at"] for e in run.first.all("loader") if e.get("sampler_at")), "")
     need_use(at, "DistributedSampler")
     epochs = run.epochs(run.training)
-    covered = 0
+    covered, other_data = 0, False
     for kind, passes in epochs.items():
         orders = [run.numbers(event) for event in passes[0].values() if "file" in event]
         step = run.world * (run.made(next(iter(passes[0].values()))["loader"])["batch_size"] or 1)
         different, given = len(set().union(*orders)), sum(map(len, orders))
         if len(orders) < run.world or not kind[2]:
             continue
+        if not run.same_data(passes[0]):
+            other_data = True
+            continue
         one_share = abs(different - kind[2] / run.world) <= step < (kind[2] - different) / 2
         if different == given and one_share:
             text = f"only {different} of {kind[2]} samples are trained on in an epoch"
             yield fault(at, text, "leave out the DistributedSampler: the library that prepares the loader has its own")
         covered += different if kind[2] - different <= step else 0
+    need(not other_data, "a number means another sample on another rank")
     seen(covered, "samples of an epoch, which are all but the last batch")
 
 
@@ -377,6 +399,12 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
     patterns = [p for p in parts if first[numbers[0]][p][1]]
     if patterns and all(e["contents"][n][p][1] == first[n][p][1] for e in events for n in numbers for p in patterns):
         return fault(at, f"{shown}: with equal patterns, so the same things have other numbers{because}", fix)
+    if not common and all(differ.values()) and _divided_by_number(run, events[0]["cls"]):
+        text = (
+            f"{shown}: each rank has data of its own, and the sampler divides their numbers, so nobody trains on the "
+            f"rest of each rank's data{because}"
+        )
+        return hint(at, text, "make the data with one seed on all ranks, or leave out the DistributedSampler")
     doubts.append("each rank has data of its own")
     return None
 

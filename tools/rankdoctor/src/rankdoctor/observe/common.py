@@ -4,6 +4,7 @@
 import functools
 import traceback
 import weakref
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,6 +117,11 @@ def sums(tensor: torch.Tensor) -> list[float] | None:
 def fingerprint(tensor: torch.Tensor) -> int:
     """Return a hash of the values."""
     return fingerprints(local(tensor.detach()).reshape(1, -1))[0]
+
+
+def state_fingerprint(generator_state: torch.Tensor) -> int:
+    """Return a hash of the whole state of a random generator: a few draws change some of its last bytes only."""
+    return zlib.crc32(generator_state.cpu().numpy().tobytes())
 
 
 def fingerprints(rows: torch.Tensor, most_values: int = 4096) -> list[int]:

@@ -19,7 +19,7 @@ from torch.utils import data
 from torch.utils._pytree import tree_leaves
 
 from ..trail import note, user_line
-from .common import CONFIG, bags, fingerprints, patch, quietly, state
+from .common import CONFIG, bags, fingerprint, fingerprints, patch, quietly, state
 
 LONGEST_PLAN = 200_000
 """batches of a pass that are looked at: a sampler can be endless"""
@@ -310,6 +310,9 @@ def _content(dataset: Any, size: int) -> int:
                 total = zlib.crc32(str(fingerprints(each[:size:step])).encode(), total)
             elif type(each).__name__ == "ndarray" and each.dtype != object and each.ndim and fits(len(each)):
                 total = zlib.crc32(each[:size:step].tobytes(), total)
+            elif isinstance(each, list) and fits(len(each)) and all(isinstance(one, torch.Tensor) for one in each[:1]):
+                known = [fingerprint(one) for one in each[:size:step] if isinstance(one, torch.Tensor)]
+                total = zlib.crc32(str(known).encode(), total)
             elif isinstance(each, list) and fits(len(each)):
                 with contextlib.suppress(TypeError, ValueError):  # a list of objects
                     total = zlib.crc32(json.dumps(each[:size:step]).encode(), total)

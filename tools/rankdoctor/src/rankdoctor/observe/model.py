@@ -20,7 +20,19 @@ from torch.optim.optimizer import Optimizer
 
 from ..events import weight_key
 from ..trail import note, trail, user_line
-from .common import CONFIG, bags, fingerprint, fingerprints, local, optimizers, patch, quietly, state, sums
+from .common import (
+    CONFIG,
+    bags,
+    fingerprint,
+    fingerprints,
+    local,
+    optimizers,
+    patch,
+    quietly,
+    state,
+    state_fingerprint,
+    sums,
+)
 
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
@@ -174,8 +186,8 @@ def random_state(module: nn.Module) -> int:
     weight = next(module.parameters())
     if weight.is_cuda:
         with contextlib.suppress(RuntimeError):  # such as while a graph is captured
-            return fingerprint(torch.cuda.get_rng_state(weight.device))
-    return fingerprint(torch.get_rng_state())
+            return state_fingerprint(torch.cuda.get_rng_state(weight.device))
+    return state_fingerprint(torch.get_rng_state())
 
 
 def other_states() -> tuple[object, ...]:

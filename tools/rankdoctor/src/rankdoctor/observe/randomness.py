@@ -12,7 +12,7 @@ import torch
 from torch.utils import data
 
 from ..trail import note, trail, user_line
-from .common import CONFIG, fingerprint, patch, state
+from .common import CONFIG, fingerprint, patch, state, state_fingerprint
 from .model import models
 
 FETCHES = 2
@@ -61,7 +61,7 @@ def _set_state(generator: str) -> Callable[[Callable], Callable]:
     def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
         def set_state(new: Any, *args: Any, **kwargs: Any) -> Any:
             if not state.observing and trail.user_calls_library():
-                value = fingerprint(new) if isinstance(new, torch.Tensor) else zlib.crc32(repr(new).encode())
+                value = state_fingerprint(new) if isinstance(new, torch.Tensor) else zlib.crc32(repr(new).encode())
                 note("seed", generator=generator, value=value, at=user_line(), whole=True)
             return own(new, *args, **kwargs)
 
@@ -160,7 +160,7 @@ def _generators_in(thing: object, depth: int = 3, path: str = "") -> Iterator[tu
 
 def _state_of(generator: Any) -> int:
     if isinstance(generator, torch.Generator):
-        return fingerprint(generator.get_state())
+        return state_fingerprint(generator.get_state())
     if isinstance(generator, random.Random):
         return zlib.crc32(repr(generator.getstate()).encode())
     numpy_state = generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state()
