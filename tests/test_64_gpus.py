@@ -199,7 +199,8 @@ def test_the_script_on_the_page_validates_a_checkpoint(
     tmp_path: Path, data_dir: Path, user_environment: dict[str, str]
 ) -> None:
     shutil.copy(REPOSITORY / "05_fully_sharded/train.py", tmp_path)
-    (tmp_path / "validate.py").write_text(blocks_of_python()[2])
+    script = next(block for block in blocks_of_python() if block.startswith("# validate.py"))
+    (tmp_path / "validate.py").write_text(script)
     flags = ["--width", "64", "--depth", "1", "--sequence_length", "16", "--limit_train", "64", "--limit_val", "32"]
     flags += ["--num_workers", "0", "--data_dir", str(data_dir)]
     environment = user_environment | {"PYTHONPATH": str(REPOSITORY)}

@@ -41,7 +41,7 @@ def prepare(setup: Setup) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = shard(setup, model, mesh_of(setup, DEVICE.type))
     model.to_empty(device=DEVICE)
     if setup.way == "ddp":
-        model = DistributedDataParallel(model)
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # as the lesson's script
     return model, torch.optim.AdamW(model.parameters(), **UPDATES[setup.update])
 
 

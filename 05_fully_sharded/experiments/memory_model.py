@@ -53,7 +53,9 @@ class LlamaBlock(Block):
         self.query = nn.Linear(size.width, size.width, bias=False)
         self.key = nn.Linear(size.width, LLAMA_KEY_HEADS * self.head, bias=False)
         self.value = nn.Linear(size.width, LLAMA_KEY_HEADS * self.head, bias=False)
-        self.gate_up = nn.Linear(size.width, 2 * LLAMA_HIDDEN, bias=False)
+        # Apart, as in torchtitan: which products are kept depends on their order (see `half_recomputed`).
+        self.gate = nn.Linear(size.width, LLAMA_HIDDEN, bias=False)
+        self.up = nn.Linear(size.width, LLAMA_HIDDEN, bias=False)
         self.down = nn.Linear(LLAMA_HIDDEN, size.width, bias=False)
 
     def forward(self, x: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
@@ -65,8 +67,8 @@ class LlamaBlock(Block):
         key, value = (each.repeat_interleave(self.heads // LLAMA_KEY_HEADS, dim=1) for each in (key, value))
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(n, tokens, width))
-        gate, up = self.gate_up(self.network_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        inside = self.network_norm(x)
+        return x + self.down(F.silu(self.gate(inside)) * self.up(inside))
 
 
 class Llama(GPT):
@@ -126,7 +128,7 @@ WAYS = ("ddp", "blocks", "keep", "root")
 """DDP, or FSDP2 with one of the values of the lesson's --shard"""
 UPDATES = {"foreach": {"foreach": True}, "loop": {"foreach": False}, "fused": {"fused": True}}
 """how the optimizer updates the weights: all tensors together (PyTorch's default on a GPU), one after the other (its
-default on a CPU), or in one kernel (the lesson's --fused true)"""
+default on a CPU), or in one kernel (the lesson's default)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +156,7 @@ class Setup:
     """groups of ranks that each hold the whole model (HSDP); 1: all ranks share one model"""
     precision: str = "fp32"
     """fp32 or bf16; bf16 is autocast with DDP, as in lesson 04, and FSDP2's policy otherwise, as in lesson 05"""
-    update: str = "foreach"
+    update: str = "fused"
     """one of `UPDATES`"""
     parts: int = 1
     """of a batch, computed one after the other, whose gradients are added up (the lesson's --accumulate)"""

@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--model", type=words(WORKLOADS), metavar="MODEL,...", help=f"some of {', '.join(WORKLOADS)}")
     parser.add_argument("--batch_size", type=numbers, default=[1, 16, 64], metavar="N,...", help="default: 1,16,64")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="default: %(default)s")
-    parser.add_argument("--update", choices=UPDATES, default="foreach", help="the optimizer's (default: %(default)s)")
+    parser.add_argument("--update", choices=UPDATES, default="fused", help="the optimizer's (default: %(default)s)")
     arguments = parser.parse_args()
     rows = list(ROWS)
     if arguments.model:

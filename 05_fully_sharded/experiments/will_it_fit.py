@@ -145,7 +145,7 @@ def main() -> None:
         "--checkpointing", choices=("both", "true", "false"), default="both", help="activation checkpointing"
     )
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="default: %(default)s")
-    parser.add_argument("--update", choices=UPDATES, default="foreach", help="the optimizer's (default: %(default)s)")
+    parser.add_argument("--update", choices=UPDATES, default="fused", help="the optimizer's (default: %(default)s)")
     parser.add_argument("--adapters", type=int, default=8, help="network adapters of a node (default: 8)")
     parser.add_argument(
         "--adapter_gb_per_second", type=float, default=50.0, help="that each of them sends (default: 50)"
