@@ -294,6 +294,13 @@ def each_rank_has_a_loss_of_its_own(run: Run) -> None:
         rank.events.append(metric | {"value": 0.5 + rank.number})
 
 
+@faulty("learning_rates_agree", "FAULT", 48)
+def a_plateau_of_its_own_that_nobody_has_seen_yet(run: Run) -> None:
+    for rank in run.ranks:
+        metric = {"e": "metric", "step": 1, "t": 1.0, "at": at(48), "cls": "ReduceLROnPlateau"}
+        rank.events.append(metric | {"value": 0.5 + 0.01 * rank.number})
+
+
 @faulty("learning_rates_agree", "FAULT", 28)
 def each_rank_has_searched_a_rate_of_its_own(run: Run) -> None:
     change(run, "gradients", (1,), lr=[0.05])

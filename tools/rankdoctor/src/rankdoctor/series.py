@@ -118,7 +118,8 @@ def confirm(plan: Plan, usual: Run, folder: Path) -> None:
         shutil.rmtree(folder / "run7")
         used = [e["at"] for rank in traced.ranks for e in rank.all("gathered_used")]
         usual.launch.used_gathers = sorted(set(used))
-        if not used and traced.any("update"):
+        by_functions = any(e.get("in_function") for kind in ("collective", "inner") for e in usual.first.all(kind))
+        if not used and not by_functions and traced.any("update"):  # a Function's own backward is not traced
             usual.launch.refuted.append("gathered_gradients")
             usual.launch.refuted_by["gathered_gradients"] = "no gradient came to what all_gather returned"
     write_launch(usual.launch, folder / "run0")

@@ -50,6 +50,7 @@ def same_samples(run: Run) -> Iterator[Finding]:
     for kind, passes in planned.items():  # later epochs too: a sampler can count them on rank 0 only
         found = (f for number, parts in enumerate(passes, start=1) for f in _common_samples(run, kind, parts, number))
         yield from itertools.islice(found, 1)
+        yield from itertools.islice((f for parts in passes for f in _drawn_apart(run, kind, parts)), 1)
         for parts in passes:
             orders = [run.numbers(event) for event in parts.values()]
             common = sum(map(len, map(set, orders))) - len(set().union(*orders))
@@ -90,6 +91,22 @@ def _common_samples(run: Run, kind: tuple, parts: dict[int, Event], epoch: int) 
             f"{text} (sampler: {kind[3]})",
             "give the loader a DistributedSampler with the rank and world size of the whole job",
         )
+
+
+def _drawn_apart(run: Run, kind: tuple, parts: dict[int, Event]) -> Iterator[Finding]:
+    """Yield the finding if the ranks give as many samples as there are, but each has drawn its share by itself."""
+    orders = [run.numbers(event) for event in parts.values()]
+    given, different, size = sum(map(len, orders)), len(set().union(*orders)), kind[2] or 0
+    batch = run.world * (run.made(next(iter(parts.values()))["loader"])["batch_size"] or 16)
+    if any(len(set(order)) < len(order) for order in orders) or "Distributed" in kind[3]:
+        return
+    if size > 8 * run.world and abs(given - size) <= min(batch, size // 8) and different < 0.9 * given:
+        text = (
+            f"the ranks train on {given} of {size} samples in an epoch, but only {different} differ: some come on "
+            f"several ranks, and {size - different} never"
+        )
+        fix = "let all ranks order the samples with the same seed, and each take its own part of that order"
+        yield fault(run.made(next(iter(parts.values()))["loader"]).get("sampler_at") or kind[0], text, fix)
 
 
 def _overlap(one: list[int], other: list[int]) -> float:

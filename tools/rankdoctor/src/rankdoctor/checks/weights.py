@@ -278,6 +278,16 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
                 "call scheduler.step() on all ranks, equally often",
             )
             return
+    for given in run.together("metric"):
+        if len({e["value"] for e in given}) > 1:
+            values = ", ".join(f"{e['value']:.4g}" for e in given)
+            yield fault(
+                given[0]["at"],
+                f"{given[0]['cls']}.step() got {values} on ranks 0 to {run.world - 1}: as soon as one rank sees a "
+                "plateau and another does not, their learning rates differ",
+                "combine the value over the ranks first: dist.all_reduce",
+            )
+            return
 
 
 def _other_metric(run: Run, events: tuple[Event, ...], rates: str) -> Finding | None:

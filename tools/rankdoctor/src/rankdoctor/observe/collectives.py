@@ -147,7 +147,7 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
                 return own(*args, **kwargs)
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
             if state.depth:  # such as in a loss that is a part of the wrapped model
-                note("inner", name=name, at=user_line(), features=any(t.requires_grad and t.dim() > 1 for t in tensors))
+                note("inner", name=name, at=user_line(), **features_of(tensors))
             else:
                 note_collective(name, tensors, args, kwargs, sys._getframe(1).f_code.co_filename)
             if (
@@ -193,6 +193,15 @@ def follow(gathered: Any, at: str) -> None:
             tensor.requires_grad_().register_hook(hook)
 
 
+def features_of(tensors: list[torch.Tensor]) -> dict[str, bool]:
+    """Return whether a collective got features that need gradients, and whether a Function of the script's called it.
+
+    In the forward of a torch.autograd.Function no graph is made, although its tensors need gradients.
+    """
+    features = any(t.requires_grad and t.dim() > 1 for t in tensors)
+    return {"features": features, "in_function": features and not torch.is_grad_enabled()}
+
+
 def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs: dict[str, Any], caller: str) -> None:
     """Log a collective outside of models, which a function in the file ``caller`` calls."""
     tensor = tensors[0] if tensors else None
@@ -205,7 +214,7 @@ def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs:
         everyone=group is None or group is dist.group.WORLD,
         own=trail.kind_of(caller) > 0,
         gradient=is_gradient(tensor),
-        features=any(t.requires_grad and t.dim() > 1 for t in tensors),
+        **features_of(tensors),
         backward=state.in_backward,
         in_step=optimizers.depth > 0,
         passes=len(models.backwards),

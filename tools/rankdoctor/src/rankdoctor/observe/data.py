@@ -43,6 +43,8 @@ class Known:
     """of data sets that are read by tuples, by their ids: such a tuple, and which part is the number of the sample"""
     drained: set[str] = field(default_factory=set)
     """loaders of streams of which the batches were counted"""
+    mixed: set[int] = field(default_factory=set)
+    """those of which several parts vary, such as a number and a seed: a number alone is no sample"""
     given: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
     """of each loader of a stream: hashes of the samples of its first pass, as they are and in any order"""
     files: int = 0
@@ -187,6 +189,8 @@ def note_pass(loader: data.DataLoader, plan: list | None = None, again: bool = F
         samples = [sample for batch in batches for sample in _samples(batch)]
         if samples and isinstance(samples[0], tuple):
             known.forms.setdefault(id(loader.dataset), (samples[0], _varying(samples)))
+            if sum(len(set(column)) > 1 for column in zip(*samples, strict=True)) > 1:
+                known.mixed.add(id(loader.dataset))
         numbers = _as_integers(samples)
         if indices is not None:
             numbers = [indices[number] for number in numbers]
