@@ -80,6 +80,9 @@ def gradients_of_reference(run: Run) -> Iterator[Finding]:
             elif kind:
                 groups[kind].append((number, name))
     at = run.first.all("reference")[0]["at"]
+    exchanged = run.sharded or run.any("ddp") or any(e["gradient"] for r in run.ranks for e in r.all("collective"))
+    if set(groups) == {OWN_SAMPLES}:
+        need(exchanged or averaged, "the script exchanges no gradients, as in local SGD")
     for kind, found in groups.items():
         ranks = sorted({number for number, _ in found})
         weights = list(dict.fromkeys(name for _, name in found))
@@ -92,6 +95,7 @@ def gradients_of_reference(run: Run) -> Iterator[Finding]:
         yield from divided_loss(run, at)
 
 
+OWN_SAMPLES = "are those of this rank's own samples, not averaged over the ranks"
 FIX = (
     "compare with the gradient of one process: DistributedDataParallel and fully_shard average over the ranks, so what "
     "the script adds, divides or leaves out itself has to go"
@@ -114,7 +118,7 @@ def what_differs(
     if norm(minus(got, wanted)) <= limit:
         return ""
     if norm(minus(got, own)) <= tolerance * norm(own) + floor:
-        return "are those of this rank's own samples, not averaged over the ranks"
+        return OWN_SAMPLES
     factor = sum(a * b for a, b in zip(got, wanted, strict=True)) / max(size * size, 1e-30)
     if norm(minus(got, [factor * one for one in wanted])) <= tolerance * norm(got) + floor:
         words = named(factor, world, passes)
