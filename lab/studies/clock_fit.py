@@ -134,7 +134,10 @@ def of_trace(name: str, tensors: list[torch.Tensor]) -> Iterator[tuple[str, str,
         if name != "index":  # of its indices, a trace has no sizes
             yield kind, "gathers and scatters", Moved(kind, 2 * written, longest.numel())
     elif name == "sum" and elements > tensors[0].shape[-1]:
-        yield "column sums", "column sums", Moved("column sums", size, elements)
+        # Of (N, C, H, W), C channels are kept; of (N, C), C columns.
+        kept = tensors[0].shape[1] if tensors[0].dim() > 2 else tensors[0].shape[-1]
+        rows = min(durations.MANY_ROWS, elements / kept)
+        yield "column sums", "column sums", Moved("column sums", size, elements, rows=rows)
     elif name.startswith("_fft"):
         yield "fft", "Fourier transforms", Moved("fft", 2 * size, elements)
     elif name in OPERATORS:
@@ -257,7 +260,7 @@ START: dict[str, dict[str, float]] = {
     "layer norm": {"floor": 6, "share": 0.88, "element": 0.3, "row": 1.4},
     "layer norm backward": {"floor": 40, "share": 0.6, "element": 0.3, "row": 1.4},
     "batch norm mixed": {"floor": 3, "element": 2, "large": 5, "idle": 0.8},
-    "column sums": {"floor": 25, "share": 0.45},
+    "column sums": {"floor": 6, "share": 0.6, "row": 0.9},
     "fft": {"floor": 10, "share": 0.38},
 }  # fmt: skip
 """parameters to begin the fit with; others: a floor, a share of the bandwidth, and picoseconds for an element"""

@@ -59,7 +59,7 @@ CASES = [
     Case("ResNet-50, mixed precision", 2470, "images/s", 256, f"{WORKLOADS} resnet50 amp", NVIDIA),
     Case("U-Net 3-D, TF32", 395, "samples/s", 64, f"{WORKLOADS} unet tf32", NERSC),
     Case("U-Net 3-D, fp32", 133, "samples/s", 64, f"{WORKLOADS} unet fp32", NERSC),
-    Case("U-Net 3-D, mixed precision", 513, "samples/s", 64, f"{WORKLOADS} unet amp", NERSC),
+    Case("U-Net 3-D, mixed precision", 513, "samples/s", 64, f"{WORKLOADS} unet amp_benchmark", NERSC),
     Case(
         "GPT-2 124M, compiled, fast attention",
         12 * 1024 / 0.135,

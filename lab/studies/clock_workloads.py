@@ -115,12 +115,14 @@ def gpt2(attention: str) -> None:
 
 
 def unet(precision: str) -> None:
-    """Train the 3-D U-Net with batches of 64 cubes of 64 cells an edge."""
+    """Train the 3-D U-Net with batches of 64 cubes of 64 cells an edge; "amp_benchmark" as NERSC does, whose script
+    lets cuDNN try its algorithms (`torch.backends.cudnn.benchmark`)."""
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    torch.backends.cudnn.benchmark = precision == "amp_benchmark"
     model = UNet3D().cuda()
     x, y = (torch.zeros(64, channels, 64, 64, 64, device="cuda") for channels in (4, 5))
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
-    train(optimizer, lambda: F.l1_loss(model(x), y), amp=torch.float16 if precision == "amp" else None)
+    train(optimizer, lambda: F.l1_loss(model(x), y), amp=torch.float16 if "amp" in precision else None)
 
 
 def train(optimizer, loss_function, *, amp: torch.dtype | None, clip: nn.Module | None = None) -> None:  # noqa: ANN001

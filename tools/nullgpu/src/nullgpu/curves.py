@@ -98,6 +98,8 @@ class Convolution:
     output_bytes: float
     transposed: bool = False
     """whether it is a transposed one, whose backward pass is the convolution"""
+    searched: bool = False
+    """whether cuDNN has tried its algorithms (cudnn.benchmark), and does not guess"""
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class Curves:
         elif strided:
             share *= p["strided"]
         each = [peak * share] * passes
-        if "guess" in p and it.channels > FEW:  # without cudnn.benchmark, cuDNN's guess has no matrix units
+        if "guess" in p and it.channels > FEW and not it.searched:  # cuDNN's guess has no matrix units
             guess = min(peak * p["guess"] / per_clock, self.gpu.peak["fp32"] * MOST)
             largest = (4096, 512) if it.transposed and it.backward else (200 if it.backward else 1000, 0)
             each = [guess if it.positions <= most else one for one, most in zip(each, largest, strict=False)]

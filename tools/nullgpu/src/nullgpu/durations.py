@@ -38,6 +38,8 @@ WRITES_ONLY = (
     "_foreach_copy_",
 )
 """operations that do not read what they change in place"""
+MANY_ROWS = 60_000
+"""of a sum along columns, from which on more of them fill the GPU and cost nothing but their bytes"""
 COPIES, JOINS = ("copy_", "_to_copy", "clone"), ("cat", "stack")
 FUNCTIONS = (
     "gelu",
@@ -199,6 +201,7 @@ def convolution(named: dict[str, Any], out: Any) -> Convolution:
         input_bytes=size_of(x),
         output_bytes=size_of(y),
         transposed=bool(named.get("transposed")),
+        searched=torch.backends.cudnn.benchmark,
     )
 
 
@@ -241,6 +244,8 @@ def moved(func: Any, name: str, args: Any, kwargs: Any, out: Any, launches: int)
     if kind == "elements" and (name == "roll" or is_strided(func, tensors, elements)):
         kind = "strided"
     rows = rows_of(name, tensors, args) if kind.startswith("layer norm") else 0
+    if kind == "column sums":
+        rows = min(MANY_ROWS, args[0].numel() / max(1, sum(t.numel() for t in returned)))
     return Moved(kind, read + written, elements * (2 if "pool" in name and "backward" in name else 1), launches, rows)
 
 

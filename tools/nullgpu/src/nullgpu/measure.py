@@ -364,4 +364,5 @@ def text(
 
 def inline(table: dict[str, float]) -> str:
     """Return a table of numbers in one line of TOML."""
-    return f"{{ {', '.join(f'{name} = {value:.6g}' for name, value in table.items())} }}"
+    quoted = {name if name.isidentifier() else f'"{name}"': value for name, value in table.items()}
+    return f"{{ {', '.join(f'{name} = {value:.6g}' for name, value in quoted.items())} }}"
