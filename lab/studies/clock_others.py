@@ -2,8 +2,7 @@
 
     nullgpu --clock h100 python lab/studies/clock_others.py bert
 
-None of them was simulated before a GPU had measured it, and the clock was not changed in between: `gpu_trainings.py`
-measures them, `clock_blind.py` simulates them.
+`gpu_trainings.py` measures them and `clock_blind.py` simulates them. Between the two, the clock is not changed.
 """
 
 import sys

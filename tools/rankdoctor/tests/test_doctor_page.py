@@ -150,6 +150,13 @@ def test_the_counts_of_the_blind_rounds_are_the_stored_ones() -> None:
     assert [*rows] == [5, 4, 3]  # the newest first
     for number, (plain, accused) in cells.items():
         assert plain in rows[number] and accused in rows[number], rows[number]
+    for number in (6, 7):
+        found = json.loads((CORPUS / f"blind_results_{number}.json").read_text())
+        it, fine = found["written"], found["fine_although_wrong"]
+        counts = f"| {it['found_plain']} of {it['faulty']} | {it['found']} of {it['faulty']} "
+        counts += f"| {it['accused_plain']} of {it['correct']} | {it['accused']} of {it['correct']} | {fine} |"
+        assert len(found["found_checks"]) == it["found"]
+        assert counts in next(row for row in EVIDENCE.splitlines() if row.startswith(f"| [{number}]")), counts
     sets = json.loads((CORPUS / "blind_results.json").read_text())
     found, faulty, accused, correct = (sum(of_set[key] for of_set in sets) for key in COUNTED)
     assert f"| {found} of {faulty} | | {accused} of {correct} |" in EVIDENCE
