@@ -21,6 +21,7 @@ from conftest import REPOSITORY, Script
 from cpu_or_gpu import Library, Measurement, pays_at, row_of, sweep, torch_on
 from lab.timing import Timing
 from sources import generate, pack
+from spectra import read_spectra, synthetic_spectra
 from whole_batches import batches
 from workshop.errors import UserError
 
@@ -290,6 +291,31 @@ def test_whole_batches_of_several_ranks_are_disjoint_and_equally_many() -> None:
     ranks = [torch.cat([y for _, y in batches(inputs, torch.arange(11), 2, 0, rank=r, world_size=3)]) for r in range(3)]
     assert [len(rank) for rank in ranks] == [3, 3, 3]
     assert len(set(torch.cat(ranks).tolist())) == 9
+
+
+def test_the_example_for_spectra_learns_is_resumed_and_names_a_missing_array(
+    run_script: Script, tmp_path: Path
+) -> None:
+    def train(*flags: object) -> list[float]:
+        run = run_script(f"{FOLDER}/spectra.py", "--run_dir", tmp_path / "run", "--limit_train", 2000, *flags)
+        assert run.status == 0, run.stderr
+        return [epoch["val_loss"] for epoch in json.loads((tmp_path / "run/summary.json").read_text())["epochs"]]
+
+    losses = train("--epochs", 3)
+    guessing = 0.4**2 / 12  # the variance of the redshifts
+    assert losses[-1] < 0.7 * guessing
+    assert train("--epochs", 1) == losses[:1]
+    assert train("--epochs", 3, "--resume", "true") == losses
+
+    flux, good, target = synthetic_spectra(40)
+    changed = np.where(good, flux, np.nan)
+    np.savez(tmp_path / "mine.npz", flux=changed, good=good, target=target)
+    inputs, targets = read_spectra(tmp_path / "mine.npz")
+    assert inputs.shape == (40, 2, flux.shape[1]) and torch.isfinite(inputs).all(), "missing values are set to 0"
+    assert torch.equal(targets, torch.from_numpy(target).float())
+    np.savez(tmp_path / "less.npz", flux=flux, target=target)
+    with pytest.raises(UserError, match="no array good"):
+        read_spectra(tmp_path / "less.npz")
 
 
 def test_three_rates_count_what_comes_after_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,9 +119,9 @@ OF_THE_LESSON = {
 """what each lesson writes anew, because it is its subject; still, the arguments are the same in all lessons"""
 
 
-def definitions(lesson: str) -> dict[str, tuple[str, str]]:
+def definitions(lesson: str, script: str = "train.py") -> dict[str, tuple[str, str]]:
     """Functions and classes of a script by name: their text, and of functions the arguments by name and kind."""
-    source = (REPOSITORY / lesson / "train.py").read_text()
+    source = (REPOSITORY / lesson / script).read_text()
     found = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -145,3 +145,9 @@ def test_a_definition_with_one_name_in_two_scripts_is_one(name: str) -> None:
             assert having[first][0] == having[other][0], f"{name} differs in {places}: change both, or rename one"
         else:
             assert having[first][1] == having[other][1], f"{name} has other arguments in {places}"
+
+
+def test_the_example_for_spectra_is_the_script_of_lesson_01_but_for_what_it_replaces() -> None:
+    lesson, example = definitions("01_single_gpu"), definitions("01_single_gpu", "experiments/spectra.py")
+    differing = {name for name in lesson if example.get(name) != lesson[name]}
+    assert differing == {"Config", "make_loader", "train_one_epoch", "evaluate", "train"}

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from workshop.loaders import DistributedBatchSampler
 from workshop.loaders.sampler import BatchLoader
+from workshop.seeds import seed_generators
 
 
 def batches(
@@ -56,8 +57,12 @@ class WholeBatches(BatchLoader):
 
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the batches of the epoch that the sampler is told."""
-        for chosen in self.batch_sampler.batches():
-            chosen = chosen.to(self.dataset.device)
+        sampler, device = self.batch_sampler, self.dataset.device
+        for step, chosen in enumerate(sampler.batches(), start=sampler.start_step):
+            chosen = chosen.to(device)
+            # What `augment` draws follows from the step, so that a resumed run draws the same; the last number keeps
+            # it apart from what the script draws in this step.
+            seed_generators(device, sampler.seed, sampler.epoch, step, sampler.rank, 1)
             yield self.augment(self.dataset[chosen]), self.targets[chosen]
 
 

@@ -1,12 +1,12 @@
-"""How much a trace of the user's own run is worth to the null GPU's clock: trainings on an H200.
+"""How much a trace of the user's own run is worth to the null GPU's clock: trainings on a real GPU.
 
-    python lab/studies/gpu_trainings.py --folder DIR          # on the GPU: writes DIR/trainings.json
-    python lab/studies/clock_calibrate.py DIR/trainings.json  # here, without a GPU: some minutes
+    python lab/studies/gpu_trainings.py --folder DIR --traces TRACES                        # on the GPU
+    python lab/studies/gpu_traces.py TRACES --folder DIR                                    # the time of the kernels
+    python lab/studies/clock_blind.py predict h200 curves.json                              # here, without a GPU
+    python lab/studies/clock_calibrate.py DIR/trainings.json TRACES curves.json             # here: a quarter of an hour
 
-DIR/trainings.json has, for each training, the milliseconds of an update and the operations that took the longest. The
-trainings are profiled on a null GPU, which gives traces of torch.profiler with all operations, and the times of the
-operations on the real GPU are written into them. (Not of copies: the file has the mean of their calls, and in the first
-updates the weights were copied to the GPU.) Then each training is simulated without and with its trace.
+Each training is simulated with its trace of four updates, and the time of its kernels is compared with that of the real
+GPU, as clock_blind.py does for the curves alone.
 """
 
 import json
@@ -19,109 +19,80 @@ from statistics import median
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY))
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "lab/studies")]
+
+from clock_blind import NAMES, command_of  # noqa: E402
 
 from lab import results  # noqa: E402
+from lab.flags import Parser  # noqa: E402
 from lab.simulated import null_gpu  # noqa: E402
+from workshop.errors import UserError, run_reporting_user_errors  # noqa: E402
+from workshop.jsonfile import read_json  # noqa: E402
 
-TRAININGS = {
-    "ResNet-50, TF32, 256 images": "resnet50 tf32",
-    "GPT-2 124M, bf16, 12 x 1,024 tokens": "gpt2 fast",
-    "ViT, TF32, 16 samples": "vit tf32",
-    "U-Net 3-D, TF32, 64 cubes": "unet tf32",
-    "U-Net 3-D, fp32, 64 cubes": "unet fp32",
-}
-"""the names of the trainings, and theirs in the file of a GPU"""
-PROFILE = """
-import sys, torch
-sys.path.insert(0, "lab/studies")
-import clock_workloads
-from torch.profiler import ProfilerActivity, profile
-clock_workloads.STEPS = 1
-with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as profiler:
-    getattr(clock_workloads, sys.argv[1])(sys.argv[2])
-profiler.export_chrome_trace(sys.argv[3])
-"""
+COLUMNS = ["training", "its kernels", "by curves", "with the trace", "from the trace"]
 
 
-def run(*words: object) -> None:
-    """Run a command to its end."""
-    done = subprocess.run([*map(str, words)], cwd=REPOSITORY, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"error: {' '.join(map(str, words))}: {done.stderr[-1500:]}")
-
-
-def with_times(trace: dict[str, Any], measured: list[list[Any]]) -> tuple[dict[str, Any], float]:
-    """Return the trace with the kernels of a real GPU, and the milliseconds of an update that they have.
-
-    An operation of whose kernels not all are known loses its sizes, so that it is not looked up.
-
-    Args:
-        trace: of a null GPU, whose kernels have no duration.
-        measured: name, sizes, calls and microseconds of the operations of a GPU.
-    """
-    rows = [row for row in measured if row[1] not in ("", "[]") and row[0] != "aten::copy_"]
-    times = {(name, sizes): us / calls for name, sizes, calls, us in rows}
-    launching = {event["args"].get("External id") for event in trace["traceEvents"] if event.get("cat") == "kernel"}
-    events = [event for event in trace["traceEvents"] if event.get("cat") != "kernel"]
-    kernels: list[dict[str, Any]] = []
-    open_: list[dict[str, Any]] = []  # the operations around the current one
-    operations = [event for event in events if event.get("cat") == "cpu_op"]
-    for event in sorted(operations, key=lambda event: (event["tid"], event["ts"], -event["dur"])):
-        while open_ and (open_[-1]["tid"] != event["tid"] or event["ts"] >= open_[-1]["ts"] + open_[-1]["dur"]):
-            open_.pop()
-        open_.append(event)
-        number = event["args"].get("External id")
-        if number not in launching or event["name"] == "aten::copy_":
-            continue
-        us = times.get((event["name"], json.dumps(event["args"].get("Input Dims"))))
-        if us is None:
-            for outer in open_:
-                outer["args"].pop("Input Dims", None)
-        else:
-            kernel = {"ph": "X", "cat": "kernel", "name": "measured", "ts": event["ts"], "dur": us}
-            kernels.append(kernel | {"args": {"External id": number}})
-    return {"traceEvents": events + kernels}, sum(kernel["dur"] for kernel in kernels) / 1e3
-
-
-def simulated(name: str, *options: object) -> dict[str, Any]:
-    """Return the figures of a training on a simulated H200."""
+def simulated(title: str, gpu: str, trace: Path) -> dict[str, Any]:
+    """Return the clock's figures of a training whose operations are looked up in a trace."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder, "figures.json")
-        command = null_gpu("--clock", "h200", *options, "--json", figures)
-        run(*command, "python", "lab/studies/clock_workloads.py", *name.split())
+        command = null_gpu("--clock", gpu, "--calibrate", trace, "--json", figures)
+        done = subprocess.run([*command, *command_of(title)], cwd=REPOSITORY, capture_output=True, text=True)
+        if done.returncode or not figures.exists():
+            raise UserError(f"{title}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
         return json.loads(figures.read_text())["clock"]["ranks"][0]
 
 
+def wrong(ratios: list[float]) -> list[float]:
+    """Return by what factor they are wrong, in the median and at most."""
+    errors = [abs(log(ratio)) for ratio in ratios]
+    return [exp(median(errors)), exp(max(errors))]
+
+
 def main() -> None:
-    """Simulate each training without and with its trace, and store the table."""
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
-        raise SystemExit("error: give the file trainings.json that lab/studies/gpu_trainings.py has written on a GPU")
-    found = {row["name"]: row for row in json.loads(Path(sys.argv[1]).read_text())}
+    """Simulate each training with its trace, and store the table."""
+    parser = Parser(__doc__)
+    parser.add_argument("trainings", type=Path, help="trainings.json of a real GPU, with the time of the kernels")
+    parser.add_argument("traces", type=Path, help="folder with the traces")
+    parser.add_argument("curves", type=Path, help="what clock_blind.py has predicted without them")
+    parser.add_argument("--gpu", default="h200", help="the simulated GPU")
+    parser.add_argument("--only", default="", metavar="WORD", help="the trainings with this word; stores no table")
+    arguments = parser.parse_args()
+    if not arguments.trainings.is_file():
+        raise UserError(f"no file {arguments.trainings}: lab/studies/gpu_trainings.py writes it, on a GPU")
+    real, curves = read_json(arguments.trainings), read_json(arguments.curves)
     rows: list[list[results.Cell]] = []
-    for title, name in TRAININGS.items():
-        measured = found[name]["ms"]
-        with tempfile.TemporaryDirectory() as folder:
-            trace = Path(folder, "trace.json")
-            run(*null_gpu(), "python", "-c", PROFILE, *name.split(), trace)
-            filled, known = with_times(json.loads(trace.read_text()), found[f"{name} by operation"]["ops"])
-            trace.write_text(json.dumps(filled))
-            plain, own = simulated(name), simulated(name, "--calibrate", trace)
-        ratios = [1e3 * it["seconds"] * it["busy"] / measured for it in (plain, own)]
-        rows.append([title, measured, known / measured, *ratios])
+    ratios: list[tuple[float, float]] = []
+    for row in real["rows"]:
+        title = row["name"]
+        trace = arguments.traces / f"{title.replace(' ', '_')}.json.gz"
+        if "kernels_ms" not in row or "ms" not in curves.get(title, {}) or arguments.only not in title:
+            continue
+        if not trace.is_file():
+            raise UserError(f"no trace {trace}: lab/studies/gpu_trainings.py --traces writes it, on a GPU")
+        figures, plain = simulated(title, arguments.gpu, trace), curves[title]
+        by_curves = plain["ms"] * plain["busy"] / row["kernels_ms"]
+        with_trace = 1e3 * figures["seconds"] * figures["busy"] / row["kernels_ms"]
+        ratios.append((by_curves, with_trace))
+        rows.append([NAMES[title], row["kernels_ms"], by_curves, with_trace, figures["known_by"].get("trace", 0.0)])
         print(*rows[-1], sep=" | ", flush=True)
-    wrong = [exp(median(abs(log(row[column])) for row in rows)) for column in (3, 4)]  # type: ignore[arg-type]
+    errors = [wrong(list(column)) for column in zip(*ratios, strict=True)]
+    rows += [
+        [f"wrong by, {word}", None, *(each[at] for each in errors), None]
+        for at, word in enumerate(("median", "at most"))
+    ]
     results.store(
         "clock_calibrate",
-        title=f"A trace of the own run: wrong by {wrong[0]:.2f} in the median without it, by {wrong[1]:.2f} with it",
-        columns=["training", "measured", "in the trace", "curves", "with the trace"],
+        title=f"The kernels' time of trainings on the {real['gpu']}, simulated with a trace of four updates",
+        columns=COLUMNS,
         rows=rows,
-        formats={"measured": ",.2f", "in the trace": ".0%", "curves": ".2f", "with the trace": ".2f"},
-        unit="ms per update, and the time of the GPU in comparison with it",
-        spread="in the trace: what the 60 longest operations that were listed take of an update",
-        command="python lab/studies/clock_calibrate.py DIR/trainings.json",
+        formats={"its kernels": ",.1f", "by curves": ".2f", "with the trace": ".2f", "from the trace": ".0%"},
+        unit="ms per update; by curves and with the trace: simulated divided by measured",
+        spread="from the trace: share of the simulated time of the kernels that was looked up in it",
+        command="python lab/studies/clock_calibrate.py trainings.json TRACES curves.json",
+        finished=not arguments.only,
     )
 
 
 if __name__ == "__main__":
-    main()
+    run_reporting_user_errors(main)

@@ -1,10 +1,12 @@
 """What the clock costs the host: updates on the null GPU, and on a simulated GPU that needs no time at all.
 
-    python lab/studies/clock_host.py             # some minutes
+    python lab/studies/clock_host.py             # six minutes on an idle machine
+    python lab/studies/clock_host.py busy        # the same, while as many processes compute as there are CPUs
     python lab/studies/clock_host.py densenet121 # those with this word in their name
 
-Both should take the same time. They run in turn, several times each, because a machine is busier at one time than at
-another; of each, the fastest update counts, because the machine disturbed it least.
+Both should take the same time. On an idle machine they run in turn, several times each, and the fastest update counts,
+because it was disturbed least. On a busy one they run at the same time, so that both are disturbed alike, and the mean
+of the updates of some seconds counts.
 """
 
 import re
@@ -12,8 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
@@ -33,6 +37,8 @@ LOOPS = {
     "resnet18 parallel": "ResNet-18, DataParallel on two GPUs",
 }
 UPDATES, FIRST, ROUNDS = 44, 14, 2
+SECONDS, MOST = 3.0, 3000
+"""on a busy machine, updates are made for so long, but no more than so many"""
 INSTANT = """
 like = "a100"
 name = "GPU that needs no time"
@@ -80,9 +86,7 @@ def loop_of(name: str, option: str) -> Callable[[], None]:
             torch.optim.AdamW(model.parameters()) if name == "gpt2" else torch.optim.SGD(model.parameters(), 0.1)
         )
     scaler = torch.amp.GradScaler("cuda", enabled=option == "fp16")
-    samples = torch.utils.data.TensorDataset(
-        torch.zeros(32 * UPDATES, 256), torch.zeros(32 * UPDATES, dtype=torch.long)
-    )
+    samples = torch.utils.data.TensorDataset(torch.zeros(32 * MOST, 256), torch.zeros(32 * MOST, dtype=torch.long))
     loader = iter(torch.utils.data.DataLoader(samples, 32, num_workers=2 if option == "loader" else 0))
 
     def loss_of(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -103,58 +107,95 @@ def loop_of(name: str, option: str) -> Callable[[], None]:
     return update
 
 
-def run(name: str, option: str) -> None:
-    """Make the updates, and print the milliseconds of the fastest one by the real clock."""
+def run(name: str, option: str, seconds: str) -> None:
+    """Make the updates, and print the milliseconds of the fastest one and their mean, by the real clock."""
     update, ends = loop_of(name, option), []
-    for _ in range(UPDATES):
+    for number in range(MOST):
         update()
         ends.append(time.clock_gettime(time.CLOCK_MONOTONIC))  # which --clock does not replace
+        if number + 1 >= UPDATES and ends[-1] - ends[FIRST] >= float(seconds):
+            break
     times = [end - begin for begin, end in zip(ends[FIRST:], ends[FIRST + 1 :], strict=False)]
-    print(f"real ms {1e3 * min(times):.4f}", flush=True)
+    print(f"real ms {1e3 * min(times):.4f} {1e3 * mean(times):.4f}", flush=True)
 
 
-def measured(loop: str, gpu: Path | None) -> float:
-    """Return the milliseconds of the fastest update by the real clock."""
+def started(loop: str, gpu: Path | None, seconds: float) -> subprocess.Popen:
+    """Start a loop on a null GPU, with a clock if ``gpu`` is a file."""
     from lab.simulated import null_gpu
-    from workshop.errors import UserError
 
     clock = ["--clock", gpu] if gpu else []
-    command = [*null_gpu("--gpus", 2, *clock), sys.executable, str(Path(__file__).resolve()), "run", *loop.split()]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=900)
-    found = re.search(r"real ms ([\d.]+)", done.stdout)
+    words = [str(Path(__file__).resolve()), "run", *loop.split(), str(seconds)]
+    command = [*null_gpu("--gpus", 2, *clock), sys.executable, *words]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def milliseconds(loop: str, process: subprocess.Popen, which: int) -> float:
+    """Return the milliseconds that a loop prints when it ends: 1 for those of the fastest update, 2 for the mean."""
+    from workshop.errors import UserError
+
+    out, error = process.communicate(timeout=900)
+    found = re.search(r"real ms ([\d.]+) ([\d.]+)", out)
     if found is None:
-        raise UserError(f"{loop}: {done.stdout[-500:]}{done.stderr[-1500:]}")
-    return float(found[1])
+        raise UserError(f"{loop}: {out[-500:]}{error[-1500:]}")
+    return float(found[which])
 
 
-def main() -> None:
+def compared(loop: str, gpu: Path, busy: bool) -> tuple[float, float]:
+    """Return the milliseconds of an update without the clock and with it."""
+    rounds = []
+    for _ in range(ROUNDS):
+        if busy:
+            both = [started(loop, None, SECONDS), started(loop, gpu, SECONDS)]
+            rounds.append([milliseconds(loop, one, 2) for one in both])
+        else:
+            rounds.append([milliseconds(loop, started(loop, one, 0.0), 1) for one in (None, gpu)])
+    plain, clocked = zip(*rounds, strict=True)
+    return (mean(plain), mean(clocked)) if busy else (min(plain), min(clocked))
+
+
+@contextmanager
+def others(count: int) -> Iterator[None]:
+    """Let so many other processes compute all the time."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: sum(range(10_000))"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def main(words: list[str]) -> None:
     """Run all loops, and store the table if it was all of them."""
     from lab import results
+    from workshop.hardware import available_cpus
 
+    busy, words = "busy" in words, [word for word in words if word != "busy"]
     rows: list[list[results.Cell]] = []
-    wanted = [loop for loop in LOOPS if not sys.argv[1:] or any(word in loop for word in sys.argv[1:])]
-    with tempfile.TemporaryDirectory() as scratch:
+    wanted = [loop for loop in LOOPS if not words or any(word in loop for word in words)]
+    cpus = available_cpus()
+    with tempfile.TemporaryDirectory() as scratch, others(cpus if busy else 0):
         gpu = Path(scratch, "instant.toml")
         gpu.write_text(INSTANT)
         for loop in wanted:
-            plain, clocked = [], []
-            for _ in range(ROUNDS):
-                plain.append(measured(loop, None))
-                clocked.append(measured(loop, gpu))
-            rows.append([LOOPS[loop], min(plain), min(clocked), min(clocked) / min(plain)])
+            plain, clocked = compared(loop, gpu, busy)
+            rows.append([LOOPS[loop], plain, clocked, clocked / plain])
             print(*rows[-1], sep=" | ", flush=True)
     results.store(
-        "clock_host",
-        title="The host's time of an update, without the clock and with a simulated GPU that needs no time",
+        "clock_host_busy" if busy else "clock_host",
+        title="The host's time of an update, without the clock and with a simulated GPU that needs no time"
+        + (f", beside {cpus} processes that compute" if busy else ""),
         columns=["loop", "null GPU", "with --clock", "ratio"],
         rows=rows,
         formats={"null GPU": ",.1f", "with --clock": ",.1f", "ratio": ".2f"},
         unit="ms",
-        spread=f"the fastest update of {ROUNDS} runs in turn",
-        command="python lab/studies/clock_host.py",
-        finished=not sys.argv[1:],
+        spread=f"{ROUNDS} runs of some seconds at the same time"
+        if busy
+        else f"the fastest update of {ROUNDS} runs in turn",
+        command=f"python lab/studies/clock_host.py{' busy' if busy else ''}",
+        finished=not words,
     )
 
 
 if __name__ == "__main__":
-    run(*sys.argv[2:]) if sys.argv[1:2] == ["run"] else main()
+    run(*sys.argv[2:]) if sys.argv[1:2] == ["run"] else main(sys.argv[1:])

@@ -421,7 +421,7 @@ def _synchronize_norms() -> None:
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size(self.process_group) > 1
         if not self.training or not several:
             return own_forward(self, input)
-        from .observe.model import models
+        from .observe.models import models
 
         models.random_layers += 1  # it computes with statistics of the batch
         channels, shape = input.shape[1], [1, -1] + [1] * (input.dim() - 2)

@@ -4,13 +4,39 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..runs import Launch, Run
-from . import files, influence, randomness, reference, samples, speed, steps, totals, updates, validation, weights
+from . import (
+    files,
+    influence,
+    optimized,
+    randomness,
+    reference,
+    samples,
+    speed,
+    steps,
+    totals,
+    updates,
+    validation,
+    weights,
+)
 from .asked import asked_for
 from .base import CHECKS, COST, FAULT, NOTE, CannotJudge, Check, Finding, NotUsed, Observed
 from .comparisons import COMPARISONS
 
 __all__ = ["CHECKS", "COST", "FAULT", "NOTE", "Diagnosis", "Finding", "judge"]
-MODULES = (samples, validation, weights, steps, updates, totals, randomness, files, speed, influence, reference)
+MODULES = (
+    samples,
+    validation,
+    weights,
+    optimized,
+    steps,
+    updates,
+    totals,
+    randomness,
+    files,
+    speed,
+    influence,
+    reference,
+)
 
 
 class Diagnosis:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..trail import note, trail, user_line
 from . import passes, totals
 from .common import CONFIG, local, optimizers, patch, quietly, state
-from .model import models
+from .models import models
 from .optimizer import wait_for_the_end
 
 NAMES = [

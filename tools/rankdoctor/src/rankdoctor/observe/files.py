@@ -14,7 +14,7 @@ from .. import overlay
 from ..standin import placed
 from ..trail import note, trail, user_line
 from .common import CONFIG, local, optimizers, patch, quietly
-from .model import models
+from .models import models
 
 
 def install() -> None:

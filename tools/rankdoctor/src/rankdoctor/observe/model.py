@@ -1,13 +1,8 @@
-"""Calls of models: in training or validation, wrapped or not, with which inputs; losses, and backward passes."""
+"""Calls of models: in training or validation, wrapped or not, with which inputs."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
-import contextlib
-import itertools
-import random
-import sys
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -16,10 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import Optimizer
 
 from ..events import weight_key
 from ..trail import note, trail, user_line
+from .backward import wrap_backward, wrap_loss
+from .chance import find_sampling, other_states, random_state, wrap_attention, wrap_random_layer
 from .common import (
     CONFIG,
     bags,
@@ -30,9 +26,9 @@ from .common import (
     patch,
     quietly,
     state,
-    state_fingerprint,
     sums,
 )
+from .models import models
 
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
@@ -42,59 +38,6 @@ LOOKS = 5
 has_parameters: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 
 
-@dataclass
-class Models:
-    """The models of this process, and what happened since the last update of their weights."""
-
-    numbers: dict[int, int] = field(default_factory=dict)
-    """of the models, by their ids"""
-    known: list[nn.Module] = field(default_factory=list)
-    names: dict[int, str] = field(default_factory=dict)
-    """of parameters, by their ids"""
-    inside: dict[int, str] = field(default_factory=dict)
-    """lines where a DistributedDataParallel was made, by the ids of the modules in it"""
-    calls: int = 0
-    random_layers: int = 0
-    """calls of dropout or batch norm in training mode, in the present call of a model"""
-    random_in: dict[tuple[str, str], None] = field(default_factory=dict)
-    """what they are, and their lines; also lines that draw noise"""
-    noise: dict[int, str] = field(default_factory=dict)
-    """lines that drew normal noise in this call, by the address of its values"""
-    others: tuple[object, ...] = ()
-    """states of the generators of Python and NumPy before a call in evaluation mode"""
-    looked_for_sampling: int = 0
-    sampling: set[str] = field(default_factory=set)
-    """lines that draw noise which the model scales by a value that it has learned, as a VAE does"""
-    dropout_noted: bool = False
-    damaged: bool = False
-    backwards: list[str] = field(default_factory=list)
-    """lines of the backward passes since the last update"""
-    losses: list[float] = field(default_factory=list)
-    """what was minimized in these passes"""
-    zeroed: set[int] = field(default_factory=set)
-    """optimizers of which the gradients were zero before a backward pass since their last update"""
-    added: set[int] = field(default_factory=set)
-    """optimizers to whose old gradients a backward pass has added since their last update"""
-    norms: dict[int, float] = field(default_factory=dict)
-    """norm of the gradients of each optimizer after backward, as `gradient_norm` says"""
-    sizes: dict[int, float] = field(default_factory=dict)
-    """of each optimizer: the size of its first gradients after the last backward pass"""
-    sharded: dict[int, torch.Tensor] = field(default_factory=dict)
-    """sharded parameters that got gradients in the first backward passes, by their ids"""
-    for_inputs: bool = False
-    """whether the script wants the gradient of an input, since the last backward pass"""
-    factors: list[tuple[str, int, float]] = field(default_factory=list)
-    """of each loss since the last update: its line, its samples, and how much a sample counts"""
-    graphs: list[tuple["weakref.ref[Alive]", str]] = field(default_factory=list)
-
-
-models = Models()
-
-
-class Alive:
-    """Lives as long as the graph that it is attached to."""
-
-
 def install() -> None:
     """Observe calls of models, dropout, batch norm, losses, and backward."""
     nn.Module.__call__ = _call(nn.Module.__call__)
@@ -102,12 +45,12 @@ def install() -> None:
     patch(DistributedDataParallel, "__init__", _wrap_ddp)
     patch(nn.Module, "to_empty", _to_empty)
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
-        patch(nn.functional, name, _random_layer(2, "p", 0.5))
-    patch(nn.functional, "batch_norm", _random_layer(5, "", 1.0))
-    patch(nn.functional, "scaled_dot_product_attention", _attention)
+        patch(nn.functional, name, wrap_random_layer(2, "p", 0.5))
+    patch(nn.functional, "batch_norm", wrap_random_layer(5, "", 1.0))
+    patch(nn.functional, "scaled_dot_product_attention", wrap_attention)
     for name in ("cross_entropy", "nll_loss"):
-        patch(nn.functional, name, _loss)
-    patch(torch.autograd, "backward", _backward)
+        patch(nn.functional, name, wrap_loss)
+    patch(torch.autograd, "backward", wrap_backward)
 
 
 def _module_init(own: Callable[..., None]) -> Callable[..., None]:
@@ -179,41 +122,6 @@ def after_call(module: nn.Module, event: dict[str, object], out: Any) -> dict[st
     drew = "rng" in event and (random_state(module), other_states()) != (event["rng"], models.others)
     random_in = [(what, at) for what, at in models.random_in if at not in models.sampling]
     return {"drew": drew and not (models.random_in and not random_in), "random_in": random_in[:5]}
-
-
-def random_state(module: nn.Module) -> int:
-    """Return a number for the state of the generator on the device of a model."""
-    weight = next(module.parameters())
-    if weight.is_cuda:
-        with contextlib.suppress(RuntimeError):  # such as while a graph is captured
-            return state_fingerprint(torch.cuda.get_rng_state(weight.device))
-    return state_fingerprint(torch.get_rng_state())
-
-
-def other_states() -> tuple[object, ...]:
-    """Return how far the generators of Python and NumPy are."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), numpy and numpy.random.get_state()[2], numpy and numpy.random.get_state()[1].sum()
-
-
-def find_sampling(out: Any, most: int = 5000) -> None:
-    """Find noise that is multiplied by what has a gradient, or is what the model has to predict: it is meant.
-
-    A variational autoencoder multiplies it by a deviation that it has learned; a diffusion model predicts it.
-    """
-    outputs = list(out.values()) if isinstance(out, dict) else out if isinstance(out, list | tuple) else [out]
-    nodes = [t.grad_fn for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
-    seen: set[Any] = set()
-    while nodes and len(seen) < most:
-        node = nodes.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        for name in ("_saved_self", "_saved_other", "_saved_tensor1", "_saved_tensor2", "_saved_target"):
-            saved = getattr(node, name, None)
-            if isinstance(saved, torch.Tensor) and saved.data_ptr() in models.noise:
-                models.sampling.add(models.noise[saved.data_ptr()])
-        nodes += [following for following, _ in node.next_functions if following is not None]
 
 
 @quietly
@@ -382,166 +290,6 @@ def _to_empty(own: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         return module
 
     return to_empty
-
-
-LAYERS = ("/torch/nn/modules/batchnorm.py", "/torch/nn/modules/dropout.py")
-"""files of layers that ask their own mode"""
-
-
-def note_random(what: str, args: tuple) -> None:
-    """Remember what is random, or computes with statistics of the batch, in this call of a model."""
-    caller = sys._getframe(2).f_code.co_filename
-    in_layer = caller.endswith(LAYERS)
-    if what == "batch norm" and in_layer and len(args) > 1 and args[1] is None:
-        return  # track_running_stats=False, which a layer is told on purpose
-    models.random_in[(f"{what} layer" if in_layer else what, user_line())] = None
-
-
-def _random_layer(position: int, rate_name: str, default: float) -> Callable[[Callable], Callable]:
-    """Wrap a function that takes ``training``, as argument number ``position``, and a rate of dropout."""
-
-    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
-        def layer(*args: Any, **kwargs: Any) -> Any:
-            training = kwargs.get("training", args[position] if len(args) > position else rate_name == "p")
-            rate = kwargs.get(rate_name, args[1] if rate_name == "p" and len(args) > 1 else default)
-            if training and rate and not state.observing:
-                models.random_layers += 1
-                if state.depth and not torch.is_grad_enabled():
-                    note_random("dropout" if rate_name else "batch norm", args)
-                if rate_name and state.training and not models.dropout_noted:
-                    models.dropout_noted = True
-                    note("dropout", at=user_line())
-            return own(*args, **kwargs)
-
-        return layer
-
-    return wrap
-
-
-def _attention(own: Callable[..., Any]) -> Callable[..., Any]:
-    def attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if dropout_p:
-            noting(query, dropout_p, True)
-        return own(query, key, value, attn_mask, dropout_p, *args, **kwargs)
-
-    noting = _random_layer(2, "p", 0.5)(lambda *_: None)
-    return attention
-
-
-def _loss(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out = own(input, target, *args, **kwargs)
-        is_new = "_rankdoctor_followed" not in out.__dict__  # the stand-in's mode lets torch call this function again
-        if state.training and not state.observing and out.requires_grad and is_new:
-            out.__dict__["_rankdoctor_followed"] = True
-            named = (
-                dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False))
-                | kwargs
-            )
-            _follow(out, target, named)
-        return out
-
-    return loss
-
-
-@quietly
-def _follow(out: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -> None:
-    """Log in backward with which factor each sample of this loss counts in what is minimized."""
-    if target.dtype != torch.int64:
-        return
-    kept = target[target != options.get("ignore_index", -100)]
-    weight = options.get("weight")
-    count = 1.0
-    if out.dim():  # reduction="none": the script adds them up itself
-        place = user_line()
-        out.register_hook(lambda gradient: note_factor(place, gradient))
-        return
-    if options.get("reduction", "mean") == "mean":
-        count = (float(weight[kept].sum()) if weight is not None else float(kept.numel())) or 1.0
-    at, samples = user_line(), int(kept.numel())
-    out.register_hook(lambda factor: models.factors.append((at, samples, float(factor.detach()) / count)))
-
-
-@quietly
-def note_factor(at: str, gradient: torch.Tensor) -> None:
-    """Remember how much each sample counts, if all that count do so alike."""
-    counted = gradient[gradient != 0].abs()
-    if counted.numel() and float(counted.max()) <= 1.01 * float(counted.min()):
-        models.factors.append((at, int(counted.numel()), float(counted.mean())))
-
-
-def _backward(own: Callable[..., None]) -> Callable[..., None]:
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if state.in_backward:  # reentrant checkpointing calls it within a backward pass
-            return own(tensors, *args, **kwargs)
-        note_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
-        before = gradient_sizes() or {}
-        state.in_backward = True
-        try:
-            own(tensors, *args, **kwargs)
-        finally:
-            state.in_backward = False
-        return note_gradients(before)
-
-    return backward
-
-
-@quietly
-def note_backward(loss: torch.Tensor, at: str) -> None:
-    """Remember a backward pass, and whether its graph stays in memory."""
-    models.backwards.append(at)
-    models.losses.append(float(local(loss)) if loss.numel() == 1 else 0.0)
-    token, node = Alive(), loss.grad_fn
-    models.graphs.append((weakref.ref(token), at))
-    for _ in range(3):  # the script may keep the loss, but not what it made of it for this call, such as a scaled loss
-        if node is None or type(node).__name__ == "AccumulateGrad":  # which lives as long as the weight
-            break
-        node.metadata["rankdoctor"] = token
-        node = node.next_functions[0][0] if node.next_functions else None
-
-
-def sizes_now() -> dict[int, float]:
-    """Return the size of the gradients of each optimizer."""
-    return {number: gradient_size(one) for number, known in optimizers.known.items() if (one := known())}
-
-
-gradient_sizes = quietly(sizes_now)
-
-
-def gradient_norm(optimizer: Optimizer) -> float:
-    """Return the norm of the same gradients as `gradient_size`."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-    return sum(float(local(p.grad).double().square().sum()) for p in itertools.islice(parameters, 5)) ** 0.5
-
-
-def gradient_size(optimizer: Optimizer) -> float:
-    """Return the sum of the absolute values of the first five gradients, of the parts that this rank has."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-    return sum(float(local(p.grad).double().abs().sum()) for p in itertools.islice(parameters, 5))
-
-
-@quietly
-def note_gradients(before: dict[int, float]) -> None:
-    """Remember which gradients were zero before a backward pass, to which old ones it has added, and their sizes."""
-    models.sizes = sizes_now()
-    models.norms = {number: gradient_norm(one) for number, known in optimizers.known.items() if (one := known())}
-    if sum(optimizers.updates.values()) < 3:
-        for p in (p for model in models.known for p in model.parameters()):
-            if hasattr(p, "device_mesh") and p.requires_grad and p.grad is not None:
-                models.sharded[id(p)] = p
-    for number, size in before.items():
-        if size == 0:
-            models.zeroed.add(number)
-        elif models.sizes.get(number) != size:
-            models.added.add(number)
 
 
 def finish() -> None:

@@ -15,8 +15,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from ..trail import note, trail, user_line
 from . import files, mappings, passes, totals
+from .backward import gradient_norm, gradient_size
 from .common import CONFIG, local, optimizers, patch, quietly, state, sums
-from .model import gradient_norm, gradient_size, kept_buffers, models, name_parameters, note_sharded
+from .model import kept_buffers, name_parameters, note_sharded
+from .models import models
 
 MOST_PARAMETERS = 600
 FIRST = 16

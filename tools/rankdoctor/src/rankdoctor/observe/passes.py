@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from ..trail import note, trail, user_line
 from .common import local, optimizers, patch, quietly, state
-from .model import models
+from .models import models
 
 FIRST = 3
 """weights of an optimizer, at its begin and at its end, of which the gradients are followed"""

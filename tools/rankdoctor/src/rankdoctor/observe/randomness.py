@@ -13,7 +13,7 @@ from torch.utils import data
 
 from ..trail import note, trail, user_line
 from .common import CONFIG, fingerprint, patch, state, state_fingerprint
-from .model import models
+from .models import models
 
 FETCHES = 2
 """batches of each process that are looked at"""

@@ -24,7 +24,8 @@ from . import copies
 from .common import CONFIG, local, optimizers, patch, state, sums
 from .influence import core_of
 from .model import _is_model as has_weights
-from .model import is_synced_norm, models
+from .model import is_synced_norm
+from .models import models
 
 BUCKETS = 64
 """numbers of a sketch: it tells the size of a difference within 20 percent"""

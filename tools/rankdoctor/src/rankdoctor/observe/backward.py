@@ -1,0 +1,131 @@
+"""Losses and backward passes, and the gradients they leave."""
+# ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from ..trail import user_line
+from .common import (
+    local,
+    optimizers,
+    quietly,
+    state,
+)
+from .models import Alive, models
+
+
+def wrap_loss(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Let a loss of torch be followed through the backward pass."""
+
+    def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = own(input, target, *args, **kwargs)
+        is_new = "_rankdoctor_followed" not in out.__dict__  # the stand-in's mode lets torch call this function again
+        if state.training and not state.observing and out.requires_grad and is_new:
+            out.__dict__["_rankdoctor_followed"] = True
+            named = (
+                dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False))
+                | kwargs
+            )
+            _follow(out, target, named)
+        return out
+
+    return loss
+
+
+@quietly
+def _follow(out: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -> None:
+    """Log in backward with which factor each sample of this loss counts in what is minimized."""
+    if target.dtype != torch.int64:
+        return
+    kept = target[target != options.get("ignore_index", -100)]
+    weight = options.get("weight")
+    count = 1.0
+    if out.dim():  # reduction="none": the script adds them up itself
+        place = user_line()
+        out.register_hook(lambda gradient: note_factor(place, gradient))
+        return
+    if options.get("reduction", "mean") == "mean":
+        count = (float(weight[kept].sum()) if weight is not None else float(kept.numel())) or 1.0
+    at, samples = user_line(), int(kept.numel())
+    out.register_hook(lambda factor: models.factors.append((at, samples, float(factor.detach()) / count)))
+
+
+@quietly
+def note_factor(at: str, gradient: torch.Tensor) -> None:
+    """Remember how much each sample counts, if all that count do so alike."""
+    counted = gradient[gradient != 0].abs()
+    if counted.numel() and float(counted.max()) <= 1.01 * float(counted.min()):
+        models.factors.append((at, int(counted.numel()), float(counted.mean())))
+
+
+def wrap_backward(own: Callable[..., None]) -> Callable[..., None]:
+    """Note each backward pass, and what it does to the gradients."""
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if state.in_backward:  # reentrant checkpointing calls it within a backward pass
+            return own(tensors, *args, **kwargs)
+        note_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
+        before = gradient_sizes() or {}
+        state.in_backward = True
+        try:
+            own(tensors, *args, **kwargs)
+        finally:
+            state.in_backward = False
+        return note_gradients(before)
+
+    return backward
+
+
+@quietly
+def note_backward(loss: torch.Tensor, at: str) -> None:
+    """Remember a backward pass, and whether its graph stays in memory."""
+    models.backwards.append(at)
+    models.losses.append(float(local(loss)) if loss.numel() == 1 else 0.0)
+    token, node = Alive(), loss.grad_fn
+    models.graphs.append((weakref.ref(token), at))
+    for _ in range(3):  # the script may keep the loss, but not what it made of it for this call, such as a scaled loss
+        if node is None or type(node).__name__ == "AccumulateGrad":  # which lives as long as the weight
+            break
+        node.metadata["rankdoctor"] = token
+        node = node.next_functions[0][0] if node.next_functions else None
+
+
+def sizes_now() -> dict[int, float]:
+    """Return the size of the gradients of each optimizer."""
+    return {number: gradient_size(one) for number, known in optimizers.known.items() if (one := known())}
+
+
+gradient_sizes = quietly(sizes_now)
+
+
+def gradient_norm(optimizer: Optimizer) -> float:
+    """Return the norm of the same gradients as `gradient_size`."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    return sum(float(local(p.grad).double().square().sum()) for p in itertools.islice(parameters, 5)) ** 0.5
+
+
+def gradient_size(optimizer: Optimizer) -> float:
+    """Return the sum of the absolute values of the first five gradients, of the parts that this rank has."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    return sum(float(local(p.grad).double().abs().sum()) for p in itertools.islice(parameters, 5))
+
+
+@quietly
+def note_gradients(before: dict[int, float]) -> None:
+    """Remember which gradients were zero before a backward pass, to which old ones it has added, and their sizes."""
+    models.sizes = sizes_now()
+    models.norms = {number: gradient_norm(one) for number, known in optimizers.known.items() if (one := known())}
+    if sum(optimizers.updates.values()) < 3:
+        for p in (p for model in models.known for p in model.parameters()):
+            if hasattr(p, "device_mesh") and p.requires_grad and p.grad is not None:
+                models.sharded[id(p)] = p
+    for number, size in before.items():
+        if size == 0:
+            models.zeroed.add(number)
+        elif models.sizes.get(number) != size:
+            models.added.add(number)

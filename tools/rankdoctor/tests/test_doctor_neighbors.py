@@ -1,0 +1,272 @@
+"""What looks like a fault and is right is not accused."""
+
+from collections.abc import Callable
+
+import pytest
+
+from doctor_events import SAMPLES, TRAIN, VAL, add, at, change, correct_run
+from faulty_runs import (
+    attention_drops_weights_after_eval,
+    checkpointed,
+    clip,
+    codebook,
+    devices,
+    divided,
+    each_rank_has_a_shard_of_its_own,
+    evaluated_copy,
+    files_in_another_order,
+    gradients_are_added_up_only,
+    handles,
+    in_evaluation,
+    kept,
+    label,
+    numbered,
+    probed,
+    set_samples,
+    stream,
+    stream_of,
+    streams_that_were_cut,
+    totals,
+    unused,
+)
+from rankdoctor.checks import judge
+from rankdoctor.runs import Run
+
+
+def found_by(run: Run) -> set[str]:
+    diagnosis = judge([run])
+    assert not diagnosis.broken
+    return {f.check for top in diagnosis.findings for f in (top, *top.consequences)}
+
+
+def monte_carlo(run: Run) -> None:
+    """The same inputs are evaluated three times with dropout, on purpose."""
+    attention_drops_weights_after_eval(run)
+    for rank in run.ranks:
+        rank.events = [each for e in rank.events for each in ([e] * 3 if e.get("loader") == VAL else [e])]
+
+
+def dropout_in_training_only(run: Run) -> None:
+    in_evaluation(run, drew=False)
+
+
+def noise_that_the_model_scales(run: Run) -> None:
+    in_evaluation(run, drew=False)  # what a variational autoencoder draws is left out by the observer
+
+
+def a_sampler_outside_of_models(run: Run) -> None:
+    in_evaluation(run, drew=False)
+    for rank in run.ranks:
+        rank.events.append({"e": "noise", "step": 8, "t": 9.0, "at": at(60), "samples": 3, "values": rank.number})
+
+
+def dropout_in_calls_with_gradients(run: Run) -> None:
+    """A model that is trained in evaluation mode, such as with frozen statistics."""
+    change(run, "forward", wanted={"loader": TRAIN}, train=False, random_layers=0)
+
+
+def parts_that_are_added_up(run: Run) -> None:
+    change(run, "update", followed=1, thrown=[], backwards=[at(44)] * 4)
+    change(run, "forward", wanted={"loader": TRAIN}, sync=False)
+
+
+def one_batch_that_is_not_finite(run: Run) -> None:
+    change(run, "update", followed=1, thrown=[])
+    run.ranks[0].all("update")[2]["thrown"] = [[at(44), at(42)]]
+
+
+def an_attack_on_the_inputs(run: Run) -> None:
+    change(run, "update", followed=1, thrown=[], backwards=[at(44)] * 2)  # the observer leaves these passes out
+
+
+def gradients_of_several_tasks_are_combined(run: Run) -> None:
+    change(
+        run, "update", followed=1, thrown=[], backwards=[at(44)] * 3
+    )  # and these, if the script makes the gradients itself
+
+
+def two_passes_of_sharpness_aware_minimization(run: Run) -> None:
+    change(run, "update", followed=1, thrown=[], backwards=[at(44), at(46)])
+
+
+def clipped_after_backward(run: Run) -> None:
+    clip(run, 1)
+
+
+def clipped_after_each_part(run: Run) -> None:
+    clip(run, 1)
+    clip(run, 2)
+    change(run, "update", backwards=[at(44)] * 2)
+
+
+def clipped_in_the_first_updates_only(run: Run) -> None:
+    clip(run, 1)
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "clip" or e["step"] < 3]
+
+
+def checkpointing_without_side_effects(run: Run) -> None:
+    checkpointed(run)
+
+
+def a_layer_that_no_rank_uses(run: Run) -> None:
+    for rank in (0, 1):
+        for number in range(8):
+            unused(run, rank, number, "c.weight")
+
+
+def ddp_finds_unused_weights(run: Run) -> None:
+    change(run, "ddp", find_unused=True)
+    unused(run, 0, 3)
+    unused(run, 1, 3, "c.weight")
+
+
+def the_same_data_everywhere(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 + n, 0, "8 values"), label(0, n)])
+
+
+def shards_with_the_number_of_the_sample(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), (n, 0, str(n)), (5, 0, "1")])
+
+
+def each_rank_has_shuffled_all_of_the_data(run: Run) -> None:
+    files_in_another_order(run)
+    set_samples(run, "", list(range(SAMPLES)), [(3 * n) % SAMPLES for n in range(SAMPLES)])
+    set_samples(run, "v", list(range(SAMPLES)), list(range(SAMPLES)))
+    for rank in run.ranks:
+        run.samples[f"{rank.number}_1"] = [(5 * n + 1) % SAMPLES for n in range(SAMPLES)]
+        change(run, "dataset", (rank.number,), content=rank.number)
+
+
+def augmentations_of_its_own(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), label(0, n)], steady=[False, True])
+
+
+def labels_of_one_class(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 * rank + n, 0, "8 values"), (1, 0, "1")])
+
+
+def totals_that_begin_anew(run: Run) -> None:
+    totals(run, False, False, False, False)
+
+
+def a_total_that_grows_once(run: Run) -> None:
+    totals(run, False, False, True, False, False)
+
+
+def a_loss_times_the_number_of_ranks(run: Run) -> None:
+    divided(run, 2.0)
+
+
+def a_loss_divided_by_what_only_looks_like_a_total(run: Run) -> None:
+    divided(run, 1.0, total=32.0)  # no other rank has put anything into it
+
+
+def a_loss_whose_gradients_are_multiplied_later(run: Run) -> None:
+    divided(run, 1.0)
+    change(run, "gradients", factor=2.0)
+
+
+def a_loss_whose_gradients_the_script_adds_up(run: Run) -> None:
+    divided(run, 1.0)
+    add(run, "collective", 47, name="all_reduce", size=30, everyone=True, gradient=True)
+
+
+def gradients_of_a_divided_loss_are_added_up(run: Run) -> None:
+    divided(run, 1.0)
+    gradients_are_added_up_only(run)
+
+
+def a_codebook_that_all_ranks_update_alike(run: Run) -> None:
+    codebook(run, 0.0)
+
+
+def a_table_of_each_rank_that_stays(run: Run) -> None:
+    codebook(run, 1.5, moves=False)
+
+
+def an_average_with_its_buffers(run: Run) -> None:
+    evaluated_copy(run, follows=True)
+
+
+def a_teacher_that_stays_as_it_is(run: Run) -> None:
+    evaluated_copy(run, follows=False, moves=False)
+
+
+def a_stream_that_draws_some_samples_often(run: Run) -> None:
+    stream_of(run, [*range(20), *[3] * 6], [*range(20, 40), *[3] * 6])
+
+
+def a_stream_of_which_only_the_begin_was_seen(run: Run) -> None:
+    stream_of(run, [*range(20)], [*range(10, 30)], complete=False)
+
+
+def one_vocabulary_on_all_ranks(run: Run) -> None:
+    numbered(run, {f"w{n}": n for n in range(9)}, {f"w{n}": n for n in range(12)})
+
+
+def settings_of_each_rank(run: Run) -> None:
+    numbered(run, {f"a{n}": n for n in range(9)}, {f"b{n}": n + 1 for n in range(9)})
+
+
+def files_that_workers_open(run: Run) -> None:
+    handles(run, inherited=False, used=True)
+
+
+def an_open_file_that_workers_do_not_read(run: Run) -> None:
+    handles(run, inherited=True, used=False)
+
+
+def streams_of_equal_length(run: Run) -> None:
+    stream(run, 4, 4)
+
+
+def a_checkpoint_on_the_cpu(run: Run) -> None:
+    kept(run, "cpu", 300)
+
+
+def a_checkpoint_that_is_forgotten(run: Run) -> None:
+    kept(run, "cuda:1", 0)
+
+
+def a_gpu_for_each_local_rank(run: Run) -> None:
+    devices(run, 2)
+
+
+def two_gpus_for_each_rank(run: Run) -> None:
+    devices(run, 2)
+    for rank in run.ranks:
+        rank.all("device")[0]["index"] += 2
+
+
+def a_task_that_counts_its_gpus(run: Run) -> None:
+    run.launch.launcher = "srun"
+    devices(run, 2, asked=True)
+
+
+RIGHT = [
+    monte_carlo, dropout_in_training_only, noise_that_the_model_scales, a_sampler_outside_of_models,
+    dropout_in_calls_with_gradients, parts_that_are_added_up, one_batch_that_is_not_finite, an_attack_on_the_inputs,
+    gradients_of_several_tasks_are_combined, two_passes_of_sharpness_aware_minimization, clipped_after_backward,
+    clipped_after_each_part, clipped_in_the_first_updates_only, checkpointing_without_side_effects,
+    a_layer_that_no_rank_uses, ddp_finds_unused_weights, the_same_data_everywhere, each_rank_has_a_shard_of_its_own,
+    shards_with_the_number_of_the_sample, each_rank_has_shuffled_all_of_the_data,
+    augmentations_of_its_own, labels_of_one_class, files_that_workers_open,
+    an_open_file_that_workers_do_not_read, streams_of_equal_length, streams_that_were_cut, a_checkpoint_on_the_cpu,
+    a_checkpoint_that_is_forgotten, a_gpu_for_each_local_rank, two_gpus_for_each_rank, a_task_that_counts_its_gpus,
+    totals_that_begin_anew, a_total_that_grows_once, a_loss_times_the_number_of_ranks,
+    a_loss_divided_by_what_only_looks_like_a_total, a_loss_whose_gradients_are_multiplied_later,
+    a_loss_whose_gradients_the_script_adds_up, gradients_of_a_divided_loss_are_added_up,
+    a_codebook_that_all_ranks_update_alike, a_table_of_each_rank_that_stays,
+    an_average_with_its_buffers, a_teacher_that_stays_as_it_is,
+    a_stream_that_draws_some_samples_often, a_stream_of_which_only_the_begin_was_seen, one_vocabulary_on_all_ranks,
+    settings_of_each_rank,
+]  # fmt: skip
+"""what looks like one of the faults above and is right"""
+
+
+@pytest.mark.parametrize("neighbor", RIGHT, ids=lambda function: function.__name__)
+def test_what_only_looks_like_a_fault_is_not_accused(neighbor: Callable[[Run], None]) -> None:
+    run = correct_run()
+    neighbor(run)
+    assert found_by(run) <= {"accumulation"}  # these events say nothing of no_sync
