@@ -25,6 +25,17 @@ def set_samples(run: Run, prefix: str, *parts: list[int]) -> None:
 
 
 @faulty("same_samples", "FAULT", 10)
+def every_rank_draws_the_same_with_replacement(run: Run) -> None:
+    draws(run, [0, 3, 3, 5, 9, 0, 7, 1], [0, 3, 3, 5, 9, 0, 7, 1])
+
+
+def draws(run: Run, *orders: list[int]) -> None:
+    for rank, order in enumerate(orders):
+        for epoch, name in enumerate(sorted(name for name in run.samples if name.startswith(f"{rank}_"))):
+            run.samples[name] = [(n + 5 * epoch) % SAMPLES for n in order]
+
+
+@faulty("same_samples", "FAULT", 10)
 def every_rank_has_all(run: Run) -> None:
     set_samples(run, "", list(range(SAMPLES)), [(3 * n) % SAMPLES for n in range(SAMPLES)])
 

@@ -12,6 +12,7 @@ from faulty_runs import (
     codebook,
     devices,
     divided,
+    draws,
     each_rank_has_a_shard_of_its_own,
     evaluated_copy,
     files_in_another_order,
@@ -193,6 +194,10 @@ def a_teacher_that_stays_as_it_is(run: Run) -> None:
     evaluated_copy(run, follows=False, moves=False)
 
 
+def samples_that_are_drawn_with_other_seeds(run: Run) -> None:
+    draws(run, [0, 3, 3, 5, 9, 0, 7, 1], [2, 5, 5, 1, 3, 8, 8, 0])
+
+
 def a_stream_that_draws_some_samples_often(run: Run) -> None:
     stream_of(run, [*range(20), *[3] * 6], [*range(20, 40), *[3] * 6])
 
@@ -219,6 +224,13 @@ def an_open_file_that_workers_do_not_read(run: Run) -> None:
 
 def streams_of_equal_length(run: Run) -> None:
     stream(run, 4, 4)
+
+
+def a_rank_that_fills_in_when_its_stream_has_ended(run: Run) -> None:
+    stream(run, 4, 3)
+    rank = run.ranks[1]
+    batches = [e for e in rank.events if e["e"] == "batch" and e["loader"] == TRAIN]
+    rank.events = [e for e in rank.events if e is not batches[3] and e is not batches[7]]
 
 
 def a_checkpoint_on_the_cpu(run: Run) -> None:
@@ -260,7 +272,7 @@ RIGHT = [
     a_codebook_that_all_ranks_update_alike, a_table_of_each_rank_that_stays,
     an_average_with_its_buffers, a_teacher_that_stays_as_it_is,
     a_stream_that_draws_some_samples_often, a_stream_of_which_only_the_begin_was_seen, one_vocabulary_on_all_ranks,
-    settings_of_each_rank,
+    settings_of_each_rank, samples_that_are_drawn_with_other_seeds, a_rank_that_fills_in_when_its_stream_has_ended,
 ]  # fmt: skip
 """what looks like one of the faults above and is right"""
 

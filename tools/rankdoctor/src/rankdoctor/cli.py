@@ -117,6 +117,11 @@ def parser() -> argparse.ArgumentParser:
     add("--nan", action="store_true", help="one input on one rank is not a number")
     add("--one_rank", action="store_true", help="one rank instead of several")
     add("--workers", action="store_true", help="loaders with two workers, or with none if they have some")
+    add(
+        "--validation",
+        action="store_true",
+        help="weights that do not move, validated on several ranks and on one (two or three runs)",
+    )
     compute = it.add_argument_group("checks that compute something of their own")
     add = compute.add_argument
     add("--influence", action="store_true", help="first batch again, with one sample or one token changed")

@@ -40,6 +40,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 and sync, or inside (line of the DistributedDataParallel that has this module); without gradients in
                 evaluation mode: drew (random numbers), random_in (what is random or takes statistics of the batch, and
                 its line)
+    stored_weights  (in runs whose weights do not move) a model got them: model, missing (parameters that did not)
+    printed     (in runs whose weights do not move) a line with digits: text
     dropout     the first dropout in training
     metric      a schedule is given the value that it goes by: cls, value
     gradients   before an update: optimizer, count, made and made_lr (line and learning rates of the optimizer when it

@@ -318,6 +318,9 @@ def real_tokens(probe: Probe, names: dict[str, Tensor]) -> tuple[Tensor | None, 
             padded = torch.arange(value.shape[1]) >= (value.shape[1] - tail)[:, None]
             if bool(real[padded].all()) and not bool(real[~padded].any()):
                 real = ~real
+        elif not bool(real[:, 0].any()) and not bool(real[:, -1].all()):
+            # The longest sequence has no padding at either end. So what is at the begin of all sequences is real.
+            real = ~real
         if not bool(real.all()) and bool(real.any()):
             return real, name
     return None, ""

@@ -35,9 +35,9 @@ class Launch:
     name: str = ""
     """what is different from an ordinary run, in words, such as "as on two nodes" """
     provocation: str = ""
-    """the condition that this run creates: uneven, two_nodes, resume, nan, one_rank or workers, like the flags"""
+    """the condition that this run creates: uneven, two_nodes, resume, nan, one_rank, workers or frozen"""
     compared: str = ""
-    """for which comparison this is the second run: resumed, other_ranks or other_workers"""
+    """for which comparison this is the second run: resumed, other_ranks, other_workers or frozen"""
     world_size: int = 2
     nodes: int = 1
     gpus: str = "standin"

@@ -15,8 +15,10 @@ from typing import Any
 
 from . import report
 from .checks import CHECKS, FAULT, NOTE, judge
+from .checks.same_validation import differing_results
 from .launch import INTERRUPTED, NoNullGPU, Plan, likely_launchers, run
 from .runs import Run, read, write_launch
+from .settings import AFTER_A_SAVE
 
 NO_LIMIT = 10**9
 """updates; the time limit ends the run before"""
@@ -67,6 +69,8 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
     if end := to_end_of_pass(plan, usual):
         yield run_once(end, folder / "run10")
     yield from run_provocations(list(provocations(options, plan, usual)), folder)
+    if (options.validation or options.thorough) and usual.world > 1 and evaluates(usual):
+        yield from validate_on_one_rank(plan, usual, folder)
     if options.resume is not None or (options.thorough and writes_files(usual)):
         yield from stop_and_resume(options, plan, usual, folder / "run9")
 
@@ -91,15 +95,24 @@ def at_once(plan: Plan) -> int:
     return max(1, cpus // (2 * plan.ranks))
 
 
-CUT_COULD_CAUSE = (("same_order", FAULT), ("same_order", NOTE), ("results_combined", FAULT), ("gradients_used", NOTE))
+CUT_COULD_CAUSE = (
+    ("same_order", FAULT),
+    ("same_order", NOTE),
+    ("results_combined", FAULT),
+    ("gradients_used", NOTE),
+    ("equal_steps", FAULT),
+)
 """checks with a possible false finding in cut passes, and its kind: a script that counts the batches of an epoch begins
-its passes too early, and never comes to what it does in the last one"""
+its passes too early, and never comes to what it does in the last one, such as filling in for a rank without a batch"""
 
 
 def confirm(plan: Plan, usual: Run, folder: Path) -> None:
     """Run the script once more for what one run cannot tell; note in the run what is true."""
     cut = plan.settings["batches"] and any(
-        e.get("batches", 0) > plan.settings["batches"] for rank in usual.ranks for e in rank.all("pass")
+        e.get("batches", 0) > plan.settings["batches"]
+        for rank in usual.ranks
+        for kind in ("pass", "pass_end")
+        for e in rank.all(kind)
     )
     kinds = {(f.check, f.kind) for f in judge([usual]).findings}
     found = {check for check, _ in kinds}
@@ -257,6 +270,35 @@ def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterato
         yield provoked("workers", name, {"workers": 0 if has_workers else 2}, compared="other_workers")
 
 
+def evaluates(run: Run) -> bool:
+    """Return whether a model is evaluated, by several ranks or by one."""
+    return run.any("forward", train=False, grad=False)
+
+
+def validate_on_one_rank(plan: Plan, usual: Run, folder: Path) -> Iterator[Run]:
+    """Yield runs whose weights do not move: on several ranks, on one, and there with smaller batches if that is needed.
+
+    The passes of their validations are whole. The order is that in which the results are compared.
+    """
+    seen = {e["loader"] for rank in usual.ranks for e in rank.all("loader")}
+    whole = sorted(seen - usual.training)
+    frozen = replace(
+        plan,
+        provocation="frozen",
+        name="with weights that do not move",
+        settings=plan.settings | {"frozen": True, "whole": whole, "influence": False, "reference": False},
+    )
+    weights = {"weights": str(folder / "run11" / "weights.pt")}
+    alone = replace(frozen, ranks=1, nodes=1, settings=frozen.settings | weights)
+    several = run_once(frozen, folder / "run11")
+    yield several
+    one = run_once(replace(alone, name="validated on one rank", compared="frozen"), folder / "run12")
+    yield one
+    if differing_results(several, one) and whole:
+        settings = alone.settings | {"halved": whole}
+        yield run_once(replace(alone, name="with smaller batches", settings=settings), folder / "run13")
+
+
 def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder: Path) -> Iterator[Run]:
     """Yield a run that is stopped after its first checkpoint, and runs that find what the ones before have written.
 
@@ -269,14 +311,21 @@ def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder:
     after = first + 1
     if after > updates:
         return
+    # a script that saves later than the ordinary run has ended: it is stopped when it has saved
+    unlimited = {"stop_after": AFTER_A_SAVE, "steps": NO_LIMIT}
+    saves_later = options.resume is not None and not saves and usual.launch.ended == "enough"
     # later, so that it goes on in another epoch than it began
     second = max((step for step in saves if first < step <= 0.8 * updates), default=2 * first)
     args = [*plan.args, *shlex.split(options.resume or "")]
-    stopping = plan.settings | {"stop_after": after}
+    stopping = plan.settings | (unlimited if saves_later else {"stop_after": after})
     plan = replace(plan, provocation="resume")
     resumed = replace(plan, compared="resumed", args=args)
     # all in one folder, because the checkpoints are in it; "run8" and others are copies of the events
-    yield keep_copy(options, run_once(replace(plan, name="stopped", settings=stopping), folder), folder, "run8")
+    stopped = run_once(replace(plan, name="stopped", settings=stopping), folder)
+    yield keep_copy(options, stopped, folder, "run8")
+    if saves_later:
+        yield run_once(replace(resumed, name="stopped and resumed"), folder)
+        return
     once_more = plan.settings | {"stop_after": second - first + 1}
     again = run_once(replace(resumed, name="stopped and resumed", settings=once_more), folder)
     if again.launch.ended != "stopped":

@@ -2,8 +2,9 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
+AFTER_A_SAVE = -1
 PACKAGE = os.path.dirname(os.path.realpath(__file__))
 
 
@@ -44,7 +45,7 @@ class Settings:
     probe_gathers: bool = False
     """let gathered tensors need gradients, to see whether the loss depends on them"""
     stop_after: int = 0
-    """updates after which all ranks are stopped as by a time limit; 0: never"""
+    """updates after which all ranks are stopped as by a time limit; 0: never; AFTER_A_SAVE: one after the first save"""
     influence: bool = False
     """evaluate the first training batch again with one sample, or one token, changed"""
     causal: bool = False
@@ -55,6 +56,14 @@ class Settings:
     """compare the first update with the same update of an unwrapped copy of the model"""
     parity: bool = False
     """log samples, loss, gradient and weights of each update, to compare with another number of ranks"""
+    frozen: bool = False
+    """no weight moves, and what the script prints is noted"""
+    weights: str = ""
+    """file with the weights that do not move; "": those of the first evaluation"""
+    whole: list[str] = field(default_factory=list)
+    """loaders of which the passes are not cut, by their lines and numbers"""
+    halved: list[str] = field(default_factory=list)
+    """loaders that give batches of half the size"""
     workers: int = -1
     """number of workers of each loader; -1: the script's own, at most 2"""
 

@@ -10,11 +10,11 @@ FLAGS: dict[str, str] = {}
 """by the name of a check: the flag that asks for it"""
 
 
-def asked(flag: str, title: str) -> Callable:
-    """Register a check that runs with this flag."""
+def asked(flag: str, title: str, after: tuple[str, ...] = ()) -> Callable:
+    """Register a check that runs with this flag; ``after`` has the names of checks whose FAULTs can be its cause."""
 
     def register(find: Callable[[Run], Iterator[Finding]]) -> Callable[[Run], Iterator[Finding]]:
-        check = Check(find, title, "", ())
+        check = Check(find, title, "", after)
         ASKED.append(check)
         FLAGS[check.name] = flag
         return find

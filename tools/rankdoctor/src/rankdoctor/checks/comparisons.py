@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from ..events import Event
 from ..runs import Run, passes_with_batches
 from .base import CannotJudge, Check, Finding, fault, hint, need, seen
+from .same_validation import same_validation
 from .updates import planned_steps
 from .weights import differing
 
@@ -230,9 +231,12 @@ def other_workers(usual: Run, other: Run) -> Iterator[Finding]:
     seen(compared, "batches of an epoch in either run")
 
 
+AFTER_RESULTS = ("results_combined", "validation_counts", "validation_statistics", "validation_mode")
+"""checks whose findings can be why a validation has other results on one rank"""
 COMPARISONS = {
     "resumed": Check(resumed, "A resumed run goes on where the stopped one was.", RESUME, ()),
     "other_ranks": Check(other_ranks, "An epoch has the same samples on another number of ranks.", "", ()),
+    "frozen": Check(same_validation, "A validation has the same results on one rank.", "", AFTER_RESULTS),
     "other_workers": Check(other_workers, "An epoch has as many batches with other workers.", "", ()),
 }
 """by the field of `Launch` that says what a run is compared for"""

@@ -52,7 +52,7 @@ def outputs_of_reference(run: Run) -> Iterator[Finding]:
         )
 
 
-@asked("reference", "The gradients are those of the model alone, averaged over the ranks.")
+@asked("reference", "The gradients are those of the model alone, averaged over the ranks.", after=("clip_local",))
 def gradients_of_reference(run: Run) -> Iterator[Finding]:
     """A factor, or a part that is missing, does not stop the loss from falling; with Adam it is hard to notice."""
     half = compared(run)

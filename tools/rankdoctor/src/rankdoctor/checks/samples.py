@@ -110,7 +110,12 @@ def _drawn_apart(run: Run, kind: tuple, parts: dict[int, Event]) -> Iterator[Fin
 
 
 def _overlap(one: list[int], other: list[int]) -> float:
-    """Return the share of common samples; 0 if samples are drawn with replacement, because they then can be common."""
+    """Return the share of common samples; 0 if samples are drawn with replacement, because they then can be common.
+
+    If they are even in the same order, they are drawn from the same seed.
+    """
+    if one == other and len(set(one)) > 4:
+        return 1.0
     if len(set(one)) < 0.95 * len(one) or len(set(other)) < 0.95 * len(other):
         return 0.0
     return len(set(one) & set(other)) / max(1, min(len(one), len(other)))

@@ -57,6 +57,14 @@ def weights_agree(run: Run) -> Iterator[Finding]:
         yield _cause_of_difference(run, steps[0])
 
 
+def drift(run: Run) -> bool:
+    """Return whether the weights of the ranks differ at times and are equal later, as those that are averaged are."""
+    if run.world < 2:
+        return False
+    unequal = [bool(differing(events, "weights")) for events in run.aligned("gradients")]
+    return any(unequal) and not all(unequal[unequal.index(True) :])
+
+
 def compared_weights(steps: list[tuple[Event, ...]]) -> set[str]:
     """Return the names of the weights of which all ranks have the values."""
     return {name for events in steps for name in events[0]["weights"] if all(e["weights"].get(name) for e in events)}

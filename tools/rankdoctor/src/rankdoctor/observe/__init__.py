@@ -19,6 +19,7 @@ from . import (
     collectives,
     data,
     files,
+    frozen,
     handles,
     influence,
     model,
@@ -47,6 +48,7 @@ SUBJECTS = (
     reference,
     parity,
     totals,
+    frozen,
 )
 
 

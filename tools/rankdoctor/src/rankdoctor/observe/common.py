@@ -65,6 +65,8 @@ class Optimizers:
     """size of the gradients that the script has added up over the ranks itself since the last update"""
     saved: bool = False
     """whether a checkpoint was saved since the last update"""
+    went_on: bool = False
+    """whether an update was made after a checkpoint was saved"""
     schedulers: list[tuple[Any, str]] = field(default_factory=list)
     schedule_lines: dict[int, str] = field(default_factory=dict)
     """by the ids of schedulers: the line of the last step"""

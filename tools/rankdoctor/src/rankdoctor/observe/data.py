@@ -94,7 +94,7 @@ class ShortSampler:
     def __iter__(self) -> Iterator[Any]:
         rest = iter(self.sampler)
         plan = list(itertools.islice(rest, LONGEST_PLAN))
-        is_cut = 0 < CONFIG.batches < len(plan)
+        is_cut = 0 < CONFIG.batches < len(plan) and known.loaders[id(self.loader)][0] not in CONFIG.whole
         note_pass(self.loader, plan, is_cut and isinstance(sys.exc_info()[1], StopIteration))
         if is_cut:
             yield from plan[: CONFIG.batches - 1] + plan[-1:]
@@ -154,6 +154,8 @@ def _loader_init(own: Callable[..., None]) -> Callable[..., None]:
             dataset=type(loader.dataset).__name__,
             told_epochs=callable(getattr(loader.dataset, "set_epoch", None)),
         )
+        if key in CONFIG.halved and isinstance(loader.batch_sampler, data.BatchSampler):
+            loader.batch_sampler.batch_size = max(1, loader.batch_sampler.batch_size // 2)
         loader.pin_memory = False
         wanted = loader.num_workers if CONFIG.workers < 0 else CONFIG.workers
         loader.num_workers = min(wanted, 2)  # more only take longer to start

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..events import weight_key
 from ..trail import note, trail, user_line
+from . import frozen
 from .backward import wrap_backward, wrap_loss
 from .chance import find_sampling, other_states, random_state, wrap_attention, wrap_random_layer
 from .common import (
@@ -32,7 +33,7 @@ from .models import models
 
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
-MOST_SAMPLES = 256
+MOST_SAMPLES = 4096 if CONFIG.frozen else 256
 LOOKS = 5
 """calls in training in which it is looked for noise that the model scales"""
 has_parameters: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
@@ -128,12 +129,15 @@ def after_call(module: nn.Module, event: dict[str, object], out: Any) -> dict[st
 def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str) -> dict[str, object]:
     """Return what is known of a call of a model before it."""
     core = module.module if isinstance(module, DistributedDataParallel) else module
-    if id(core) not in models.numbers:
+    if is_new := id(core) not in models.numbers:
         models.numbers[id(core)] = len(models.numbers)
         models.known.append(core)
         name_parameters()
         made = core.__dict__.get("_rankdoctor_made", "?").replace("?", at)
         note("model", model=models.numbers[id(core)], at=at, made=made, **_kind_of(core))
+    if CONFIG.frozen:
+        number, evaluates = models.numbers[id(core)], not module.training and not grad
+        frozen.before_call(models.known, number, is_new=is_new, evaluates=evaluates)
     event: dict[str, object] = {
         "model": models.numbers[id(core)],
         "cls": type(core).__name__,

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..settings import AFTER_A_SAVE
 from ..trail import note, trail, user_line
 from . import files, mappings, passes, totals
 from .backward import gradient_norm, gradient_size
@@ -21,7 +22,7 @@ from .model import kept_buffers, name_parameters, note_sharded
 from .models import models
 
 MOST_PARAMETERS = 600
-FIRST = 16
+FIRST = 16 if CONFIG.batches else 200
 """first updates of an optimizer that are logged with all sums; of the others, every tenth, and those after a save"""
 SETTLED = 2
 """updates after which all sharded weights have had a gradient"""
@@ -84,6 +85,7 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         note_sharded()  # a run that hangs has no end
     reduced, optimizers.reduced = optimizers.reduced, 0.0
     saved, optimizers.saved = optimizers.saved, False
+    optimizers.went_on |= saved
     if count >= FIRST and count % 10 != 9 and not saved:
         return
     named = [(models.names.get(id(p), f"?{i}"), p) for i, p in enumerate(parameters[:MOST_PARAMETERS])]
@@ -145,7 +147,7 @@ def _after_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
     if optimizers.depth == 0 and not only_makes_state():
         note_after(optimizer)
         trail.step += 1
-        if CONFIG.stop_after and trail.step >= CONFIG.stop_after:
+        if 0 < CONFIG.stop_after <= trail.step or (CONFIG.stop_after == AFTER_A_SAVE and optimizers.went_on):
             wait_for_the_end("stopped")
         if trail.step >= CONFIG.steps:
             wait_for_the_end("enough")
