@@ -170,7 +170,9 @@ def end_if_diverged(diverged: bool, progress: Progress) -> None:
     """End the run if the loss has become infinite or "not a number", so that no such weights are saved."""
     if diverged:
         early = progress.epoch == 1 and progress.step <= 100
-        cause = ", or look for a tensor that was never initialized (to_empty, non-persistent buffers)" if early else ""
+        cause = ""
+        if early:
+            cause = ", or look for nan in the data, or for a tensor that was never initialized (to_empty, buffers)"
         raise UserError(
             f"the loss is not finite at step {progress.step} of epoch {progress.epoch}: try a lower --lr{cause}; "
             "earlier checkpoints are as they were"

@@ -58,8 +58,9 @@ class WholeBatches(BatchLoader):
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the batches of the epoch that the sampler is told."""
         sampler, device = self.batch_sampler, self.dataset.device
-        for step, chosen in enumerate(sampler.batches(), start=sampler.start_step):
-            chosen = chosen.to(device)
+        parts = [*sampler.batches()]
+        order = torch.cat(parts).to(device)  # one copy for an epoch, as above
+        for step, chosen in enumerate(order.split([len(part) for part in parts]), start=sampler.start_step):
             # What `augment` draws follows from the step, so that a resumed run draws the same; the last number keeps
             # it apart from what the script draws in this step.
             seed_generators(device, sampler.seed, sampler.epoch, step, sampler.rank, 1)

@@ -317,8 +317,9 @@ class Ranks:
 def run(plan: Plan, scratch: Path, progress: Callable[[str], None] = lambda _: None) -> Launch:
     """Run a script to its end, or to the limits, and leave its events in ``scratch``."""
     for name in ("logs", "tmp"):
-        shutil.rmtree(scratch / name, ignore_errors=True)
-        (scratch / name).mkdir(parents=True)
+        if name != "tmp" or plan.compared != "resumed":  # a script may have its checkpoints there
+            shutil.rmtree(scratch / name, ignore_errors=True)
+        (scratch / name).mkdir(parents=True, exist_ok=True)
     settings = Settings(
         scratch=str(scratch),
         root=str(plan.root),

@@ -8,6 +8,7 @@ from ..events import Event
 from ..runs import Run
 from .asked import asked
 from .base import Finding, NotUsed, fault, hint, need, seen, some
+from .weights import drift
 
 OUTPUTS = {False: 1e-4, True: 0.1}
 """relative difference of outputs that rounding explains, in 32 bits and in 16"""
@@ -82,7 +83,7 @@ def gradients_of_reference(run: Run) -> Iterator[Finding]:
     at = run.first.all("reference")[0]["at"]
     exchanged = run.sharded or run.any("ddp") or any(e["gradient"] for r in run.ranks for e in r.all("collective"))
     if set(groups) == {OWN_SAMPLES}:
-        need(exchanged or averaged, "the script exchanges no gradients, as in local SGD")
+        need((exchanged or averaged) and not drift(run), "the script exchanges no gradients, as in local SGD")
     for kind, found in groups.items():
         ranks = sorted({number for number, _ in found})
         weights = list(dict.fromkeys(name for _, name in found))
