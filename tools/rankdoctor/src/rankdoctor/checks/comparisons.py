@@ -231,7 +231,7 @@ def other_workers(usual: Run, other: Run) -> Iterator[Finding]:
     seen(compared, "batches of an epoch in either run")
 
 
-AFTER_RESULTS = ("results_combined", "validation_counts", "validation_statistics", "validation_mode")
+AFTER_RESULTS = ("results_combined", "validation_statistics", "validation_mode")
 """checks whose findings can be why a validation has other results on one rank"""
 COMPARISONS = {
     "resumed": Check(resumed, "A resumed run goes on where the stopped one was.", RESUME, ()),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..events import Event
 from ..runs import Rank, Run
 from .base import Finding, fault, hint, need, seen
+from .weights import differing
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.]*\w)|(?<![\w.])[-+]?\d+\.\d+")
 NO_RESULT = re.compile(r"lr|rate|time|sec|speed|second|per|mem|[gmk]i?b\b|world|rank|/s", re.IGNORECASE)
@@ -49,6 +50,10 @@ def same_validation(several: Run, halved: Run | None, one: Run) -> Iterator[Find
     need(several.any("update") and one.any("update"), "one of the two runs made no update")
     need(several.world > 1 and one.world == 1, "there were not several ranks in one run, and one in the other")
     need(same_weights(one), "the weights of several ranks do not fit into those on one rank, as if they are sharded")
+    need(
+        several.sharded or not differing(several.aligned("gradients")[-1], "weights"),
+        "each rank has weights of its own",
+    )
     inputs, alone = evaluated(several), evaluated(one)
     need(inputs, "no model was called in evaluation")
     drew = any(e.get("drew") for run in (several, one) for e in evaluations(run))
