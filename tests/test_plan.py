@@ -26,11 +26,11 @@ from workshop.models.gpt import SIZES  # noqa: E402
 TRAIN: Any = load_script(LESSON)
 
 
-def made_plan(way: plan_trials.Way, tokens: float = 21e9) -> planning.Plan:
+def made_plan(way: plan_trials.Way, tokens: float = 21e9, data_tokens: float | None = None) -> planning.Plan:
     """The plan for gpt_1b on 64 GPUs, with a way that nobody has tried."""
     gpus = plan_trials.Gpus("a100", 80, nodes=8, per_node=8, peak=312e12, sixteen="bf16", sm=80)
     model = plan_trials.Model(("--model", "gpt_1b"), SIZES["gpt_1b"], 2048)
-    return planning.Plan(model, gpus, planning.RECIPES[3], 16, tokens, [way], [])
+    return planning.Plan(model, gpus, planning.RECIPES[3], 16, tokens, [way], [], data_tokens)
 
 
 @pytest.mark.parametrize("weights", [3e7, 124e6, 3e8, 1e9, 1.3e9, 2.7e9, 7e9, 13e9, 70e9])
@@ -67,6 +67,34 @@ def test_the_printed_flags_train_on_as_many_tokens_as_asked_for(way: plan_trials
     steps = config.epochs * config.limit_train // config.global_batch_size
     assert steps == pytest.approx(plan.steps, rel=0.05, abs=1)
     assert config.warmup_steps <= max(1, steps // 20)
+
+
+def test_an_epoch_is_no_longer_than_the_users_file() -> None:
+    way = plan_trials.Way("none", part=8, parts=2, seconds=1.4)
+    plan = made_plan(way, tokens=12e9, data_tokens=3e9)
+    text = "\n".join(planning.job_lines(plan, way, interval=500.0, slowest=3.0))
+    (epochs,), (limit,) = re.findall(r"--epochs (\d+)", text), re.findall(r"--limit_train (\d+)", text)
+    assert int(limit) * 2048 <= 3e9 and int(epochs) * int(limit) * 2048 == pytest.approx(12e9, rel=0.01)
+    assert "4 passes over your tokens" in text
+    with pytest.raises(UserError, match="less than a step"):
+        planning.job_lines(made_plan(way, data_tokens=1e6), way, interval=500.0, slowest=3.0)
+
+
+def test_own_data_are_replaced_by_zeros_and_other_files_are_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("train.uint16", "names.txt"):
+        (tmp_path / "mine" / name).write_text("few")
+    monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path / "mine"))
+    plan = made_plan(plan_trials.Way("none"))
+    trials = plan_trials.Trials(tmp_path / "train.py", plan.model, plan.gpus, [], tmp_path)
+    (tmp_path / "data").mkdir()
+    folder = trials.data(tmp_path / "data", 100)
+    assert (folder / "train.uint16").stat().st_size >= 2 * 100 * 2049
+    assert (folder / "val.uint16").stat().st_size >= 2 * 64 * 2049
+    assert (folder / "names.txt").read_text() == "few"
+    assert (tmp_path / "mine/train.uint16").read_text() == "few", "the user's own file is as it was"
 
 
 def test_the_fastest_way_that_fits_is_taken() -> None:

@@ -92,6 +92,8 @@ class Plan:
     tokens: float
     ways: list[Way]
     extra: list[str]
+    data_tokens: float | None = None
+    """of the user's file; None: as many as an epoch"""
 
     @property
     def best(self) -> Way | None:
@@ -136,7 +138,7 @@ def plan_of(arguments: argparse.Namespace, out: bool = True) -> Plan:
         trials = Trials(arguments.script, model, gpus, extra, Path(folder))
         ways = tried(trials, sequences, out)
     tokens = arguments.tokens or TOKENS_PER_WEIGHT * model.weights
-    return Plan(model, gpus, recipe, sequences, tokens, ways, extra)
+    return Plan(model, gpus, recipe, sequences, tokens, ways, extra, arguments.data_tokens)
 
 
 def duration(seconds: float) -> str:
@@ -313,8 +315,15 @@ def job_lines(plan: Plan, best: Way, interval: float, slowest: float) -> list[st
     """
     model, gpus, recipe = plan.model, plan.gpus, plan.recipe
     epochs = max(1, round(plan.steps * best.seconds / 5400))  # of about an hour and a half
-    per_epoch = max(1, round(plan.steps / epochs))
+    if plan.data_tokens:
+        most = int(plan.data_tokens / plan.tokens_of_step)
+        if most < 1:
+            raise UserError(f"--data_tokens {plan.data_tokens:g} is less than a step, {plan.tokens_of_step:,} tokens")
+        epochs = max(epochs, math.ceil(plan.steps / most))
+    per_epoch = max(1, round(plan.steps / epochs)) if not plan.data_tokens else max(1, plan.steps // epochs)
     steps = epochs * per_epoch
+    validation = max(plan.batch, gpus.number)
+    passes = steps * plan.tokens_of_step / plan.data_tokens if plan.data_tokens else 0.0
     warmup = min(recipe.warmup_steps, steps // 20)  # of a short training at most a twentieth
     several = gpus.number > 1
     # Steps are counted in an epoch, so a longer interval would never end.
@@ -328,13 +337,15 @@ def job_lines(plan: Plan, best: Way, interval: float, slowest: float) -> list[st
         f"{head} --time={limit:02}:00:00 ../slurm/64_gpus.slurm \\" if several else "python train.py \\",
         f"    {' '.join(model.flags)} --sequence_length {model.sequence_length} --precision {gpus.sixteen} \\",
         f"    {' '.join([*best.flags(best.parts), *plan.extra])} --global_batch_size {plan.batch} \\",
-        f"    --epochs {epochs} --limit_train {per_epoch * plan.batch} --limit_val {max(plan.batch, gpus.number)} \\",
+        f"    --epochs {epochs} --limit_train {per_epoch * plan.batch} --limit_val {validation} \\",
         f"    --lr {recipe.lr:g} --min_lr 0.1 --warmup_steps {warmup} --weight_decay 0.1 --beta2 0.95 \\",
         f"    {saves}--async_save true --timeout_minutes 30{'' if several else ' --resume true'}",
         f"# {epochs} x {per_epoch:,} steps = {steps * plan.tokens_of_step / 1e9:,.4g} billion tokens; an epoch is "
         f"about {duration(per_epoch * best.seconds)}, and ends with a validation.",
-        f"# The data must hold one epoch, {per_epoch * plan.tokens_of_step / 1e9:,.4g} billion tokens; each epoch goes "
-        "on where the one before ended.",
+        f"# The data must hold one epoch, {per_epoch * plan.tokens_of_step / 1e9:,.4g} billion tokens, and "
+        f"{validation * model.sequence_length / 1e6:,.4g} million for validation;",
+        "# each epoch goes on where the one before ended"
+        + (f", {passes:.2g} passes over your tokens in all." if passes > 1 else "."),
     ]
 
 
@@ -394,6 +405,7 @@ def parser_of_plans() -> Parser:
     what.add_argument("--model", choices=tuple(SIZES), default="gpt_1b", help="default: %(default)s")
     what.add_argument("--weights", type=float, help="number of weights, for a model of about this size")
     parser.add_argument("--tokens", type=float, help="to train on (default: 20 for each weight)")
+    parser.add_argument("--data_tokens", type=float, help="tokens of your file, if it has fewer than --tokens")
     parser.add_argument("--tokens_per_step", type=float, help="default: that of the nearest published training")
     parser.add_argument("--sequence_length", type=int, default=2048, help="tokens (default: %(default)s)")
     parser.add_argument("--gpu", default="h100", help="a100, h100, h200, l4, t4, or a file (nullgpu --clock); h100")

@@ -21,6 +21,7 @@ from lab.simulated import null_gpu
 from workshop.errors import UserError
 from workshop.jsonfile import write_json
 from workshop.models.gpt import SIZES, GPTSize, gpt_size
+from workshop.paths import default_data_dir
 
 LESSON = Path(__file__).resolve().parents[1]
 GIB = 2**30
@@ -186,6 +187,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """starts a script whose weights are not drawn: null GPUs compute nothing, and they would fill this machine's memory"""
 
 
+def empty_file(path: Path, size: int) -> None:
+    """Make a file of zeros that takes no place on the disk."""
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
 class Trials:
     """Runs of a copy of lesson 05's train.py on null GPUs, as rank 0 of the job."""
 
@@ -198,7 +205,7 @@ class Trials:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         figures, run = folder / "figures.json", folder / "run"
         batch, gpus = part * parts * self.gpus.number, self.gpus
-        data = ["--data_dir", str(self.text(folder, steps * batch))] if self.of_lesson else []
+        data = ["--data_dir", str(self.data(folder, steps * batch))]
         command = [
             *null_gpu("--gpus", gpus.per_node, "--world", gpus.number, "--json", figures, *options),
             *(sys.executable, "-c", WITHOUT_DRAWING, self.script.name),
@@ -216,16 +223,27 @@ class Trials:
             raise UserError(f"{self.script.name} {' '.join(words[words.index('--precision') :])}: {errors[-1]}")
         return found
 
-    def text(self, folder: Path, sequences: int) -> Path:
-        """Make a folder a data directory with a text of zeros that is long enough, as a file without content."""
+    def data(self, folder: Path, sequences: int) -> Path:
+        """Make a folder a data directory that is large enough for the trials: tokens of zeros, without content.
+
+        It has the text of the lesson, and for a script of one's own the files of tokens that docs/64_gpus.md describes,
+        and links to whatever else lies in the data directory.
+        """
         text = folder / "text"
         text.mkdir()
         length = sequences * (self.model.sequence_length + 1) + self.model.sequence_length
         lengths = {"train.bin": length, "val.bin": (self.gpus.number + 1) * (self.model.sequence_length + 1)}
         for name, size in lengths.items():
-            with (text / name).open("wb") as file:
-                file.truncate(size)
+            empty_file(text / name, size)
         write_json(text / "ORIGIN.json", {"lengths": lengths})
+        if not self.of_lesson:
+            for name, size in lengths.items():
+                for kind, width in (("uint16", 2), ("uint32", 4)):
+                    empty_file(folder / f"{Path(name).stem}.{kind}", size * width)
+            own = default_data_dir()
+            for file in own.iterdir() if own.is_dir() else ():
+                if not (folder / file.name).exists():
+                    (folder / file.name).symlink_to(file)
         return folder
 
     def memory(self, way: Way, part: int, parts: int) -> Way:
