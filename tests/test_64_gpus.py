@@ -235,5 +235,6 @@ def test_each_flag_of_the_page_is_one_of_lesson_05_or_of_a_program() -> None:
     of_programs = {"nodes", "gres", "exclusive", "mem", "time", "signal", "requeue", "exclude", "dependency", "output"}
     of_programs |= {"sm", "world", "report", "jobid", "overlap", "pid", "prefix", "two_nodes"}
     of_programs |= {"array", "wrap", "start", "label", "standalone"}
-    of_programs |= {"gpu", "gb", "weights", "tokens", "hours", "script", "cases", "published"}  # of plan.py
+    of_programs |= {"gpu", "gb", "weights", "tokens", "hours", "script", "cases", "published"}
+    of_programs |= {"data_tokens", "gpus_per_node"}  # all of these of plan.py
     assert set(re.findall(r"(?<![\w-])--(\w+)(?![\w-])", PAGE)) <= flags | of_programs
