@@ -851,6 +851,17 @@ def streams_that_were_cut(run: Run) -> None:
     stream(run, 4, 4, complete=(False, False))
 
 
+@faulty("contrast_targets", "FAULT", 42)
+def targets_without_the_offset_of_the_rank(run: Run) -> None:
+    contrast(run, 0, 0)
+
+
+def contrast(run: Run, *targets: int) -> None:
+    for rank in run.ranks:
+        own = {"target": targets[rank.number], "own": 8 * rank.number, "columns": 16, "rows": 8}
+        rank.events.append({"e": "contrast", "step": 8, "t": 9.0, "at": at(42), **own})
+
+
 @faulty("profiled", "COST", 40)
 def a_profiler_around_everything(run: Run) -> None:
     trace(run, 16)

@@ -10,6 +10,7 @@ from faulty_runs import (
     checkpointed,
     clip,
     codebook,
+    contrast,
     devices,
     divided,
     draws,
@@ -194,6 +195,10 @@ def a_teacher_that_stays_as_it_is(run: Run) -> None:
     evaluated_copy(run, follows=False, moves=False)
 
 
+def targets_with_the_offset_of_the_rank(run: Run) -> None:
+    contrast(run, 0, 8)
+
+
 def samples_that_are_drawn_with_other_seeds(run: Run) -> None:
     draws(run, [0, 3, 3, 5, 9, 0, 7, 1], [2, 5, 5, 1, 3, 8, 8, 0])
 
@@ -272,7 +277,8 @@ RIGHT = [
     a_codebook_that_all_ranks_update_alike, a_table_of_each_rank_that_stays,
     an_average_with_its_buffers, a_teacher_that_stays_as_it_is,
     a_stream_that_draws_some_samples_often, a_stream_of_which_only_the_begin_was_seen, one_vocabulary_on_all_ranks,
-    settings_of_each_rank, samples_that_are_drawn_with_other_seeds, a_rank_that_fills_in_when_its_stream_has_ended,
+    settings_of_each_rank, samples_that_are_drawn_with_other_seeds, targets_with_the_offset_of_the_rank,
+    a_rank_that_fills_in_when_its_stream_has_ended,
 ]  # fmt: skip
 """what looks like one of the faults above and is right"""
 

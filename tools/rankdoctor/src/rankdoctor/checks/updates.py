@@ -197,6 +197,24 @@ def planned_steps(run: Run) -> tuple[int, int]:
     return sum(event["batches"] for event in passes), len(passes)
 
 
+@check("The target of a sample among gathered features is its own pair.", ranks=True)
+def contrast_targets(run: Run) -> Iterator[Finding]:
+    """Gathered features are in the order of the ranks, so the targets of rank r begin with r times the local batch."""
+    looked = [(rank.number, e) for rank in run.ranks for e in rank.all("contrast")]
+    need_use(looked, "a contrastive loss of local rows against gathered columns")
+    wrong = [(number, e) for number, e in looked if e["target"] != e["own"]]
+    if wrong:
+        number, e = wrong[0]
+        yield fault(
+            e["at"],
+            f"on rank {number}, the targets begin with column {e['target']} of {e['columns']}, but its own features "
+            f"with column {e['own']}: in {len(wrong)} of {len(looked)} losses, each sample is drawn to one of another "
+            "rank",
+            "add the rank times the local batch size to the targets",
+        )
+    seen(len(looked) - len(wrong), "losses over gathered features, with targets at this rank's own", least=1)
+
+
 @check("Gradients come back from gathered features.", ranks=True)
 def gathered_gradients(run: Run) -> Iterator[Finding]:
     """dist.all_gather returns copies without a graph, so the losses of other ranks give a rank's features no gradient.

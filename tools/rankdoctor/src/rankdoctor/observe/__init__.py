@@ -17,6 +17,7 @@ from ..overlay import own
 from ..trail import note, trail
 from . import (
     collectives,
+    contrast,
     data,
     files,
     frozen,
@@ -49,6 +50,7 @@ SUBJECTS = (
     parity,
     totals,
     frozen,
+    contrast,
 )
 
 
