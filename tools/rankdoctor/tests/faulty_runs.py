@@ -858,7 +858,7 @@ def targets_without_the_offset_of_the_rank(run: Run) -> None:
 
 def contrast(run: Run, *targets: int) -> None:
     for rank in run.ranks:
-        own = {"target": targets[rank.number], "own": 8 * rank.number, "columns": 16, "rows": 8}
+        own = {"target": targets[rank.number], "own": 8 * rank.number, "columns": 16}
         rank.events.append({"e": "contrast", "step": 8, "t": 9.0, "at": at(42), **own})
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from doctor_events import SAMPLES, TRAIN, VAL, add, at, change, correct_run
+from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
 from faulty_runs import (
     attention_drops_weights_after_eval,
     checkpointed,
@@ -195,6 +195,14 @@ def a_teacher_that_stays_as_it_is(run: Run) -> None:
     evaluated_copy(run, follows=False, moves=False)
 
 
+def a_table_of_which_each_rank_has_some_rows(run: Run) -> None:
+    change(run, "forward", ddp=False)
+    for rank in run.ranks:
+        for e in rank.all("gradients"):
+            e["weights"] = {name: [0.5, 9.0] for name in e["weights"]} | {NAMES[0]: [1.0 + rank.number, 3.0]}
+            e["gradients"] = {name: [0.5, 9.0] for name in e["weights"]} | {NAMES[0]: [0.1 + rank.number, 3.0]}
+
+
 def targets_with_the_offset_of_the_rank(run: Run) -> None:
     contrast(run, 0, 8)
 
@@ -278,6 +286,7 @@ RIGHT = [
     an_average_with_its_buffers, a_teacher_that_stays_as_it_is,
     a_stream_that_draws_some_samples_often, a_stream_of_which_only_the_begin_was_seen, one_vocabulary_on_all_ranks,
     settings_of_each_rank, samples_that_are_drawn_with_other_seeds, targets_with_the_offset_of_the_rank,
+    a_table_of_which_each_rank_has_some_rows,
     a_rank_that_fills_in_when_its_stream_has_ended,
 ]  # fmt: skip
 """what looks like one of the faults above and is right"""

@@ -77,7 +77,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline
     contrast    a cross-entropy whose targets are columns in a row, over gathered features: target (the first column),
-                own (that of this rank's first features), columns, rows
+                own (that of this rank's first features), columns
     gathered_used   the loss depends on gathered tensors that have no graph (only recorded in a separate run)
     seed        the script seeds a generator, or gives it a whole state (whole): generator, value
     device      a GPU is used by its number, once for each line: index, gpus (that the rank sees), asked (the script has
@@ -241,6 +241,8 @@ class Event(TypedDict, total=False):
     total: float
     summed_at: str
     times: float
+    target: int
+    columns: int
     entries: dict[str, int]
     # of influence, reference and parity
     question: str

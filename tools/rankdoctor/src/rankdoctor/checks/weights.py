@@ -46,10 +46,12 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     need(steps, "no update was seen on all ranks")
     names = compared_weights(steps)
     need(names, "the ranks have no weights of the same names")
-    seen(len(steps), f"updates compared, with {len(names)} weights")
+    parts = parts_of_ranks(steps[0], names)
+    but = f", without {len(parts)} of which each rank has its own part" if parts else ""
+    seen(len(steps), f"updates compared, with {len(names - parts)} weights{but}")
     for number in sorted({events[0]["optimizer"] for events in steps}):
         mine = [events for events in steps if events[0]["optimizer"] == number]
-        unequal = [bool(differing(events, "weights")) for events in mine]
+        unequal = [bool(set(differing(events, "weights")) - parts) for events in mine]
         if any(unequal) and all(unequal[unequal.index(True) :]):  # what is equal again later was averaged
             yield _cause_of_difference(run, mine[unequal.index(True)])
             return
@@ -63,6 +65,18 @@ def drift(run: Run) -> bool:
         return False
     unequal = [bool(differing(events, "weights")) for events in run.aligned("gradients")]
     return any(unequal) and not all(unequal[unequal.index(True) :])
+
+
+def parts_of_ranks(first: tuple[Event, ...], names: set[str]) -> set[str]:
+    """Return the weights of which each rank has a part of its own, such as rows of a table, that the script divides.
+
+    They differ before the first update, and so do their gradients, while all other weights and gradients are equal. (If
+    a layer only began with other numbers on each rank, its gradients would be averaged like the others.)
+    """
+    found, gradients = set(differing(first, "weights")), set(differing(first, "gradients"))
+    others = [first[0]["weights"][name] for name in names - found]
+    are_random = any(value and abs(value[0]) < 0.9 * value[1] for value in others)
+    return found if found and found == gradients & names and are_random else set()
 
 
 def compared_weights(steps: list[tuple[Event, ...]]) -> set[str]:

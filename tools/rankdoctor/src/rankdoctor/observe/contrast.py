@@ -82,12 +82,13 @@ def look_at(scores: torch.Tensor, target: torch.Tensor) -> None:
     if len(found) == 1:
         at = user_line()
         looked_at.append(at)
-        note("contrast", at=at, target=first, own=found.pop(), columns=scores.shape[1], rows=rows)
+        note("contrast", at=at, target=first, own=found.pop(), columns=scores.shape[1])
 
 
 def matrices(scores: torch.Tensor, columns: int) -> Iterator[torch.Tensor]:
     """Yield the features of all columns, (columns, D), that the scores were computed from."""
-    nodes, seen = [scores.grad_fn], set()
+    nodes: list[Any] = [scores.grad_fn]
+    seen: set[Any] = set()
     while nodes and len(seen) < NODES:
         node = nodes.pop(0)
         if node is None or node in seen:
