@@ -196,11 +196,11 @@ def a_teacher_that_stays_as_it_is(run: Run) -> None:
 
 
 def a_table_of_which_each_rank_has_some_rows(run: Run) -> None:
-    change(run, "forward", ddp=False)
     for rank in run.ranks:
         for e in rank.all("gradients"):
-            e["weights"] = {name: [0.5, 9.0] for name in e["weights"]} | {NAMES[0]: [1.0 + rank.number, 3.0]}
-            e["gradients"] = {name: [0.5, 9.0] for name in e["weights"]} | {NAMES[0]: [0.1 + rank.number, 3.0]}
+            for what in ("weights", "gradients"):
+                total, size = e[what][NAMES[0]]
+                e[what] = e[what] | {NAMES[0]: [total + 0.1 * rank.number, size + 0.3 * rank.number]}
 
 
 def targets_with_the_offset_of_the_rank(run: Run) -> None:
