@@ -207,6 +207,15 @@ def make_weights_differ(run: Run) -> None:
         e["gradients"] = {name: [0.1, 0.7] for name in NAMES}
 
 
+@faulty("weights_agree", "FAULT", 53)
+def gradients_of_different_weights_are_added_up(run: Run) -> None:
+    never_wrapped(run)
+    for rank in run.ranks:
+        e = rank.all("gradients")[0]
+        e["gradients"] = e["gradients"] | {NAMES[rank.number]: None}
+    add(run, "collective", 53, name="all_reduce", size=6, everyone=True, gradient=True)
+
+
 @faulty("weights_agree", "FAULT", 43)
 def inner_model_called(run: Run) -> None:
     make_weights_differ(run)

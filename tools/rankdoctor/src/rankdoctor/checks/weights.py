@@ -131,6 +131,14 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             f"each rank begins with other weights, and no wrapper gives all of them those of rank 0: {evidence}",
             "wrap the model in DistributedDataParallel and call the wrapped one",
         )
+    if not wrapped and (mixed := _gradients_of_some_ranks(run, events[0]["step"])):
+        names, at = mixed
+        return fault(
+            at or model_at,
+            f"only some ranks have a gradient of {some(map(_shown, names))} in a step, so what the script adds up over "
+            f"the ranks one after the other are gradients of different weights: {evidence}",
+            "give every weight a gradient on all ranks, of zeros if no sample needs it, or add them up by their names",
+        )
     if not wrapped:
         return fault(
             model_at,
@@ -156,6 +164,18 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
         )
     shows = f"{evidence}; this line is where it shows"
     return fault(events[0]["at"], shows, "change weights and gradients in the same way on all ranks")
+
+
+def _gradients_of_some_ranks(run: Run, before: int) -> tuple[list[str], str] | None:
+    """Return weights that had a gradient on some ranks only before an update, and the line that adds gradients up."""
+    for events in run.aligned("gradients"):
+        if events[0]["step"] < before:
+            named = set.intersection(*(set(e["gradients"]) for e in events))
+            odd = sorted(n for n in named if len({e["gradients"][n] is None for e in events}) > 1)
+            reduced = [e for e in run.first.all("collective", name="all_reduce") if e.get("gradient")]
+            if odd and reduced:
+                return odd, str(reduced[0]["at"])
+    return None
 
 
 def _shown(key: str) -> str:
