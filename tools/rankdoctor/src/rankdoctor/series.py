@@ -318,12 +318,16 @@ def stop_and_resume(options: argparse.Namespace, plan: Plan, usual: Run, folder:
     second = max((step for step in saves if first < step <= 0.8 * updates), default=2 * first)
     args = [*plan.args, *shlex.split(options.resume or "")]
     stopping = plan.settings | (unlimited if saves_later else {"stop_after": after})
+    if (
+        saves and min(saves) >= updates
+    ):  # it saves at its end, as a script does that stops itself: nothing else to go on from
+        stopping = plan.settings
     plan = replace(plan, provocation="resume")
     resumed = replace(plan, compared="resumed", args=args)
     # all in one folder, because the checkpoints are in it; "run8" and others are copies of the events
     stopped = run_once(replace(plan, name="stopped", settings=stopping), folder)
     yield keep_copy(options, stopped, folder, "run8")
-    if saves_later:
+    if saves_later or stopped.launch.ended != "stopped":
         yield run_once(replace(resumed, name="stopped and resumed"), folder)
         return
     once_more = plan.settings | {"stop_after": second - first + 1}

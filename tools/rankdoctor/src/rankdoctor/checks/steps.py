@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..events import Event
-from ..runs import Run, says_peer_is_gone
+from ..runs import Run, passes_with_batches, says_peer_is_gone
 from .base import Finding, check, fault, hint, need, need_none, need_use, seen, shows
 
 ALONE = (" in select", " in poll", " in sleep", " in read")
@@ -34,6 +34,9 @@ def equal_steps(run: Run) -> Iterator[Finding]:
                     f"rank {rank}: {number}{'' if is_all else ' or more'}"
                     for rank, (number, is_all) in sorted(counts.items())
                 )
+                if run.launch.name and any(n > given_of(run, rank, parts[rank]) for rank, (n, _) in counts.items()):
+                    doubts.append("passes were cut before a rank came to its end, where it may fill in: see --full")
+                    continue
                 text = f"the ranks have different numbers of batches in an epoch ({listed})"
                 fix = "leave out the last global batch if it cannot be shared, or use DistributedSampler"
                 if not parts[0].get("batches"):
@@ -64,6 +67,14 @@ def fillers_of(run: Run, number: int, event: Event) -> int:
         elif begun and e["e"] == "batch" and e["loader"] == event["loader"]:
             count -= 1
     return count
+
+
+def given_of(run: Run, number: int, event: Event) -> int:
+    """Return how many batches a rank took from a pass of a stream; of another loader, how many there are."""
+    if event.get("batches"):
+        return event["batches"]
+    rank = next(rank for rank in run.ranks if rank.number == number)
+    return next((given for passed, given in passes_with_batches(rank) if passed is event), 0)
 
 
 def batches_of(run: Run, number: int, event: Event) -> tuple[int, bool]:
