@@ -84,7 +84,7 @@ def main() -> None:
         found = simulate("a100", "python", Path(__file__).resolve(), variant, host=HOST)
         rows.append([meaning, found.milliseconds, found.busy, found.waits_in_words, found.minute])
         draw(axis, found.events, found.milliseconds)
-        title = f"{meaning}: {found.milliseconds} ms, GPU busy {found.busy:.0%}"
+        title = f"{meaning}: {found.milliseconds:.2f} ms, GPU busy {found.busy:.0%}"
         axis.set_title(title, loc="left", fontsize=10)
     axes[-1].set_xlabel("ms of simulated time")
     results.store(
