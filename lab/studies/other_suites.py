@@ -164,8 +164,6 @@ def run_file(suite: Suite, file: str, source: Path, python: Path, on_gpu: bool, 
         "-q",
         "-p",
         "no:cacheprovider",
-        "-p",
-        "no:xdist",
         file,
         f"--junitxml={report}",
     ]
@@ -207,8 +205,9 @@ def read_outcomes(report: Path) -> Outcomes:
 
 
 def first_line(message: str) -> str:
-    """Return the first line of a message, without what differs from machine to machine."""
-    line = re.sub(r"(/[\w.+-]+)+/", ".../", message.strip().partition("\n")[0])
+    """Return the first line of a message, or its first error, without what differs from machine to machine."""
+    error = re.search(r"^E +(.*)", message, re.MULTILINE)
+    line = re.sub(r"(/[\w.+-]+)+/", ".../", error[1] if error else message.strip().partition("\n")[0])
     return re.sub(r"0x[0-9a-f]+", "0x...", line)[:100]
 
 
