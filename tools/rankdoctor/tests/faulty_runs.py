@@ -1,4 +1,4 @@
-"""What makes the events of a correct run those of a faulty one, for each check."""
+"""Faults, one or more for each check: functions that change the events of a correct run."""
 
 from collections.abc import Callable
 

@@ -68,7 +68,7 @@ def drift(run: Run) -> bool:
 
 
 def parts_of_ranks(first: tuple[Event, ...], names: set[str]) -> set[str]:
-    """Return the weights of which each rank has a part of its own, such as rows of a table, that the script divides.
+    """Return the weights that the script divides among the ranks, such as the rows of a table.
 
     They differ before the first update, and so do their gradients, while all other weights and gradients are equal. (If
     a layer only began with other numbers on each rank, its gradients would be averaged like the others.)

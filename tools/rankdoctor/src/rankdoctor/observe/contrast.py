@@ -1,4 +1,4 @@
-"""Contrastive losses over gathered features: whether the target of a sample is the column of its own pair."""
+"""Contrastive losses over gathered features: is the target of each sample the column of its pair?"""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import importlib
