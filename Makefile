@@ -6,7 +6,8 @@ INSTALLED := $(VENV)/installed
 TESTED := $(VENV)/tested
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: setup demo test test-slow test-all test-oldest test-gpu test-faults preflight lint docs site clean
+.PHONY: setup demo test test-slow test-all test-fixes test-rehearsal test-oldest test-gpu test-faults preflight lint docs \
+	site clean
 
 setup: $(INSTALLED)
 
@@ -44,13 +45,20 @@ test-slow: $(TESTED)
 	cd tools/nullgpu && $(PYTEST) -m 'slow and not thorough'
 	cd tools/rankdoctor && $(PYTEST) -m 'slow and not thorough'
 
-# all of that, the commands of all pages, the experiments, all exercises, and all right and wrong fixes of the exercises:
-# half an hour
+# all of that, the commands of all pages, the experiments, all exercises, and what takes long in the tools
 test-all: $(TESTED)
 	@python tests/installation.py
-	$(PYTEST)
+	$(PYTEST) -m 'not fixes and not rehearsal'
 	cd tools/nullgpu && $(PYTEST)
 	cd tools/rankdoctor && $(PYTEST)
+
+# every right and wrong fix that an exercise's grader must tell apart: after a change of an exercise, or of a train script
+test-fixes: $(TESTED)
+	$(PYTEST) -m fixes
+
+# what needs a GPU, on GPUs that compute nothing: before a real one is there
+test-rehearsal: $(TESTED)
+	$(PYTEST) -m rehearsal
 
 # the same as `make test` with the oldest PyTorch that is supported, in an environment of its own
 test-oldest:

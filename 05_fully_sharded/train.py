@@ -90,6 +90,8 @@ class Config(ScheduleFlags, RanksFlags, LessonFlags):
     """embedding width (d_model), a multiple of the head dimension (default: the model's)"""
     depth: int | None = None
     """number of blocks (default: the model's)"""
+    vocabulary: int | None = None
+    """number of different tokens (default: the model's); a byte has 256 values"""
     sequence_length: int = 128
     """tokens in a sample; a token is a byte"""
     sample: int = 0
@@ -138,6 +140,8 @@ class Config(ScheduleFlags, RanksFlags, LessonFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "width", "depth", "sequence_length", "replicas", "accumulate", "max_grad_norm")
+        if self.vocabulary is not None and self.vocabulary < 256:
+            raise UserError(f"--vocabulary must be at least 256, the values of a byte, got {self.vocabulary}")
         if self.sample < 0:
             raise UserError(f"--sample must be 0 (none) or more, got {self.sample}")
         if self.weight_decay is not None and not self.weight_decay >= 0:
@@ -419,7 +423,7 @@ def make_loader(config: Config, split: str, ranks: Ranks) -> Loader:
 
 def make_model(config: Config) -> nn.Module:
     """Return the model with fresh weights."""
-    return GPT(gpt_size(config.model, config.width, config.depth))
+    return GPT(gpt_size(config.model, config.width, config.depth, config.vocabulary))
 
 
 def make_optimizer(config: Config, model: nn.Module) -> Optimizer:
@@ -879,7 +883,7 @@ def train(config: Config, ranks: Ranks) -> bool:
         monitoring(log),
     ):
         if config.mfu:  # the operations of the model, and the fastest product of matrices on this device
-            size = gpt_size(config.model, config.width, config.depth)
+            size = gpt_size(config.model, config.width, config.depth, config.vocabulary)
             flops = config.sequence_length * size.flops_per_token(config.sequence_length)
             log.log_utilization(utilization(config, flops, device))
         if config.benchmark:  # loading alone (IO), training alone (SYNTHETIC), and both together (FULL)

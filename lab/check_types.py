@@ -25,6 +25,8 @@ def main() -> None:
         experiments = script.parent / "experiments"
         files = [script, *sorted(experiments.glob("*.py"))]
         checks.append(((str(experiments), str(script.parent), *TOOLS), [str(file) for file in files]))
+    own = REPOSITORY / "05_fully_sharded/own_tokens"
+    checks.append(((str(own),), [str(file) for file in sorted(own.glob("*.py"))]))
     failed = False
     for folders, what in checks:
         path = os.pathsep.join(str(REPOSITORY / folder) for folder in (*folders, ""))

@@ -23,10 +23,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from lab.flags import Parser
 from lab.launching import reason
@@ -48,6 +49,12 @@ OF_PEER = 60.0
 """seconds after which a script of --peers is cut"""
 
 
+starting = False
+"""whether a command is being started"""
+came: list[int] = []
+"""signals that came meanwhile: a command that has started, but is not known yet, would run on"""
+
+
 def run(
     words: Sequence[str],
     folder: Path,
@@ -67,14 +74,21 @@ def run(
     Raises:
         UserError: it failed, or took longer.
     """
-    if log is None:
-        process = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True)
-    else:
-        with log.open("w") as out:
+    global starting
+    errors = subprocess.STDOUT if log else None
+    with log.open("w") if log else nullcontext() as out:
+        starting = True
+        try:
             process = subprocess.Popen(
-                words, cwd=folder, env=environment, start_new_session=True, stdout=out, stderr=subprocess.STDOUT
+                words, cwd=folder, env=environment, start_new_session=True, stdout=out, stderr=errors
             )
+        except OSError:
+            starting = False
+            raise
     try:
+        starting = False
+        if came:
+            raise SystemExit(128 + came[0])
         status = process.wait(seconds)
     except BaseException as error:  # also Ctrl-C
         end(process)
@@ -370,9 +384,12 @@ def list_rows() -> None:
         print(f"{one.name:32} until {total / 60:4.1f} min: {one.expected}{several}")
 
 
-def end_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+def end_on_signal(number: int, frame: FrameType | None) -> None:
     """Let the commands that run end too, which are in sessions of their own."""
-    raise SystemExit(128 + number)
+    if starting:
+        came.append(number)
+    else:
+        raise SystemExit(128 + number)
 
 
 def main() -> None:

@@ -1,22 +1,17 @@
 """The job file for 64 GPUs, on the small Slurm of the tests: it survives its time limit and a killed rank."""
 
 import dataclasses
-import json
 import os
 import re
 import runpy
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy
 import psutil
 import pytest
+import torch
 
 import check_node
 from conftest import REPOSITORY
@@ -28,6 +23,7 @@ LESSON = "05_fully_sharded/job.slurm"
 OPTIONS = ["--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2", "--cpus-per-task=1"]
 JOB = "../slurm/64_gpus.slurm"
 PAGE = (REPOSITORY / "docs/64_gpus.md").read_text()
+PAGES = PAGE + (REPOSITORY / "docs/long_run.md").read_text()
 
 
 class Jobs64(Jobs):
@@ -135,86 +131,12 @@ def blocks_of_python() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
-class Bytes:
-    """Stands in for a tokenizer of the package tokenizers: each byte is a token, and 256 is the end of a text."""
-
-    vocabulary = 257
-
-    @classmethod
-    def from_file(cls, file: str) -> "Bytes":
-        assert file == "tokenizer.json"
-        return cls()
-
-    def token_to_id(self, token: str) -> int:
-        return {"<|endoftext|>": 256}[token]
-
-    def get_vocab_size(self) -> int:
-        return self.vocabulary
-
-    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[SimpleNamespace]:
-        assert not add_special_tokens
-        return [SimpleNamespace(ids=list(text.encode())) for text in texts]
-
-
-@pytest.mark.parametrize(("vocabulary", "dtype"), [(257, numpy.uint16), (70_000, numpy.uint32)])
-def test_the_script_on_the_page_writes_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary: int, dtype: type
-) -> None:
-    texts = [f"text {number}" for number in range(400)]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    monkeypatch.setattr(Bytes, "vocabulary", vocabulary)
-    monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=Bytes))  # type: ignore[arg-type]
-    monkeypatch.setattr(sys, "argv", ["write_tokens.py", str(tmp_path / "texts.jsonl"), str(tmp_path)])
-    exec(blocks_of_python()[0], {})
-    written = {}
-    for name in ("train", "val"):
-        tokens = numpy.fromfile(tmp_path / f"{name}.{dtype.__name__}", dtype).tolist()
-        parts = "".join("\n" if token == 256 else chr(token) for token in tokens)
-        written[name] = parts.splitlines()
-    assert len(written["val"]) == 2 and sorted(written["val"] + written["train"]) == sorted(texts)
-    assert written["train"] != sorted(written["train"], key=texts.index)
-
-
-def test_the_data_set_on_the_page_reads_a_file_of_tokens_and_pads(tmp_path: Path) -> None:
-    numpy.arange(21, dtype=numpy.uint16).tofile(tmp_path / "train.uint16")
+def test_the_lines_for_samples_of_different_lengths() -> None:
     names: dict = {}
-    exec(blocks_of_python()[1], names)
-    data = names["TokenFile"](tmp_path / "train.uint16", 4)
-    assert len(data) == 5
-    inputs, targets = data[1, 4]
-    assert inputs.tolist() == [16, 17, 18, 19] and targets.tolist() == [17, 18, 19, 20]
-    inputs, targets = names["padded"]([data[1, 0], (inputs[:2], targets[:2])])
-    assert inputs.tolist() == [[0, 1, 2, 3], [16, 17, 0, 0]]
-    assert targets.tolist() == [[1, 2, 3, 4], [17, 18, -100, -100]]
-    limited = names["TokenFile"](tmp_path / "train.uint16", 4, limit=2)
-    assert len(limited) == 2 and limited.tokens is None  # nothing large is pickled for a worker
-    first = [int(limited[epoch, index][0][0]) for epoch in (1, 2, 3) for index in (0, 1)]
-    assert first == [0, 4, 8, 12, 16, 0] and int(limited[0, 1][0][0]) == 4  # epoch 0 is the validation's
-    numpy.array([70_000, 1, 2], numpy.uint32).tofile(tmp_path / "large.uint32")
-    assert names["TokenFile"](tmp_path / "large.uint32", 2)[1, 0][0].tolist() == [70_000, 1]
-
-
-@pytest.mark.thorough
-def test_the_script_on_the_page_validates_a_checkpoint(
-    tmp_path: Path, data_dir: Path, user_environment: dict[str, str]
-) -> None:
-    shutil.copy(REPOSITORY / "05_fully_sharded/train.py", tmp_path)
-    script = next(block for block in blocks_of_python() if block.startswith("# validate.py"))
-    (tmp_path / "validate.py").write_text(script)
-    flags = ["--width", "64", "--depth", "1", "--sequence_length", "16", "--limit_train", "64", "--limit_val", "32"]
-    flags += ["--num_workers", "0", "--data_dir", str(data_dir)]
-    environment = user_environment | {"PYTHONPATH": str(REPOSITORY)}
-
-    def run(*words: str) -> str:
-        command = [sys.executable, *words, *flags]
-        return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
-
-    run("train.py", "--run_dir", "run", "--resume", "true")
-    (epoch,) = json.loads((tmp_path / "run/summary.json").read_text())["epochs"]
-    checkpoint = "run/checkpoints/epoch0002_step0000000"
-    assert f"{checkpoint}: validation loss {epoch['val_loss']:.6f}\n" in run("validate.py", checkpoint)
-    log = run("train.py", "--run_dir", "other", "--resume", "true")
-    assert "no checkpoint in other: training begins at step 0\n" in log
+    exec(blocks_of_python()[0], names)
+    inputs, targets = names["padded"]([(torch.arange(4), torch.arange(1, 5)), (torch.arange(2), torch.arange(1, 3))])
+    assert inputs.tolist() == [[0, 1, 2, 3], [0, 1, 0, 0]]
+    assert targets.tolist() == [[1, 2, 3, 4], [1, 2, -100, -100]]
 
 
 def test_the_numbers_of_steps_and_tokens_on_the_page() -> None:
@@ -228,7 +150,7 @@ def test_the_numbers_of_steps_and_tokens_on_the_page() -> None:
     assert round(500 * batch * 2048 / 487_000 / 60) == 72
 
 
-def test_each_flag_of_the_page_is_one_of_lesson_05_or_of_a_program() -> None:
+def test_each_flag_of_the_pages_is_one_of_lesson_05_or_of_a_program() -> None:
     """Slurm's options, torchrun's and others are in the list; what is left must be a flag of train.py."""
     lesson = runpy.run_path(str(REPOSITORY / "05_fully_sharded/train.py"))
     flags = {field.name for field in dataclasses.fields(lesson["Config"])} | {"config"}
@@ -237,4 +159,4 @@ def test_each_flag_of_the_page_is_one_of_lesson_05_or_of_a_program() -> None:
     of_programs |= {"array", "wrap", "start", "label", "standalone"}
     of_programs |= {"gpu", "gb", "weights", "tokens", "hours", "script", "cases", "published"}
     of_programs |= {"data_tokens", "gpus_per_node"}  # all of these of plan.py
-    assert set(re.findall(r"(?<![\w-])--(\w+)(?![\w-])", PAGE)) <= flags | of_programs
+    assert set(re.findall(r"(?<![\w-])--(\w+)(?![\w-])", PAGES)) <= flags | of_programs

@@ -41,6 +41,7 @@ def test_the_faulty_script_is_refused_and_its_solution_passes(exercise: Exercise
 
 
 @pytest.mark.thorough
+@pytest.mark.fixes
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_right_fixes_pass_and_wrong_ones_are_refused(exercise: Exercise, tmp_path: Path) -> None:
     fixes = {fix.name: (edited(exercise.faulty(), fix.edit), fix.right) for fix in exercise.fixes}

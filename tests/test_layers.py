@@ -14,7 +14,7 @@ PACKAGE = REPOSITORY / "workshop"
 LAYERS = [line.split()[0] for line in (workshop.__doc__ or "").splitlines() if "  " in line]
 """the modules and packages in workshop/, the lowest one first, as the package's docstring lists them"""
 PARTS = {
-    "lessons": ["0*/train.py"],
+    "lessons": ["0*/train.py", "0*/own_tokens/*.py"],
     "experiments": ["0*/experiments/*.py"],
     "graders": ["0*/exercises/*/*.py"],
     "workshop": ["workshop/**/*.py"],

@@ -147,6 +147,13 @@ def test_a_definition_with_one_name_in_two_scripts_is_one(name: str) -> None:
             assert having[first][1] == having[other][1], f"{name} has other arguments in {places}"
 
 
+def test_the_script_for_own_tokens_is_the_script_of_lesson_05_but_for_what_it_replaces() -> None:
+    lesson, example = definitions("05_fully_sharded"), definitions("05_fully_sharded", "own_tokens/train.py")
+    differing = {name for name in lesson if example.get(name) != lesson[name]}
+    assert differing == {"Config", "make_loader", "train", "log_text", "write_text"}
+    assert example.keys() - lesson.keys() == {"token_file", "TokenFile"}
+
+
 def test_the_example_for_spectra_is_the_script_of_lesson_01_but_for_what_it_replaces() -> None:
     lesson, example = definitions("01_single_gpu"), definitions("01_single_gpu", "experiments/spectra.py")
     differing = {name for name in lesson if example.get(name) != lesson[name]}

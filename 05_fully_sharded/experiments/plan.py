@@ -16,7 +16,7 @@ import argparse
 import math
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -26,11 +26,27 @@ from checkpoint_cost import BYTES_PER_PARAMETER, GPU_HOURS_PER_FAILURE, best_int
 from lab import results
 from lab.flags import Parser
 from plan_published import compare
-from plan_trials import GAPS, GIB, LAUNCH, LESSON, NOT_COUNTED, Gpus, Model, Trials, Way, gpus_of, model_of, say, tried
+from plan_trials import (
+    GAPS,
+    GIB,
+    LAUNCH,
+    LESSON,
+    NOT_COUNTED,
+    Gpus,
+    Model,
+    Trials,
+    Way,
+    gpus_of,
+    model_of,
+    say,
+    smallest,
+    tried,
+    vocabulary_flags,
+)
 from workshop.config import require_positive
 from workshop.errors import UserError, run_reporting_user_errors
 from workshop.jsonfile import write_json
-from workshop.models.gpt import SIZES
+from workshop.models.gpt import SIZES, gpt_size
 
 TOKENS_PER_WEIGHT = 20
 """about what uses a number of operations best: Hoffmann et al. 2022, https://arxiv.org/abs/2203.15556, table A3"""
@@ -94,6 +110,8 @@ class Plan:
     extra: list[str]
     data_tokens: float | None = None
     """of the user's file; None: as many as an epoch"""
+    smallest: tuple[int, Way] | None = None
+    """the smallest number of GPUs of a node on which a step of the best way fits, and its parts there"""
 
     @property
     def best(self) -> Way | None:
@@ -121,24 +139,25 @@ class Plan:
         return flops / seconds / self.gpus.number / self.gpus.peak
 
 
-def plan_of(arguments: argparse.Namespace, out: bool = True) -> Plan:
-    """Return the plan that the flags ask for."""
+def plan_of(arguments: argparse.Namespace, fewer: bool = True) -> Plan:
+    """Return the plan that the flags ask for; ``fewer``: with the smallest number of GPUs that a step fits on."""
     gpus = gpus_of(arguments)
     length = arguments.sequence_length
-    model = (
-        model_of(arguments.weights, length)
-        if arguments.weights
-        else Model(("--model", arguments.model), SIZES[arguments.model], length)
-    )
+    if arguments.weights:
+        model = model_of(arguments.weights, length, arguments.vocabulary)
+    else:
+        flags = "--model", arguments.model, *vocabulary_flags(arguments.vocabulary)
+        model = Model(flags, gpt_size(arguments.model, vocabulary=arguments.vocabulary), length)
     recipe = min(RECIPES, key=lambda row: abs(math.log(row.weights / model.weights)))
     wanted = (arguments.tokens_per_step or recipe.tokens_per_step) / length / gpus.number
     sequences = max(1, round(wanted) if wanted < 4 else 4 * round(wanted / 4))  # so that it has divisors
     extra = ["--chunked_loss", "true"] if arguments.chunked_loss == "true" else []
     with tempfile.TemporaryDirectory() as folder:
         trials = Trials(arguments.script, model, gpus, extra, Path(folder))
-        ways = tried(trials, sequences, out)
-    tokens = arguments.tokens or TOKENS_PER_WEIGHT * model.weights
-    return Plan(model, gpus, recipe, sequences, tokens, ways, extra, arguments.data_tokens)
+        ways = tried(trials, sequences)
+        tokens = arguments.tokens or TOKENS_PER_WEIGHT * model.weights
+        plan = Plan(model, gpus, recipe, sequences, tokens, ways, extra, arguments.data_tokens)
+        return replace(plan, smallest=smallest(trials, plan.best, sequences)) if fewer and plan.best else plan
 
 
 def duration(seconds: float) -> str:
@@ -206,7 +225,10 @@ def show(plan: Plan, hours: float | None) -> None:
     )
     near = [way.name for way in plan.ways if way.part and way is not best and way.seconds < usual * best.seconds]
     if near:
-        line("", f"not surely slower, so try them too: --shard {'; --shard '.join(near)}")
+        line(
+            "",
+            f"not surely slower: --shard {'; --shard '.join(near)}; begin with the fastest, and try them on one node",
+        )
     total, speeds = best.seconds * plan.steps, [plan.tokens_of_step / seconds for seconds in (high, low)]
     costs = [seconds * plan.steps * gpus.number / 3600 for seconds in (low, high)]
     line(
@@ -235,12 +257,29 @@ def show(plan: Plan, hours: float | None) -> None:
         f"after the first ten;\npeak memory in the log above {best.allocated * GAPS / 1e9:.1f} GB; load above a tenth "
         "of compute; grad norm that grows\nafter the warm-up" + (than_one if gpus.nodes > 1 else ""),
     )
+    if plan.smallest:
+        line("sizes", sizes(plan, *plan.smallest))
     print()
     for row in job_lines(plan, best, interval, high):
         print(row)
     print(
         "\nNothing here was measured on your GPUs. Check it in the order of docs/64_gpus.md: one rank against two, one "
         "node, all nodes."
+    )
+
+
+def sizes(plan: Plan, number: int, way: Way) -> str:
+    """Say with which flags fewer GPUs, at least ``number``, are measured beside all of them: the same batch on each."""
+    gpus = plan.gpus
+    numbers = sorted({1, 2, gpus.per_node, 2 * gpus.per_node, gpus.number})
+    equal = [f"{one}" for one in numbers if number <= one <= gpus.number]
+    flags = " ".join(way.flags(way.parts)[2:])  # without --shard
+    fewer = "" if number == 1 else "; on fewer, a model of less --depth"
+    return (
+        f"to measure {', '.join(equal)} GPUs alike (docs/first_hour.md): --batch_size {plan.sequences} {flags}".rstrip()
+        + "\nin place of --global_batch_size and --accumulate; "
+        f"{'one GPU then needs' if number == 1 else f'each of {number} GPUs then needs'} {way.needed / GIB:.1f} GiB"
+        f"{fewer}"
     )
 
 
@@ -365,8 +404,8 @@ def compare_cases() -> None:
     """Store the plans of `CASES`."""
     rows: list[list[results.Cell]] = results.unfinished_rows("plans")
     for name, flags in CASES[len(rows) :]:
-        say(f"{name}: {flags}", True)
-        plan = plan_of(parser_of_plans().parse_args(flags.split()))
+        say(f"{name}: {flags}")
+        plan = plan_of(parser_of_plans().parse_args(flags.split()), fewer=False)
         best = plan.best
         title = f"{name} on {plan.gpus.name}"
         if best is None:
@@ -407,6 +446,7 @@ def parser_of_plans() -> Parser:
     parser.add_argument("--tokens", type=float, help="to train on (default: 20 for each weight)")
     parser.add_argument("--data_tokens", type=float, help="tokens of your file, if it has fewer than --tokens")
     parser.add_argument("--tokens_per_step", type=float, help="default: that of the nearest published training")
+    parser.add_argument("--vocabulary", type=int, help="of your tokenizer, a multiple of 128 (default: the model's)")
     parser.add_argument("--sequence_length", type=int, default=2048, help="tokens (default: %(default)s)")
     parser.add_argument("--gpu", default="h100", help="a100, h100, h200, l4, t4, or a file (nullgpu --clock); h100")
     parser.add_argument("--gb", type=float, help="memory of each, in GiB (default: the GPU's)")
@@ -426,7 +466,8 @@ def main() -> None:
     arguments = parser_of_plans().parse_args()
     require_positive(
         arguments,
-        *("weights", "tokens", "tokens_per_step", "sequence_length", "gb", "nodes", "gpus_per_node", "hours"),
+        *("weights", "tokens", "tokens_per_step", "vocabulary", "sequence_length", "gb", "nodes", "gpus_per_node"),
+        "hours",
     )
     if not arguments.script.is_file():
         raise UserError(f"--script {arguments.script}: there is no such file")

@@ -61,7 +61,7 @@ def compare() -> None:
         model = Model(flags, gpt_size(base, size.width, size.depth), 2048)
         options = argparse.Namespace(gpu=one.gpu, gb=one.gb, nodes=max(1, one.gpus // 8), gpus_per_node=8)
         gpus = gpus_of(options)
-        say(f"{one.name} on {gpus.name} ...", True)
+        say(f"{one.name} on {gpus.name} ...")
         with tempfile.TemporaryDirectory() as folder:
             trials = Trials(LESSON / "train.py", model, gpus, [], Path(folder))
             way = Way("blocks", recomputed=one.recomputed)

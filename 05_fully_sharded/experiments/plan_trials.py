@@ -72,7 +72,7 @@ class Model:
     """A model of the lesson, and what it is trained on."""
 
     flags: tuple[str, ...]
-    """--model, and --width and --depth if they differ"""
+    """--model, and --width, --depth and --vocabulary if they differ"""
     size: GPTSize
     sequence_length: int
 
@@ -129,7 +129,7 @@ class Way:
         return ["--shard", self.shard, *replicas, *again, *several]
 
 
-def model_of(weights: float, sequence_length: int) -> Model:
+def model_of(weights: float, sequence_length: int, vocabulary: int | None = None) -> Model:
     """Return the model of the lesson with about so many weights: a width and a depth as published models have them.
 
     GPT-2, Pythia, LLaMA and MPT have 64 (124M) to 128 (7B and more) times as much width as depth; the ratio here goes
@@ -138,7 +138,8 @@ def model_of(weights: float, sequence_length: int) -> Model:
     base = "gpt2_124m" if weights < 5e8 else "gpt_1b" if weights < 3e9 else "gpt_7b"
     wanted = 64 * 2 ** min(1.0, max(0.0, math.log(weights / 124e6) / math.log(7e9 / 124e6)))
     step = 2 * SIZES[base].head_dimension
-    sizes = [gpt_size(base, width, depth) for width in range(step, 16_385, step) for depth in range(2, 129)]
+    widths, depths = range(step, 16_385, step), range(2, 129)
+    sizes = [gpt_size(base, width, depth, vocabulary) for width in widths for depth in depths]
 
     def distance(size: GPTSize) -> float:
         """A wrong number of weights counts ten times as much as a wrong shape."""
@@ -150,7 +151,12 @@ def model_of(weights: float, sequence_length: int) -> Model:
         near = [min(size.parameters for size in sizes), max(size.parameters for size in sizes)]
         raise UserError(f"--weights {weights:g}: the lesson's models have {near[0]:.2g} to {near[1]:.2g} of them")
     flags = ("--model", base, "--width", str(best.width), "--depth", str(best.depth))
-    return Model(flags, best, sequence_length)
+    return Model((*flags, *vocabulary_flags(vocabulary)), best, sequence_length)
+
+
+def vocabulary_flags(vocabulary: int | None) -> tuple[str, ...]:
+    """Return the flags of train.py for a vocabulary of the user's own."""
+    return ("--vocabulary", str(vocabulary)) if vocabulary else ()
 
 
 def gpus_of(arguments: argparse.Namespace) -> Gpus:
@@ -315,7 +321,7 @@ def stored_bytes(model: Model, gpus: Gpus, way: Way) -> float:
     return 16 * model.weights / ranks
 
 
-def tried(trials: Trials, sequences: int, out: bool = True) -> list[Way]:
+def tried(trials: Trials, sequences: int) -> list[Way]:
     """Return the ways with their memory and, if they fit, seconds; recomputing is tried if without it parts are small.
 
     *Small* is less than 4,096 tokens at once: then the weights are gathered often, and kernels are short.
@@ -325,10 +331,35 @@ def tried(trials: Trials, sequences: int, out: bool = True) -> list[Way]:
         large = [way for way in found if way.part * trials.model.sequence_length >= 4096 or way.part == sequences]
         if large:
             break
-        say(f"trying --shard {'; '.join(way.name for way in group)} ...", out)
+        say(f"trying --shard {'; '.join(way.name for way in group)} ...")
         with ThreadPoolExecutor(AT_ONCE) as pool:
             found += pool.map(lambda way: timed(trials, fitted(trials, way, sequences)), group)
     return found
+
+
+def smallest(trials: Trials, best: Way, sequences: int) -> tuple[int, Way] | None:
+    """Return the smallest number of GPUs of a node on which a step of the best way fits, and the way with its parts.
+
+    Fewer GPUs hold more of the weights each, so their parts may be smaller. The whole job is not meant: None if it has
+    no smaller number.
+    """
+    gpus = trials.gpus
+    rest = best.needed - GAPS * stored_bytes(trials.model, gpus, best)  # nearly as much on any number of GPUs
+    for number in sorted({1, 2, gpus.per_node}):
+        if number > gpus.per_node or number == gpus.number:
+            continue
+        fewer = Trials(
+            trials.script, trials.model, replace(gpus, nodes=1, per_node=number), trials.extra, trials.folder
+        )
+        way = replace(best, replicas=1)
+        for part in divisors(best.part):
+            guess = GAPS * stored_bytes(trials.model, fewer.gpus, way) + rest * part / best.part
+            if guess > gpus.gib * GIB:
+                continue
+            found = fewer.memory(way, part, sequences // part)
+            if found.needed <= gpus.gib * GIB:
+                return number, found
+    return None
 
 
 def timed(trials: Trials, way: Way) -> Way:
@@ -339,7 +370,6 @@ def timed(trials: Trials, way: Way) -> Way:
     return replace(way, seconds=seconds, busy=busy, waits=waits)
 
 
-def say(line: str, out: bool) -> None:
+def say(line: str) -> None:
     """Print what is being done."""
-    if out:
-        print(line, file=sys.stderr, flush=True)
+    print(line, file=sys.stderr, flush=True)

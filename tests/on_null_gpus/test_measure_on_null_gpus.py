@@ -10,7 +10,7 @@ import pytest
 from cases import REPOSITORY, environment, null_gpu
 
 pytest_plugins = ["null_fixtures"]
-pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.thorough]
+pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.thorough, pytest.mark.rehearsal]
 
 FOLDER = "null_gpu_sm_90_2gpu"
 """of two null GPUs; a real GPU has another name"""

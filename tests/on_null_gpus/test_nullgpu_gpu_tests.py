@@ -9,7 +9,7 @@ import pytest
 from cases import REPOSITORY, environment, null_gpu
 
 pytest_plugins = ["null_fixtures"]
-pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.thorough]
+pytestmark = [pytest.mark.usefixtures("null_gpus"), pytest.mark.thorough, pytest.mark.rehearsal]
 
 FOLDER = REPOSITORY / "tests/gpu"
 RANKS = FOLDER / "test_ranks_on_gpu.py"

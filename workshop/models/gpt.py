@@ -71,14 +71,19 @@ SIZES = {
 """the models of the family, by the value of ``--model``"""
 
 
-def gpt_size(name: str, width: int | None = None, depth: int | None = None) -> GPTSize:
-    """Return the size of a model of the family, with another width or depth if one is given.
+def gpt_size(name: str, width: int | None = None, depth: int | None = None, vocabulary: int | None = None) -> GPTSize:
+    """Return the size of a model of the family, with another width, depth or vocabulary if one is given.
 
     Raises:
         UserError: the head dimension does not divide the width.
     """
     size = SIZES[name]
-    size = replace(size, width=width or size.width, depth=depth or size.depth)
+    size = replace(
+        size,
+        width=width or size.width,
+        depth=depth or size.depth,
+        vocabulary=vocabulary or size.vocabulary,
+    )
     if size.width % size.head_dimension:
         near = max(round(size.width / size.head_dimension), 1) * size.head_dimension
         raise UserError(f"--width {size.width} is no multiple of the head dimension {size.head_dimension}; {near} is")

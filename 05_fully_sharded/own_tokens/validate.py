@@ -1,0 +1,43 @@
+"""Evaluate a checkpoint of the train.py beside this script, while its training goes on; with the flags of the training.
+
+    torchrun --standalone --nproc-per-node 1 validate.py CHECKPOINT --config ... --data_dir ...
+
+CHECKPOINT is a folder such as checkpoints/epoch0002_step0000000 of a run. Copy it first, because a run keeps only its
+newest two. Any number of ranks will do on which the model fits.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+import train
+from workshop.config import load_config
+from workshop.errors import UserError, run_reporting_user_errors
+
+
+def main() -> None:
+    """Load the weights into a model that is shared as in the training, and print the loss of the validation tokens."""
+    if len(sys.argv) < 2 or not Path(sys.argv[1], ".metadata").is_file():
+        raise UserError(f"the first argument must be the folder of a checkpoint, got {sys.argv[1:2]}")
+    checkpoint, *flags = sys.argv[1:]
+    config = load_config(train.Config, flags)
+    ranks = train.join_ranks(config.timeout_minutes)
+    config = replace(config, precision=train.choose_precision(config.precision, ranks.device))
+    model = train.distribute_model(config, ranks)
+    state = {"model": train.get_model_state_dict(model)}
+    dcp.load(state, checkpoint_id=checkpoint)
+    train.set_model_state_dict(model, state["model"])
+    training = SimpleNamespace(model=model, ranks=ranks, sum_of_losses=train.sum_of_losses)
+    loss, _ = train.evaluate(config, training, train.make_loader(config, "val", ranks))
+    if ranks.rank == 0:
+        print(f"{checkpoint}: validation loss {loss:.6f}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_reporting_user_errors(main)
