@@ -57,15 +57,15 @@ class Bytes:
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Writes the tokens of a file in this folder, in which a tokenizer lies."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=Bytes))  # type: ignore[arg-type]
     (tmp_path / "tokenizer.json").touch()
 
-    def run(name: str, text: str) -> None:
+    def run(name: str, text: str, *more: str) -> None:
         (tmp_path / name).write_text(text)
-        monkeypatch.setattr(sys, "argv", ["write_tokens.py", name, "data"])
+        monkeypatch.setattr(sys, "argv", ["write_tokens.py", name, "data", *more])
         WRITE.main()
 
     return run
@@ -73,7 +73,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(257, numpy.uint16), (70_000, numpy.uint32)])
 def test_every_text_is_in_one_of_the_files_and_ends_with_its_token(
-    write: Callable[[str, str], None],
+    write: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
     vocabulary: int,
@@ -91,24 +91,31 @@ def test_every_text_is_in_one_of_the_files_and_ends_with_its_token(
     assert f"--vocabulary {384 if vocabulary == 257 else 70_016}\n" in capsys.readouterr().out
 
 
-def test_letters_of_a_fasta_file_are_tokens(write: Callable[[str, str], None]) -> None:
+def test_letters_of_a_fasta_file_are_tokens(write: Callable[..., None]) -> None:
     write("p.fasta", ">one\nACD\nEF\n>two\nGHI\n>three\r\nKL\r\n")
     found = b"".join(bytes(numpy.fromfile(f"data/{name}.uint16", numpy.uint16).tolist()) for name in ("train", "val"))
     assert sorted(found.decode().splitlines()) == ["ACDEF", "GHI", "KL"] and found.endswith(b"\n")
+
+
+def test_documents_that_were_held_out_by_the_user_are_the_validation(
+    write: Callable[..., None], tmp_path: Path
+) -> None:
+    (tmp_path / "val.fasta").write_text(">other\nMN\n")
+    write("train.fasta", ">one\nACD\n", "--validation", "val.fasta")
+    assert bytes(numpy.fromfile("data/val.uint16", numpy.uint16).tolist()) == b"MN\n"
+    assert bytes(numpy.fromfile("data/train.uint16", numpy.uint16).tolist()) == b"ACD\n"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "error"),
     [
         ("p.fasta", "ACD\n", "does not begin with >"),
-        ("p.fasta", ">one\nACD\n", r"1 document\(s\)"),
+        ("p.fasta", ">one\nACD\n", "0 documents to train on and 1 for validation"),
         ("t.jsonl", '{"text": "a"}\n{"body": "b"}\n', "line 2: no JSON object with the key"),
         ("t.jsonl", "[1]\n", "line 1: no JSON object"),
     ],
 )
-def test_documents_that_cannot_be_read_are_named(
-    write: Callable[[str, str], None], name: str, text: str, error: str
-) -> None:
+def test_documents_that_cannot_be_read_are_named(write: Callable[..., None], name: str, text: str, error: str) -> None:
     with pytest.raises(UserError, match=error):
         write(name, text)
 

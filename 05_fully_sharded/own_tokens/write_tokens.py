@@ -4,9 +4,10 @@
     python write_tokens.py proteins.fasta FOLDER       # each letter is a token, its byte: no tokenizer is needed
 
 A line of documents.jsonl is a JSON object with the key "text". tokenizer.json is the file of an open model, or of a
-tokenizer that you have trained. The documents are shuffled, one of 200 is held out for validation, and a token ends
-each of them. With more than 65,536 tokens in the vocabulary the files are train.uint32 and val.uint32. All documents
-are held in memory. For more of them run it once for each part, and join the files: cat */train.uint16 > train.uint16.
+tokenizer that you have trained. The documents are shuffled, and a token ends each of them. One of 200 is held out for
+validation; with --validation FILE they are those of this file, for documents that are held out by other rules. With
+more than 65,536 tokens in the vocabulary the files are train.uint32 and val.uint32. All documents are held in memory.
+For more of them run it once for each part, and join the files: cat */train.uint16 > train.uint16.
 """
 
 import argparse
@@ -24,6 +25,8 @@ HELD_OUT = 200
 """of so many documents, one is for validation"""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """what tokenizers call the token after a document"""
+FASTA = (".fasta", ".fa", ".faa", ".fna")
+"""how the names of files in FASTA format end"""
 AT_ONCE = 1000
 """documents that a tokenizer gets at once, because it then uses all CPU cores"""
 
@@ -88,32 +91,39 @@ def write(file: Path, documents: Iterator[Sequence[int]], end: int) -> None:
     print(f"{file}: {tokens:,} tokens")
 
 
+def documents_of(file: Path) -> list[str]:
+    """Return the documents of a file in an order of their own, which is the same each time."""
+    if not file.is_file():
+        raise UserError(f"{file}: there is no such file")
+    documents = sequences_of(file) if file.suffix in FASTA else texts_of(file)
+    random.Random(1).shuffle(documents)
+    return documents
+
+
 def main() -> None:
     """Read the documents, hold some out, and write the tokens of both parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("documents", type=Path, help="documents.jsonl, or a file in FASTA format (.fasta, .fa, .faa)")
+    parser.add_argument("documents", type=Path, help=f"documents.jsonl, or a file in FASTA format ({', '.join(FASTA)})")
     parser.add_argument("folder", type=Path, help="folder to write to")
+    parser.add_argument("--validation", type=Path, metavar="FILE", help="documents for validation, in the same format")
     parser.add_argument("--tokenizer", type=Path, default=Path("tokenizer.json"), help="default: %(default)s")
     arguments = parser.parse_args()
-    if not arguments.documents.is_file():
-        raise UserError(f"{arguments.documents}: there is no such file")
-    tokenizer, end, vocabulary = None, ord("\n"), 256
-    if arguments.documents.suffix in (".fasta", ".fa", ".faa", ".fna"):
-        documents = sequences_of(arguments.documents)
+    train = documents_of(arguments.documents)
+    if arguments.validation:
+        val = documents_of(arguments.validation)
     else:
-        documents = texts_of(arguments.documents)
+        held_out = max(1, len(train) // HELD_OUT)
+        val, train = train[:held_out], train[held_out:]
+    if not train or not val:
+        raise UserError(f"{len(train)} documents to train on and {len(val)} for validation: each needs at least one")
+    tokenizer, end, vocabulary = None, ord("\n"), 256
+    if arguments.documents.suffix not in FASTA:
         tokenizer, end = tokenizer_of(arguments.tokenizer)
         vocabulary = tokenizer.get_vocab_size()
-    if len(documents) < 2:
-        raise UserError(
-            f"{arguments.documents} has {len(documents)} document(s): one is for validation, so it needs two"
-        )
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    random.Random(1).shuffle(documents)
-    held_out = max(1, len(documents) // HELD_OUT)
-    for name, part in (("val", documents[:held_out]), ("train", documents[held_out:])):
+    for name, documents in (("val", val), ("train", train)):
         file = arguments.folder / f"{name}.{'uint16' if vocabulary <= 2**16 else 'uint32'}"
-        write(file, tokens_of(part, tokenizer), end)
+        write(file, tokens_of(documents, tokenizer), end)
     rounded = 128 * -(-vocabulary // 128)
     print(f"{vocabulary:,} tokens in the vocabulary: train with --vocabulary {rounded}")
 
