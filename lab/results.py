@@ -200,10 +200,12 @@ def plain(cell: Cell) -> str:
 
 
 def cell_text(cell: Cell, form: str = "") -> str:
-    """Return what a table shows for a cell, its number in the format of its column."""
+    """Return what a table shows for a cell, its number in the format of its column; a range only if there is one."""
     if cell is None or isinstance(cell, str):
         return cell or ""
     if isinstance(cell, list):
+        if len(cell) == 3 and cell[1] == cell[2]:
+            return cell_text(cell[0], form)
         center, *others = (cell_text(number, form) for number in cell)
         return f"{center} ± {others[0]}" if len(others) == 1 else f"{center} ({' to '.join(others)})"
     return format(cell, form or ("," if abs(cell) >= 1000 else ""))

@@ -109,8 +109,12 @@ def main() -> None:
             columns=["run", "whole process", "without its start", "ratio", "accuracy"],
             rows=rows,
             formats={"whole process": ".1f", "without its start": ".2f", "ratio": ".3f", "accuracy": ".2%"},
-            spread="median (lowest to highest) of runs that took turns, each with its own seed; ratio: of the seconds "
-            "without the start, to Princeton's in the same round",
+            spread=(
+                "one run each"
+                if seed == 1
+                else "median (lowest to highest) of runs that took turns, each with its seed"
+            )
+            + "; ratio: of the seconds without the start, to Princeton's in the same round",
             command="python experiments/beside_princeton.py --script mnist_classify.py",
             finished=seed == arguments.rounds,
         )
