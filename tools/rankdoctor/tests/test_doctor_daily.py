@@ -106,13 +106,14 @@ def test_fail_on_and_the_formats_of_a_run(
 def test_thorough_leaves_out_what_can_change_nothing() -> None:
     options, plan = cli.parser().parse_args(["--thorough", "train.py"]), Plan(Path("train.py"), [])
     run = correct_run()
-    assert len(list(series.provocations(options, plan, run))) == 5
+    assert len(list(series.provocations(options, plan, run))) == 6
     assert series.left_out(options, run) == []
     for rank in run.ranks:
         rank.events = [e for e in rank.events if e["e"] not in ("loader", "save", "write")]
     assert [one.name for one in series.provocations(options, plan, run)] == [
         "as on two nodes",
         "with a NaN on rank 1",
+        "with outliers on rank 1",
         "on one rank",
     ]
     assert len(series.left_out(options, run)) == 2

@@ -363,6 +363,14 @@ def test_provocations_find_what_an_ordinary_run_does_not_show(doctor: Doctor) ->
     assert found["same_samples"] == "train_loader"
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", ["spike", "patience"])
+def test_what_one_rank_decides_by_its_own_loss_is_found(doctor: Doctor, fault: str) -> None:
+    report, _ = doctor.findings("--outliers", "ddp.py", fault)
+    runs = {(finding["check"], finding["run"]) for finding in report["findings"] if finding["kind"] == "FAULT"}
+    assert {run for _, run in runs} == {"with outliers on rank 1"}, report["findings"]
+
+
 @pytest.mark.slow
 def test_what_the_stand_in_cannot_run_is_run_on_null_gpus(doctor: Doctor) -> None:
     null_gpus()

@@ -115,6 +115,7 @@ def parser() -> argparse.ArgumentParser:
         help="a stop after the first checkpoint, then a resumed run with these arguments: --resume='--resume last.pt'",
     )
     add("--nan", action="store_true", help="one input on one rank is not a number")
+    add("--outliers", action="store_true", help="on one rank a loss is far too large, and validation becomes worse")
     add("--one_rank", action="store_true", help="one rank instead of several")
     add("--workers", action="store_true", help="loaders with two workers, or with none if they have some")
     add(

@@ -262,6 +262,9 @@ def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterato
         yield provoked("two_nodes", "as on two nodes", ranks=2, nodes=2)
     if (options.nan or options.thorough) and several:
         yield provoked("nan", "with a NaN on rank 1", {"nan_rank": 1})
+    if (options.outliers or options.thorough) and several:
+        middle = max(2, 2 * len(usual.first.all("update")) // 5)
+        yield provoked("outliers", "with outliers on rank 1", {"outlier_rank": 1, "outlier_step": middle})
     if (options.one_rank or options.thorough) and several:
         yield provoked("one_rank", "on one rank", compared="other_ranks", ranks=1, nodes=1)
     if options.workers or (options.thorough and has_loader):

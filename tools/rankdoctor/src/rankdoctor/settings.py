@@ -42,6 +42,10 @@ class Settings:
     """cut data sets to sizes that cannot be shared evenly"""
     nan_rank: int = -1
     """rank of which one input becomes NaN"""
+    outlier_rank: int = -1
+    """rank whose loss in one update is far too large, and whose validation becomes worse"""
+    outlier_step: int = -1
+    """this update, from 0"""
     probe_gathers: bool = False
     """let gathered tensors need gradients, to see whether the loss depends on them"""
     stop_after: int = 0

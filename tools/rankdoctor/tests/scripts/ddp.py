@@ -55,7 +55,7 @@ def main() -> None:
     steps = 3 * len(train) // 8 if "schedule" in faults else 3 * len(loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)  # LINE schedule
     scaler = torch.amp.GradScaler()
-    first, kept = 0, torch.zeros(())
+    first, kept, usual, best = 0, torch.zeros(()), 0.0, 0.0
     if os.path.exists("checkpoint.pt"):
         where = None if "unlocated" in faults else f"cuda:{local}"
         checkpoint = torch.load("checkpoint.pt", map_location=where)  # LINE load
@@ -83,6 +83,9 @@ def main() -> None:
                 loss = F.cross_entropy(outputs.sum(1, keepdim=True), torch.zeros_like(y))
             if "skip_nan" in faults and not loss.isfinite():
                 continue
+            if "spike" in faults and usual and loss.item() > 5 * usual:
+                continue
+            usual = 0.9 * (usual or loss.item()) + 0.1 * loss.item() if "spike" in faults else 0.0
             scaler.scale(loss).backward()  # LINE backward
             if "clip_scaled" not in faults:
                 scaler.unscale_(optimizer)
@@ -103,6 +106,12 @@ def main() -> None:
                     dist.all_reduce(right)  # LINE per_batch
         if "not_combined" not in faults:
             dist.all_reduce(right)
+        if "patience" in faults:
+            with torch.no_grad():
+                own = sum(F.cross_entropy(body(x.cuda()), y.cuda()).item() for x, y in val_loader)
+            if best and own > 2 * best:
+                break
+            best = min(best or own, own)
         if "single" in faults:  # a name of PyTorch 2.15
             gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
             gather(torch.zeros(world, device="cuda"), right.reshape(1))

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..events import weight_key
 from ..trail import note, trail, user_line
-from . import frozen
+from . import damage, frozen
 from .backward import wrap_backward, wrap_loss
 from .chance import find_sampling, other_states, random_state, wrap_attention, wrap_random_layer
 from .common import (
@@ -74,13 +74,15 @@ def _call(own: Callable[..., Any]) -> Callable[..., Any]:
             return own(module, *args, **kwargs)
         event = note_call(module, args, kwargs, torch.is_grad_enabled(), user_line())
         state.training = module.training and torch.is_grad_enabled()
-        if state.training and is_time_for_nan():
-            args = tuple(damaged(value) for value in args)
+        without_number = False
+        if state.training and damage.is_time_for_nan():
+            without_number = not damage.has_numbers(args)  # a model of tokens: its outputs are damaged instead
+            args = tuple(damage.changed(value, damage.with_nan) for value in args)
         state.depth, models.random_layers, models.random_in, models.noise = 1, 0, {}, {}
         out = None
         try:
             out = own(module, *args, **kwargs)
-            return out
+            return damaged(module, out, without_number)
         finally:
             state.depth = 0
             if event:
@@ -89,21 +91,13 @@ def _call(own: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def is_time_for_nan() -> bool:
-    """Return whether this call is the one whose inputs are to be damaged: one in the third update, on one rank."""
-    if CONFIG.nan_rank < 0 or trail.step != 2 or models.damaged or not dist.is_initialized():
-        return False
-    models.damaged = dist.get_rank() == CONFIG.nan_rank
-    return models.damaged
-
-
-def damaged(value: Any) -> Any:
-    """Return an input in which the first sample is not a number."""
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.dim():
-        return value
-    value = value.clone()
-    value[0] = float("nan")
-    return value
+def damaged(module: nn.Module, out: Any, without_number: bool) -> Any:
+    """Return the outputs of a model, damaged if this run does that."""
+    if without_number:
+        return damage.changed(out, lambda value: value * float("nan"))
+    if damage.is_outlier(module, state.training):
+        return damage.changed(out, damage.far_off)
+    return out
 
 
 def _is_model(module: nn.Module) -> bool:

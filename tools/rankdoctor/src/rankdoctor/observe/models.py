@@ -32,6 +32,9 @@ class Models:
     """lines that draw noise which the model scales by a value that it has learned, as a VAE does"""
     dropout_noted: bool = False
     damaged: bool = False
+    """whether a NaN was made"""
+    evaluated: int = -1
+    """update in which a model was evaluated first; -1: none was"""
     backwards: list[str] = field(default_factory=list)
     """lines of the backward passes since the last update"""
     losses: list[float] = field(default_factory=list)
