@@ -116,6 +116,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--nan", action="store_true", help="one input on one rank is not a number")
     add("--outliers", action="store_true", help="on one rank a loss is far too large, and validation becomes worse")
+    add("--skip", action="store_true", help="one rank skips a batch, where the script has a condition for that")
     add("--one_rank", action="store_true", help="one rank instead of several")
     add("--workers", action="store_true", help="loaders with two workers, or with none if they have some")
     add(

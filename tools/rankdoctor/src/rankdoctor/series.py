@@ -21,6 +21,8 @@ from .runs import Run, read, write_launch
 from .settings import AFTER_A_SAVE
 
 NO_LIMIT = 10**9
+BRANCHES = 2
+"""conditions by which a rank can skip a batch that are tried, each in a run of its own"""
 """updates; the time limit ends the run before"""
 
 
@@ -265,6 +267,10 @@ def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterato
     if (options.outliers or options.thorough) and several:
         middle = max(2, 2 * len(usual.first.all("update")) // 5)
         yield provoked("outliers", "with outliers on rank 1", {"outlier_rank": 1, "outlier_step": middle})
+    if (options.skip or options.thorough) and several:
+        for e in usual.first.all("branch")[:BRANCHES]:
+            settings = {"branch": e["at"], "branch_body": e["body"], "branch_rank": 1}
+            yield provoked("skip", f"with a batch that rank 1 skips at line {e['at'].rpartition(':')[2]}", settings)
     if (options.one_rank or options.thorough) and several:
         yield provoked("one_rank", "on one rank", compared="other_ranks", ranks=1, nodes=1)
     if options.workers or (options.thorough and has_loader):

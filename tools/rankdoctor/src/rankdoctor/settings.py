@@ -46,6 +46,12 @@ class Settings:
     """rank whose loss in one update is far too large, and whose validation becomes worse"""
     outlier_step: int = -1
     """this update, from 0"""
+    branch: str = ""
+    """line of a condition that is taken as true once, on one rank"""
+    branch_body: int = 0
+    """first line of what is done then"""
+    branch_rank: int = -1
+    """this rank"""
     probe_gathers: bool = False
     """let gathered tensors need gradients, to see whether the loss depends on them"""
     stop_after: int = 0

@@ -68,12 +68,16 @@ class Trail:
         while frame:
             kind = self.kind_of(frame.f_code.co_filename)
             if (kind == 2 or (kind == 1 and not other)) and not (skip and skip(frame)):
-                place = f"{os.path.join(_getcwd(), frame.f_code.co_filename)}:{frame.f_lineno}"
+                place = self.place_of(frame)
                 if kind == 2:
                     return place
                 other = place
             frame = frame.f_back
         return other or "?"
+
+    def place_of(self, frame: FrameType) -> str:
+        """Return file:line of a frame."""
+        return f"{os.path.join(_getcwd(), frame.f_code.co_filename)}:{frame.f_lineno}"
 
     def caller_is_outside(self, folder: str) -> bool:
         """Return whether what called the function that calls this one is in no file of ``folder``."""

@@ -134,6 +134,8 @@ def apply(check: Check, cases: Sequence[tuple[Any, ...]], diagnosis: Diagnosis) 
             if launch.ended in ("hang", "lost"):  # the times are those of waiting
                 kinds = tuple(kind for kind in kinds if kind != COST)
             shown = [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
+            if launch.provocation == "skip":
+                shown = as_skipped(shown, case[-1])
             found += shown
             if new and not shown:  # what such a run may not accuse, it cannot call fine either
                 reasons.append(CannotJudge("it was seen in a run that is not the ordinary one"))
@@ -168,6 +170,22 @@ def as_confirmed(finding: Finding, launch: Launch) -> Finding:
         text = f"{finding.text} (the passes were cut, and whole ones did not end in time: see --full)"
         return replace(finding, kind=NOTE, text=text)
     return finding
+
+
+def as_skipped(findings: list[Finding], run: Run) -> list[Finding]:
+    """Return the faults of a run in which one rank skipped a batch as NOTEs of the condition for that.
+
+    The doctor does not know whether a batch of the user's ever fulfils it, and whether on one rank alone.
+    """
+    taken = next((e for rank in run.ranks for e in rank.all("branch_taken")), None)
+    if taken is None:
+        return []
+    fix = "let all ranks decide alike (all_reduce the condition), or take part in the step with a loss of zero"
+    begins = "where this holds for a batch of one rank alone, the rank leaves out what the others do"
+    return [
+        replace(finding, kind=NOTE, at=taken["at"], text=f"{begins}: {finding.text}", fix=fix)
+        for finding in findings[:1]
+    ]
 
 
 def counted(findings: Iterable[Finding]) -> list[Finding]:

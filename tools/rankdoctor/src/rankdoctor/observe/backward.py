@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from ..trail import user_line
+from . import branches
 from .common import (
     local,
     optimizers,
@@ -69,6 +70,7 @@ def wrap_backward(own: Callable[..., None]) -> Callable[..., None]:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         if state.in_backward:  # reentrant checkpointing calls it within a backward pass
             return own(tensors, *args, **kwargs)
+        branches.look()
         note_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
         before = gradient_sizes() or {}
         state.in_backward = True
