@@ -39,7 +39,7 @@ def test_a_model_of_any_size_has_about_so_many_weights_and_a_usual_shape(weights
     assert model.weights == pytest.approx(weights, rel=0.05)
     assert 32 <= model.size.width / model.size.depth <= 160
     config = load_config(TRAIN.Config, list(model.flags))
-    assert TRAIN.gpt_size(config.model, config.width, config.depth) == model.size
+    assert TRAIN.gpt_size(config.model, config.width, config.depth, config.vocabulary) == model.size
 
 
 def test_a_size_that_the_lesson_has_no_model_for_is_refused() -> None:

@@ -50,7 +50,7 @@ def measure_row(name: str, model: dict[str, Any], seconds: float, file: Path) ->
     flags = model | ROWS[name] | {"lr": LEARNING_RATE}
     config = LESSON.Config(**flags)
     length = config.sequence_length
-    flops = length * gpt_size(config.model, config.width, config.depth).flops_per_token(length)
+    flops = length * gpt_size(config.model, config.width, config.depth, config.vocabulary).flops_per_token(length)
     with process_group() as (rank, world_size, device):
         peak = utilization(config, flops, device)  # first, while all of the memory is free
         built = replicated(device, **flags) if name.startswith("DDP") else sharded(rank, world_size, device, **flags)
@@ -108,7 +108,7 @@ def main() -> None:
         return
     gpus = torch.cuda.device_count()
     config = LESSON.Config(**model)
-    weights = gpt_size(config.model, config.width, config.depth).parameters / 1e6
+    weights = gpt_size(config.model, config.width, config.depth, config.vocabulary).parameters / 1e6
     batch = f"{config.batch_size} samples of {config.sequence_length:,} bytes"
     rows: list[list[results.Cell]] = []
     for name in ROWS:
