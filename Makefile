@@ -45,18 +45,19 @@ test-slow: $(TESTED)
 	cd tools/nullgpu && $(PYTEST) -m 'slow and not thorough'
 	cd tools/rankdoctor && $(PYTEST) -m 'slow and not thorough'
 
-# all of that, the commands of all pages, the experiments, all exercises, and what takes long in the tools
+# all of that, the commands of all pages, the experiments, and what takes long in the tools
 test-all: $(TESTED)
 	@python tests/installation.py
 	$(PYTEST) -m 'not fixes and not rehearsal'
 	cd tools/nullgpu && $(PYTEST)
 	cd tools/rankdoctor && $(PYTEST)
 
-# every right and wrong fix that an exercise's grader must tell apart: after a change of an exercise, or of a train script
+# the graders of the exercises: the fault, the solution, and every right and wrong fix that they must tell apart; after a
+# change of an exercise, or of a train script
 test-fixes: $(TESTED)
 	$(PYTEST) -m fixes
 
-# what needs a GPU, on GPUs that compute nothing: before a real one is there
+# what needs a GPU, and the lessons, on GPUs that compute nothing: before a real one is there
 test-rehearsal: $(TESTED)
 	$(PYTEST) -m rehearsal
 

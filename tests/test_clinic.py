@@ -34,7 +34,10 @@ FIRST = [next(exercise for exercise in EXERCISES if exercise.lesson == lesson) f
 
 @pytest.mark.parametrize(
     "exercise",
-    [pytest.param(one, id=one.name, marks=[] if one in FIRST else [pytest.mark.thorough]) for one in EXERCISES],
+    [
+        pytest.param(one, id=one.name, marks=[] if one in FIRST else [pytest.mark.thorough, pytest.mark.fixes])
+        for one in EXERCISES
+    ],
 )
 def test_the_faulty_script_is_refused_and_its_solution_passes(exercise: Exercise, tmp_path: Path) -> None:
     check_judgements(exercise, {"fault": (exercise.faulty(), False), "solution": (exercise.fixed(), True)}, tmp_path)

@@ -8,12 +8,11 @@ from cases import CASES, REPOSITORY, Case, environment, expected, largest_differ
 
 pytest_plugins = ["null_fixtures"]
 pytestmark = pytest.mark.usefixtures("null_gpus")
+LONG = [pytest.mark.thorough, pytest.mark.rehearsal]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[] if case.quick else [pytest.mark.thorough]) for case in CASES]
-)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=[] if case.quick else LONG) for case in CASES])
 def test_a_lesson_on_null_gpus_has_the_losses_of_the_cpu(case: Case, null_data: Path) -> None:
     run = run_on_null_gpu(case, null_data)
     assert run.status == 0, run.stderr[-3000:]

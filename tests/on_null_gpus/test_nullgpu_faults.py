@@ -191,6 +191,7 @@ def test_each_fault_can_still_be_planted() -> None:
 
 @pytest.mark.usefixtures("null_gpus")
 @pytest.mark.thorough
+@pytest.mark.rehearsal
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_a_fault_shows_on_a_null_gpu_and_not_on_the_cpu(fault: Fault, null_data: Path) -> None:
     with planted(fault) as copy:
