@@ -80,6 +80,26 @@ def test_an_epoch_is_no_longer_than_the_users_file() -> None:
         planning.job_lines(made_plan(way, data_tokens=1e6), way, interval=500.0, slowest=3.0)
 
 
+@pytest.mark.parametrize(
+    ("smallest", "numbers"), [(1, "1, 2, 8, 16, 64"), (8, "8, 16, 64")], ids=["fits on one", "fits on a node"]
+)
+def test_fewer_gpus_are_compared_with_the_same_batch_on_each(smallest: int, numbers: str) -> None:
+    way = plan_trials.Way("blocks", part=4, parts=4, needed=60 * 2**30, seconds=1.0)
+    text = planning.sizes(made_plan(way), smallest, way)
+    assert f"to measure {numbers} GPUs alike" in text
+    flags = text.partition("take ")[2].partition(";")[0].split()
+    config = load_config(TRAIN.Config, ["--shard", "blocks", *flags])
+    assert (config.batch_size, config.accumulate, config.reduce_each_part) == (16, 4, True)
+    assert ("--depth" in text) == (smallest > 1)
+
+
+def test_a_vocabulary_of_ones_own_is_that_of_the_model() -> None:
+    model = plan_trials.model_of(1e9, 2048, 4096)
+    config = load_config(TRAIN.Config, list(model.flags))
+    assert TRAIN.gpt_size(config.model, config.width, config.depth, config.vocabulary) == model.size
+    assert model.size.vocabulary == 4096 and model.weights == pytest.approx(1e9, rel=0.05)
+
+
 def test_own_data_are_replaced_by_zeros_and_other_files_are_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,7 +188,7 @@ def show(plan: Plan, hours: float | None) -> None:
         "batch",
         f"{plan.batch:,} sequences, {plan.tokens_of_step / 1e6:.2f} million tokens a step, {plan.sequences} sequences "
         f"on each GPU; {plan.steps:,} steps\n"
-        f"published: {plan.recipe.source} ({plan.recipe.weights / 1e9:.3g} billion weights) has "
+        f"published: {plan.recipe.source} ({plan.recipe.weights / 1e9:.3g} billion weights) has\n"
         f"{plan.recipe.tokens_per_step / 1e6:g} million tokens a step, a rate of {plan.recipe.lr:g}",
     )
     table(plan)
@@ -248,7 +248,7 @@ def show(plan: Plan, hours: float | None) -> None:
         "checkpoint",
         f"{size_of_checkpoint / 1e9:,.3g} GB ({BYTES_PER_PARAMETER} bytes a weight; three exist at a time), "
         f"{duration(save)} at {GB_PER_SECOND:g} GB/s (rule);\none in {duration(interval)} costs least if a job fails "
-        f"every {GPU_HOURS_PER_FAILURE:,} GPU-hours (Llama 3's); each epoch ends with one",
+        f"every {GPU_HOURS_PER_FAILURE:,} GPU-hours (Llama 3's);\neach epoch ends with one",
     )
     than_one = f"; another tokens/s per GPU on {gpus.nodes} nodes than on one by more than a tenth"
     line(
@@ -263,8 +263,8 @@ def show(plan: Plan, hours: float | None) -> None:
     for row in job_lines(plan, best, interval, high):
         print(row)
     print(
-        "\nNothing here was measured on your GPUs. Check it in the order of docs/64_gpus.md: one rank against two, one "
-        "node, all nodes."
+        "\nNothing here was measured on your GPUs. Check it in the order of docs/64_gpus.md: one rank against two,\n"
+        "one node, all nodes."
     )
 
 
@@ -275,11 +275,11 @@ def sizes(plan: Plan, number: int, way: Way) -> str:
     equal = [f"{one}" for one in numbers if number <= one <= gpus.number]
     flags = " ".join(way.flags(way.parts)[2:])  # without --shard
     fewer = "" if number == 1 else "; on fewer, a model of less --depth"
+    needs = "one GPU then needs" if number == 1 else f"each of {number} GPUs then needs"
     return (
-        f"to measure {', '.join(equal)} GPUs alike (docs/first_hour.md): --batch_size {plan.sequences} {flags}".rstrip()
-        + "\nin place of --global_batch_size and --accumulate; "
-        f"{'one GPU then needs' if number == 1 else f'each of {number} GPUs then needs'} {way.needed / GIB:.1f} GiB"
-        f"{fewer}"
+        f"to measure {', '.join(equal)} GPUs alike (docs/first_hour.md): in place of --global_batch_size and\n"
+        f"--accumulate take {f'--batch_size {plan.sequences} {flags}'.rstrip()};\n"
+        f"{needs} {way.needed / GIB:.1f} GiB{fewer}"
     )
 
 
