@@ -26,7 +26,10 @@ def rate(batches: Iterable, step: Callable = lambda batch: None, skip: int = 10,
             started = time.perf_counter()
         if number == skip + steps:
             return steps / (time.perf_counter() - started)
-    raise ValueError(f"the loader has fewer than {skip + steps} batches: pass a smaller number of steps")
+    raise ValueError(
+        f"there are fewer than {skip + steps} batches: pass a smaller number of steps; a generator, which is used up by "
+        "one pass, needs a class around it whose __iter__ makes a new one"
+    )
 
 
 def three_rates(loader: Iterable, train_step: Callable, steps: int = 100) -> None:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from .settings import Settings
 from .trail import note, trail, user_line
@@ -50,6 +51,18 @@ class Placed:
 
 
 placed = Placed()
+
+
+def mark_on_cpu(batch: object) -> None:
+    """Remember that the tensors of a batch are on the CPU, until the script moves them to a GPU."""
+    for leaf in tree_leaves(batch):
+        if type(leaf) is torch.Tensor:
+            leaf.__dict__["_rankdoctor_on_cpu"] = True
+
+
+def is_on_cpu(value: object) -> bool:
+    """Return whether a tensor comes from a loader, or was computed from such ones alone, and was not moved."""
+    return isinstance(value, torch.Tensor) and "_rankdoctor_on_cpu" in value.__dict__
 
 
 class Profiling:
@@ -108,8 +121,23 @@ class ToCpu(TorchFunctionMode):
         if func is torch.device:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in WAITS:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        on_cpu = bool(tensors) and all(is_on_cpu(tensor) for tensor in tensors)
+        if name in WAITS and not on_cpu:
             note_wait(name, args)
+        if on_cpu:
+            is_moved = name == "cuda" or any(is_cuda(value) for value in (*args[1:], kwargs.get("device")))
+            is_moved |= name == "to" and len(args) > 1 and type(args[1]) is int
+            out = self.on_cpu(func, name, args, kwargs)
+            if isinstance(out, torch.Tensor):
+                out.__dict__.pop("_rankdoctor_on_cpu", None)
+                if not is_moved:
+                    out.__dict__["_rankdoctor_on_cpu"] = True
+            return out
+        return self.on_cpu(func, name, args, kwargs)
+
+    def on_cpu(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Call a function of torch with the CPU in place of GPUs."""
         placed.note(name, args, kwargs)
         for value in (kwargs.get("device"), *args[1:2]):
             if is_cuda(value) or (name in ("cuda", "to") and type(value) is int):

@@ -18,6 +18,7 @@ import torch
 from torch.utils import data
 from torch.utils._pytree import tree_leaves
 
+from ..standin import mark_on_cpu
 from ..trail import note, user_line
 from .common import CONFIG, bags, fingerprint, fingerprints, patch, quietly, state
 
@@ -376,6 +377,7 @@ def _following(own: Callable[..., Any]) -> Callable[..., Any]:
         state.loader = known.loaders[id(loader)][0]
         if is_stream and state.loader not in known.drained:
             remember(state.loader, batch)
+        mark_on_cpu(batch)
         note("batch", loader=state.loader, wait=round(time.perf_counter() - began, 5))
         return batch
 
@@ -394,6 +396,7 @@ def drain(following: Callable[[Any], Any], iterator: Any) -> None:
         while time.perf_counter() < ends:
             batch = following(iterator)
             remember(key, batch)
+            mark_on_cpu(batch)
             count += 1
     except StopIteration:
         complete = True
