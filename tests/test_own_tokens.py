@@ -1,5 +1,7 @@
 """The folder own_tokens of lesson 05, copied as its page says: tokens are written, trained on, and validated."""
 
+import gzip
+import itertools
 import json
 import shutil
 import subprocess
@@ -63,9 +65,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
     monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=Bytes))  # type: ignore[arg-type]
     (tmp_path / "tokenizer.json").touch()
 
-    def run(name: str, text: str, *more: str) -> None:
+    def run(name: str, text: str, *more: str, files: tuple[str, ...] = ()) -> None:
         (tmp_path / name).write_text(text)
-        monkeypatch.setattr(sys, "argv", ["write_tokens.py", name, "data", *more])
+        monkeypatch.setattr(sys, "argv", ["write_tokens.py", name, *files, "data", *more])
         WRITE.main()
 
     return run
@@ -97,6 +99,19 @@ def test_letters_of_a_fasta_file_are_tokens(write: Callable[..., None]) -> None:
     assert sorted(found.decode().splitlines()) == ["ACDEF", "GHI", "KL"] and found.endswith(b"\n")
 
 
+def test_files_are_unpacked_and_shuffled_together(write: Callable[..., None], tmp_path: Path) -> None:
+    first, second = ("".join(f">{n}\n{letter * (1 + n % 7)}\n" for n in range(300)) for letter in "AC")
+    with gzip.open(tmp_path / "b.fasta.gz", "wt") as packed:
+        packed.write(second)
+    write("a.fasta", first, files=("b.fasta.gz",))
+    words = bytes(numpy.fromfile("data/train.uint16", numpy.uint16).tolist()).decode().splitlines()
+    assert sorted(words) == sorted(
+        ["A" * (1 + n % 7) for n in range(300) if n % 200] + ["C" * (1 + n % 7) for n in range(300) if (300 + n) % 200]
+    )
+    changes = sum(one[0] != other[0] for one, other in itertools.pairwise(words))
+    assert changes > 200, "sequences of both files are mixed"
+
+
 def test_documents_that_were_held_out_by_the_user_are_the_validation(
     write: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -110,7 +125,8 @@ def test_documents_that_were_held_out_by_the_user_are_the_validation(
     ("name", "text", "error"),
     [
         ("p.fasta", "ACD\n", "does not begin with >"),
-        ("p.fasta", ">one\nACD\n", "0 documents to train on and 1 for validation"),
+        ("p.fasta", ">one\nACD\n", "0 documents to train on, 1 for validation"),
+        ("p.txt", "ACD\n", "its name must end with .fasta, .fa"),
         ("t.jsonl", '{"text": "a"}\n{"body": "b"}\n', "line 2: no JSON object with the key"),
         ("t.jsonl", "[1]\n", "line 1: no JSON object"),
     ],
@@ -157,13 +173,15 @@ def test_a_copy_trains_and_validates_its_checkpoint(tmp_path: Path, user_environ
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run("write_tokens.py", "p.fasta", "data")
+    assert "--data_dir data --dataset p --vocabulary 256" in run("write_tokens.py", "p.fasta", "data")
     flags = [*SMALL, "--data_dir", "data", "--limit_train", "128"]
     run("train.py", *flags, "--run_dir", "run", "--resume", "true", "--epochs", "2")
     first, second = json.loads((tmp_path / "mine/run/summary.json").read_text())["epochs"]
     assert second["val_loss"] < first["val_loss"] < numpy.log(256), "it learns from more than frequencies of tokens"
     checkpoint = "run/checkpoints/epoch0003_step0000000"
-    said = run("validate.py", checkpoint, *flags)
-    assert f"{checkpoint}: validation loss {second['val_loss']:.6f}\n" in said
+    said = run("validate.py", checkpoint, "--data_dir", "data", "--num_workers", "0")
+    assert said == f"{checkpoint}: validation loss {second['val_loss']:.6f}\n", "it takes the flags of the training"
+    with pytest.raises(AssertionError, match="was trained with --depth 1: leave out --depth"):
+        run("validate.py", checkpoint, "--data_dir", "data", "--depth", "2")
     log = run("train.py", *flags, "--run_dir", "other", "--resume", "true")
     assert "no checkpoint in other: training begins at step 0\n" in log

@@ -27,8 +27,8 @@ def rate(batches: Iterable, step: Callable = lambda batch: None, skip: int = 10,
         if number == skip + steps:
             return steps / (time.perf_counter() - started)
     raise ValueError(
-        f"there are fewer than {skip + steps} batches: pass a smaller number of steps; and a generator has one pass only, "
-        "so put it into a class whose __iter__ makes a new one"
+        f"there are fewer than {skip + steps} batches: pass a smaller number of steps; and as a generator has one pass "
+        "only, put it into a class whose __iter__ makes a new one"
     )
 
 

@@ -1,19 +1,21 @@
 """Write documents as files of tokens for the train.py beside this script: FOLDER/train.uint16 and FOLDER/val.uint16.
 
-    python write_tokens.py documents.jsonl FOLDER      # needs tokenizer.json in this folder; pip install tokenizers
-    python write_tokens.py proteins.fasta FOLDER       # each letter is a token, its byte: no tokenizer is needed
+    python write_tokens.py texts.jsonl FOLDER                    # needs tokenizer.json here; pip install tokenizers
+    python write_tokens.py a.fasta b.fasta.gz FOLDER             # each letter is a token: no tokenizer is needed
+    python write_tokens.py train.fasta FOLDER --validation val.fasta           # if you have held out some yourself
 
-A line of documents.jsonl is a JSON object with the key "text". tokenizer.json is the file of an open model, or of a
-tokenizer that you have trained. The documents are shuffled, and a token ends each of them. One of 200 is held out for
-validation; with --validation FILE they are those of this file, for documents that are held out by other rules. With
-more than 65,536 tokens in the vocabulary the files are train.uint32 and val.uint32. All documents are held in memory.
-For more of them run it once for each part, and join the files: cat */train.uint16 > train.uint16.
+A line of texts.jsonl is a JSON object with the key "text". tokenizer.json is the file of an open model, or of a
+tokenizer that you have trained. A token ends each document, and each 200th one is for validation. All of them are
+shuffled, also between files, in parts that fit into memory: the documents may be far larger than it. With more than
+65,536 tokens in the vocabulary the files are train.uint32 and val.uint32.
 """
 
 import argparse
+import gzip
+import itertools
 import json
-import random
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +24,52 @@ import numpy as np
 from workshop.errors import UserError, run_reporting_user_errors
 
 HELD_OUT = 200
-"""of so many documents, one is for validation"""
+"""each document of this number is for validation"""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """what tokenizers call the token after a document"""
-FASTA = (".fasta", ".fa", ".faa", ".fna")
-"""how the names of files in FASTA format end"""
+FASTA, LINES = (".fasta", ".fa", ".fas", ".faa", ".fna"), (".jsonl",)
+"""how the names of files end, before .gz"""
 AT_ONCE = 1000
 """documents that a tokenizer gets at once, because it then uses all CPU cores"""
+PARTS = 64
+"""that are shuffled one after the other: each must fit into memory"""
 
 
-def sequences_of(file: Path) -> list[str]:
-    """Return the sequences of a file in FASTA format."""
-    sequences: list[list[str]] = []
-    for line in file.read_text().splitlines():
+def ending_of(file: Path) -> str:
+    """Return how the name of a file ends, without .gz."""
+    return Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
+
+
+def documents_of(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the sequences of files in FASTA format, or the texts of files of JSON lines."""
+    for file in files:
+        with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+            yield from sequences_of(file, lines) if ending_of(file) in FASTA else texts_of(file, lines)
+
+
+def sequences_of(file: Path, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the sequences of a file in FASTA format."""
+    sequence: list[str] | None = None
+    for line in lines:
         if line.startswith(">"):
-            sequences.append([])
-        elif sequences:
-            sequences[-1].append(line.strip())
+            if sequence is not None:
+                yield "".join(sequence)
+            sequence = []
+        elif sequence is not None:
+            sequence.append(line.strip())
         elif line.strip():
             raise UserError(f"{file} is no FASTA file: it does not begin with >")
-    return ["".join(lines) for lines in sequences]
+    if sequence is not None:
+        yield "".join(sequence)
 
 
-def texts_of(file: Path) -> list[str]:
-    """Return the texts of a file whose lines are JSON objects with the key "text"."""
-    texts = []
-    with file.open() as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                texts.append(json.loads(line)["text"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f'{file}, line {number}: no JSON object with the key "text"') from error
-    return texts
+def texts_of(file: Path, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the texts of a file whose lines are JSON objects with the key "text"."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f'{file}, line {number}: no JSON object with the key "text"') from error
 
 
 def tokenizer_of(file: Path) -> tuple[Any, int]:
@@ -71,61 +87,87 @@ def tokenizer_of(file: Path) -> tuple[Any, int]:
     raise UserError(f"{file} has none of the tokens {', '.join(ENDS)}: add the name of its own to ENDS")
 
 
-def tokens_of(texts: list[str], tokenizer: Any) -> Iterator[Sequence[int]]:  # noqa: ANN401
+def tokens_of(texts: Iterator[str], tokenizer: Any) -> Iterator[Sequence[int]]:  # noqa: ANN401
     """Yield the tokens of each text; without a tokenizer its bytes."""
     if tokenizer is None:
         yield from (text.encode() for text in texts)
         return
-    for first in range(0, len(texts), AT_ONCE):
-        for encoded in tokenizer.encode_batch(texts[first : first + AT_ONCE], add_special_tokens=False):
-            yield encoded.ids
+    while some := list(itertools.islice(texts, AT_ONCE)):
+        yield from (encoded.ids for encoded in tokenizer.encode_batch(some, add_special_tokens=False))
 
 
-def write(file: Path, documents: Iterator[Sequence[int]], end: int) -> None:
-    """Write the tokens of the documents, one after the other; ``end`` follows each."""
-    dtype, tokens = np.dtype(file.suffix[1:]), 0
-    with file.open("wb") as out:
-        for document in documents:
-            np.array([*document, end], dtype).tofile(out)
-            tokens += len(document) + 1
-    print(f"{file}: {tokens:,} tokens")
+class Shuffled:
+    """A file of tokens whose documents come in random order: they are dealt to parts, and each part is shuffled."""
+
+    def __init__(self, file: Path, scratch: Path) -> None:
+        self.file, self.dtype, self.documents, self.tokens = file, np.dtype(file.suffix[1:]), 0, 0
+        self.random = np.random.default_rng(1)
+        self.parts = [(scratch / f"{file.stem}_{n}").open("w+b") for n in range(PARTS)]
+        self.lengths: list[list[int]] = [[] for _ in range(PARTS)]
+
+    def add(self, document: Sequence[int], end: int) -> None:
+        """Add a document, and the token that ends it."""
+        tokens = np.array([*document, end], self.dtype)
+        part = int(self.random.integers(PARTS))
+        self.parts[part].write(tokens.tobytes())
+        self.lengths[part].append(len(tokens))
+        self.documents, self.tokens = self.documents + 1, self.tokens + len(tokens)
+
+    def write(self) -> None:
+        """Write the file."""
+        with self.file.open("wb") as out:
+            for part, lengths in zip(self.parts, self.lengths, strict=True):
+                part.seek(0)
+                whole = np.frombuffer(part.read(), self.dtype)
+                part.close()
+                documents = np.split(whole, np.cumsum(lengths[:-1])) if lengths else []
+                for number in self.random.permutation(len(documents)):
+                    out.write(documents[number].tobytes())
+        print(f"{self.file}: {self.documents:,} documents, {self.tokens:,} tokens")
 
 
-def documents_of(file: Path) -> list[str]:
-    """Return the documents of a file in an order of their own, which is the same each time."""
-    if not file.is_file():
-        raise UserError(f"{file}: there is no such file")
-    documents = sequences_of(file) if file.suffix in FASTA else texts_of(file)
-    random.Random(1).shuffle(documents)
-    return documents
+def check(files: Sequence[Path]) -> None:
+    """Raise `UserError` unless these are files of one kind that can be read."""
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{file}: there is no such file")
+        if ending_of(file) not in (*FASTA, *LINES):
+            raise UserError(f"{file}: its name must end with {', '.join((*FASTA, *LINES))}, or one of these and .gz")
+    if len({ending_of(file) in FASTA for file in files}) > 1:
+        raise UserError("sequences and texts need other tokens: run it once for each, with another folder")
 
 
 def main() -> None:
     """Read the documents, hold some out, and write the tokens of both parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("documents", type=Path, help=f"documents.jsonl, or a file in FASTA format ({', '.join(FASTA)})")
+    parser.add_argument(
+        "documents", type=Path, nargs="+", help="files of JSON lines, or in FASTA format; also with .gz"
+    )
     parser.add_argument("folder", type=Path, help="folder to write to")
-    parser.add_argument("--validation", type=Path, metavar="FILE", help="documents for validation, in the same format")
+    parser.add_argument("--validation", type=Path, nargs="+", metavar="FILE", default=[], help="files for validation")
     parser.add_argument("--tokenizer", type=Path, default=Path("tokenizer.json"), help="default: %(default)s")
     arguments = parser.parse_args()
-    train = documents_of(arguments.documents)
-    if arguments.validation:
-        val = documents_of(arguments.validation)
-    else:
-        held_out = max(1, len(train) // HELD_OUT)
-        val, train = train[:held_out], train[held_out:]
-    if not train or not val:
-        raise UserError(f"{len(train)} documents to train on and {len(val)} for validation: each needs at least one")
+    check([*arguments.documents, *arguments.validation])
     tokenizer, end, vocabulary = None, ord("\n"), 256
-    if arguments.documents.suffix not in FASTA:
+    if ending_of(arguments.documents[0]) in LINES:
         tokenizer, end = tokenizer_of(arguments.tokenizer)
         vocabulary = tokenizer.get_vocab_size()
+    kind = "uint16" if vocabulary <= 2**16 else "uint32"
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    for name, documents in (("val", val), ("train", train)):
-        file = arguments.folder / f"{name}.{'uint16' if vocabulary <= 2**16 else 'uint32'}"
-        write(file, tokens_of(documents, tokenizer), end)
-    rounded = 128 * -(-vocabulary // 128)
-    print(f"{vocabulary:,} tokens in the vocabulary: train with --vocabulary {rounded}")
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
+        train, val = (Shuffled(arguments.folder / f"{name}.{kind}", Path(scratch)) for name in ("train", "val"))
+        for number, document in enumerate(tokens_of(documents_of(arguments.documents), tokenizer)):
+            is_held_out = number % HELD_OUT == 0 and not arguments.validation
+            (val if is_held_out else train).add(document, end)
+        for document in tokens_of(documents_of(arguments.validation), tokenizer):
+            val.add(document, end)
+        if not train.documents or not val.documents:
+            raise UserError(f"{train.documents} documents to train on, {val.documents} for validation: both need some")
+        train.write()
+        val.write()
+    name = arguments.documents[0].name.partition(".")[0]
+    flags = f"--data_dir {arguments.folder} --dataset {name} --vocabulary {128 * -(-vocabulary // 128)}"
+    print(f"{vocabulary:,} different tokens; train with {flags}")
 
 
 if __name__ == "__main__":

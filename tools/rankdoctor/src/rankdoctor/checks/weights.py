@@ -306,6 +306,7 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
     """With different learning rates, equal gradients lead to different weights."""
     steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
+    need(not trains_several(run, steps), "each rank trains a model of its own")
     seen(len(steps), "updates compared")
     for events in steps:
         if len({tuple(e["lr"]) for e in events}) > 1:
@@ -330,6 +331,13 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
                 "combine the value over the ranks first: dist.all_reduce",
             )
             return
+
+
+def trains_several(run: Run, steps: list[tuple[Event, ...]]) -> bool:
+    """Return whether each rank trains a model of its own, as in a search for hyperparameters: nothing is exchanged."""
+    if run.any("ddp") or run.sharded or drift(run):
+        return False
+    return all(differing(events, "gradients") and differing(events, "weights") for events in steps)
 
 
 def _other_metric(run: Run, events: tuple[Event, ...], rates: str) -> Finding | None:

@@ -3,11 +3,16 @@
 On several ranks, the weights are trained until the first evaluation. Rank 0 stores them there; from then on they are
 put back after each update. The run on one rank begins with the stored ones. So all validations are those of the same
 weights. Running statistics of batch norm never move, because they would differ between ranks.
+
+Weights that have hardly been trained often give every sample the same answer, and then a wrong count of right answers is
+right by chance. So noise that follows from the content of each sample is added to what a model says in evaluation: the
+same on any rank, and in any batch.
 """
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import os
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +26,8 @@ from ..trail import note, user_line
 from .common import CONFIG, local, patch, quietly
 
 MOST_LINES = 2000
+SPREAD = 3.0
+"""standard deviation of the noise that is added to the outputs of a model in evaluation"""
 LONGEST = 500
 """characters of a line that are kept"""
 
@@ -101,6 +108,28 @@ def before_call(known: list[nn.Module], number: int, *, is_new: bool, evaluates:
             named = {weight_key(i, name): p for i, one in enumerate(known) for name, p in one.named_parameters()}
             whole = {key: p.detach().cpu() for key, p in named.items() if not hasattr(p, "device_mesh")}
             torch.save(whole, f"{CONFIG.scratch}/weights.pt")
+
+
+@quietly
+def spread(inputs: tuple, out: Any) -> Any:
+    """Return the outputs (N, ...) of a model with noise that follows from each of its N inputs."""
+    sample = next((one for one in inputs if type(one) is torch.Tensor and one.dim()), None)
+    fits = type(out) is torch.Tensor and out.is_floating_point() and out.dim() and sample is not None
+    if not fits or len(out) != len(sample) or not len(out):
+        return out
+    return torch.stack([spread_one(one, answer) for one, answer in zip(sample, out, strict=True)])
+
+
+def spread_one(sample: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    """Return the output of one sample with noise; probabilities, and their logarithms, stay what they are."""
+    content = sample.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    numbers = torch.Generator().manual_seed(zlib.crc32(content))
+    noise = SPREAD * torch.randn(answer.shape, generator=numbers).to(answer.device, answer.dtype)
+    if answer.min() >= 0 and answer.max() <= 1:
+        return (answer + noise) % 1
+    if answer.dim() and abs(float(answer.float().logsumexp(0).mean())) < 1e-3:
+        return (answer + noise).log_softmax(0)
+    return answer + noise
 
 
 def _batch_norm(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -82,6 +82,9 @@ def _call(own: Callable[..., Any]) -> Callable[..., Any]:
         out = None
         try:
             out = own(module, *args, **kwargs)
+            if CONFIG.frozen and not module.training and not torch.is_grad_enabled():
+                noisy = frozen.spread(args, out)
+                out = out if noisy is None else noisy
             return damaged(module, out, without_number)
         finally:
             state.depth = 0
