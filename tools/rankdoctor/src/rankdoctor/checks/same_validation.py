@@ -62,7 +62,7 @@ def same_validation(several: Run, halved: Run | None, one: Run) -> Iterator[Find
     need(inputs.keys() == alone.keys() and not alone - inputs, "on one rank other samples are validated")
     need(padding < MOST_PADDING, "on several ranks, some samples are validated more often")
     found, expected = constants(several.first), constants(one.first)
-    names = [key for key in found if key in expected]
+    names = [key for key in found if key in expected and not trivial(found[key].text, expected[key].text)]
     need(names, "no result was printed alike after two validations")
     smaller = constants(halved.first) if halved and halved.any("update") else None
     least = max(LEAST, 20 * padding)
@@ -141,13 +141,12 @@ def constants(rank: Rank) -> dict[tuple[str, str, int, int], Printed]:
         and len({value.text for value in values}) == 1
         and ("." in values[0].text or "e" in values[0].text)
         and not NO_RESULT.search(values[0].word)
-        and not trivial(values[0].text)
     }
 
 
-def trivial(text: str) -> bool:
-    """Return whether a number is 0 or 1, which many things are."""
-    return float(text) in (0.0, 1.0)
+def trivial(*texts: str) -> bool:
+    """Return whether numbers are 0 or 1, all of them, which many things are."""
+    return all(float(text) in (0.0, 1.0) for text in texts)
 
 
 def combining(rank: Rank, printed: Printed) -> str:

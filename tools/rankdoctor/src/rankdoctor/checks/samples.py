@@ -159,6 +159,8 @@ def same_inputs(run: Run) -> Iterator[Finding]:
 def _common_inputs(run: Run, steps: list[list[list[int]]], how: str) -> Iterator[Finding]:
     """Yield what rank 0 and another rank have in common; ``steps`` are the hashes of the inputs of each rank."""
     steps = [rows for rows in steps if all(rows) and len(set(rows[0])) > len(rows[0]) / 2]
+    different = {frozenset(rows[0]) for rows in steps}
+    need(len(steps) < 3 or len(different) > 1, "the model gets the same inputs in every step, such as a whole graph")
     seen(len(steps), "training steps, of each the inputs of all ranks", 2)
     rows_of = [[row for rows in steps for row in rows[rank]] for rank in range(run.world)]
     common, other = max((len(set(rows_of[0]) & set(rows_of[rank])), rank) for rank in range(1, run.world))
@@ -266,6 +268,17 @@ def same_order(run: Run) -> Iterator[Finding]:
             )
             at = run.made(events[1]["loader"]).get("sampler_at") or events[1]["at"]
             yield fault(at, text, "call set_epoch(epoch) of this sampler before each epoch")
+    for e in run.first.all("second_pass"):
+        if e["loader"] in run.training and e["changed"]:
+            judged += 1
+            if e["equal"]:
+                made = run.made(e["loader"])
+                text = (
+                    f"the second pass of this stream begins with the same batches as the first, although "
+                    f"{e['changed'][0]} of its data set has changed"
+                )
+                fix = "workers that are kept have copies of the data set: share the epoch with them, or do not keep them"
+                yield fault(made["at"], text, fix if made["workers"] else "let the order follow from the epoch")
     need(judged, ONE_EPOCH)
     seen(judged, "loaders, of each the order of two passes")
 

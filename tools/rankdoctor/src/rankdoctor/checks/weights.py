@@ -74,7 +74,7 @@ def parts_of_ranks(first: tuple[Event, ...], names: set[str]) -> set[str]:
     a layer only began with other numbers on each rank, its gradients would be averaged like the others.)
     """
     found, gradients = set(differing(first, "weights")), set(differing(first, "gradients"))
-    others = [first[0]["weights"][name] for name in names - found]
+    others = [first[0]["weights"].get(name) for name in names - found]
     are_random = any(value and abs(value[0]) < 0.9 * value[1] for value in others)
     return found if found and found == gradients & names and are_random else set()
 

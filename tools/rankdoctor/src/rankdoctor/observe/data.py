@@ -26,6 +26,8 @@ LONGEST_PLAN = 200_000
 """batches of a pass that are looked at: a sampler can be endless"""
 LONGEST_DRAIN = 3.0
 """seconds in which the rest of a stream is counted"""
+BEGIN = 3
+"""batches of a pass of a stream that are compared with those of the next one"""
 MOST_GIVEN = 50_000
 """samples of a stream that are compared"""
 MANY_OBJECTS = 20_000
@@ -46,6 +48,8 @@ class Known:
     """loaders of streams of which the batches were counted"""
     mixed: set[int] = field(default_factory=set)
     """those of which several parts vary, such as a number and a seed: a number alone is no sample"""
+    begins: dict[str, list[list[tuple[list[int], dict[str, int]]]]] = field(default_factory=dict)
+    """of each stream and pass: what the first batches hold, and the epochs of the data set then"""
     given: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
     """of each loader of a stream: hashes of the samples of its first pass, as they are and in any order"""
     files: int = 0
@@ -375,8 +379,10 @@ def _following(own: Callable[..., Any]) -> Callable[..., Any]:
             state.loading = False
         iterator._rankdoctor_given += 1
         state.loader = known.loaders[id(loader)][0]
-        if is_stream and state.loader not in known.drained:
-            remember(state.loader, batch)
+        if is_stream:
+            compare_passes(loader, batch, iterator._rankdoctor_given)
+            if state.loader not in known.drained:
+                remember(state.loader, batch)
         mark_on_cpu(batch)
         note("batch", loader=state.loader, wait=round(time.perf_counter() - began, 5))
         return batch
@@ -403,6 +409,27 @@ def drain(following: Callable[[Any], Any], iterator: Any) -> None:
     finally:
         state.loading = False
     note("pass_end", loader=key, batches=count, complete=complete, **given_by(key))
+
+
+@quietly
+def compare_passes(loader: Any, batch: Any, number: int) -> None:
+    """Log whether the first batches of a stream are the same in its second pass, although its epoch has changed.
+
+    ``number`` of the batch in its pass, from 1. An epoch is an attribute of the data set with this word in its name.
+    """
+    key = known.loaders[id(loader)][0]
+    passes = known.begins.setdefault(key, [])
+    if number == 1:
+        passes.append([])
+    if len(passes) > 2 or number > BEGIN:
+        return
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    epochs = {name: value for name, value in vars(loader.dataset).items() if "epoch" in name and type(value) is int}
+    passes[-1].append((fingerprints(max(leaves, key=torch.Tensor.numel)) if leaves else [], epochs))
+    if len(passes) == 2 and number == BEGIN and len(passes[0]) == BEGIN:
+        (first, before), (_, now) = passes[0][0], passes[1][0]
+        equal = bool(first) and [rows for rows, _ in passes[0]] == [rows for rows, _ in passes[1]]
+        note("second_pass", loader=key, equal=equal, changed=sorted(k for k in now if now[k] != before.get(k)))
 
 
 @quietly

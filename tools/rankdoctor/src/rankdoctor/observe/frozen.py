@@ -26,7 +26,7 @@ from ..trail import note, user_line
 from .common import CONFIG, local, patch, quietly
 
 MOST_LINES = 2000
-SPREAD = 3.0
+SPREAD = 1.0
 """standard deviation of the noise that is added to the outputs of a model in evaluation"""
 LONGEST = 500
 """characters of a line that are kept"""
