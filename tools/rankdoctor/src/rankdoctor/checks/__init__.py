@@ -135,7 +135,7 @@ def apply(check: Check, cases: Sequence[tuple[Any, ...]], diagnosis: Diagnosis) 
                 kinds = tuple(kind for kind in kinds if kind != COST)
             shown = [as_confirmed(finding, launch) for finding in new if finding.kind in kinds]
             if launch.provocation == "skip":
-                shown = as_skipped(shown, case[-1])
+                shown = [] if found else as_skipped(shown, case[-1])  # what other runs show follows from no skip
             found += shown
             if new and not shown:  # what such a run may not accuse, it cannot call fine either
                 reasons.append(CannotJudge("it was seen in a run that is not the ordinary one"))
