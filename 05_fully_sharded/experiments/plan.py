@@ -227,7 +227,7 @@ def show(plan: Plan, hours: float | None) -> None:
     if near:
         line(
             "",
-            f"not surely slower: --shard {'; --shard '.join(near)}; begin with the fastest, and try them on one node",
+            f"not surely slower: --shard {'; --shard '.join(near)};\nbegin with the fastest, and try them on one node",
         )
     total, speeds = best.seconds * plan.steps, [plan.tokens_of_step / seconds for seconds in (high, low)]
     costs = [seconds * plan.steps * gpus.number / 3600 for seconds in (low, high)]
