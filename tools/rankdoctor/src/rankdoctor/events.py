@@ -78,6 +78,9 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     message     a point-to-point message is sent or received, such as between the stages of a pipeline
     contrast    a cross-entropy whose targets are columns in a row, over gathered features: target (the first column),
                 own (that of this rank's first features), columns
+    branch      a condition by which this rank alone leaves out a step: at, body (line of what is done then)
+    branch_taken    it was taken as true in a run for that: at
+    second_pass     of a stream, whether it begins as the first one: loader, equal, changed (epochs of its data set)
     gathered_used   the loss depends on gathered tensors that have no graph (only recorded in a separate run)
     seed        the script seeds a generator, or gives it a whole state (whole): generator, value
     device      a GPU is used by its number, once for each line: index, gpus (that the rank sees), asked (the script has
@@ -290,6 +293,9 @@ class Event(TypedDict, total=False):
     redrawn: bool
     thrown: list[list[str]]
     changed_in_backward: list[str]
+    changed: list[str]
+    equal: bool
+    body: int
     followed: int
     drew: bool
     random_in: list[list[str]]

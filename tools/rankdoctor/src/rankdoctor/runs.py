@@ -35,7 +35,7 @@ class Launch:
     name: str = ""
     """what is different from an ordinary run, in words, such as "as on two nodes" """
     provocation: str = ""
-    """the condition that this run creates: uneven, two_nodes, resume, nan, outliers, skip, one_rank, workers or frozen"""
+    """the condition of this run: uneven, two_nodes, resume, nan, outliers, skip, one_rank, workers or frozen"""
     compared: str = ""
     """for which comparison this is the second run: resumed, other_ranks, other_workers or frozen"""
     world_size: int = 2

@@ -277,7 +277,7 @@ def same_order(run: Run) -> Iterator[Finding]:
                     f"the second pass of this stream begins with the same batches as the first, although "
                     f"{e['changed'][0]} of its data set has changed"
                 )
-                fix = "workers that are kept have copies of the data set: share the epoch with them, or do not keep them"
+                fix = "workers that are kept have copies of the data set: share the epoch with them, or start them anew"
                 yield fault(made["at"], text, fix if made["workers"] else "let the order follow from the epoch")
     need(judged, ONE_EPOCH)
     seen(judged, "loaders, of each the order of two passes")

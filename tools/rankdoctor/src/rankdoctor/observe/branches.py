@@ -1,7 +1,7 @@
 """Where a rank can leave out a step by itself: `if ...: continue` before backward, decided by its own batch.
 
-The ordinary run only looks for such places, in the source around the first backward pass. A run of its own then takes one
-of them on one rank, as a batch would that fulfils the condition there and nowhere else.
+The ordinary run only looks for such places, in the source around the first backward pass. A run of its own then takes
+one of them on one rank, as a batch would that fulfils the condition there and nowhere else.
 """
 
 import ast
@@ -70,7 +70,7 @@ def trace(frame: FrameType, event: str, value: Any) -> Any:  # noqa: ANN401
             Branches.taken, at = True, trail.place_of(frame)
             sys.settrace(None)
             with contextlib.suppress(ValueError):  # Python cannot jump there
-                frame.f_lineno = CONFIG.branch_body
+                frame.f_lineno = CONFIG.branch_body  # type: ignore[misc]  # a trace function may
                 note("branch_taken", at=at)
     return trace
 
@@ -130,8 +130,9 @@ class Search:
         elif calls_in(statement) & self.talking:
             in_place = calls_in(statement) & DIRECT or not isinstance(statement, ast.Assign)
             self.agreed |= names_in(statement) if in_place else stored_in(statement)
-        elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and statement.value is not None:
-            if names_in(statement.value) & self.own or "next" in calls_in(statement.value):
+        elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            value = statement.value
+            if value is not None and (names_in(value) & self.own or "next" in calls_in(value)):
                 self.own |= stored_in(statement)
 
     def is_branch(self, statement: ast.If) -> bool:

@@ -4,9 +4,9 @@ On several ranks, the weights are trained until the first evaluation. Rank 0 sto
 put back after each update. The run on one rank begins with the stored ones. So all validations are those of the same
 weights. Running statistics of batch norm never move, because they would differ between ranks.
 
-Weights that have hardly been trained often give every sample the same answer, and then a wrong count of right answers is
-right by chance. So noise that follows from the content of each sample is added to what a model says in evaluation: the
-same on any rank, and in any batch.
+Weights that have hardly been trained often give every sample the same answer, and then a wrong count of right answers
+is right by chance. So noise that follows from the content of each sample is added to what a model says in evaluation:
+the same on any rank, and in any batch.
 """
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
@@ -114,8 +114,9 @@ def before_call(known: list[nn.Module], number: int, *, is_new: bool, evaluates:
 def spread(inputs: tuple, out: Any) -> Any:
     """Return the outputs (N, ...) of a model with noise that follows from each of its N inputs."""
     sample = next((one for one in inputs if type(one) is torch.Tensor and one.dim()), None)
-    fits = type(out) is torch.Tensor and out.is_floating_point() and out.dim() and sample is not None
-    if not fits or len(out) != len(sample) or not len(out):
+    if sample is None or type(out) is not torch.Tensor or not out.is_floating_point() or not out.dim():
+        return out
+    if len(out) != len(sample) or not len(out):
         return out
     return torch.stack([spread_one(one, answer) for one, answer in zip(sample, out, strict=True)])
 
