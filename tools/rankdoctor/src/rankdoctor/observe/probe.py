@@ -28,7 +28,7 @@ NUMBERS = (int, float, bool)
 
 
 class Lines:
-    """The lines that set the attributes of data sets first, by the id of the data set."""
+    """The lines that set the attributes of data sets first, or after None, by the id of the data set."""
 
     known: ClassVar[dict[int, dict[str, str]]] = {}
 
@@ -37,9 +37,10 @@ def watch_attributes() -> None:
     """Remember the line of the script that sets each attribute of a data set."""
 
     def set_attribute(dataset: Any, name: str, value: Any) -> None:
+        was_none = getattr(dataset, name, None) is None
         super(data.Dataset, dataset).__setattr__(name, value)
         lines = Lines.known.setdefault(id(dataset), {})
-        if name not in lines and len(lines) < 64:
+        if (name not in lines or was_none) and len(lines) < 64:
             lines[name] = user_line()
 
     data.Dataset.__setattr__ = set_attribute
