@@ -26,7 +26,7 @@ class Animals(Dataset):
         self.index = {name: number for number, name in enumerate(names)}  # LINE index
         self.file = None
         if "handle" in words:
-            self.file = open(path, "rb")  # noqa: SIM115 LINE open
+            self.file = open(path, "rb")  # noqa: SIM115  # LINE open
 
     def __len__(self) -> int:
         return len(self.labels)
