@@ -22,7 +22,7 @@ from .settings import AFTER_A_SAVE
 
 NO_LIMIT = 10**9
 BRANCHES = 2
-"""conditions by which a rank can skip a batch that are tried, each in a run of its own"""
+"""skip conditions that are tried, each in a separate run"""
 """updates; the time limit ends the run before"""
 
 

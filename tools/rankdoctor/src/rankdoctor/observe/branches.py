@@ -1,7 +1,7 @@
 """Where a rank can leave out a step by itself: `if ...: continue` before backward, decided by its own batch.
 
-The ordinary run only looks for such places, in the source around the first backward pass. A run of its own then takes
-one of them on one rank, as a batch would that fulfils the condition there and nowhere else.
+The ordinary run only looks for such places, in the source around the first backward pass. A separate run then takes one
+of them on one rank: as if a batch of this rank alone fulfilled the condition.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""What the doctor damages on one rank, in a run of its own: a NaN, a loss that is far too large, a worse validation."""
+"""Damage on one rank, in separate runs: a NaN, or a loss that is far too large and a worse validation."""
 
 from collections.abc import Callable
 from typing import Any
