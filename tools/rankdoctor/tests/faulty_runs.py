@@ -58,6 +58,15 @@ def same_inputs_without_numbers(run: Run) -> None:
             e["rows"] = [number, number + 100]
 
 
+@faulty("same_samples", "FAULT", 43)
+def own_loaders_that_shuffle_apart(run: Run) -> None:
+    """The ranks have a quarter of their inputs in common: not of the largest, which are drawn anew, but of another."""
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "pass"]
+        for number, e in enumerate(rank.all("forward", train=True)):
+            e["further"] = [[1000 * (rank.number if n % 4 else 7) + 100 * number + n for n in range(16)]]
+
+
 @faulty("shared_once", "FAULT", 9)
 def shared_twice(run: Run) -> None:
     change(run, "loader", sampler_at=at(9))
@@ -433,6 +442,11 @@ def no_no_sync(run: Run) -> None:
 @faulty("sample_weights", "NOTE", 44)
 def class_weights_per_rank(run: Run) -> None:
     change(run, "update", (1,), factors=[[at(44), 2, 0.2]])
+
+
+@faulty("element_weights", "NOTE", 44)
+def masked_mean_per_rank(run: Run) -> None:
+    change(run, "update", (1,), elements=[[at(44), 0, 0, 1 / 31]])
 
 
 @faulty("schedule_length", "NOTE", 33)

@@ -592,6 +592,23 @@ def test_each_kind_is_found_with_its_line(doctor: Doctor, words: str, wanted: Fo
     ("words", "wanted"),
     [
         ("", {}),
+        ("replacement", {}),
+        ("own_order", {"same_samples": "model"}),
+        ("own_count", {"element_weights": "backward"}),
+        ("own_mean", {"element_weights": "backward"}),
+    ],
+)
+def test_an_own_loader_and_a_masked_loss(doctor: Doctor, words: str, wanted: Found) -> None:
+    report, found = doctor.findings("masks.py", *([words] if words else []))
+    found.pop("collectives_per_step", None)  # a count that is added up in each step costs a little
+    assert report["errors"] == [] and found == wanted
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("", {}),
         ("tally", {"added_once": "tally"}),
         ("divided", {"divided_once": "divided"}),
         ("average", {"statistics_of_copies": "average"}),

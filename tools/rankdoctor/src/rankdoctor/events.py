@@ -36,7 +36,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 broadcast (of buffers)
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
                 and batch norm in training mode), samples, rows and bags (hashes of each input
-                sample, as it is and with its values in any order), rng, buffers, untouched (batch norms as made); ddp
+                sample, as it is and with its values in any order), further (such hashes of up to
+                three other inputs), rng, buffers, untouched (batch norms as made); ddp
                 and sync, or inside (line of the DistributedDataParallel that has this module); without gradients in
                 evaluation mode: drew (random numbers), random_in (what is random or takes statistics of the batch, and
                 its line)
@@ -53,7 +54,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 wrapped models, other than those of batch norm)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 losses (what they minimized), added (backward added to the gradients of the update before), factors
-                (line, samples, weight of a sample), waits (line and operation: count), graphs, graph_at, low_same and
+                (line, samples, weight of a sample), elements (of sums and means: line, which of that backward pass,
+                elements, weight of one), waits (line and operation: count), graphs, graph_at, low_same and
                 low_all (numbers of weights in 16 bits that stayed, and all of them), thrown (lines of backward passes
                 whose gradients nothing has used, and of what set these to zero), changed_in_backward (buffers),
                 followed (passes whose gradients it uses)
@@ -194,6 +196,7 @@ class Event(TypedDict, total=False):
     samples: Any  # a number; in "parity" a list of numbers
     rows: list[int]
     bags: Any  # a list of hashes; in "pass_end" a path
+    further: list[list[int]]
     untouched: int
     rng: int
     buffers: list[int]
@@ -218,6 +221,7 @@ class Event(TypedDict, total=False):
     losses: list[float]
     added: bool
     factors: list[tuple[str, int, float]]
+    elements: list[tuple[str, int, int, float]]
     waits: dict[str, int]
     graphs: int
     graph_at: str

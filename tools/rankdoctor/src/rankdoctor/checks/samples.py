@@ -24,6 +24,10 @@ from .base import (
 
 COMPARED = 12
 """training steps of which the inputs are compared"""
+OF_A_PASS = 50
+"""such steps, where an own loader may order the samples"""
+LEAST_COMMON = 16
+"""inputs that two ranks must have in common before it is said that each has an order of its own"""
 
 
 @check(
@@ -42,7 +46,8 @@ def same_samples(run: Run) -> Iterator[Finding]:
         if _is_planned(run, passes[0])
     }
     if not planned:
-        yield from same_inputs(run)
+        apart = list(_ordered_apart(run.together("forward", train=True, grad=True)[:OF_A_PASS]))
+        yield from apart or same_inputs(run)
         return
     numbers = [n for passes in planned.values() for parts in passes for e in parts.values() for n in run.numbers(e)]
     seen(len(numbers), "samples of all ranks, compared by their numbers")
@@ -154,6 +159,41 @@ def same_inputs(run: Run) -> Iterator[Finding]:
     yield from _common_inputs(run, as_they_are, "")
     if all(all(rows) for rows in in_any_order):  # images that a transform has flipped, turned or shifted
         yield from _common_inputs(run, in_any_order, ", with their values in another order, as by a flip or a shift")
+
+
+def _ordered_apart(calls: list[tuple[Event, ...]]) -> Iterator[Finding]:
+    """Yield the finding if no rank has an input twice, but two ranks have many in common: each has its own order.
+
+    Numbers that are drawn with replacement would come twice on one rank as soon as on two. Looked at are the inputs
+    before the first that a rank has twice, which are those of one pass.
+    """
+    model = calls[0][0]["model"] if calls else None
+    calls = [events for events in calls if all(e["model"] == model for e in events)]
+    inputs = min((len(e.get("further", [])) + 1 for events in calls for e in events), default=0)
+    for which in range(inputs):
+        given: list[list[int]] = [[] for _ in calls[0]]
+        steps = 0
+        for events in calls:
+            longer = [
+                [*rows, *([e.get("rows", []), *e.get("further", [])][which])]
+                for rows, e in zip(given, events, strict=True)
+            ]
+            if any(len(set(rows)) < len(rows) for rows in longer):
+                break
+            given, steps = longer, steps + 1
+        common, one, other = max(
+            (len(set(given[one]) & set(given[other])), one, other)
+            for one, other in itertools.combinations(range(len(given)), 2)
+        )
+        if common >= LEAST_COMMON and 0.08 < common / len(given[one]) <= 0.6:
+            text = (
+                f"in {steps} steps, ranks {one} and {other} both get {common} of their {len(given[one])} samples, "
+                "before either gets one a second time: each rank shuffles by itself what the ranks then divide, so "
+                "some samples are on several ranks, and others on none"
+            )
+            fix = "order the samples with the same seed on all ranks (seed + epoch), and let each take its own part"
+            yield fault(calls[0][0]["at"], text, fix)
+            return
 
 
 def _common_inputs(run: Run, steps: list[list[list[int]]], how: str) -> Iterator[Finding]:

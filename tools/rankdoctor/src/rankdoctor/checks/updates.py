@@ -7,6 +7,9 @@ from ..events import Event
 from ..runs import Run
 from .base import Finding, check, cost, fault, hint, need, need_none, need_updates, need_use, seen, shows, some
 
+UNEVEN = 1.25
+"""times that an element may count more than another before it is said"""
+
 
 @check("Gradients are clipped after the scaler's factor is removed.", exercise="stuck_in_fp16")
 def clip_scaled(run: Run) -> Iterator[Finding]:
@@ -153,6 +156,36 @@ def sample_weights(run: Run) -> Iterator[Finding]:
             f"(parts of {', '.join(map(str, worst[2][:4]))} samples)"
         )
         yield hint(worst[1], text, "divide the sum of the losses by what there is in the whole update, over all ranks")
+
+
+@check("All elements of an update count alike.", after=("gradients_used", "sample_weights"))
+def element_weights(run: Run) -> Iterator[Finding]:
+    """A mean over a mask divides by its own number of elements; an average of such means favors sparse batches."""
+    apart: list[tuple[float, str, list[float]]] = []
+    judged = compared = 0
+    for events in run.together("update"):
+        weights = defaultdict(list)
+        for at, term, _, weight in (entry for e in events for entry in e.get("elements", [])):
+            weights[at, term].append(weight)
+        several = {key: found for key, found in weights.items() if len(found) > 1 and min(found) > 0}
+        judged += bool(several)
+        compared += sum(map(len, several.values()))
+        ratios = [(max(found) / min(found), at, found) for (at, _), found in several.items()]
+        apart += [max(ratios)] if ratios and max(ratios)[0] > UNEVEN else []
+    need(judged > 1, "no sum or mean over elements was seen in what is minimized, on several ranks or in several parts")
+    need(not any(e.get("gradient") for e in run.first.all("collective")), "the script adds up gradients itself")
+    need(not apart or len(apart) > 0.6 * judged, f"in {len(apart)} of {judged} updates elements count differently")
+    if apart:
+        ratio, at, found = sorted(apart)[len(apart) // 2]
+        parts = ", ".join(f"1/{1 / weight:.4g}" for weight in found[:4])
+        text = (
+            f"in {len(apart)} of {judged} updates, the elements of one part (a rank, or a batch that is accumulated) "
+            f"count more than those of another: {ratio:.2g} times or more in half of them ({parts}), because each part "
+            "divides by its own count"
+        )
+        fix = "if a mean over all elements is meant: all_reduce the counts, then sum of this part * ranks / total"
+        yield hint(at, text, fix)
+    seen(compared, f"sums and means compared in {judged} updates", 2)
 
 
 @check("The schedule is as long as the training.", exercise="other_losses", ranks=True)

@@ -18,6 +18,7 @@ from .common import (
     state,
 )
 from .models import Alive, models
+from .totals import MOST_NODES, PASSED_ON, number_in
 
 
 def wrap_loss(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -64,6 +65,47 @@ def note_factor(at: str, gradient: torch.Tensor) -> None:
         models.factors.append((at, int(counted.numel()), float(counted.mean())))
 
 
+MEANS = {
+    "MeanBackward0",
+    "MseLossBackward0",
+    "SmoothL1LossBackward0",
+    "HuberLossBackward0",
+    "BinaryCrossEntropyBackward0",
+    "BinaryCrossEntropyWithLogitsBackward0",
+}
+"""operations that can take a mean over all elements"""
+
+
+@quietly
+def note_elements(loss: torch.Tensor, at: str) -> None:
+    """Remember how much an element counts in each sum or mean that is minimized, such as one over a mask."""
+    nodes: list[tuple[Any, float, bool]] = [(loss.grad_fn, 1.0, False)]  # with a factor, and whether a sum was passed
+    found = []
+    for _ in range(MOST_NODES):
+        if not nodes:
+            break
+        node, times, is_summed = nodes.pop()
+        kind, factor = type(node).__name__, number_in(node)
+        following = [one for one, _ in node.next_functions if one is not None]
+        if kind in MEANS and (count := _elements_of_mean(node)):
+            found.append((count, abs(times) / count))
+        elif kind in ("DivBackward0", "MulBackward0") and factor and len(following) == 1:
+            nodes.append((following[0], times / factor if kind == "DivBackward0" else times * factor, is_summed))
+        elif kind in PASSED_ON:
+            nodes += [(one, times, is_summed or kind == "SumBackward0") for one in following]
+        elif is_summed:
+            found.append((0, abs(times)))
+    models.elements += [(at, term, count, weight) for term, (count, weight) in enumerate(found)]
+
+
+def _elements_of_mean(node: Any) -> int:
+    """Return of how many elements an operation takes the mean; 0 if it takes none."""
+    if hasattr(node, "_saved_self_sym_numel"):
+        return int(node._saved_self_sym_numel)
+    is_mean = getattr(node, "_saved_reduction", 0) == 1
+    return int(node._saved_self.numel()) if is_mean else 0
+
+
 def wrap_backward(own: Callable[..., None]) -> Callable[..., None]:
     """Note each backward pass, and what it does to the gradients."""
 
@@ -71,6 +113,7 @@ def wrap_backward(own: Callable[..., None]) -> Callable[..., None]:
         if state.in_backward:  # reentrant checkpointing calls it within a backward pass
             return own(tensors, *args, **kwargs)
         branches.look()
+        note_elements(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
         note_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
         before = gradient_sizes() or {}
         state.in_backward = True

@@ -33,6 +33,8 @@ from .models import models
 MOST_CALLS = 1500
 """calls of which the inputs are compared"""
 MOST_SAMPLES = 4096 if CONFIG.frozen else 256
+MOST_FURTHER = 3
+"""inputs beside the largest whose rows are compared: it may hold what is drawn anew, such as neighbors in a graph"""
 LOOKS = 5
 """calls in training in which it is looked for noise that the model scales"""
 has_parameters: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
@@ -250,8 +252,11 @@ def _inputs(args: tuple, kwargs: dict) -> dict[str, object]:
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.dim() and not v.is_meta and not v.is_sparse]
     if not tensors:
         return {}
-    largest = local(max(tensors, key=torch.Tensor.numel))
+    largest = max(tensors, key=torch.Tensor.numel)
+    further = [v for v in tensors if v is not largest][:MOST_FURTHER]
+    largest = local(largest)
     return {
+        "further": [fingerprints(local(value)[:MOST_SAMPLES]) for value in further],
         "samples": len(largest),
         "rows": fingerprints(largest[:MOST_SAMPLES]),
         "bags": bags(largest[:MOST_SAMPLES]),

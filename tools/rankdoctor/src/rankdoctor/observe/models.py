@@ -53,6 +53,9 @@ class Models:
     """whether the script wants the gradient of an input, since the last backward pass"""
     factors: list[tuple[str, int, float]] = field(default_factory=list)
     """of each loss since the last update: its line, its samples, and how much a sample counts"""
+    elements: list[tuple[str, int, int, float]] = field(default_factory=list)
+    """of each sum or mean that was minimized since then: the line of its backward pass, which one of that pass it is,
+    its elements (0: not known), and how much one of them counts"""
     graphs: list[tuple["weakref.ref[Alive]", str]] = field(default_factory=list)
 
 

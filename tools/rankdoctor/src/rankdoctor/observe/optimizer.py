@@ -179,6 +179,7 @@ def note_after(optimizer: Optimizer) -> None:
         losses=models.losses,
         added=_number_of(optimizer) in models.added - models.zeroed,
         factors=models.factors,
+        elements=models.elements[:50],
         waits=optimizers.waits,
         graphs=len(alive),
         graph_at=alive[0] if alive else None,
@@ -189,7 +190,8 @@ def note_after(optimizer: Optimizer) -> None:
     totals.at_end_of_step(state.world)
     files.look_at_loaded()
     models.graphs = [pair for pair in models.graphs if pair[0]() is not None]
-    models.backwards, models.losses, models.factors, optimizers.waits, optimizers.copies = [], [], [], {}, []
+    models.backwards, models.losses, models.factors, models.elements = [], [], [], []
+    optimizers.waits, optimizers.copies = {}, []
     optimizers.scaled = False
     models.zeroed.discard(_number_of(optimizer))
     models.added.discard(_number_of(optimizer))

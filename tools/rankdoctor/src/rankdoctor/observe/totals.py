@@ -93,7 +93,7 @@ def note_divisor(loss: torch.Tensor, at: str) -> None:
         if not nodes or found:
             break
         node, times, total = nodes.pop()
-        factor, kind = _number_in(node), type(node).__name__
+        factor, kind = number_in(node), type(node).__name__
         if kind == "DivBackward0" and factor:
             divisor = next((t for t in totals.recent if t[0] >= SMALLEST and _equal(t[0], factor)), None)
             total, times = divisor or total, times if divisor else times / factor
@@ -114,7 +114,7 @@ PASSED_ON = ("AddBackward0", "SumBackward0", "SubBackward0", "NegBackward0", "To
 """operations that give each part of a sum the gradient of the sum"""
 
 
-def _number_in(node: Any) -> float:
+def number_in(node: Any) -> float:
     """Return the number by which an operation multiplies or divides; 0 if it is no single number."""
     for name in ("_saved_other", "_saved_self"):
         saved = getattr(node, name, None)
