@@ -1,5 +1,6 @@
 """A Slurm of the tests' own; `from slurm_cluster import slurm` in conftest.py makes it a fixture of every test."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "slurm" / "local_cluster.sh"
@@ -86,4 +88,14 @@ def slurm() -> Iterator[SlurmCluster]:
             yield SlurmCluster(state)
         finally:
             stopped = local_cluster(state, "down")
+            kill_jobs(f"{state}/slurm.conf")
             assert stopped.returncode == 0, stopped.stderr
+
+
+def kill_jobs(configuration: str) -> None:
+    """Kill what is left of a cluster's jobs: torchrun's ranks are sessions of their own, which Slurm does not find."""
+    for process in psutil.process_iter(["environ"]):
+        environment = process.info["environ"] or {}  # None for the processes of others
+        if environment.get("SLURM_CONF") == configuration and "SLURM_JOB_ID" in environment:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
