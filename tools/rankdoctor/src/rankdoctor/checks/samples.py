@@ -46,7 +46,10 @@ def same_samples(run: Run) -> Iterator[Finding]:
         if _is_planned(run, passes[0])
     }
     if not planned:
-        apart = list(_ordered_apart(run.together("forward", train=True, grad=True)[:OF_A_PASS]))
+        own = any(e.get("gradient") for e in run.first.all("collective"))
+        one_model = own or run.sharded or run.first.all("ddp")  # and not one of each rank, as in a search
+        calls = run.together("forward", train=True, grad=True)[:OF_A_PASS] if one_model else []
+        apart = list(_ordered_apart(calls))
         yield from apart or same_inputs(run)
         return
     numbers = [n for passes in planned.values() for parts in passes for e in parts.values() for n in run.numbers(e)]
@@ -164,8 +167,8 @@ def same_inputs(run: Run) -> Iterator[Finding]:
 def _ordered_apart(calls: list[tuple[Event, ...]]) -> Iterator[Finding]:
     """Yield the finding if no rank has an input twice, but two ranks have many in common: each has its own order.
 
-    Numbers that are drawn with replacement would come twice on one rank as soon as on two. Looked at are the inputs
-    before the first that a rank has twice, which are those of one pass.
+    Numbers that each step draws anew would come twice on one rank as soon as on two. Looked at are the inputs before
+    the first that a rank has twice, which are those of one pass.
     """
     model = calls[0][0]["model"] if calls else None
     calls = [events for events in calls if all(e["model"] == model for e in events)]
@@ -185,7 +188,7 @@ def _ordered_apart(calls: list[tuple[Event, ...]]) -> Iterator[Finding]:
             (len(set(given[one]) & set(given[other])), one, other)
             for one, other in itertools.combinations(range(len(given)), 2)
         )
-        if common >= LEAST_COMMON and 0.08 < common / len(given[one]) <= 0.6:
+        if steps > 2 and common >= LEAST_COMMON and 0.08 < common / len(given[one]) <= 0.6:
             text = (
                 f"in {steps} steps, ranks {one} and {other} both get {common} of their {len(given[one])} samples, "
                 "before either gets one a second time: each rank shuffles by itself what the ranks then divide, so "

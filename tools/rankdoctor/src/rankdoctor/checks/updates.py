@@ -174,6 +174,7 @@ def element_weights(run: Run) -> Iterator[Finding]:
         apart += [max(ratios)] if ratios and max(ratios)[0] > UNEVEN else []
     need(judged > 1, "no sum or mean over elements was seen in what is minimized, on several ranks or in several parts")
     need(not any(e.get("gradient") for e in run.first.all("collective")), "the script adds up gradients itself")
+    need(run.first.all("ddp") or run.sharded or run.world == 1, "the gradients are not averaged by DDP or FSDP")
     need(not apart or len(apart) > 0.6 * judged, f"in {len(apart)} of {judged} updates elements count differently")
     if apart:
         ratio, at, found = sorted(apart)[len(apart) // 2]
