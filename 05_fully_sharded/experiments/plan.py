@@ -369,9 +369,11 @@ def job_lines(plan: Plan, best: Way, interval: float, slowest: float) -> list[st
     often = max(1, round(interval / best.seconds))
     saves = f"--save_interval {often} " if often < per_epoch else ""
     limit = min(24, math.ceil(1.2 * steps * slowest / 3600) + 1)
+    own = ["# own tokens: add your --data_dir and --dataset"] if "--vocabulary" in model.flags else []
     head = f"sbatch --nodes={gpus.nodes} --ntasks-per-node={gpus.per_node} --gres=gpu:{gpus.per_node}"
     return [
         "# in the lesson's folder, or in one beside it; partition, account and time limit: slurm/site.sh, sinfo",
+        *own,
         "source ../slurm/site.sh",
         f"{head} --time={limit:02}:00:00 ../slurm/64_gpus.slurm \\" if several else "python train.py \\",
         f"    {' '.join(model.flags)} --sequence_length {model.sequence_length} --precision {gpus.sixteen} \\",

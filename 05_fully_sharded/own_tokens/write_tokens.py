@@ -8,6 +8,16 @@ A line of texts.jsonl is a JSON object with the key "text". tokenizer.json is th
 tokenizer that you have trained. A token ends each document, and each 200th one is for validation. All of them are
 shuffled, also between files, in parts that fit into memory: the documents may be far larger than it. With more than
 65,536 tokens in the vocabulary the files are train.uint32 and val.uint32.
+
+To train a tokenizer on your own documents:
+
+    import json
+    from tokenizers import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer()
+    texts = (json.loads(line)["text"] for line in open("texts.jsonl"))
+    tokenizer.train_from_iterator(texts, vocab_size=32768, special_tokens=["<|endoftext|>"])
+    tokenizer.save("tokenizer.json")
 """
 
 import argparse
