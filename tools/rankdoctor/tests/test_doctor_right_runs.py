@@ -316,6 +316,33 @@ def test_tensor_parallel_ranks_may_have_the_same_inputs() -> None:
     assert not judge([run]).faults
 
 
+def test_whole_files_that_the_ranks_exchange_in_the_next_epoch_are_no_order_of_their_own() -> None:
+    """The first half of the steps has nothing in common; all of the second half was on the other rank before."""
+    run = correct_run()
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "pass"]
+        for number, e in enumerate(rank.all("forward", train=True)):
+            files = rank.number if number < 4 else 1 - rank.number
+            e["rows"] = [1000 * files + 100 * (number % 4) + n for n in range(16)]
+    assert not [finding for finding in judge([run]).findings if finding.check == "same_samples"]
+
+
+def test_tables_of_each_rank_may_have_an_optimizer_of_their_own() -> None:
+    """Their weights differ between the ranks from the beginning on; the ranks exchange rows within the model."""
+    run = correct_run()
+    for rank in run.ranks:
+        events = []
+        for e in rank.events:
+            events.append(e)
+            if e["e"] == "gradients":
+                own = {"table": [0.5 + rank.number + 0.1 * e["step"], 9.0]}
+                events.append(e | {"optimizer": 1, "weights": own, "gradients": own})
+        rank.events = events
+    assert [finding.check for finding in judge([run]).faults] == ["weights_agree"], "nobody has wrapped the table"
+    add(run, "inner", 43, name="all_to_all_single", features=True)
+    assert not [finding for finding in judge([run]).faults if finding.check == "weights_agree"]
+
+
 def test_samples_of_the_same_numbers_in_other_data_sets_are_other_samples() -> None:
     run = correct_run()
     set_samples(run, "", list(range(SAMPLES)), [(3 * n) % SAMPLES for n in range(SAMPLES)])

@@ -46,10 +46,7 @@ def same_samples(run: Run) -> Iterator[Finding]:
         if _is_planned(run, passes[0])
     }
     if not planned:
-        own = any(e.get("gradient") for e in run.first.all("collective"))
-        one_model = own or run.sharded or run.first.all("ddp")  # and not one of each rank, as in a search
-        calls = run.together("forward", train=True, grad=True)[:OF_A_PASS] if one_model else []
-        apart = list(_ordered_apart(calls))
+        apart = list(_ordered_apart(run))
         yield from apart or same_inputs(run)
         return
     numbers = [n for passes in planned.values() for parts in passes for e in parts.values() for n in run.numbers(e)]
@@ -164,41 +161,6 @@ def same_inputs(run: Run) -> Iterator[Finding]:
         yield from _common_inputs(run, in_any_order, ", with their values in another order, as by a flip or a shift")
 
 
-def _ordered_apart(calls: list[tuple[Event, ...]]) -> Iterator[Finding]:
-    """Yield the finding if no rank has an input twice, but two ranks have many in common: each has its own order.
-
-    Numbers that each step draws anew would come twice on one rank as soon as on two. Looked at are the inputs before
-    the first that a rank has twice, which are those of one pass.
-    """
-    model = calls[0][0]["model"] if calls else None
-    calls = [events for events in calls if all(e["model"] == model for e in events)]
-    inputs = min((len(e.get("further", [])) + 1 for events in calls for e in events), default=0)
-    for which in range(inputs):
-        given: list[list[int]] = [[] for _ in calls[0]]
-        steps = 0
-        for events in calls:
-            longer = [
-                [*rows, *([e.get("rows", []), *e.get("further", [])][which])]
-                for rows, e in zip(given, events, strict=True)
-            ]
-            if any(len(set(rows)) < len(rows) for rows in longer):
-                break
-            given, steps = longer, steps + 1
-        common, one, other = max(
-            (len(set(given[one]) & set(given[other])), one, other)
-            for one, other in itertools.combinations(range(len(given)), 2)
-        )
-        if steps > 2 and common >= LEAST_COMMON and 0.08 < common / len(given[one]) <= 0.6:
-            text = (
-                f"in {steps} steps, ranks {one} and {other} both get {common} of their {len(given[one])} samples, "
-                "before either gets one a second time: each rank shuffles by itself what the ranks then divide, so "
-                "some samples are on several ranks, and others on none"
-            )
-            fix = "order the samples with the same seed on all ranks (seed + epoch), and let each take its own part"
-            yield fault(calls[0][0]["at"], text, fix)
-            return
-
-
 def _common_inputs(run: Run, steps: list[list[list[int]]], how: str) -> Iterator[Finding]:
     """Yield what rank 0 and another rank have in common; ``steps`` are the hashes of the inputs of each rank."""
     steps = [rows for rows in steps if all(rows) and len(set(rows[0])) > len(rows[0]) / 2]
@@ -208,8 +170,9 @@ def _common_inputs(run: Run, steps: list[list[list[int]]], how: str) -> Iterator
     rows_of = [[row for rows in steps for row in rows[rank]] for rank in range(run.world)]
     common, other = max((len(set(rows_of[0]) & set(rows_of[rank])), rank) for rank in range(1, run.world))
     equal = sum(set(rows[0]) == set(rows[other]) for rows in steps)
+    early = _in_both(steps[: (len(steps) + 1) // 2], 0, other)  # none: the ranks have exchanged files after an epoch
     without_repeats = all(len(set(rows)) > 0.95 * len(rows) for rows in rows_of)
-    if equal == len(steps) or (without_repeats and common > 0.6 * len(rows_of[0])):
+    if equal == len(steps) or (without_repeats and early and common > 0.6 * len(rows_of[0])):
         first = run.first.all("forward", train=True, grad=True)[0]
         at = run.made(first["loader"])["at"] if first["loader"] else first["at"]
         text = (
@@ -222,6 +185,58 @@ def _common_inputs(run: Run, steps: list[list[list[int]]], how: str) -> Iterator
         fix = "let each rank read or generate its own part: by its rank, or with a seed that has the rank in it"
         yield fault(at, text, fix)
     need(common <= run.world, f"the ranks had {common} inputs in common in {len(steps)} steps")
+
+
+def _ordered_apart(run: Run) -> Iterator[Finding]:
+    """Yield the finding if no rank has an input twice, but two ranks have many in common: each has its own order.
+
+    Numbers that each step draws anew would come twice on one rank as soon as on two. Looked at are the inputs before
+    the first that a rank has twice, which are those of one pass; or of two, if the passes divide whole files, but then
+    there is nothing in common in the first half of the steps.
+    """
+    own = any(e.get("gradient") for e in run.first.all("collective"))
+    if not (own or run.sharded or run.first.all("ddp")):  # one model of each rank, as in a search
+        return
+    second = [e["step"] for loader in run.training for e in run.first.all("pass", loader=loader)[1:2]]
+    calls = [
+        events
+        for events in run.together("forward", train=True, grad=True)[:OF_A_PASS]
+        if len({e["model"] for e in events}) == 1 and events[0]["step"] < min(second, default=OF_A_PASS)
+    ]
+    inputs = min((len(e.get("further", [])) + 1 for events in calls for e in events), default=0)
+    for which in range(inputs):
+        given = [[[e.get("rows", []), *e.get("further", [])][which] for e in events] for events in calls]
+        given = given[: _steps_without_repeats(given)]
+        one, other = max(
+            itertools.combinations(range(run.world), 2), key=lambda pair: len(_in_both(given, *pair)), default=(0, 0)
+        )
+        common, size = len(_in_both(given, one, other)), sum(len(rows[one]) for rows in given)
+        early = len(_in_both(given[: len(given) // 2], one, other))
+        if len(given) > 2 and common >= LEAST_COMMON and 0.08 < common / size <= 0.6 and early > 0.1 * common:
+            text = (
+                f"in {len(given)} steps, ranks {one} and {other} both get {common} of their {size} samples, before "
+                "either gets one a second time: each rank shuffles by itself what the ranks then divide, so some "
+                "samples are on several ranks, and others on none"
+            )
+            fix = "order the samples with the same seed on all ranks (seed + epoch), and let each take its own part"
+            yield fault(calls[0][0]["at"], text, fix)
+            return
+
+
+def _steps_without_repeats(given: list[list[list[int]]]) -> int:
+    """Return how many steps begin a training before a rank has an input twice; ``given`` are those of each rank."""
+    before: list[set[int]] = [set() for _ in given[0]] if given else []
+    for number, of_ranks in enumerate(given):
+        for had, rows in zip(before, of_ranks, strict=True):
+            if len(set(rows)) < len(rows) or had & set(rows):
+                return number
+            had.update(rows)
+    return len(given)
+
+
+def _in_both(given: list[list[list[int]]], one: int, other: int) -> set[int]:
+    """Return the inputs that two ranks have in common."""
+    return {row for rows in given for row in rows[one]} & {row for rows in given for row in rows[other]}
 
 
 @check("A pass of a stream gives no sample to two readers.", after=("same_samples", "stream_repeats"), ranks=True)

@@ -46,7 +46,7 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     need(steps, "no update was seen on all ranks")
     names = compared_weights(steps)
     need(names, "the ranks have no weights of the same names")
-    parts = parts_of_ranks(steps[0], names)
+    parts = parts_of_ranks(run, steps, names)
     but = f", without {len(parts)} of which each rank has its own part" if parts else ""
     seen(len(steps), f"updates compared, with {len(names - parts)} weights{but}")
     for number in sorted({events[0]["optimizer"] for events in steps}):
@@ -67,16 +67,25 @@ def drift(run: Run) -> bool:
     return any(unequal) and not all(unequal[unequal.index(True) :])
 
 
-def parts_of_ranks(first: tuple[Event, ...], names: set[str]) -> set[str]:
+def parts_of_ranks(run: Run, steps: list[tuple[Event, ...]], names: set[str]) -> set[str]:
     """Return the weights that the script divides among the ranks, such as the rows of a table.
 
-    They differ before the first update, and so do their gradients, while all other weights and gradients are equal. (If
-    a layer only began with other numbers on each rank, its gradients would be averaged like the others.)
+    They differ before the first update of their optimizer, and so do their gradients, while all other weights and
+    gradients are equal. (If a layer only began with other numbers on each rank, its gradients would be averaged like
+    the others.) If they have an optimizer of their own, they may be a model that nobody has wrapped: then the ranks
+    must exchange something within a model.
     """
-    found, gradients = set(differing(first, "weights")), set(differing(first, "gradients"))
-    others = [first[0]["weights"].get(name) for name in names - found]
+    firsts = list({events[0]["optimizer"]: events for events in reversed(steps)}.values())
+    found = {name for events in firsts for name in differing(events, "weights")}
+    gradients = {name for events in firsts for name in differing(events, "gradients")}
+    others = [values for events in firsts for name, values in events[0]["weights"].items() if name in names - found]
     are_random = any(value and abs(value[0]) < 0.9 * value[1] for value in others)
-    return found if found and found == gradients & names and are_random else set()
+    mixed = any(
+        found & events[0]["weights"].keys() and names & events[0]["weights"].keys() - found for events in firsts
+    )
+    if found and found == gradients & names and are_random and (mixed or run.any("inner") or run.any("functional")):
+        return found
+    return set()
 
 
 def compared_weights(steps: list[tuple[Event, ...]]) -> set[str]:
