@@ -1,10 +1,11 @@
 """What the tests share: small generated data, and a way to run a script as its user would."""
 
+import contextlib
 import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,17 @@ def run_as_script(script: str | Path, patch: pytest.MonkeyPatch) -> None:
             del sys.modules[name]
 
 
+@contextlib.contextmanager
+def variables_restored() -> Iterator[None]:
+    """Restore the environment that a script in this process may change, such as the backend of NCCL."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture
 def run_script(
     user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
@@ -103,7 +115,7 @@ def run_script(
 
     def run(script: str, *arguments: object, **environment: str) -> Result:
         on_signal = signal.getsignal(signal.SIGUSR1)
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, variables_restored():
             for name, value in (user_environment | environment).items():
                 patch.setenv(name, value)
             folder = (REPOSITORY / script).parent

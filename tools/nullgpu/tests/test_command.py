@@ -278,6 +278,27 @@ def test_a_script_of_ones_own_is_one_rank_of_an_imaginary_world(tmp_path: Path, 
     assert "[3, 3, 3, 3] 12 4" in done.stdout, done.stderr[-2000:]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("new_backend", ["0", "1"])
+@pytest.mark.parametrize("device", ["", ", device_id=torch.device('cuda', 0)"])
+def test_a_group_of_an_imaginary_world_has_its_own_size(
+    tmp_path: Path, new_backend: str, device: str, nullgpu: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL asks the ranks how large a group is that is split from another; the other ranks do not exist."""
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", new_backend)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\nfrom torch.distributed.device_mesh import init_device_mesh\n"
+        f"torch.cuda.set_device(0)\ndist.init_process_group('nccl'{device})\n"
+        "groups = init_device_mesh('cuda', (2, 4)).get_all_groups() + [dist.new_group([0, 3, 5]), dist.group.WORLD]\n"
+        "for group in groups:\n    one = torch.tensor([1.0], device='cuda')\n"
+        "    all_of_them = torch.zeros(group.size(), device='cuda')\n    dist.all_reduce(one, group=group)\n"
+        "    dist.all_gather_into_tensor(all_of_them, one, group=group)\n    print(all_of_them.tolist())\n"
+    )
+    done = nullgpu("--world", 8, "python", script)
+    assert done.stdout.split("\n")[:-1] == [str([float(n)] * n) for n in (2, 4, 3, 8)], done.stderr[-2000:]
+
+
 @pytest.mark.thorough  # many processes
 def test_batch_norm_has_the_values_of_the_cpu_on_one_gpu_and_over_two(nullgpu: Run) -> None:
     """cuDNN's batch norm on one, SyncBatchNorm on two, whose kernels PyTorch has for GPUs only."""

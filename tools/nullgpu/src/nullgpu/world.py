@@ -1,7 +1,8 @@
 """One process as rank 0 of a job of any size: the other ranks do not exist.
 
-In the collectives of NCCL the others count as copies of this rank (src/nccl.cpp). This module does the same for what
-PyTorch does on the CPU: the store of the rendezvous, groups of gloo, and distributed checkpoints.
+In the collectives of NCCL the others count as copies of this rank (native/nccl.cpp). This module does the same for what
+PyTorch does on the CPU: the store of the rendezvous, groups of gloo, and distributed checkpoints. It also says how
+large a group is that is split from another one, because NCCL asks the ranks themselves.
 """
 # ruff: noqa: ANN401  (arguments of functions of any kind are passed on)
 
@@ -12,6 +13,8 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.distributed_c10d as c10d
+
+from . import library
 
 
 def install(world: int) -> None:
@@ -41,7 +44,37 @@ def install(world: int) -> None:
         done.set_result(None)
         return done
 
+    tell_sizes_of_groups()
     for module in (dcp, dcp.state_dict_saver):
         module.save, module.async_save = save, async_save
     dist.init_process_group = c10d.init_process_group = init_process_group
     c10d.ProcessGroupGloo = gloo
+
+
+def tell_sizes_of_groups() -> None:
+    """Tell the library of each group how many ranks it has, before it is split from another one."""
+    tell, color_of, make = library.load().nullgpu_group, c10d._process_group_color, c10d._new_process_group_helper
+
+    def color(ranks: list[int]) -> int:
+        value = color_of(ranks)
+        tell(value, len(ranks))
+        return value
+
+    def make_group(size: int, *args: Any, **kwargs: Any) -> Any:
+        tell(-1, size)
+        try:
+            return make(size, *args, **kwargs)
+        finally:
+            tell(-1, 0)
+
+    c10d._process_group_color, c10d._new_process_group_helper = color, make_group
+    split = dist.ProcessGroup.split_group
+
+    def split_group(group: dist.ProcessGroup, ranks: list[int], *args: Any, **kwargs: Any) -> Any:
+        tell(-1, len(ranks))
+        try:
+            return split(group, ranks, *args, **kwargs)
+        finally:
+            tell(-1, 0)
+
+    dist.ProcessGroup.split_group = split_group

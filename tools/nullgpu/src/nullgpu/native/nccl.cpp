@@ -405,6 +405,20 @@ EXPORT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, nccl
   return ncclSuccess;
 }
 
+// With --world the other ranks do not say whether they are in the same group, so Python says how many are: of a color
+// that it knows, or, with -1, of the group that it is making; 0 ends that.
+static std::map<int, int> ranks_of_color;
+EXPORT void nullgpu_group(int color, int ranks) {
+  std::lock_guard<std::mutex> guard(lock);
+  ranks_of_color[color] = ranks;
+}
+static int ranks_in_group(int color, int all) {
+  std::lock_guard<std::mutex> guard(lock);
+  auto known = ranks_of_color.find(color);
+  if (known == ranks_of_color.end()) known = ranks_of_color.find(-1);
+  return known == ranks_of_color.end() || !known->second ? all : known->second;
+}
+
 EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t*) {
   struct Choice {
     int color, key;
@@ -427,6 +441,10 @@ EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     if (its.color != color) continue;
     ++ranks;
     rank += its.key < key || (its.key == key && other < comm->rank);
+  }
+  if (comm->imaginary) {  // this is rank 0, also of each of its groups
+    ranks = ranks_in_group(color, comm->ranks);
+    rank = 0;
   }
   std::string id = comm->id + "_" + std::to_string(++comm->splits) + "_" + std::to_string(color);
   return color < 0 ? ncclSuccess : join(made, ranks, id, rank);  // NCCL_SPLIT_NOCOLOR is -1
