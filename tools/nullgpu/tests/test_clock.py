@@ -466,3 +466,26 @@ def test_compiled_code_takes_the_time_of_its_kernels(tmp_path: Path, nullgpu: Ru
     at_peak = 1e3 * 2 * 1024**3 / gpu["clock"]["peak"]["fp32"]
     assert compiled_product > at_peak
     assert compiled_product == pytest.approx(product, rel=0.2), "the product stays one of cuBLAS"
+
+
+@pytest.mark.slow
+def test_a_group_within_a_node_is_faster_than_one_over_nodes(nullgpu: Run, tmp_path: Path) -> None:
+    """Of a mesh of two dimensions, with one process that stands for all ranks."""
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\nfrom torch.distributed.device_mesh import init_device_mesh\n"
+        "torch.cuda.set_device(0)\ndist.init_process_group('nccl', device_id=torch.device('cuda', 0))\n"
+        "mesh = init_device_mesh('cuda', (4, 4), mesh_dim_names=('over', 'within'))\n"
+        "model, numbers = torch.nn.Linear(2, 2).cuda(), torch.zeros(1 << 24, device='cuda')\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor _ in range(8):\n"
+        "    for name in ('over', 'within'):\n        dist.all_reduce(numbers, group=mesh.get_group(name))\n"
+        "    dist.all_reduce(numbers)\n    model(torch.ones(1, 2, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    done = nullgpu(
+        *("--gpus", 4, "--world", 16, "--clock", "a100", "--trace", tmp_path / "trace.json"),
+        *("python", tmp_path / "train.py"),
+    )
+    assert done.status == 0, done.stderr[-2000:]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    over, within, all_ranks = [e["dur"] for e in events if e.get("name") == "AllReduce"][-3:]
+    assert within < 0.6 * over and over < all_ranks, "within a node, over four, over all"

@@ -52,29 +52,29 @@ def install(world: int) -> None:
 
 
 def tell_sizes_of_groups() -> None:
-    """Tell the library of each group how many ranks it has, before it is split from another one."""
+    """Tell the library of each group how many ranks it has, and which is the last, before it is split from another."""
     tell, color_of, make = library.load().nullgpu_group, c10d._process_group_color, c10d._new_process_group_helper
 
     def color(ranks: list[int]) -> int:
         value = color_of(ranks)
-        tell(value, len(ranks))
+        tell(value, len(ranks), max(ranks))
         return value
 
-    def make_group(size: int, *args: Any, **kwargs: Any) -> Any:
-        tell(-1, size)
+    def make_group(size: int, rank: int | None, ranks: list[int], *args: Any, **kwargs: Any) -> Any:
+        tell(-1, size, max(ranks, default=size - 1))
         try:
-            return make(size, *args, **kwargs)
+            return make(size, rank, ranks, *args, **kwargs)
         finally:
-            tell(-1, 0)
+            tell(-1, 0, 0)
 
     c10d._process_group_color, c10d._new_process_group_helper = color, make_group
     split = dist.ProcessGroup.split_group
 
     def split_group(group: dist.ProcessGroup, ranks: list[int], *args: Any, **kwargs: Any) -> Any:
-        tell(-1, len(ranks))
+        tell(-1, len(ranks), max(ranks))
         try:
             return split(group, ranks, *args, **kwargs)
         finally:
-            tell(-1, 0)
+            tell(-1, 0, 0)
 
     dist.ProcessGroup.split_group = split_group

@@ -126,9 +126,8 @@ void put_graph(Stream* stream, const Graph* graph) {
 
 static double latency(bool between) { return between ? settings().latency_between : settings().latency_inside; }
 static double network(bool between) { return between ? settings().network_between : settings().network_inside; }
-double seconds_of_collective(const char* name, size_t bytes, int ranks) {
+double seconds_of_collective(const char* name, size_t bytes, int ranks, bool between) {
   if (ranks < 2) return 0;
-  bool between = ranks > settings().gpus;
   double n = ranks, share = (n - 1) / n * (strcmp(name, "AllReduce") ? 1 : 2);  // as in NCCL's "bus bandwidth"
   return latency(between) * ceil(log2(n)) + share * (double)bytes / network(between);
 }

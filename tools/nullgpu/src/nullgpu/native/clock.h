@@ -34,7 +34,7 @@ void wait_for(Stream* stream, const Moment& moment);  // let what is put on a st
 void wait_until(double time, const char* what);       // the host waits
 
 // A collective, or what a group of sends and receives moves one way; `between` nodes, or within one.
-double seconds_of_collective(const char* name, size_t bytes, int ranks);
+double seconds_of_collective(const char* name, size_t bytes, int ranks, bool between);
 double seconds_of_transfers(size_t bytes, bool between);
 
 // Ranks that are processes: where they meet, their clocks stand, because a real host would not wait there. Then a

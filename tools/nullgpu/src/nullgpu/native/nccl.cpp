@@ -31,6 +31,7 @@ struct ncclComm {
   Shared* shared = nullptr;  // ranks that are processes of this machine
   Clique* clique = nullptr;  // ranks of this process
   bool imaginary = false;    // with --world: the other ranks do not exist, and count as copies of this one
+  bool between = false;      // its ranks are on several nodes
   int splits = 0;
   std::string error = {};
   struct {
@@ -72,6 +73,7 @@ static bool set_clocks(Shared* shared, int ranks, int rank) {
 
 static ncclResult_t join(ncclComm_t* comm, int ranks, const std::string& id, int rank) {
   auto* made = new ncclComm{ranks, rank, current_device(), id};
+  made->between = ranks > settings().gpus;
   if (settings().world) {
     made->imaginary = ranks > 1;
   } else if (ranks > 1) {
@@ -242,7 +244,8 @@ static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes,
   standing.reset();
   if (comm->timed.open)
     put_after_ranks(stream_of(comm->timed.stream), call.name,
-                    seconds_of_collective(call.name, comm->timed.bytes, comm->ranks), own, last, slowest);
+                    seconds_of_collective(call.name, comm->timed.bytes, comm->ranks, comm->between), own, last,
+                    slowest);
   comm->timed.open = false;
   return ncclSuccess;
 }
@@ -263,7 +266,7 @@ static bool begin(ncclComm_t comm, const char* name, size_t bytes, cudaStream_t 
     if (comm->shared && !only_recorded)
       comm->timed = {true, stream, bytes};
     else
-      put(stream_of(stream), seconds_of_collective(name, bytes, comm->ranks), NETWORK, name);
+      put(stream_of(stream), seconds_of_collective(name, bytes, comm->ranks, comm->between), NETWORK, name);
   }
   if (!only_recorded) profile_launch((std::string("ncclDevKernel_") + name).c_str(), number_of(stream_of(stream)));
   return only_recorded;
@@ -405,18 +408,21 @@ EXPORT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, nccl
   return ncclSuccess;
 }
 
-// With --world the other ranks do not say whether they are in the same group, so Python says how many are: of a color
-// that it knows, or, with -1, of the group that it is making; 0 ends that.
-static std::map<int, int> ranks_of_color;
-EXPORT void nullgpu_group(int color, int ranks) {
+// With --world the other ranks do not say whether they are in the same group, so Python says how many are, and which is
+// the last: of a color that it knows, or, with -1, of the group that it is making; 0 ranks end that.
+struct Group {
+  int ranks, last;
+};
+static std::map<int, Group> groups_of_colors;
+EXPORT void nullgpu_group(int color, int ranks, int last) {
   std::lock_guard<std::mutex> guard(lock);
-  ranks_of_color[color] = ranks;
+  groups_of_colors[color] = {ranks, last};
 }
-static int ranks_in_group(int color, int all) {
+static Group group_of(int color, const ncclComm* all) {
   std::lock_guard<std::mutex> guard(lock);
-  auto known = ranks_of_color.find(color);
-  if (known == ranks_of_color.end()) known = ranks_of_color.find(-1);
-  return known == ranks_of_color.end() || !known->second ? all : known->second;
+  auto known = groups_of_colors.find(color);
+  if (known == groups_of_colors.end()) known = groups_of_colors.find(-1);
+  return known == groups_of_colors.end() || !known->second.ranks ? Group{all->ranks, all->ranks - 1} : known->second;
 }
 
 EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t*) {
@@ -442,12 +448,13 @@ EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     ++ranks;
     rank += its.key < key || (its.key == key && other < comm->rank);
   }
-  if (comm->imaginary) {  // this is rank 0, also of each of its groups
-    ranks = ranks_in_group(color, comm->ranks);
-    rank = 0;
-  }
+  Group group{ranks, 0};
+  if (comm->imaginary) group = group_of(color, comm), rank = 0;  // this is rank 0, also of each of its groups
   std::string id = comm->id + "_" + std::to_string(++comm->splits) + "_" + std::to_string(color);
-  return color < 0 ? ncclSuccess : join(made, ranks, id, rank);  // NCCL_SPLIT_NOCOLOR is -1
+  if (color < 0) return ncclSuccess;  // NCCL_SPLIT_NOCOLOR is -1
+  ncclResult_t failed = join(made, group.ranks, id, rank);
+  if (!failed && comm->imaginary) (*made)->between = group.last >= settings().gpus;
+  return failed;
 }
 
 // ---- from one rank to another: kept until the group ends, so that sends and receives cannot wait for one another
@@ -561,8 +568,8 @@ static ncclResult_t finish_transfers() {
   standing.reset();
   for (const Kernel& it : kernels)
     put_after_ranks(stream_of(it.stream), it.sent ? (it.received ? "SendRecv" : "Send") : "Recv",
-                    seconds_of_transfers(std::max(it.sent, it.received), it.comm->ranks > settings().gpus), it.own,
-                    it.last, it.slowest);
+                    seconds_of_transfers(std::max(it.sent, it.received), it.comm->between), it.own, it.last,
+                    it.slowest);
   return ncclSuccess;
 }
 
@@ -571,8 +578,7 @@ static ncclResult_t transfer(bool is_send, const void* data, size_t n, ncclDataT
   size_t bytes = n * size_of(type);
   if (begin(comm, is_send ? "Send" : "Recv", bytes, stream, true)) {
     if (has_clock() && peer != comm->rank)
-      put(stream_of(stream), seconds_of_transfers(bytes, comm->ranks > settings().gpus), NETWORK,
-          is_send ? "Send" : "Recv");
+      put(stream_of(stream), seconds_of_transfers(bytes, comm->between), NETWORK, is_send ? "Send" : "Recv");
     return ncclSuccess;
   }
   transfers.push_back({comm, is_send, static_cast<char*>(const_cast<void*>(data)), bytes, 0, peer, stream});
