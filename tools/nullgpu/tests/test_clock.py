@@ -106,7 +106,8 @@ def test_streams_are_queues_of_their_own(found: dict) -> None:
 
 
 def test_a_graph_takes_the_time_of_what_it_has_recorded(found: dict) -> None:
-    assert found["graph"][0] == pytest.approx(found["matmul"][0] / 2, rel=0.2)
+    ten = found["graph"][0]
+    assert 10 * MATMUL < ten < 1.2 * found["matmul"][0] / 2  # one by one they are later, if the host is busy
 
 
 def test_operations_on_the_cpu_take_their_own_time(found: dict) -> None:
