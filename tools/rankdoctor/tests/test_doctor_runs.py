@@ -614,7 +614,7 @@ def test_an_own_loader_and_a_masked_loss(doctor: Doctor, words: str, wanted: Fou
         ("average", {"statistics_of_copies": "average"}),
         ("vocabulary", {"same_numbering": "vocabulary"}),
         ("shuffled", {"stream_shared": "loader"}),
-        ("worker", {"same_samples": "loader"}),
+        ("worker", {"same_samples": "loader", "stream_shared": "loader"}),  # the second follows from the first
         ("sharded", {}),
         ("sharded,norms", {"norms_of_parts": "norms"}),
     ],

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 dist.init_process_group("nccl")
-data = TensorDataset(torch.rand(320, 4))
+data = TensorDataset(torch.rand(320, 4, generator=torch.Generator().manual_seed(1)))
 sampler = DistributedSampler(data)  # LINE sampler
 loader = DataLoader(data, batch_size=8, sampler=sampler)
 model = DistributedDataParallel(torch.nn.Linear(4, 2).cuda())
