@@ -67,6 +67,23 @@ def own_loaders_that_shuffle_apart(run: Run) -> None:
             e["further"] = [[1000 * (rank.number if n % 4 else 7) + 100 * number + n for n in range(16)]]
 
 
+@faulty("same_samples", "FAULT", 10)
+def same_rollouts_with_many_equal_rows(run: Run) -> None:
+    """As of an environment that often is in the same state: most rows of a batch are equal to others."""
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "pass"]
+        for number, e in enumerate(rank.all("forward", train=True)):
+            e["rows"] = [n % 4 + number for n in range(12)]
+
+
+@faulty("unsharded_agree", "FAULT", 29)
+def the_root_is_not_sharded(run: Run) -> None:
+    change(run, "model", sharded=True, groups=4)
+    change(run, "gradients", unsharded=NAMES[:1])
+    for e in run.ranks[1].all("gradients"):
+        e["weights"] = e["weights"] | {NAMES[0]: [0.7, 3.0]}
+
+
 @faulty("shared_once", "FAULT", 9)
 def shared_twice(run: Run) -> None:
     change(run, "loader", sampler_at=at(9))

@@ -47,11 +47,12 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     metric      a schedule is given the value that it goes by: cls, value
     gradients   before an update: optimizer, count, made and made_lr (line and learning rates of the optimizer when it
                 was made; at its first update), closure, gradients and weights (key of `weight_key`: sum, sum of
-                absolute values), lr, state (number of entries), scaler (state of a GradScaler), dtypes, factor (size of
-                the gradients, divided by the size after backward; null: not all by the same number), others (sums of
-                the weights of models that are in no optimizer), kept (size of the gradients, divided by the size of
-                what the script has added up over the ranks; null: nothing), kept_buffers (sums of the buffers of
-                wrapped models, other than those of batch norm)
+                absolute values), unsharded (names of weights that are not, if others are), lr, state (number of
+                entries), scaler (state of a GradScaler), dtypes, factor (size of the gradients, divided by the size
+                after backward; null: not all by the same number), others (sums of the weights of models that are in no
+                optimizer), kept (size of the gradients, divided by the size of what the script has added up over the
+                ranks; null: nothing), kept_buffers (sums of the buffers of wrapped models, other than those of batch
+                norm)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 losses (what they minimized), added (backward added to the gradients of the update before), factors
                 (line, samples, weight of a sample), elements (of sums and means: line, which of that backward pass,
@@ -208,6 +209,7 @@ class Event(TypedDict, total=False):
     closure: bool
     gradients: dict[str, list[float] | None]
     weights: dict[str, list[float] | None]
+    unsharded: list[str]
     lr: list[float]
     made_lr: list[float]
     state: int

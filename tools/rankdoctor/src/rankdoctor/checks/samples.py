@@ -163,6 +163,12 @@ def same_inputs(run: Run) -> Iterator[Finding]:
 
 def _common_inputs(run: Run, steps: list[list[list[int]]], how: str) -> Iterator[Finding]:
     """Yield what rank 0 and another rank have in common; ``steps`` are the hashes of the inputs of each rank."""
+    if not how and _trains_one_model(run) and (number := _same_batches(steps)):
+        first = run.first.all("forward", train=True, grad=True)[0]
+        text = f"ranks 0 and 1 give the model the same inputs in the same order, in all of the first {number} steps"
+        fix = "let each rank read or generate its own part: with a seed that has the rank of the whole job in it"
+        yield fault(run.made(first["loader"])["at"] if first["loader"] else first["at"], text, fix)
+        return
     steps = [rows for rows in steps if all(rows) and len(set(rows[0])) > len(rows[0]) / 2]
     different = {frozenset(rows[0]) for rows in steps}
     need(len(steps) < 3 or len(different) > 1, "the model gets the same inputs in every step, such as a whole graph")
@@ -187,6 +193,24 @@ def _common_inputs(run: Run, steps: list[list[list[int]]], how: str) -> Iterator
     need(common <= run.world, f"the ranks had {common} inputs in common in {len(steps)} steps")
 
 
+def _trains_one_model(run: Run) -> bool:
+    """Return whether the ranks train one model, and not each its own, as in a search."""
+    adds_up = any(e.get("gradient") for e in run.first.all("collective"))
+    return adds_up or run.sharded or bool(run.first.all("ddp"))
+
+
+def _same_batches(steps: list[list[list[int]]]) -> int:
+    """Return the number of steps if two ranks have equal batches in all of them, also if a batch has many equal rows.
+
+    So it is in reinforcement learning. The steps must differ from each other, and most must not repeat one row.
+    """
+    steps = [rows for rows in steps if all(rows)]
+    varied = [rows for rows in steps if len(set(rows[0])) > 2 and len(rows[0]) > 2]
+    are_equal = all(rows[0] == rows[1] for rows in steps if len(rows) > 1)
+    is_new = len({tuple(rows[0]) for rows in steps}) == len(steps)
+    return len(steps) if len(varied) > 2 and len(varied) > len(steps) / 2 and are_equal and is_new else 0
+
+
 def _ordered_apart(run: Run) -> Iterator[Finding]:
     """Yield the finding if no rank has an input twice, but two ranks have many in common: each has its own order.
 
@@ -194,8 +218,7 @@ def _ordered_apart(run: Run) -> Iterator[Finding]:
     the first that a rank has twice, which are those of one pass; or of two, if the passes divide whole files, but then
     there is nothing in common in the first half of the steps.
     """
-    own = any(e.get("gradient") for e in run.first.all("collective"))
-    if not (own or run.sharded or run.first.all("ddp")):  # one model of each rank, as in a search
+    if not _trains_one_model(run):
         return
     second = [e["step"] for loader in run.training for e in run.first.all("pass", loader=loader)[1:2]]
     calls = [

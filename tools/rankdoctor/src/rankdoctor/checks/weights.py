@@ -59,6 +59,29 @@ def weights_agree(run: Run) -> Iterator[Finding]:
         yield _cause_of_difference(run, steps[0])
 
 
+@check("Weights that are not sharded are the same on all ranks.", ranks=True)
+def unsharded_agree(run: Run) -> Iterator[Finding]:
+    """fully_shard averages the gradients of its groups; what is in no group is trained on each rank alone."""
+    need_use(run.sharded, "sharded weights")
+    need(not run.model_parallel, "the model is split over several dimensions of ranks")
+    steps = [events for events in run.aligned("gradients") if events[0].get("unsharded")]
+    need_use(steps, "a model of which only a part is sharded by fully_shard")
+    for events in steps:
+        whole = set(events[0]["unsharded"])
+        if names := [name for name in differing(events, "weights") if name in whole]:
+            text = (
+                f"{len(names)} weights ({some(map(_shown, names))}) are in no group of fully_shard, so nobody averages "
+                f"their gradients; they differ between the ranks before update {events[0]['step'] + 1}"
+            )
+            yield fault(
+                where_made(run) or events[0]["at"],
+                text,
+                "call fully_shard for the model itself, too, after its blocks",
+            )
+            return
+    seen(len(steps), f"updates compared, with {len(steps[0][0]['unsharded'])} weights that are not sharded", 2)
+
+
 def drift(run: Run) -> bool:
     """Return whether the weights of the ranks differ at times and are equal later, as those that are averaged are."""
     if run.world < 2:

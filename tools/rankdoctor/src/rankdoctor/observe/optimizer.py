@@ -89,6 +89,7 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
     if count >= FIRST and count % 10 != 9 and not saved:
         return
     named = [(models.names.get(id(p), f"?{i}"), p) for i, p in enumerate(parameters[:MOST_PARAMETERS])]
+    is_sharded = any(hasattr(p, "device_mesh") for p in parameters)
     note(
         "gradients",
         optimizer=number,
@@ -99,6 +100,9 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         made_lr=optimizer.__dict__.get("_rankdoctor_rates", []) if count == 0 else [],
         gradients={name: None if p.grad is None else sums(p.grad) for name, p in named if p.requires_grad},
         weights={name: sums(p) for name, p in named if has_memory(p)},
+        unsharded=[name for name, p in named if p.requires_grad and not hasattr(p, "device_mesh")]
+        if is_sharded
+        else [],
         lr=[float(group["lr"]) for group in optimizer.param_groups],
         state=len(getattr(optimizer, "optim", optimizer).state),  # ZeroRedundancyOptimizer has another one inside
         scaler=None if optimizers.scaler is None else optimizers.scaler.state_dict(),
