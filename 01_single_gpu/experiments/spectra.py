@@ -135,6 +135,8 @@ def read_spectra(file: Path | None) -> tuple[torch.Tensor, torch.Tensor]:
     if file is None:
         flux, good, target = synthetic_spectra()
     else:
+        if file.suffix != ".npz" or not file.is_file():
+            raise UserError(f"--file {file}: expected a file of np.savez(file, flux=..., good=..., target=...)")
         with np.load(file) as arrays:
             if missing := {"flux", "good", "target"} - set(arrays):
                 raise UserError(f"{file} has no array {min(missing)}: np.savez(file, flux=..., good=..., target=...)")

@@ -275,11 +275,16 @@ def sizes(plan: Plan, number: int, way: Way) -> str:
     equal = [f"{one}" for one in numbers if number <= one <= gpus.number]
     flags = " ".join(way.flags(way.parts)[2:])  # without --shard
     fewer = "" if number == 1 else "; on fewer, a model of less --depth"
+    one_node = (
+        "; leave out --replicas on one node, on several it is\ntheir number"
+        if plan.best and plan.best.replicas > 1
+        else ""
+    )
     needs = "one GPU then needs" if number == 1 else f"each of {number} GPUs then needs"
     return (
         f"to measure {', '.join(equal)} GPUs alike (docs/first_hour.md): in place of --global_batch_size and\n"
         f"--accumulate take {f'--batch_size {plan.sequences} {flags}'.rstrip()};\n"
-        f"{needs} {way.needed / GIB:.1f} GiB{fewer}"
+        f"{needs} {way.needed / GIB:.1f} GiB{fewer}{one_node}"
     )
 
 

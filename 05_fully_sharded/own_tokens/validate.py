@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node 1 validate.py CHECKPOINT --data_dir ...
 
 CHECKPOINT is a folder such as checkpoints/epoch0002_step0000000 of a run. Copy it first, because a run keeps only its
-newest two. It holds the flags of its training; those that you give here win, but the model must be the same. Any number
-of ranks will do on which the model fits.
+newest two. It holds the flags of its training, but not those that may change when a run is resumed: without
+--limit_val, all validation tokens count. Flags that you give here win, but the model must be the same. Any number of
+ranks will do on which the model fits.
 """
 
 import json
@@ -51,9 +52,11 @@ def main() -> None:
     dcp.load(state, checkpoint_id=checkpoint)
     train.set_model_state_dict(model, state["model"])
     training = SimpleNamespace(model=model, ranks=ranks, sum_of_losses=train.sum_of_losses)
-    loss, _ = train.evaluate(config, training, train.make_loader(config, "val", ranks))
+    loader = train.make_loader(config, "val", ranks)
+    loss, _ = train.evaluate(config, training, loader)
     if ranks.rank == 0:
-        print(f"{checkpoint}: validation loss {loss:.6f}")
+        of = f"{len(loader.dataset):,} sequences of {config.sequence_length:,} tokens"
+        print(f"{checkpoint}: validation loss {loss:.6f} of {of} (--limit_val)")
     dist.barrier()
     dist.destroy_process_group()
 

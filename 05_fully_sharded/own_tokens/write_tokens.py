@@ -5,8 +5,8 @@
     python write_tokens.py train.fasta FOLDER --validation val.fasta           # if you have held out some yourself
 
 A line of texts.jsonl is a JSON object with the key "text". tokenizer.json is the file of an open model, or of a
-tokenizer that you have trained. A token ends each document, and each 200th one is for validation. All of them are
-shuffled, also between files, in parts that fit into memory: the documents may be far larger than it. With more than
+tokenizer that you have trained. A token ends each document, and each 200th one (--every) is for validation. All of them
+are shuffled, also between files, in parts that fit into memory: the documents may be far larger than it. With more than
 65,536 tokens in the vocabulary the files are train.uint32 and val.uint32.
 
 To train a tokenizer on your own documents:
@@ -33,8 +33,6 @@ import numpy as np
 
 from workshop.errors import UserError, run_reporting_user_errors
 
-HELD_OUT = 200
-"""each document of this number is for validation"""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """what tokenizers call the token after a document"""
 FASTA, LINES = (".fasta", ".fa", ".fas", ".faa", ".fna"), (".jsonl",)
@@ -91,6 +89,8 @@ def tokenizer_of(file: Path) -> tuple[Any, int]:
     except ImportError as error:
         raise UserError("the package tokenizers is missing: pip install tokenizers") from error
     tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()  # the file may ask for both, for other uses: then text is lost, and padding trained on
+    tokenizer.no_padding()
     for name in ENDS:
         if (end := tokenizer.token_to_id(name)) is not None:
             return tokenizer, end
@@ -154,9 +154,12 @@ def main() -> None:
         "documents", type=Path, nargs="+", help="files of JSON lines, or in FASTA format; also with .gz"
     )
     parser.add_argument("folder", type=Path, help="folder to write to")
+    parser.add_argument("--every", type=int, default=200, metavar="N", help="hold out each Nth document (%(default)s)")
     parser.add_argument("--validation", type=Path, nargs="+", metavar="FILE", default=[], help="files for validation")
     parser.add_argument("--tokenizer", type=Path, default=Path("tokenizer.json"), help="default: %(default)s")
     arguments = parser.parse_args()
+    if arguments.every < 2:
+        raise UserError(f"--every must be 2 or more, got {arguments.every}")
     check([*arguments.documents, *arguments.validation])
     tokenizer, end, vocabulary = None, ord("\n"), 256
     if ending_of(arguments.documents[0]) in LINES:
@@ -167,7 +170,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
         train, val = (Shuffled(arguments.folder / f"{name}.{kind}", Path(scratch)) for name in ("train", "val"))
         for number, document in enumerate(tokens_of(documents_of(arguments.documents), tokenizer)):
-            is_held_out = number % HELD_OUT == 0 and not arguments.validation
+            is_held_out = number % arguments.every == 0 and not arguments.validation
             (val if is_held_out else train).add(document, end)
         for document in tokens_of(documents_of(arguments.validation), tokenizer):
             val.add(document, end)

@@ -466,6 +466,11 @@ def masked_mean_per_rank(run: Run) -> None:
     change(run, "update", (1,), elements=[[at(44), 0, 0, 1 / 31]])
 
 
+@faulty("own_target", "FAULT", 44)
+def each_output_meets_each_target(run: Run) -> None:
+    add(run, "spread", 44, shape=[2, 1], became=[2, 2])
+
+
 @faulty("schedule_length", "NOTE", 33)
 def schedule_counts_all_samples(run: Run) -> None:
     change(run, "schedule", length=16)

@@ -596,6 +596,8 @@ def test_each_kind_is_found_with_its_line(doctor: Doctor, words: str, wanted: Fo
         ("own_order", {"same_samples": "model"}),
         ("own_count", {"element_weights": "backward"}),
         ("own_mean", {"element_weights": "backward"}),
+        ("spread", {"own_target": "backward"}),
+        ("pairs", {}),
     ],
 )
 def test_an_own_loader_and_a_masked_loss(doctor: Doctor, words: str, wanted: Found) -> None:

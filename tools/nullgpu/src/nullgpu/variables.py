@@ -33,7 +33,7 @@ def environment(
         gpus: number of GPUs of the machine, at most 64.
         gb: GiB of each GPU's memory; 0: 80, or with ``clock`` those of its GPU.
         sm: compute capability times 10: 75, 80, 86, 89, 90, 100 or 120.
-        values: let the CPU compute the values; otherwise all values on the GPU are zeros.
+        values: let the CPU compute the values; otherwise they are zeros, or what was there before.
         world: be rank 0 of so many ranks, of which the others do not exist; 0: no such emulation.
         timeout: seconds that a rank waits for the others in a collective.
         clock: let operations take the time of this GPU: a100, h100, t4, l4, or a TOML file; it also sets sm.

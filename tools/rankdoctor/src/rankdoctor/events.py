@@ -73,6 +73,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     total       a tensor is added up over the ranks that was added up before: again (it held that total), before
     divisor     a loss is divided by a sum over the ranks: total, own (what this rank has put into it), summed_at, times
                 (by which other numbers the loss is multiplied)
+    spread      in what is minimized, outputs of one shape became a square: each meets each target: shape, became
     part_norm   an update of the script's own took norms of this rank's part of weights, and exchanged nothing: count
     mapping     at the first update: a dictionary that numbers names: name, size, entries (some of them)
     inner       a collective is called in a model's forward: name, features
@@ -210,6 +211,8 @@ class Event(TypedDict, total=False):
     gradients: dict[str, list[float] | None]
     weights: dict[str, list[float] | None]
     unsharded: list[str]
+    became: list[int]
+    shape: list[int]
     lr: list[float]
     made_lr: list[float]
     state: int

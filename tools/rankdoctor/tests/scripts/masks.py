@@ -51,6 +51,10 @@ def main() -> None:
                 loss = (errors * mask).sum() / count.clamp(min=1)
             elif "own_mean" in words:
                 loss = errors[mask].mean()
+            elif "spread" in words:
+                loss = (out[:, :1] - known[:, 0]).square().mean()
+            elif "pairs" in words:
+                loss = (out[:, :1] - out[:, 0]).square().mean()
             else:
                 dist.all_reduce(count)
                 loss = world * (errors * mask).sum() / count

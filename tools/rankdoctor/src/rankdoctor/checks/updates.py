@@ -189,6 +189,24 @@ def element_weights(run: Run) -> Iterator[Finding]:
     seen(compared, f"sums and means compared in {judged} updates", 2)
 
 
+@check("Each output is compared with its own target.")
+def own_target(run: Run) -> Iterator[Finding]:
+    """(N, 1) minus (N) is (N, N): each output meets each target, so a regression learns nothing but their mean."""
+    passes = sum(len(e["backwards"]) for e in run.first.all("update"))
+    need(passes, "no backward pass was seen")
+    spread = run.first.all("spread")
+    if spread:
+        first = spread[0]
+        yield fault(
+            first["at"],
+            f"in {len(spread)} of {passes} backward passes, outputs of shape {tuple(first['shape'])} and targets of "
+            f"another shape have become {tuple(first['became'])}: each output is compared with each target",
+            "give both one shape: outputs.squeeze(1), or targets.unsqueeze(1)",
+        )
+        return
+    seen(passes, "backward passes", 2)
+
+
 @check("The schedule is as long as the training.", exercise="other_losses", ranks=True)
 def schedule_length(run: Run) -> Iterator[Finding]:
     """A schedule that counts the steps of one rank's data ends too late: the learning rate never comes down."""

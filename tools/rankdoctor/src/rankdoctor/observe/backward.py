@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from ..trail import user_line
+from ..trail import note, user_line
 from . import branches
 from .common import (
     local,
@@ -98,6 +98,29 @@ def note_elements(loss: torch.Tensor, at: str) -> None:
     models.elements += [(at, term, count, weight) for term, (count, weight) in enumerate(found)]
 
 
+@quietly
+def note_spread(loss: torch.Tensor, at: str) -> None:
+    """Log that each output meets each target: (N, 1) minus (N) is (N, N), of N samples.
+
+    What the model itself compares in pairs depends on its outputs twice.
+    """
+    nodes = [loss.grad_fn]
+    for _ in range(MOST_NODES):
+        if not nodes:
+            break
+        node = nodes.pop(0)
+        following = [(one, number) for one, number in node.next_functions if one is not None]
+        nodes += [one for one, _ in following]
+        if len(following) != 1 or not node._input_metadata:
+            continue
+        one, number = following[0]
+        whole, part = tuple(node._input_metadata[0].shape), tuple(one._input_metadata[number].shape)
+        size = whole[0] if whole else 0
+        if size > 2 and size in models.lengths and whole == (size, size) and part in ((size, 1), (size,)):
+            note("spread", at=at, shape=list(part), became=list(whole))
+            return
+
+
 def _elements_of_mean(node: Any) -> int:
     """Return of how many elements an operation takes the mean; 0 if it takes none."""
     if hasattr(node, "_saved_self_sym_numel"):
@@ -114,6 +137,7 @@ def wrap_backward(own: Callable[..., None]) -> Callable[..., None]:
             return own(tensors, *args, **kwargs)
         branches.look()
         note_elements(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
+        note_spread(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
         note_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
         before = gradient_sizes() or {}
         state.in_backward = True

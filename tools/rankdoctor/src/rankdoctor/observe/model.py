@@ -159,6 +159,8 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
     models.calls += 1
     if models.calls <= MOST_CALLS:
         event |= _inputs(args, kwargs)
+        if grad:
+            models.lengths = {len(v) for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor) and v.dim()}
         event["rng"] = random_state(core)
         if not module.training and not grad:
             models.others = other_states()

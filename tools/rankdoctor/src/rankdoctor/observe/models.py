@@ -19,6 +19,8 @@ class Models:
     inside: dict[int, str] = field(default_factory=dict)
     """lines where a DistributedDataParallel was made, by the ids of the modules in it"""
     calls: int = 0
+    lengths: set[int] = field(default_factory=set)
+    """of the inputs of the last call with gradients: one of them is the number of samples"""
     random_layers: int = 0
     """calls of dropout or batch norm in training mode, in the present call of a model"""
     random_in: dict[tuple[str, str], None] = field(default_factory=dict)
