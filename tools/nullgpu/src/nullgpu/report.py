@@ -51,7 +51,9 @@ def lines_of(it: dict[str, Any]) -> list[str]:
     rank = f"rank {it['rank']} of {it['world']}, " if it["world"] > 1 else ""
     lines = [f"== {rank}{it['device']} with {it['memory'] / 2**30:g} GiB, torch {it['torch']}"]
     if not it["values"]:
-        lines.append("   Nothing is computed: values on the GPU are zeros, or what was there before, so the loss means nothing.")
+        lines.append(
+            "   Nothing is computed: values on the GPU are zeros, or what was there before, so the loss means nothing."
+        )
     step = step_of(it)
     if it["step"]:
         lines += ["", f"An update (mean of {it['counted']}, without the first {it['updates'] - it['counted']}):"]
