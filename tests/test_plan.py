@@ -125,6 +125,8 @@ def test_the_fastest_way_that_fits_is_taken() -> None:
     ]
     assert replace(made_plan(ways[0]), ways=ways).best == ways[2]
     assert replace(made_plan(ways[0]), ways=ways[:1]).best is None
+    alike = [ways[0], replace(ways[1], seconds=2.03), ways[2]]
+    assert replace(made_plan(ways[0]), ways=alike).best == alike[1], "a hundredth is no reason for replicas"
 
 
 def ask(*flags: object) -> subprocess.CompletedProcess[str]:

@@ -54,6 +54,8 @@ USUAL_SHARES = {"a100": (0.44, 0.64), "h100": (0.33, 0.46), "h200": (0.33, 0.46)
 """of the peak that trainings of language models reached: the lowest and the highest of MosaicML's in plan_published.py,
 and torchtitan's 33 % of Llama 3.1 8B on H100 (benchmarks/llama3_h100_202412_torchtitan.md). An H200 computes as an
 H100. What is recomputed does not count"""
+ALIKE = 0.02
+"""share of the seconds by which ways may differ without being faster or slower: a simulation is no better than that"""
 GB_PER_SECOND = 1.0
 """that all ranks together write, on a file system that is not fast"""
 
@@ -115,8 +117,10 @@ class Plan:
 
     @property
     def best(self) -> Way | None:
-        """The fastest way that fits."""
-        return min((way for way in self.ways if way.part), key=lambda way: way.seconds, default=None)
+        """The fastest way that fits; of those that differ by less than ALIKE, the plainest, which is tried first."""
+        fitting = [way for way in self.ways if way.part]
+        limit = (1 + ALIKE) * min((way.seconds for way in fitting), default=0.0)
+        return next((way for way in fitting if way.seconds <= limit), None)
 
     @property
     def batch(self) -> int:

@@ -106,6 +106,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 and are no weights or states), beside (bytes of all weights)
     sharded     after two updates and at the end: parameters (sharded ones that got gradients), orphans (those
                 of them in no optimizer)
+    saved_weights   when something is saved, for each optimizer: optimizer, weights and state as in "gradients"
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
     schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
     error       an exception ends the process: type, text, inner (innermost line)

@@ -147,14 +147,19 @@ MOST_BATCHES = 400
 def to_end_of_pass(plan: Plan, usual: Run) -> Plan | None:
     """Return a run through a whole pass, if its end is another one than that of a cut pass; None if it is not.
 
-    A script that accumulates gradients comes to a shorter group there, if the batches are no multiple of a group.
+    A script that accumulates gradients comes to a shorter group there, if the batches are no multiple of a group. And
+    one whose optimizer has weights that were frozen when DDP was made may unfreeze them before.
     """
     parts = Counter(e["followed"] for e in usual.first.all("update") if e.get("followed")).most_common(1)
     passes = [e for e in usual.first.all("pass") if e["loader"] in usual.training and "batches" in e]
-    if not parts or parts[0][0] < 2 or not passes or not plan.settings["batches"]:
+    if not parts or not passes or not plan.settings["batches"]:
         return None
     batches, group = passes[0]["batches"], parts[0][0]
-    if not plan.settings["batches"] < batches <= MOST_BATCHES or batches % group == 0:
+    has_frozen = any(e["frozen"] for e in usual.first.all("ddp")) and any(
+        after["parameters"] > len(before["gradients"])
+        for before, after in zip(usual.first.all("gradients"), usual.first.all("update"), strict=False)
+    )
+    if not plan.settings["batches"] < batches <= MOST_BATCHES or (batches % group == 0 and not has_frozen):
         return None
     return replace(
         plan,

@@ -25,6 +25,16 @@ def resumed(usual: Run, stopped: Run, again: Run) -> Iterator[Finding]:
     after = again.first.all("gradients")[0]
     earlier = stopped.first.all("gradients", optimizer=after["optimizer"])
     before = next((e for e in earlier if not differing((e, after), "weights")), None)
+    if before is None and (ended := _at_the_end(stopped, after)):
+        if ended["state"] and not after["state"]:
+            yield fault(
+                saves[0]["at"] if saves else after["at"],
+                f"resumed from the end of the first run, the optimizer has no state: it had that of {ended['state']} "
+                "weights there",
+                "save optimizer.state_dict(), and load it",
+            )
+            return
+        need(False, "the first run ended by itself, so there is no run without a stop to compare with")
     if before is None or before["step"] == 0:
         loaded = [e for e in again.first.all("load")]
         need(loaded, "the second run loaded no checkpoint: say with --resume which arguments make it resume")
@@ -60,6 +70,12 @@ def resumed(usual: Run, stopped: Run, again: Run) -> Iterator[Finding]:
         )
     wrong_epoch = list(_same_epoch_again(stopped, again, before))
     yield from wrong_epoch or _other_samples(usual, stopped, again, after)
+
+
+def _at_the_end(stopped: Run, after: Event) -> Event | None:
+    """Return what the first run has saved at last if the resumed one begins with these weights."""
+    ends = stopped.first.all("saved_weights", optimizer=after["optimizer"])
+    return next((e for e in ends if e["weights"] and not differing((e, after), "weights")), None)
 
 
 def _other_samples(usual: Run, stopped: Run, again: Run, after: Event) -> Iterator[Finding]:
@@ -234,7 +250,7 @@ def other_workers(usual: Run, other: Run) -> Iterator[Finding]:
 AFTER_RESULTS = ("results_combined", "validation_statistics", "validation_mode")
 """checks whose findings can be why a validation has other results on one rank"""
 COMPARISONS = {
-    "resumed": Check(resumed, "A resumed run goes on where the stopped one was.", RESUME, ()),
+    "resumed": Check(resumed, "A resumed run goes on where the stopped one was.", RESUME, ("weights_agree",)),
     "other_ranks": Check(other_ranks, "An epoch has the same samples on another number of ranks.", "", ()),
     "frozen": Check(same_validation, "A validation has the same results on one rank.", "", AFTER_RESULTS),
     "other_workers": Check(other_workers, "An epoch has as many batches with other workers.", "", ()),

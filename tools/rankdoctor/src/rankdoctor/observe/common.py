@@ -65,6 +65,8 @@ class Optimizers:
     """size of the gradients that the script has added up over the ranks itself since the last update"""
     saved: bool = False
     """whether a checkpoint was saved since the last update"""
+    weights_noted: int = -1
+    """number of updates after which the weights were logged, because they were saved"""
     went_on: bool = False
     """whether an update was made after a checkpoint was saved"""
     schedulers: list[tuple[Any, str]] = field(default_factory=list)
@@ -105,6 +107,12 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of a tensor; an unsharded tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether the numbers of this tensor can be read: FSDP frees the memory of weights that it has gathered."""
+    part = local(tensor)
+    return part.numel() == 0 or part.is_meta or part.untyped_storage().size() > 0
 
 
 def sums(tensor: torch.Tensor) -> list[float] | None:

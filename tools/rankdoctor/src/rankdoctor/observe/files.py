@@ -13,7 +13,7 @@ import torch.profiler.profiler as profilers
 from .. import overlay
 from ..standin import placed
 from ..trail import note, trail, user_line
-from .common import CONFIG, local, optimizers, patch, quietly
+from .common import CONFIG, has_memory, local, optimizers, patch, quietly, sums
 from .models import models
 
 
@@ -111,6 +111,25 @@ def name_of(file: Any) -> str | None:
     return os.path.abspath(path).removeprefix(f"{CONFIG.scratch}/files")
 
 
+MOST_WEIGHTS = 600
+
+
+def note_weights(at: str) -> None:
+    """Log the weights that are saved: if no update follows, the resumed run alone goes on from them."""
+    for number, known in optimizers.known.items():
+        if (optimizer := known()) is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"] if has_memory(p)][
+                :MOST_WEIGHTS
+            ]
+            note(
+                "saved_weights",
+                at=at,
+                optimizer=number,
+                weights={models.names.get(id(p), f"?{i}"): sums(p) for i, p in enumerate(parameters)},
+                state=len(getattr(optimizer, "optim", optimizer).state),
+            )
+
+
 @quietly
 def note_save(thing: Any, file: Any, at: str) -> None:
     """Log what a checkpoint holds."""
@@ -122,6 +141,9 @@ def note_save(thing: Any, file: Any, at: str) -> None:
     }
     shards = [name for name, v in tensors.items() if hasattr(v, "to_local") or v.numel() < whole.get(name, 0)]
     optimizers.saved = True
+    if optimizers.weights_noted != trail.step:
+        optimizers.weights_noted = trail.step
+        note_weights(at)
     note(
         "save",
         file=name_of(file),

@@ -17,7 +17,7 @@ from ..settings import AFTER_A_SAVE
 from ..trail import note, trail, user_line
 from . import files, mappings, passes, totals
 from .backward import gradient_norm, gradient_size
-from .common import CONFIG, local, optimizers, patch, quietly, state, sums
+from .common import CONFIG, has_memory, local, optimizers, patch, quietly, state, sums
 from .model import kept_buffers, name_parameters, note_sharded
 from .models import models
 
@@ -119,12 +119,6 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
 def size_of_all(parameters: list[torch.Tensor]) -> float:
     """Return the sum of the absolute values of all gradients."""
     return sum(float(local(p.grad).double().abs().sum()) for p in parameters if p.grad is not None)
-
-
-def has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether the numbers of this tensor can be read: FSDP frees the memory of weights that it has gathered."""
-    part = local(tensor)
-    return part.numel() == 0 or part.is_meta or part.untyped_storage().size() > 0
 
 
 def _common_factor(optimizer: Optimizer, number: int) -> float | None:
