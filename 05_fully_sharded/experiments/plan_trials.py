@@ -33,6 +33,8 @@ HOST = 3
 """how many times as fast as this machine the host counts: nodes with GPUs have other CPUs than the machine of the plan,
 and a plan should be the same on a busy laptop; what the host needs is said apart. A simulated second of waiting then
 takes three real ones"""
+ATTEMPTS = 4
+"""of a trial whose loss is not finite"""
 AT_ONCE = 3
 """ways that are tried at the same time: their runs wait most of the time"""
 LAUNCH = 10e-6
@@ -207,7 +209,20 @@ class Trials:
         self.of_lesson = self.script == LESSON / "train.py"
 
     def run(self, way: Way, part: int, parts: int, steps: int, options: list[object]) -> dict[str, Any]:
-        """Make some steps of so many parts of so many sequences; return the figures of nullgpu's reports."""
+        """Make some steps of so many parts of so many sequences; return the figures of nullgpu's reports.
+
+        A null GPU computes no loss: what is read may be left of something else, and by chance not finite.
+        """
+        for attempt in range(ATTEMPTS):
+            try:
+                return self.run_once(way, part, parts, steps, options)
+            except UserError as error:
+                if "is not finite" not in str(error) or attempt == ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def run_once(self, way: Way, part: int, parts: int, steps: int, options: list[object]) -> dict[str, Any]:
+        """Make these steps; return the figures."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         figures, run = folder / "figures.json", folder / "run"
         batch, gpus = part * parts * self.gpus.number, self.gpus
