@@ -46,7 +46,7 @@ class Placed:
         device = kwargs.get("device", args[1] if name == "to" and len(args) > 1 else None)
         self.on_gpu |= name == "cuda" or any(is_cuda(value) for value in (device, *args))
         if name == "cpu" or (name == "to" and str(device) == "cpu"):
-            by_user = trail.kind_of(sys._getframe(2).f_code.co_filename)  # and not an optimizer that loads its state
+            by_user = trail.kind_of(sys._getframe(3).f_code.co_filename)  # and not an optimizer that loads its state
             self.to_cpu |= bool(by_user and args) and isinstance(args[0], torch.Tensor) and args[0].numel() > 1
 
 

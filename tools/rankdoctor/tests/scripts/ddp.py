@@ -65,6 +65,7 @@ def main() -> None:
         scheduler.load_state_dict(checkpoint["scheduler"])
         scaler.load_state_dict(checkpoint["scaler"])
         first = checkpoint["epoch"]
+        del checkpoint  # or the tensors that it has on the GPU stay there
     for epoch in range(first, 3):
         if "frozen" in faults:
             body.requires_grad_(True)
