@@ -427,7 +427,7 @@ def test_a_checkpoint_that_is_saved_from_the_cpu_needs_no_map_location(doctor: D
 
 
 @pytest.mark.thorough
-def test_provocations_find_nothing_in_a_correct_script(doctor: Doctor) -> None:
+def test_provocations_find_no_more_than_the_source_says(doctor: Doctor) -> None:
     report, found = doctor.findings("--thorough", "ddp.py")
     (skipped,) = [finding for finding in report["findings"] if finding["kind"] != "COST"]
     assert skipped["run"].startswith("with a batch that") and "skip_nan" in found["same_collectives"], (
