@@ -907,6 +907,18 @@ def contrast(run: Run, *targets: int) -> None:
         rank.events.append({"e": "contrast", "step": 8, "t": 9.0, "at": at(42), **own})
 
 
+@faulty("contrast_masks", "FAULT", 44)
+def a_mask_without_the_offset_of_the_rank(run: Run) -> None:
+    contrast_mask(run, 8, 0)
+
+
+def contrast_mask(run: Run, *right: int) -> None:
+    for rank in run.ranks:
+        for mask, rows in ((0, 0), (1, right[rank.number])):  # the first one is about the pairs
+            sizes = {"mask": mask, "count": 8, "right": rows, "columns": 16}
+            rank.events.append({"e": "contrast_mask", "step": 8, "t": 9.0, "at": at(44), **sizes})
+
+
 @faulty("profiled", "COST", 40)
 def a_profiler_around_everything(run: Run) -> None:
     trace(run, 16)

@@ -11,6 +11,7 @@ from faulty_runs import (
     clip,
     codebook,
     contrast,
+    contrast_mask,
     devices,
     divided,
     draws,
@@ -205,6 +206,10 @@ def a_table_of_which_each_rank_has_some_rows(run: Run) -> None:
 
 def targets_with_the_offset_of_the_rank(run: Run) -> None:
     contrast(run, 0, 8)
+
+
+def a_mask_with_the_offset_of_the_rank(run: Run) -> None:
+    contrast_mask(run, 8, 8)
 
 
 def samples_that_are_drawn_with_other_seeds(run: Run) -> None:

@@ -611,6 +611,15 @@ def test_an_own_loader_and_a_masked_loss(doctor: Doctor, words: str, wanted: Fou
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("how", ["fill", "fill,sums", "minus", "times", "left", "fill,plain"])
+def test_a_mask_of_a_contrastive_loss(doctor: Doctor, how: str) -> None:
+    for words, wanted in ((how, {}), (f"{how},no_offset", {"contrast_masks": "backward"})):
+        report, found = doctor.findings("contrasts.py", words)
+        found.pop("gathered_gradients", None)  # of constants
+        assert report["errors"] == [] and found == wanted
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [

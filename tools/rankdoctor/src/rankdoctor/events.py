@@ -82,6 +82,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     message     a point-to-point message is sent or received, such as between the stages of a pipeline
     contrast    a cross-entropy whose targets are columns in a row, over gathered features: target (the first column),
                 own (that of this rank's first features), columns
+    contrast_mask   a loss over gathered features has a mask about one column of each row: mask (its number in the
+                loss), count (of its rows), right (those in which the column has the row's own features), columns
     branch      a condition by which this rank alone leaves out a step: at, body (line of what is done then)
     branch_taken    it was taken as true in a run for that: at
     second_pass     of a stream, whether it begins as the first one: loader, equal, changed (epochs of its data set)
@@ -256,6 +258,8 @@ class Event(TypedDict, total=False):
     times: float
     target: int
     columns: int
+    mask: int
+    right: int
     entries: dict[str, int]
     # of influence, reference and parity
     question: str

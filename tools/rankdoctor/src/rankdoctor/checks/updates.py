@@ -267,6 +267,24 @@ def contrast_targets(run: Run) -> Iterator[Finding]:
     seen(len(looked) - len(wrong), "losses over gathered features, with targets at this rank's own", least=1)
 
 
+@check("What a mask leaves out of gathered features is the sample itself.", ranks=True)
+def contrast_masks(run: Run) -> Iterator[Finding]:
+    """The features of rank r begin in column r times the local batch, and so does the diagonal of its mask."""
+    looked = [(rank.number, e) for rank in run.ranks for e in rank.all("contrast_mask")]
+    need_use(looked, "a mask in a loss of local rows against gathered columns")
+    own = {(e["at"], e["mask"]) for _, e in looked if e["right"] == e["count"]}
+    wrong = [(number, e) for number, e in looked if (e["at"], e["mask"]) in own and not e["right"]]
+    if wrong:
+        number, e = wrong[0]
+        yield fault(
+            e["at"],
+            f"a mask of this loss is for the column of the sample itself on some ranks, but on rank {number} for that "
+            f"of another sample, in {len(wrong)} of {len(looked)} losses: so each sample is compared with itself there",
+            "begin the diagonal of the mask at the rank times the local batch size",
+        )
+    seen(len(looked), "losses over gathered features, with a mask for one column of each row", least=1)
+
+
 @check("Gradients come back from gathered features.", ranks=True)
 def gathered_gradients(run: Run) -> Iterator[Finding]:
     """dist.all_gather returns copies without a graph, so the losses of other ranks give a rank's features no gradient.

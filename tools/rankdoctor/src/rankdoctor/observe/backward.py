@@ -102,16 +102,17 @@ def note_elements(loss: torch.Tensor, at: str) -> None:
 def note_spread(loss: torch.Tensor, at: str) -> None:
     """Log that each output meets each target: (N, 1) minus (N) is (N, N), of N samples.
 
-    What the model itself compares in pairs depends on its outputs twice.
+    What the model itself compares in pairs depends on its outputs twice, and so do features that are divided by their
+    norm, (N, N) by (N, 1) if there are as many features as samples.
     """
-    nodes = [loss.grad_fn]
+    nodes = [(loss.grad_fn, False)]  # with whether it is one of several operands that depend on the outputs
     for _ in range(MOST_NODES):
         if not nodes:
             break
-        node = nodes.pop(0)
+        node, beside_others = nodes.pop(0)
         following = [(one, number) for one, number in node.next_functions if one is not None]
-        nodes += [one for one, _ in following]
-        if len(following) != 1 or not node._input_metadata:
+        nodes += [(one, len(following) > 1) for one, _ in following]
+        if len(following) != 1 or beside_others or not node._input_metadata:
             continue
         one, number = following[0]
         whole, part = tuple(node._input_metadata[0].shape), tuple(one._input_metadata[number].shape)

@@ -1,4 +1,4 @@
-"""Contrastive losses over gathered features: is the target of each sample the column of its pair?"""
+"""Contrastive losses over gathered features: are targets, and what a mask leaves out, in the columns of this rank?"""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import importlib
@@ -17,16 +17,23 @@ from .common import local, patch, quietly, state
 MOST = 40
 """losses that are looked at"""
 NODES = 12
-"""of the graph of a loss"""
+"""of the graph of scores"""
+NODES_OF_LOSS = 80
+"""of the graph of what is minimized"""
+LEFT_OUT = -1e4
+"""a score that no exponential function is sensitive to"""
+EQUAL = 0.999
+"""cosine of the angle between features that count as equal"""
 LARGEST = 4_000_000
 """values of a matrix that is searched"""
 sent: deque[torch.Tensor] = deque(maxlen=8)
 """what this rank has given to the last gathers"""
 looked_at: list[str] = []
+masked: list[str] = []
 
 
 def install() -> None:
-    """Observe what is gathered, and the targets of cross-entropies."""
+    """Observe what is gathered, the targets of cross-entropies, and the masks in what is minimized."""
     if not dist.is_available():
         return
     for name in ("all_gather", "all_gather_into_tensor"):
@@ -37,6 +44,7 @@ def install() -> None:
             patch(functional, name, _gathering(0))
     patch(importlib.import_module("torch.distributed.nn.functional"), "all_gather", _gathering(0))
     patch(nn.functional, "cross_entropy", _cross_entropy)
+    patch(torch.autograd, "backward", _backward)
 
 
 def _gathering(place: int) -> Callable[[Callable], Callable]:
@@ -101,6 +109,76 @@ def matrices(scores: torch.Tensor, columns: int) -> Iterator[torch.Tensor]:
                 if matrix.dim() == 2 and columns in matrix.shape:
                     yield F.normalize((matrix if matrix.shape[0] == columns else matrix.T).float(), dim=1)
         nodes += [following for following, _ in node.next_functions]
+
+
+def _backward(own: Callable[..., None]) -> Callable[..., None]:
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if sent and not state.in_backward and len(masked) < MOST:
+            look_at_masks(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)), user_line())
+        own(tensors, *args, **kwargs)
+
+    return backward
+
+
+@quietly
+def look_at_masks(loss: torch.Tensor, at: str) -> None:
+    """Log, for each mask of the loss that is about one column of each row, in how many rows it is an own column."""
+    nodes, seen = [loss.grad_fn], set[Any]()
+    masks, features = list[torch.Tensor](), list[tuple[Any, torch.Tensor]]()
+    while nodes and len(seen) < NODES_OF_LOSS:
+        node = nodes.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        masks += masks_of(node)
+        columns = getattr(node, "_saved_mat2", None)
+        if isinstance(columns, torch.Tensor) and columns.numel() <= LARGEST:
+            features.append((getattr(node, "_saved_self", None), columns.detach().T))
+        nodes += [following for following, _ in node.next_functions]
+    for number, mask in enumerate(masks):
+        own = next((found for one in features if (found := own_columns(mask, *one)) is not None), None)
+        if own is not None and len(masked) < MOST:
+            masked.append(at)
+            right = int((mask & own).any(1).sum())
+            note("contrast_mask", at=at, mask=number, count=len(mask), right=right, columns=mask.shape[1])
+
+
+def masks_of(node: Any) -> Iterator[torch.Tensor]:
+    """Yield masks (rows, columns) that are true for one column of each row, from what an operation has saved."""
+    names = ("_saved_mask", "_saved_condition", "_saved_other", "_saved_self", "_saved_result", "_saved_indices")
+    saved = [getattr(node, name, None) for name in names]
+    for one in (*saved[:-1], *(saved[-1] or ())):
+        if not isinstance(one, torch.Tensor) or one.dim() != 2 or not 2 < one.shape[1] <= LARGEST / len(one):
+            continue
+        values = one.detach()
+        if values.dtype != torch.bool:
+            low = values <= LEFT_OUT  # of scores
+            values = low if low.any() else values.bool() if bool(((values == 0) | (values == 1)).all()) else low
+        counts = values.sum(1)
+        if bool((counts == 1).all()):
+            yield values
+        elif bool((counts == values.shape[1] - 1).all()):
+            yield ~values
+
+
+def own_columns(mask: torch.Tensor, rows: Any, columns: torch.Tensor) -> torch.Tensor | None:
+    """Return which columns of a mask have the features of the row; None if the mask is of something else.
+
+    Args:
+        mask: (N, M).
+        rows: features of the rows, (N, D), if the product that made the scores has kept them.
+        columns: features of the columns, (M, D).
+    """
+    if columns.dim() != 2 or len(columns) != mask.shape[1] or len(mask) >= len(columns):
+        return None
+    columns = F.normalize(columns.float(), dim=1)
+    if isinstance(rows, torch.Tensor) and rows.shape == (len(mask), columns.shape[1]):
+        own = F.normalize(rows.detach().float(), dim=1) @ columns.T > EQUAL
+    else:
+        own = torch.zeros_like(mask)
+        for place in places_of(columns, len(mask)):
+            own |= torch.eye(*mask.shape, dtype=torch.bool, device=mask.device).roll(place, 1)
+    return own if bool(own.any(1).all()) else None
 
 
 def places_of(matrix: torch.Tensor, rows: int) -> Iterator[int]:
