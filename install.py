@@ -69,7 +69,7 @@ def constraints(torch: str) -> Path:
     tested = FOLDER / "constraints.txt"
     if not torch:
         return tested
-    with_torch = ("torch", "triton", "nvidia-cu", "nvidia-nccl", "nvidia-nv", "cuda-")
+    with_torch = ("torch", "triton", "nvidia-cu", "nvidia-nccl", "nvidia-nv", "cuda-", "setuptools")  # older than 82
     kept = [line for line in tested.read_text().splitlines() if not line.startswith(with_torch)]
     file = Path(tempfile.mkdtemp()) / "constraints.txt"
     file.write_text("\n".join([*kept, f"torch=={torch}", ""]))
