@@ -8,12 +8,14 @@ from ..runs import Launch, Run
 from . import (
     files,
     influence,
+    meanings,
     optimized,
     randomness,
     reference,
     samples,
     speed,
     steps,
+    streams,
     totals,
     updates,
     validation,
@@ -26,6 +28,8 @@ from .comparisons import COMPARISONS
 __all__ = ["CHECKS", "COST", "FAULT", "NOTE", "Diagnosis", "Finding", "judge"]
 MODULES = (
     samples,
+    streams,
+    meanings,
     validation,
     weights,
     optimized,
