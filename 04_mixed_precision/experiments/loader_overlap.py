@@ -26,7 +26,7 @@ from lab.simulated import null_gpu
 from lab.timing import mean_std, median_range
 from workload import FOLDER, LESSON, read_workload
 from workshop.errors import UserError, run_reporting_user_errors
-from workshop.jsonfile import read_json
+from workshop.jsonfile import read_json, write_json
 from workshop.loaders.volumes import VolumeLoader
 
 FLAGS = "--config ../configs/unet3d.yaml --config ../configs/unet3d_opt.yaml --compile off --benchmark true"
@@ -49,18 +49,19 @@ TRAINING = ("convolution", "convolution_backward", "leaky_relu")
 Event = dict[str, Any]
 
 
-def measure(name: str, more: list[str], out: Path) -> None:
-    """Benchmark the lesson's script with batches that are made in this way; write what it measured."""
-    with tempfile.TemporaryDirectory() as folder, patch.object(VolumeLoader, "batches", BATCHES[name]):
-        ranks = LESSON.join_ranks(timeout_minutes=10)
-        config = read_workload([*FLAGS.split(), *more, "--run_dir", folder])
-        LESSON.train(config, ranks)
-        torch.distributed.destroy_process_group()
-        out.write_text(Path(folder, "throughput.json").read_text())
+def measure(names: list[str], more: list[str], out: Path) -> None:
+    """Benchmark the lesson's script with batches that are made in these ways; write what it measured of each."""
+    ranks, found = LESSON.join_ranks(timeout_minutes=10), {}
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder, patch.object(VolumeLoader, "batches", BATCHES[name]):
+            LESSON.train(read_workload([*FLAGS.split(), *more, "--run_dir", folder]), ranks)
+            found[name] = read_json(Path(folder, "throughput.json"))
+    torch.distributed.destroy_process_group()
+    write_json(out, found)
 
 
-def measured(name: str, gpu: str | None, more: list[str]) -> tuple[list[float], list[Event]]:
-    """Call this script for one way; return the mean of each of `KINDS`, and the time line of a simulated GPU.
+def measured(names: list[str], gpu: str | None, more: list[str]) -> dict[str, tuple[list[float], list[Event]]]:
+    """Call this script for some ways; return of each the mean of each of `KINDS`, and the time line of a simulated GPU.
 
     Raises:
         UserError: it failed.
@@ -68,13 +69,14 @@ def measured(name: str, gpu: str | None, more: list[str]) -> tuple[list[float], 
     with tempfile.TemporaryDirectory() as folder:
         out, trace = Path(folder, "found.json"), Path(folder, "trace.json")
         before = null_gpu("--clock", gpu, "--gb", 140, "--trace", trace) if gpu else []
-        words = [*before, sys.executable, __file__, "--way", name, "--out", out, *more]
+        words = [*before, sys.executable, __file__, "--way", *names, "--out", out, *more]
         done = subprocess.run([str(word) for word in words], cwd=FOLDER, text=True, capture_output=True)
         if done.returncode:
-            raise UserError(f"{name}: {done.stdout[-500:]}{done.stderr[-1500:]}")
-        found = read_json(out)
+            raise UserError(f"{names}: {done.stdout[-500:]}{done.stderr[-1500:]}")
         events = json.loads(trace.read_text())["traceEvents"] if gpu else []
-    return [mean_std(found[kind]["trials"])[0] for kind in KINDS], events
+        return {
+            name: ([mean_std(way[kind]["trials"])[0] for kind in KINDS], events) for name, way in read_json(out).items()
+        }
 
 
 def spans_of(events: list[Event]) -> dict[str, list[tuple[float, float]]]:
@@ -117,17 +119,19 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--simulated", metavar="GPU", help="on a null GPU with the clock of this GPU")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--way", choices=BATCHES, help="measure this one only, in this process")
+    parser.add_argument("--way", choices=BATCHES, nargs="+", help="measure these only, in this process")
     parser.add_argument("--out", type=Path, help="with --way: the file for what was measured")
     arguments, more = parser.parse_known_args()
     if arguments.way:
         return measure(arguments.way, more, arguments.out)
     gpu = arguments.simulated
     found: dict[str, list[tuple[list[float], list[Event]]]] = {name: [] for name in BATCHES}
+    # A time line is that of a process; without one, all ways share a process, because its start takes the longest.
+    processes = [[name] for name in BATCHES] if gpu else [list(BATCHES)]
     for done in range(1, arguments.rounds + 1):
-        for name, rounds in found.items():
-            rounds.append(measured(name, gpu, more))
-            print(name, *(f"{kind} {speed:,.0f}" for kind, speed in zip(KINDS, rounds[-1][0], strict=True)), flush=True)
+        for name, way in (one for names in processes for one in measured(names, gpu, more).items()):
+            found[name].append(way)
+            print(name, *(f"{kind} {speed:,.0f}" for kind, speed in zip(KINDS, way[0], strict=True)), flush=True)
         store(found, gpu, done, arguments.rounds)
     if gpu:  # the round that other work on this machine disturbed least
         draw({name: max(rounds, key=lambda one: one[0][-1])[1] for name, rounds in found.items()}, gpu)
