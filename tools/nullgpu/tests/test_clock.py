@@ -45,6 +45,12 @@ def two_streams():
         big @ big
     torch.cuda.current_stream().wait_stream(side)
 found["two streams"] = timed(two_streams, 1)
+def beside_a_copy():
+    with torch.cuda.stream(side):
+        target.copy_(pinned, non_blocking=True)
+    big @ big
+    torch.cuda.current_stream().wait_stream(side)
+found["beside a copy"] = timed(beside_a_copy, 1)
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     for _ in range(10):
@@ -100,9 +106,10 @@ def test_the_host_waits_for_pageable_copies_only(found: dict) -> None:
     assert found["pageable"][1] >= 0.99 * found["pageable"][0]
 
 
-def test_streams_are_queues_of_their_own(found: dict) -> None:
-    one = found["matmul"][0] / 20
-    assert found["two streams"][0] < 1.9 * one or found["two streams"][1] > one  # unless the host was so slow
+def test_kernels_of_two_streams_take_turns_and_copies_run_beside_them(found: dict) -> None:
+    one, copy = found["matmul"][0] / 20, found["pinned"][0]
+    assert found["two streams"][0] > 1.9 * one, "each of these products fills the GPU"
+    assert found["beside a copy"][0] < 0.9 * (one + copy) or found["beside a copy"][1] > copy  # the host was so slow
 
 
 def test_a_graph_takes_the_time_of_what_it_has_recorded(found: dict) -> None:
@@ -162,6 +169,13 @@ def test_idle_times_have_their_causes() -> None:
     ]
     _, waits = timeline.idle(spans, [(1, 2.5)], 0, 8)
     assert waits == {timeline.DATA: 1.5, timeline.HOST: 1.5, timeline.COMMUNICATION: 0.5, "rank 3": 1.5}
+
+
+def test_a_gpu_that_computes_for_another_stream_is_busy() -> None:
+    spans = [span(0, 2), span(1, 3, stream=2), span(2, 4, Work.GIVES_WAY), span(4, 5)]
+    busy, waits = timeline.idle(spans, [], 0, 5)
+    assert busy == 5 and sum(waits.values()) == 0
+    assert sum(timeline.longest(spans, 0, 5).values()) == 5, "no kernel counts twice"
 
 
 def test_a_collective_for_which_nothing_waits_is_no_cause() -> None:

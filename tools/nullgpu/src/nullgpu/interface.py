@@ -56,6 +56,8 @@ class Work(IntEnum):
     NETWORK = 2
     HOST_WAITS = 3
     WAITS_FOR_RANK = 4
+    GIVES_WAY = 5
+    """kernels of another stream run in place of this one's"""
 
 
 @dataclass

@@ -10,6 +10,7 @@ from .interface import MOST_SPANS, Span, Work
 
 LONGEST = 12
 """operations that are listed"""
+COMPUTES = (Work.KERNEL, Work.GIVES_WAY)
 DATA, HOST, COMMUNICATION, COPIES = "data", "the host", "communication", "copies"
 """what a GPU can wait for, beside "rank 1" and so on"""
 
@@ -90,9 +91,7 @@ def idle(
     A GPU is busy if any of its streams has a kernel. What it waits for is what the stream waits for that computes
     next: a copy, a collective, or "rank 1", which is not ready for it; otherwise a batch, or the host.
     """
-    work = sorted(
-        (s for s in spans if s.kind == Work.KERNEL and s.end > begin and s.start < end), key=lambda s: s.start
-    )
+    work = sorted((s for s in spans if s.kind in COMPUTES and s.end > begin and s.start < end), key=lambda s: s.start)
     others = Others(spans)
     waits: defaultdict[str, float] = defaultdict(float)
 

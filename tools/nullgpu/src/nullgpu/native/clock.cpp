@@ -67,6 +67,31 @@ void wait_for(Stream* stream, const Moment& moment) {
   if (moment.time <= stream->queue.end) return;
   stream->queue.end = moment.time;
   stream->queue.cause = moment.span;
+  stream->queue.computes = false;
+}
+
+// A kernel fills a GPU, so the kernels of two streams take turns: those of the other streams, which were put there
+// before, end as much later. The shortest time of a kernel is left out, in which hardly any part of the GPU works.
+// Which stream goes first does not matter for the sum; the one that was asked last does, so that what it prepares for
+// others (the input of a collective) is not late.
+static std::set<Stream*> computing;  // streams that may have kernels left
+
+static void give_way(const Stream* to, double start, double seconds) {
+  double now = now_locked();
+  for (auto it = computing.begin(); it != computing.end();) {
+    Stream* stream = *it;
+    Queue& queue = stream->queue;
+    it = queue.end <= now ? computing.erase(it) : std::next(it);
+    if (stream == to || stream->device != to->device || !queue.computes) continue;
+    double both = std::min(start + seconds, queue.end) - std::max(start, queue.since);
+    if (both <= 0) continue;
+    note({queue.end, queue.end + both, -1, number_of(stream), GIVES_WAY, kept_locked("kernels of another stream")});
+    queue.end += both;
+  }
+}
+void forget(Stream* stream) {
+  std::lock_guard<std::mutex> guard(lock);
+  computing.erase(stream);
 }
 
 void wait_until(double time, const char* what) {
@@ -93,6 +118,11 @@ void put_kept(Stream* stream, double seconds, Work kind, const char* name, doubl
     }
     Queue& queue = stream->queue;
     double start = std::max({queue.end, now_locked(), earliest});
+    if (!queue.computes || start > queue.end) queue.since = start;
+    if ((queue.computes = kind == KERNEL)) {
+      give_way(stream, start, seconds - settings().shortest);
+      computing.insert(stream);
+    }
     queue.last = note({start, start + seconds, (int)queue.cause, number_of(stream), kind, name});
     queue.end = start + seconds;
     queue.cause = -1;

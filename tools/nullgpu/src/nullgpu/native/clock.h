@@ -22,6 +22,7 @@ void put_launch(Stream* stream, const char* kernel, uint64_t sizes, double size)
 void put_copy(Stream* stream, const Way& way, size_t bytes);
 void put_fill(Stream* stream, size_t bytes);
 void put_graph(Stream* stream, const Graph* graph);
+void forget(Stream* stream);  // before it is destroyed
 
 // The end of all work that was put on a stream so far, which events remember.
 struct Moment {

@@ -121,6 +121,7 @@ EXPORT cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     std::lock_guard<std::mutex> guard(lock);
     if (!streams.erase(it)) return error(cudaErrorInvalidResourceHandle, "cudaStreamDestroy");
   }
+  forget(it);
   delete it;
   return cudaSuccess;
 }
