@@ -17,7 +17,7 @@ from workshop import hardware
 from workshop.datasets import nbody
 from workshop.errors import UserError
 from workshop.loaders import DistributedBatchSampler, Loader, build_volume_loader
-from workshop.loaders.volumes import SYMMETRIES, VolumeDataset, cut, cut_batch
+from workshop.loaders.volumes import SYMMETRIES, VolumeDataset, cut, cut_batch, with_reversed
 
 Config = load_script(REPOSITORY / "04_mixed_precision").Config
 CPU = torch.device("cpu")
@@ -118,7 +118,7 @@ def test_each_cell_of_a_cube_is_that_of_the_box_which_the_symmetry_says(symmetry
 def test_a_batch_is_cut_as_cubes_are_one_by_one() -> None:
     boxes = torch.randn(4, 7, 7, 7), torch.randn(5, 7, 7, 7)
     corners, symmetries = torch.randint(7, (48, 3)), torch.randperm(48)
-    for box, found in zip(boxes, cut_batch(boxes, corners, symmetries, 5), strict=True):
+    for box, found in zip(boxes, cut_batch(map(with_reversed, boxes), corners, symmetries, 5), strict=True):
         cubes = [cut(box, corner.tolist(), int(number), 5) for corner, number in zip(corners, symmetries, strict=True)]
         assert torch.equal(found, torch.stack(cubes))
         assert found.is_contiguous()

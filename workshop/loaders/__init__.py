@@ -88,7 +88,10 @@ def build_volume_loader(
     cells = box.cells**3
     if loader == "dali":  # makes a copy, and continues it if it is periodic
         cells += (box.cells + (dataset.size - 1) * box.periodic) ** 3
-    needed = 4 * sum(nbody.CHANNELS.values()) * cells
+    channels = sum(nbody.CHANNELS.values())
+    if loader == "device":  # makes a copy with more channels
+        channels += channels + len(nbody.CHANNELS) * len(nbody.VELOCITY)
+    needed = 4 * channels * cells
     require_memory(loader, needed, where, f"use --loader {other}", f" for {box.path}")
     boxes = nbody.read(box, where)
     if loader == "dali":

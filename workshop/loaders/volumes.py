@@ -41,21 +41,27 @@ FLIPS = torch.tensor([flips for _, flips in SYMMETRIES])
 """of `SYMMETRIES`, (48, 3) each"""
 
 
+def with_reversed(box: torch.Tensor) -> torch.Tensor:
+    """Return a box (C, n, n, n) with three more channels, its velocities in the other direction, for `cut_batch`."""
+    return torch.cat([box, -box[list(nbody.VELOCITY)]])
+
+
 def cut_batch(
     boxes: Iterable[torch.Tensor], corners: torch.Tensor, symmetries: torch.Tensor, size: int
 ) -> list[torch.Tensor]:
     """Cut a batch of cubes from each of several boxes on a GPU, the same as `cut` does one by one.
 
-    It takes some ten launches for a box, while cubes that are cut one by one take thirty for each. A launch costs the
-    CPU some microseconds: with a batch of 64, more than the training of a small network.
+    One kernel reads each value of the box once and writes it once; cubes that are cut one by one take thirty launches
+    each. On a GPU both count: a launch costs the CPU some microseconds, with a batch of 64 more than the training of a
+    small network; and while such a kernel runs, which fills the GPU, no kernel of the training does.
 
     Args:
-        boxes: (C, n, n, n) each, on one device.
+        boxes: (C, n, n, n) each, from `with_reversed`, on one device.
         corners: (N, 3) int64 on the CPU, as for `cut`.
         symmetries: (N,) int64 on the CPU.
         size: edge of the cubes in cells.
 
-    Returns: for each box (N, C, size, size, size).
+    Returns: for each box (N, C - 3, size, size, size).
     """
     boxes = list(boxes)
     n, cells, device = len(corners), boxes[0].shape[-1], boxes[0].device
@@ -66,18 +72,15 @@ def cut_batch(
     along = (corners.gather(1, axes)[..., None] + along) % cells
     strides = torch.tensor([cells**2, cells, 1])  # between neighbors on each old axis
     x, y, z = to_gpu(along * strides[axes][..., None], device).unbind(1)  # (N, size) each
-    places = x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]
-    channels = torch.arange(max(map(len, boxes))).repeat(n, 1)  # (N, C): from which channel of the box
-    channels[:, nbody.VELOCITY] = torch.tensor(nbody.VELOCITY)[axes]  # velocities turn with the volume
-    signs = torch.ones(channels.shape)
-    signs[:, nbody.VELOCITY] = torch.where(flips, -1.0, 1.0)
-    channels, signs = to_gpu(channels, device), to_gpu(signs, device)
-    every = torch.arange(n, device=device)[:, None]
+    places = (x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]).flatten(1)
+    first, velocity = nbody.VELOCITY[0], slice(nbody.VELOCITY[0], nbody.VELOCITY[-1] + 1)
     cubes = []
     for box in boxes:
-        c = len(box)
-        cube = box.flatten(1)[:, places][channels[:, :c], every]  # (C, N, ...), then (N, C, ...)
-        cubes.append(cube.mul_(signs[:, :c, None, None, None]))
+        c = len(box) - len(nbody.VELOCITY)
+        channels = torch.arange(c).repeat(n, 1)  # (N, C): from which channel of the box
+        channels[:, velocity] = axes + torch.where(flips, c, first)  # velocities turn with the volume
+        cube = box.flatten(1)[to_gpu(channels, device)[:, :, None], places[:, None]]
+        cubes.append(cube.view(n, c, size, size, size))
     return cubes
 
 
@@ -178,6 +181,9 @@ class VolumeLoader(BatchLoader):
         self.boxes = boxes
         if boxes[0].device.type == "cpu":
             self.less_work = "--loader device"
+        else:
+            self.with_reversed = [with_reversed(box) for box in boxes]
+            self.boxes = tuple(whole[: len(box)] for whole, box in zip(self.with_reversed, boxes, strict=True))
         self.dataset = dataset
         self.batch_sampler = batch_sampler
         self.pin_memory = pin_memory
@@ -191,7 +197,7 @@ class VolumeLoader(BatchLoader):
         """Cut each batch with few launches, as a GPU needs it."""
         corners, symmetries = self.dataset.places(self.batch_sampler.epoch)
         for indices in self.batch_sampler.batches():
-            inputs, targets = cut_batch(self.boxes, corners[indices], symmetries[indices], self.dataset.size)
+            inputs, targets = cut_batch(self.with_reversed, corners[indices], symmetries[indices], self.dataset.size)
             yield inputs, targets
 
     def cut_one_by_one(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
