@@ -208,6 +208,13 @@ def results_stay_apart(run: Run) -> None:
         rank.events = [e for e in rank.events if e["e"] != "collective"]
 
 
+@faulty("validation_gradients", "COST", 51)
+def validation_with_gradients(run: Run) -> None:
+    for rank in run.ranks:
+        for e in rank.all("forward", grad=False):
+            e["for_nothing"] = True
+
+
 @faulty("validation_mode", "FAULT", 51)
 def validation_in_training_mode(run: Run) -> None:
     change(run, "forward", wanted={"loader": VAL}, train=True, random_layers=2)

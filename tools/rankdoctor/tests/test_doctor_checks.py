@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from doctor_events import VAL, add, at, change, correct_run
+from doctor_events import TRAIN, VAL, add, at, change, correct_run
 from faulty_runs import (
     FAULTS,
     attention_drops_weights_after_eval,
@@ -22,7 +22,7 @@ from faulty_runs import (
     zeroed_before_each_part,
 )
 from rankdoctor.checks import CHECKS, judge
-from rankdoctor.runs import Run
+from rankdoctor.runs import Run, mark_validation_with_gradients
 
 
 def test_only_layers_that_differ_are_counted() -> None:
@@ -208,3 +208,22 @@ def test_a_correct_run_that_is_cut_off_has_no_fault() -> None:
         for rank in run.ranks:
             rank.events = rank.events[:count]
         assert [f.text for f in judge([run]).faults] == []
+
+
+def test_a_loader_without_updates_is_validated_also_if_no_grad_is_forgotten() -> None:
+    run = correct_run()
+    for rank in run.ranks:
+        for e in rank.all("forward", loader=VAL):
+            e |= {"grad": True, "train": True}
+        mark_validation_with_gradients(rank)
+    assert (run.training, run.validating) == ({TRAIN}, {VAL})
+    assert all(e["for_nothing"] for e in run.first.all("forward", loader=VAL))
+
+
+def test_loaders_that_are_read_in_turns_are_both_trained_on() -> None:
+    run = correct_run()
+    for rank in run.ranks:
+        for e in list(rank.all("forward", loader=TRAIN)):  # the batch of the other loader comes before
+            rank.events.insert(rank.events.index(e), e | {"loader": VAL})
+        mark_validation_with_gradients(rank)
+    assert run.training == {TRAIN, VAL}

@@ -112,6 +112,15 @@ def test_faults_are_found_with_their_lines(doctor: Doctor) -> None:
 
 
 @pytest.mark.slow
+def test_a_validation_that_forgets_no_grad_is_a_validation(doctor: Doctor) -> None:
+    _, found = doctor.findings("ddp.py", "with_grad")
+    assert found == {"validation_gradients": "validate"}
+    _, found = doctor.findings("ddp.py", "with_grad,no_eval,not_combined")
+    assert found["validation_mode"] == found["validation_gradients"] == "validate"
+    assert found["results_combined"] == "validation"
+
+
+@pytest.mark.slow
 def test_a_script_is_started_as_a_module_of_a_package(doctor: Doctor) -> None:
     package = doctor.folder / "package"
     package.mkdir()

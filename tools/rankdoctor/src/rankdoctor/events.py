@@ -38,9 +38,9 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 and batch norm in training mode), samples, rows and bags (hashes of each input
                 sample, as it is and with its values in any order), further (such hashes of up to
                 three other inputs), rng, buffers, untouched (batch norms as made); ddp
-                and sync, or inside (line of the DistributedDataParallel that has this module); without gradients in
-                evaluation mode: drew (random numbers), random_in (what is random or takes statistics of the batch, and
-                its line)
+                and sync, or inside (line of the DistributedDataParallel that has this module); in evaluation
+                mode: drew (random numbers), random_in (what is random or takes statistics of the batch, and its line);
+                for_nothing (found when the events are read: it had gradients, but its loader is only validated)
     stored_weights  (in runs whose weights do not move) a model got them: model, missing (parameters that did not)
     printed     (in runs whose weights do not move) a line with digits: text
     dropout     the first dropout in training
@@ -258,6 +258,7 @@ class Event(TypedDict, total=False):
     times: float
     target: int
     columns: int
+    for_nothing: bool
     mask: int
     right: int
     entries: dict[str, int]

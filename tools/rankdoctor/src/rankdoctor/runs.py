@@ -277,7 +277,33 @@ def read(scratch: Path) -> Run:
             rank = parents.get(events[0]["parent"]) if events else None
             (rank.workers if rank else others).extend(e | {"pid": pid} for e in events)
     ranks.sort(key=lambda rank: rank.number)
+    for rank in ranks:
+        mark_validation_with_gradients(rank)
     return Run(launch, _alone(ranks), others, samples, _output(scratch, launch))
+
+
+def mark_validation_with_gradients(rank: Rank) -> None:
+    """Let calls of a validation that forgets no_grad() count as calls without gradients, and mark them as ``for_nothing``.
+
+    The batches of a loader were trained on if one of them was the last before an update, or if they came in more
+    updates than it made passes (one of two loaders that are read in turns). If no loader was, nothing is changed:
+    the script may update its weights without an optimizer.
+    """
+    since_update: list[str] = []
+    updates, passes, trained = Counter[str](), Counter[str](), set[str]()
+    for e in rank.events:
+        if e["e"] == "forward" and e["grad"] and e["loader"]:
+            since_update.append(e["loader"])
+        elif e["e"] == "pass":
+            passes[e["loader"]] += 1
+        elif e["e"] == "update" and since_update:
+            trained.add(since_update[-1])
+            updates.update(set(since_update))
+            since_update = []
+    trained |= {loader for loader, count in updates.items() if count > passes[loader]}
+    for e in rank.all("forward", grad=True) if trained else ():
+        if e["loader"] and e["loader"] not in trained:
+            e |= {"grad": False, "for_nothing": True}
 
 
 def _output(scratch: Path, launch: Launch) -> str:

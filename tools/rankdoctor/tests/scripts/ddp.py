@@ -100,7 +100,7 @@ def main() -> None:
         if "no_eval" not in faults:
             model.eval()
         right = torch.zeros((), device="cuda")
-        with torch.no_grad():
+        with torch.set_grad_enabled("with_grad" in faults):
             for x, y in val_loader:  # LINE validation
                 right += (body(x.cuda()).argmax(1) == y.cuda()).sum()  # LINE validate
                 if "collective_per_batch" in faults:

@@ -78,7 +78,12 @@ def _meaning(run: Run, events: tuple[Event, ...], numbers: list[str], doubts: li
             f"{shown}: each rank has data of its own, and the sampler divides their numbers, so nobody trains on the "
             f"rest of each rank's data{because}"
         )
-        return hint(at, text, "make the data with one seed on all ranks, or leave out the DistributedSampler")
+        return hint(
+            at,
+            text,
+            "make, read and split the data alike on all ranks; if they are meant to be of this rank alone, without a "
+            "sample in common, leave out the DistributedSampler",
+        )
     doubts.append("each rank has data of its own")
     return None
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run
-from .base import ONE_EPOCH, Finding, check, cost, hint, need, need_updates, need_use, seen
+from .base import NO_VALIDATION, ONE_EPOCH, Finding, check, cost, hint, need, need_updates, need_use, seen
 
 EVERY_STEP = 0.8
 SMALL_BATCH = 16
@@ -167,6 +167,18 @@ def many_objects(run: Run) -> Iterator[Finding]:
         "only the attributes of the data set itself are looked at, and it has others than tensors and arrays",
     )
     seen(len(run.first.all("dataset")), "data sets that hold tensors and arrays only")
+
+
+@check("Validation keeps nothing for a backward pass.")
+def validation_gradients(run: Run) -> Iterator[Finding]:
+    """Without no_grad(), each call keeps its activations until its outputs are freed: time, and a lot of memory."""
+    calls = [e for e in run.first.all("forward", grad=False) if e["loader"] in run.validating]
+    need(calls, NO_VALIDATION)
+    kept = [e for e in calls if e.get("for_nothing")]
+    if kept:
+        text = f"{len(kept)} of {len(calls)} calls in validation keep what a backward pass would need, and none follows"
+        yield cost(kept[0]["at"], text, "with torch.no_grad(): around the validation")
+    seen(len(calls) - len(kept), "calls in validation without gradients")
 
 
 @check("Batch norm has enough samples per rank.", exercise="two_accuracies", ranks=True)

@@ -116,7 +116,7 @@ def after_call(module: nn.Module, event: dict[str, object], out: Any) -> dict[st
     if models.noise and module.training and models.looked_for_sampling < LOOKS:
         models.looked_for_sampling += 1
         find_sampling(out)
-    if module.training or event["grad"]:
+    if module.training:
         return {}
     drew = "rng" in event and (random_state(module), other_states()) != (event["rng"], models.others)
     random_in = [(what, at) for what, at in models.random_in if at not in models.sampling]
@@ -162,7 +162,7 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
         if grad:
             models.lengths = {len(v) for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor) and v.dim()}
         event["rng"] = random_state(core)
-        if not module.training and not grad:
+        if not module.training:
             models.others = other_states()
     return event
 

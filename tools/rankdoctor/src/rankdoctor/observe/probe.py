@@ -25,6 +25,7 @@ SECONDS = 1.5
 LONGEST = 10_000
 """entries of an attribute that is compared"""
 NUMBERS = (int, float, bool)
+SEED = 1
 
 
 class Lines:
@@ -109,7 +110,7 @@ def _look_at(number: int, dataset: Any, collate: Callable[[list], Any] | None = 
     names: list[str] = []
 
     def read(position: int) -> list[tuple[int, int, str, str]]:
-        sample = _sample(dataset, position, numbers[position])
+        sample = _sample(dataset, position)
         return list(_parts(collate([sample]) if collate else sample))
 
     for position in order[: MOST_COLLATED if collate else MOST_SAMPLES]:
@@ -147,11 +148,11 @@ def _look_at(number: int, dataset: Any, collate: Callable[[list], Any] | None = 
     )
 
 
-def _sample(dataset: Any, position: int, number: int) -> Any:
-    torch.manual_seed(number)
-    random.seed(number)
+def _sample(dataset: Any, position: int) -> Any:
+    torch.manual_seed(SEED)  # the same for all: so a sample that has another number on another rank is augmented alike
+    random.seed(SEED)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number)
+        sys.modules["numpy"].random.seed(SEED)
     key: Any = position
     if id(dataset) in known.forms:
         form, part = known.forms[id(dataset)]
@@ -206,10 +207,15 @@ def pattern_of(value: Any) -> int:
 
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return str(value.item()) if value.numel() == 1 else f"{value.numel()} values"
+        return str(value.item()) if value.numel() == 1 else _begin(value.flatten()[:3].tolist(), value.numel())
     if type(value).__name__ == "ndarray":
-        return str(value.item()) if value.size == 1 else f"{value.size} values"
+        return str(value.item()) if value.size == 1 else _begin(value.ravel()[:3].tolist(), value.size)
     return str(value)[:30] if isinstance(value, (str, *NUMBERS)) or hasattr(value, "item") else type(value).__name__
+
+
+def _begin(values: list[Any], size: int) -> str:
+    first = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
+    return f"{size} values ({first}, ...)"
 
 
 def _attributes(dataset: Any) -> Iterator[tuple[str, int]]:
