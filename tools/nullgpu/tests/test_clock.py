@@ -45,6 +45,16 @@ def two_streams():
         big @ big
     torch.cuda.current_stream().wait_stream(side)
 found["two streams"] = timed(two_streams, 1)
+def one_ahead():  # as a loader makes the next batch
+    big @ big
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        big @ big
+        done = side.record_event()
+    for _ in range(2):
+        big @ big
+    torch.cuda.current_stream().wait_event(done)
+found["one ahead"] = timed(one_ahead, 1)
 def beside_a_copy():
     with torch.cuda.stream(side):
         target.copy_(pinned, non_blocking=True)
@@ -109,6 +119,7 @@ def test_the_host_waits_for_pageable_copies_only(found: dict) -> None:
 def test_kernels_of_two_streams_take_turns_and_copies_run_beside_them(found: dict) -> None:
     one, copy = found["matmul"][0] / 20, found["pinned"][0]
     assert found["two streams"][0] > 1.9 * one, "each of these products fills the GPU"
+    assert found["one ahead"][0] > 3.8 * one, "also if those that come later are on the stream of the training"
     assert found["beside a copy"][0] < 0.9 * (one + copy) or found["beside a copy"][1] > copy  # the host was so slow
 
 
@@ -403,6 +414,27 @@ def test_collectives_of_an_imaginary_world_take_time(tmp_path: Path, nullgpu: Ru
     inside = gpus.read("h100")["clock"]["inside"]["bandwidth"]
     assert times[0] == pytest.approx(1e3 * 2 * 7 / 8 * 2e8 / inside, rel=0.1)
     assert times[1] > times[0]
+
+
+@pytest.mark.slow
+def test_collectives_of_two_streams_share_the_network(tmp_path: Path, nullgpu: Run) -> None:
+    """As the all-gathers and reduce-scatters of FSDP2: no step is shorter than its bytes divided by the bandwidth."""
+    script = tmp_path / "reduce.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\n"
+        "other = dist.new_group(use_local_synchronization=False)\n"
+        "x, y = (torch.zeros(50_000_000, device='cuda') for _ in range(2))\n"
+        "dist.all_reduce(x), dist.all_reduce(y, group=other)\ntorch.cuda.synchronize()\n"
+        "a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))\n"
+        "for groups in ([None], [None, other]):\n    a.record()\n"
+        "    works = [dist.all_reduce(t, group=g, async_op=True) for t, g in zip((x, y), groups)]\n"
+        "    [work.wait() for work in works]\n    b.record()\n    torch.cuda.synchronize()\n"
+        "    print('ms', a.elapsed_time(b))\n"
+    )
+    done = nullgpu("--clock", "h100", "--host", 1000, "--gpus", 8, "--world", 64, "python", script)
+    assert done.status == 0, done.stderr
+    one, two = (float(ms) for ms in re.findall(r"ms ([\d.]+)", done.stdout))
+    assert two == pytest.approx(2 * one, rel=0.1)
 
 
 @pytest.mark.slow

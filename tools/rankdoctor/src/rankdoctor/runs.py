@@ -283,7 +283,7 @@ def read(scratch: Path) -> Run:
 
 
 def mark_validation_with_gradients(rank: Rank) -> None:
-    """Let calls of a validation that forgets no_grad() count as calls without gradients, and mark them as ``for_nothing``.
+    """Let calls of a validation that forgets no_grad() count as calls without gradients, marked as ``for_nothing``.
 
     The batches of a loader were trained on if one of them was the last before an update, or if they came in more
     updates than it made passes (one of two loaders that are read in turns). If no loader was, nothing is changed:

@@ -67,31 +67,37 @@ void wait_for(Stream* stream, const Moment& moment) {
   if (moment.time <= stream->queue.end) return;
   stream->queue.end = moment.time;
   stream->queue.cause = moment.span;
-  stream->queue.computes = false;
+  stream->queue.resource = NOTHING;
 }
 
-// A kernel fills a GPU, so the kernels of two streams take turns: those of the other streams, which were put there
-// before, end as much later. The shortest time of a kernel is left out, in which hardly any part of the GPU works.
-// Which stream goes first does not matter for the sum; the one that was asked last does, so that what it prepares for
-// others (the input of a collective) is not late.
-static std::set<Stream*> computing;  // streams that may have kernels left
+// Two kernels that fill a GPU take turns, and two collectives share the network: while two streams have some, each
+// advances half as fast. So work ends later by what it shares, and so does what the other streams have left, which was
+// put there before. The shortest time of a kernel is left out, in which hardly any part of the GPU works.
+static std::set<Stream*> sharing;  // streams that may have such work left
 
-static void give_way(const Stream* to, double start, double seconds) {
-  double now = now_locked();
-  for (auto it = computing.begin(); it != computing.end();) {
-    Stream* stream = *it;
-    Queue& queue = stream->queue;
-    it = queue.end <= now ? computing.erase(it) : std::next(it);
-    if (stream == to || stream->device != to->device || !queue.computes) continue;
+static void takes_turns(const Stream* stream, double from, double seconds) {
+  bool computes = stream->queue.resource == MULTIPROCESSORS;
+  const char* name = kept_locked(computes ? "kernels of another stream" : "a collective of another stream");
+  note({from, from + seconds, -1, number_of(stream), computes ? GIVES_WAY : NETWORK, name});
+}
+static double shared_with_others(const Stream* mine, double start, double seconds) {
+  double now = now_locked(), shared = 0;
+  for (auto it = sharing.begin(); it != sharing.end();) {
+    Stream* other = *it;
+    Queue& queue = other->queue;
+    it = queue.end <= now ? sharing.erase(it) : std::next(it);
+    if (other == mine || other->device != mine->device || queue.resource != mine->queue.resource) continue;
     double both = std::min(start + seconds, queue.end) - std::max(start, queue.since);
     if (both <= 0) continue;
-    note({queue.end, queue.end + both, -1, number_of(stream), GIVES_WAY, kept_locked("kernels of another stream")});
+    takes_turns(other, queue.end, both);
     queue.end += both;
+    shared += both;
   }
+  return shared;
 }
 void forget(Stream* stream) {
   std::lock_guard<std::mutex> guard(lock);
-  computing.erase(stream);
+  sharing.erase(stream);
 }
 
 void wait_until(double time, const char* what) {
@@ -105,10 +111,11 @@ void wait_until(double time, const char* what) {
   note({began, now_locked(), -1, 0, HOST_WAITS, kept_locked(what)});
 }
 
-void put(Stream* stream, double seconds, Work kind, const char* name, double earliest) {
-  put_kept(stream, seconds, kind, kept(name), earliest);
+void put(Stream* stream, double seconds, Work kind, const char* name, double earliest, Resource of) {
+  put_kept(stream, seconds, kind, kept(name), earliest, of);
 }
-void put_kept(Stream* stream, double seconds, Work kind, const char* name, double earliest) {
+void put_kept(Stream* stream, double seconds, Work kind, const char* name, double earliest, Resource of) {
+  if (kind == KERNEL) of = MULTIPROCESSORS;
   double oldest = 0;
   {
     std::lock_guard<std::mutex> guard(lock);
@@ -118,13 +125,17 @@ void put_kept(Stream* stream, double seconds, Work kind, const char* name, doubl
     }
     Queue& queue = stream->queue;
     double start = std::max({queue.end, now_locked(), earliest});
-    if (!queue.computes || start > queue.end) queue.since = start;
-    if ((queue.computes = kind == KERNEL)) {
-      give_way(stream, start, seconds - settings().shortest);
-      computing.insert(stream);
-    }
+    if (queue.resource != of || start > queue.end) queue.since = start;
+    queue.resource = of;
     queue.last = note({start, start + seconds, (int)queue.cause, number_of(stream), kind, name});
     queue.end = start + seconds;
+    if (of != NOTHING) {
+      double shared =
+          shared_with_others(stream, start, of == MULTIPROCESSORS ? seconds - settings().shortest : seconds);
+      if (shared > 0) takes_turns(stream, queue.end, shared);
+      queue.end += shared;
+      sharing.insert(stream);
+    }
     queue.cause = -1;
     double& slot = queue.ends[queue.put++ % MOST_IN_QUEUE];
     oldest = slot, slot = queue.end;
@@ -179,13 +190,14 @@ double ready(Stream* stream) {
   std::lock_guard<std::mutex> guard(lock);
   return std::max(stream->queue.end, now_locked());
 }
-void put_after_ranks(Stream* stream, const char* name, double seconds, double own, double last, int slowest) {
+void put_after_ranks(Stream* stream, const char* name, double seconds, double own, double last, int slowest,
+                     Resource of) {
   if (last > own) {
     std::lock_guard<std::mutex> guard(lock);
     std::string what = "waits for rank " + std::to_string(slowest);
     note({own, last, -1, number_of(stream), WAITS_FOR_RANK, kept_locked(what.c_str())});
   }
-  put(stream, seconds, NETWORK, name, last);
+  put(stream, seconds, NETWORK, name, last, of);
 }
 
 }  // namespace nullgpu

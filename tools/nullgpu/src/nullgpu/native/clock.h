@@ -14,11 +14,15 @@ double simulated_now();     // seconds since the start of this process, without 
 void pass(double seconds);  // let the host have needed so many seconds more
 void pass_launch();         // the same, for a launch by the real driver
 
-// Put work on a stream. It does not begin before `earliest`.
-void put(Stream* stream, double seconds, Work kind, const char* name, double earliest = 0);
+// What the streams of a GPU share: one that has work for it leaves half of it to another one that has, too.
+enum Resource { NOTHING, MULTIPROCESSORS, LINK_WITHIN, LINK_BETWEEN };
+
+// Put work on a stream. It does not begin before `earliest`. Kernels share the multiprocessors.
+void put(Stream* stream, double seconds, Work kind, const char* name, double earliest = 0, Resource of = NOTHING);
 const char* kept(const char* name);  // the same name, which stays
-void put_kept(Stream* stream, double seconds, Work kind, const char* name, double earliest = 0);  // with such a name
-void put_launch(Stream* stream, const char* kernel, uint64_t sizes, double size);                 // see durations.cpp
+void put_kept(Stream* stream, double seconds, Work kind, const char* name, double earliest = 0,
+              Resource of = NOTHING);                                              // with such a name
+void put_launch(Stream* stream, const char* kernel, uint64_t sizes, double size);  // see durations.cpp
 void put_copy(Stream* stream, const Way& way, size_t bytes);
 void put_fill(Stream* stream, size_t bytes);
 void put_graph(Stream* stream, const Graph* graph);
@@ -36,6 +40,7 @@ void wait_until(double time, const char* what);       // the host waits
 
 // A collective, or what a group of sends and receives moves one way; `between` nodes, or within one.
 double seconds_of_collective(const char* name, size_t bytes, int ranks, bool between);
+inline Resource link(bool between) { return between ? LINK_BETWEEN : LINK_WITHIN; }  // which collectives share
 double seconds_of_transfers(size_t bytes, bool between);
 
 // Ranks that are processes: where they meet, their clocks stand, because a real host would not wait there. Then a
@@ -46,6 +51,7 @@ class Standing {
   ~Standing();
 };
 double ready(Stream* stream);  // when work that is put on the stream now would begin
-void put_after_ranks(Stream* stream, const char* name, double seconds, double own, double last, int slowest);
+void put_after_ranks(Stream* stream, const char* name, double seconds, double own, double last, int slowest,
+                     Resource of = NOTHING);
 
 }  // namespace nullgpu

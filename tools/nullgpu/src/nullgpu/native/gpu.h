@@ -96,8 +96,8 @@ struct Queue {
   double end = 0;                   // when the last work ends
   int64_t last = -1;                // the span of the last work
   int64_t cause = -1;               // the span of another stream that the next work waits for
-  bool computes = false;            // whether the last work is a kernel, and nothing is waited for after it
-  double since = 0;                 // then: since when kernels have followed each other without a gap
+  int resource = 0;                 // what the last work shares with other streams, if nothing is waited for after it
+  double since = 0;                 // then: since when such work has followed without a gap
   size_t put = 0;                   // number of pieces of work so far
   double ends[MOST_IN_QUEUE] = {};  // when the last of them end
 };

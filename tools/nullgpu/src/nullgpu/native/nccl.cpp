@@ -244,8 +244,8 @@ static ncclResult_t exchange(ncclComm_t comm, const Call& call, size_t bytes,
   standing.reset();
   if (comm->timed.open)
     put_after_ranks(stream_of(comm->timed.stream), call.name,
-                    seconds_of_collective(call.name, comm->timed.bytes, comm->ranks, comm->between), own, last,
-                    slowest);
+                    seconds_of_collective(call.name, comm->timed.bytes, comm->ranks, comm->between), own, last, slowest,
+                    link(comm->between));
   comm->timed.open = false;
   return ncclSuccess;
 }
@@ -266,7 +266,8 @@ static bool begin(ncclComm_t comm, const char* name, size_t bytes, cudaStream_t 
     if (comm->shared && !only_recorded)
       comm->timed = {true, stream, bytes};
     else
-      put(stream_of(stream), seconds_of_collective(name, bytes, comm->ranks, comm->between), NETWORK, name);
+      put(stream_of(stream), seconds_of_collective(name, bytes, comm->ranks, comm->between), NETWORK, name, 0,
+          link(comm->between));
   }
   if (!only_recorded) profile_launch((std::string("ncclDevKernel_") + name).c_str(), number_of(stream_of(stream)));
   return only_recorded;

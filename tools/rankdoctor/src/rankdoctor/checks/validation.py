@@ -214,8 +214,8 @@ def validation_statistics(run: Run) -> Iterator[Finding]:
         yield (hint if repeated else fault)(  # a result of rank 0 alone fits to a checkpoint of rank 0
             different[0][0]["at"],
             text,
-            "give all ranks the same before each validation (for buffer in model.buffers(): dist.broadcast(buffer, 0)), or "
-            "use SyncBatchNorm",
+            "give all ranks the same before a validation (for buffer in model.buffers(): dist.broadcast(buffer, 0)), "
+            "or use SyncBatchNorm",
         )
     need(not different, "the ranks had different running means, in calls outside of a validation")
 
