@@ -291,7 +291,7 @@ CPU = (
     Measurement("underflow", "python experiments/underflow.py", FOUR, BOXES),
     Measurement("format_errors", "python experiments/format_errors.py", FOUR, BOXES),
     Measurement("tensor_cores", "python experiments/tensor_cores.py", FOUR),
-    Measurement("loader_overlap", "python experiments/loader_overlap.py --simulated h100", FOUR, LARGE_BOXES),
+    Measurement("loader_overlap", "python experiments/loader_overlap.py --simulated h200", FOUR, LARGE_BOXES),
     Measurement("simulated_gains", "python experiments/simulated_gains.py", FOUR, LARGE_BOXES + MNIST),
     Measurement("success_rate", "python experiments/success_rate.py", FOUR, MNIST),
     Measurement("same_losses", "python experiments/same_losses.py", FIVE),

@@ -1,11 +1,12 @@
 """What does it gain to prepare the batches of --loader device with few launches, and on a stream of their own?
 
     python experiments/loader_overlap.py                     # on a GPU
-    python experiments/loader_overlap.py --simulated h100    # without one: on a null GPU with a clock (tools/nullgpu)
+    python experiments/loader_overlap.py --simulated h200    # without one: on a null GPU with a clock (tools/nullgpu)
 
 The U-Net trains with all options but torch.compile, with three ways of cutting the same cubes from the box on the GPU:
 one cube after the other, a whole batch at once, and a whole batch at once while the step before computes. You should
-see the same batches from all three, and FULL come close to SYNTHETIC only with the last one.
+see the same batches from all three, and no gain from the last way: these kernels fill the GPU, so they take turns with
+those of the step.
 """
 
 import json

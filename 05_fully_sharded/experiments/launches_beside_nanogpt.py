@@ -9,6 +9,7 @@ train.py does it under torchrun; and this lesson's with `train_step`. Batches ar
 with a fused AdamW. What the CPU needs for an update is a lower limit of its time: a GPU that is faster waits for it.
 """
 
+import gc
 import json
 import statistics
 import subprocess
@@ -135,6 +136,8 @@ def measure(nanogpt: Path, rounds: int, compiled: bool) -> list[list[results.Cel
         }
     memory = {name: peak_gb(step) for name, step in steps.items()}
     launches = {name: launches_of(step) for name, step in steps.items()}
+    gc.collect()
+    gc.freeze()  # as train.py does: else Python's garbage collector looks at the objects of all these models
     found = alternately({name: partial(timed, step) for name, step in steps.items()}, rounds)
     torch.distributed.destroy_process_group()
     rows: list[list[results.Cell]] = []
