@@ -106,6 +106,13 @@ def test_letters_of_a_fasta_file_are_tokens(write: Callable[..., None]) -> None:
     assert sorted(found.decode().splitlines()) == ["ACDEF", "GHI", "KL"] and found.endswith(b"\n")
 
 
+def test_a_tokenizer_that_is_named_is_for_sequences_too(write: Callable[..., None], tmp_path: Path) -> None:
+    write("p.fasta", ">one\nACD\n>two\nGHI\n", "--tokenizer", "tokenizer.json")
+    assert numpy.fromfile("data/val.uint16", numpy.uint16)[-1] == 256, "its own token ends a sequence"
+    with pytest.raises(UserError, match="is missing"):
+        write("p.fasta", ">one\nACD\n>two\nGHI\n", "--tokenizer", "letters.json")
+
+
 def test_files_are_unpacked_and_shuffled_together(write: Callable[..., None], tmp_path: Path) -> None:
     first, second = ("".join(f">{n}\n{letter * (1 + n % 7)}\n" for n in range(300)) for letter in "AC")
     with gzip.open(tmp_path / "b.fasta.gz", "wt") as packed:

@@ -195,6 +195,12 @@ def show(plan: Plan, hours: float | None) -> None:
         f"published: {plan.recipe.source} ({plan.recipe.weights / 1e9:.3g} billion weights) has\n"
         f"{plan.recipe.tokens_per_step / 1e6:g} million tokens a step, a rate of {plan.recipe.lr:g}",
     )
+    if gpus.nodes > 1:
+        line(
+            "network",
+            f"a bus bandwidth of {gpus.between / 1e9:.4g} GB/s between nodes and {gpus.within / 1e9:.4g} within one, "
+            "as nccl-tests print it\n(--network sets the first; otherwise both are assumed)",
+        )
     table(plan)
     best = plan.best
     if best is None:
@@ -217,7 +223,7 @@ def show(plan: Plan, hours: float | None) -> None:
         f"factor of {usual:.2f}, all within {worst:.2f} (the clock's page).\n"
         f"The GPU computes {best.busy:.0%} of the time{waiting}",
     )
-    if shares := USUAL_SHARES.get(Path(gpus.kind).stem):
+    if shares := USUAL_SHARES.get(gpus.short):
         fast, slow = (plan.share_of_peak(1.0) / share for share in reversed(shares))
         line("", f"others reached {shares[0]:.0%} to {shares[1]:.0%} of the peak: {fast:.3g} to {slow:.3g} s (rule)")
         low, high = min(low, fast), max(high, slow)
@@ -382,6 +388,7 @@ def job_lines(plan: Plan, best: Way, interval: float, slowest: float) -> list[st
     head = f"sbatch --nodes={gpus.nodes} --ntasks-per-node={gpus.per_node} --gres=gpu:{gpus.per_node}"
     return [
         "# in the lesson's folder, or in one beside it; partition, account and time limit: slurm/site.sh, sinfo",
+        *(["# --cpus-per-task is 12 in the file: CPUs of your node divided by its GPUs"] if several else []),
         *own,
         "source ../slurm/site.sh",
         f"{head} --time={limit:02}:00:00 ../slurm/64_gpus.slurm \\" if several else "python train.py \\",
@@ -463,9 +470,14 @@ def parser_of_plans() -> Parser:
     parser.add_argument("--gb", type=float, help="memory of each, in GiB (default: the GPU's)")
     parser.add_argument("--nodes", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--gpus_per_node", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("--network", type=float, metavar="GB/s", help="bus bandwidth between nodes (default: assumed)")
     parser.add_argument("--hours", type=float, help="that the training may take")
     parser.add_argument("--chunked_loss", choices=("true", "false"), default="false", help="of lesson 05's train.py")
-    parser.add_argument("--script", type=Path, default=LESSON / "train.py", help="your copy of lesson 05's train.py")
+    parser.add_argument(
+        "--script",
+        type=Path,
+        help="your copy of lesson 05's train.py (default: that; with --vocabulary, of own_tokens)",
+    )
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--published", choices=("true", "false"), default="false", help="compare with published speeds")
     parser.add_argument("--cases", choices=("true", "false"), default="false", help="compare the plans of some cases")
@@ -478,8 +490,10 @@ def main() -> None:
     require_positive(
         arguments,
         *("weights", "tokens", "tokens_per_step", "vocabulary", "sequence_length", "gb", "nodes", "gpus_per_node"),
-        "hours",
+        *("hours", "network"),
     )
+    if arguments.script is None:  # lesson 05's own script reads bytes
+        arguments.script = LESSON / ("own_tokens/train.py" if arguments.vocabulary else "train.py")
     if not arguments.script.is_file():
         raise UserError(f"--script {arguments.script}: there is no such file")
     if "true" in (arguments.published, arguments.cases):

@@ -5,6 +5,7 @@ the clock of the null GPU (tools/nullgpu/docs/clock.md) the seconds.
 """
 
 import argparse
+import atexit
 import json
 import math
 import shutil
@@ -57,6 +58,10 @@ class Gpus:
     sixteen: str
     """bf16, or fp16 if it has no bf16"""
     sm: int
+    between: float = 0.0
+    """bus bandwidth between nodes, bytes/s"""
+    within: float = 0.0
+    """and within a node"""
 
     @property
     def number(self) -> int:
@@ -66,7 +71,12 @@ class Gpus:
     @property
     def name(self) -> str:
         """What the answer calls them."""
-        return f"{self.number:,} x {Path(self.kind).stem.upper()} of {self.gib:g} GiB"
+        return f"{self.number:,} x {self.short.upper()} of {self.gib:g} GiB"
+
+    @property
+    def short(self) -> str:
+        """The name of the GPU without its memory, or of a file."""
+        return Path(self.kind).stem.removesuffix("_40")
 
 
 @dataclass(frozen=True)
@@ -163,9 +173,16 @@ def vocabulary_flags(vocabulary: int | None) -> tuple[str, ...]:
 
 def gpus_of(arguments: argparse.Namespace) -> Gpus:
     """Ask the null GPU for the figures of a GPU; `UserError` if it knows none of this name."""
+    kind = arguments.gpu
+    if Path(kind).is_file():
+        kind = str(Path(kind).resolve())
+    elif kind == "a100" and arguments.gb == 40:  # has another memory, too
+        kind = "a100_40"
+    if arguments.network:
+        kind = with_network(kind, 1e9 * arguments.network)
     with tempfile.TemporaryDirectory() as scratch:
         figures = Path(scratch, "gpu.json")
-        command = [*null_gpu("--clock", arguments.gpu, "--json", figures), sys.executable, "-c", "pass"]
+        command = [*null_gpu("--clock", kind, "--json", figures), sys.executable, "-c", "pass"]
         done = subprocess.run(command, capture_output=True, text=True)
         if not figures.exists():
             said = (done.stderr or done.stdout).strip().splitlines()[-1:]
@@ -173,14 +190,25 @@ def gpus_of(arguments: argparse.Namespace) -> Gpus:
         settings = json.loads(figures.read_text())["settings"]
     sixteen = "bf16" if settings["sm"] >= 80 else "fp16"
     return Gpus(
-        kind=str(Path(arguments.gpu).resolve()) if Path(arguments.gpu).is_file() else arguments.gpu,
+        kind=kind,
         gib=arguments.gb or settings["gb"],
         nodes=arguments.nodes,
         per_node=arguments.gpus_per_node,
         peak=settings["peak"][sixteen],
         sixteen=sixteen,
         sm=settings["sm"],
+        between=settings["network_between"],
+        within=settings["network_inside"],
     )
+
+
+def with_network(kind: str, bandwidth: float) -> str:
+    """Write a file for a GPU with another bandwidth between nodes; return its path, until this process ends."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    file = Path(folder, f"{Path(kind).stem}.toml")
+    file.write_text(f"like = {json.dumps(kind)}\n[clock.between]\nbandwidth = {bandwidth}\n")
+    return str(file)
 
 
 WITHOUT_DRAWING = """

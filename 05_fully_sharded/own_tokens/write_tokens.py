@@ -18,6 +18,15 @@ To train a tokenizer on your own documents:
     texts = (json.loads(line)["text"] for line in open("texts.jsonl"))
     tokenizer.train_from_iterator(texts, vocab_size=32768, special_tokens=["<|endoftext|>"])
     tokenizer.save("tokenizer.json")
+
+For a vocabulary of letters, smaller than that of bytes, give this file with --tokenizer, also for sequences:
+
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    vocabulary = {letter: number for number, letter in enumerate(["<eos>", "X", *"ACDEFGHIKLMNPQRSTVWY"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="X"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.save("letters.json")
 """
 
 import argparse
@@ -156,14 +165,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder to write to")
     parser.add_argument("--every", type=int, default=200, metavar="N", help="hold out each Nth document (%(default)s)")
     parser.add_argument("--validation", type=Path, nargs="+", metavar="FILE", default=[], help="files for validation")
-    parser.add_argument("--tokenizer", type=Path, default=Path("tokenizer.json"), help="default: %(default)s")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="default: tokenizer.json for texts, and bytes for sequences"
+    )
     arguments = parser.parse_args()
     if arguments.every < 2:
         raise UserError(f"--every must be 2 or more, got {arguments.every}")
     check([*arguments.documents, *arguments.validation])
     tokenizer, end, vocabulary = None, ord("\n"), 256
-    if ending_of(arguments.documents[0]) in LINES:
-        tokenizer, end = tokenizer_of(arguments.tokenizer)
+    if arguments.tokenizer or ending_of(arguments.documents[0]) in LINES:
+        tokenizer, end = tokenizer_of(arguments.tokenizer or Path("tokenizer.json"))
         vocabulary = tokenizer.get_vocab_size()
     kind = "uint16" if vocabulary <= 2**16 else "uint32"
     arguments.folder.mkdir(parents=True, exist_ok=True)

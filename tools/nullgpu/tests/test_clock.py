@@ -144,7 +144,7 @@ def test_an_event_is_not_done_before_its_time(found: dict) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--clock", "a9000", "true"], "--clock knows a100, h100, h200, l4, t4, or takes a TOML file"),
+        (["--clock", "a9000", "true"], "--clock knows a100, a100_40, h100, h200, l4, t4, or takes a TOML file"),
         (["--clock", "b200", "true"], "B200 has no figures for --clock: its file lacks, in [clock], peak, pinned"),
         (["--clock", "a100", "--values", "true"], "--clock does without --values"),
         (["--trace", "x.json", "true"], "--trace, --calibrate and --host need --clock"),
