@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .checks import Diagnosis, Finding
+from .checks.base import NO_VALIDATION
 from .events import Event
 from .exercises import COURSE, link_to
 from .runs import Run
@@ -195,6 +196,8 @@ def text(runs: list[Run], diagnosis: Diagnosis, *, verbose: bool = False, color:
     if not verbose:
         lines += ["", f"{seen}.", f"Could not be judged: {len(diagnosis.unjudged)}."]
         lines += [f"Not used by the script: {len(diagnosis.unused)}. (--verbose lists all of them.)"]
+        if NO_VALIDATION in diagnosis.unjudged.values():
+            lines += [f"Of validation nothing is said: {NO_VALIDATION}."]
     if verbose and diagnosis.fine:
         lines += ["", seen, *(f"  {title} ({what})" for title, what in diagnosis.fine.items())]
     if verbose and diagnosis.unjudged:
