@@ -152,7 +152,7 @@ def store(found: dict[str, list[tuple[list[float], list[Event]]]], gpu: str | No
         rows=rows,
         formats=dict.fromkeys(KINDS, ",.0f") | {"FULL/SYNTHETIC": ".2f"},
         unit="samples/s",
-        spread=f"median (lowest to highest) of {done} rounds",
+        spread=f"median (lowest to highest) of {done} rounds" if done > 1 else "one round",
         command="python experiments/loader_overlap.py" + (f" --simulated {gpu}" if gpu else ""),
         finished=done == rounds,
     )
