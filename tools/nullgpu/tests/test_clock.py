@@ -182,6 +182,12 @@ def test_idle_times_have_their_causes() -> None:
     assert waits == {timeline.DATA: 1.5, timeline.HOST: 1.5, timeline.COMMUNICATION: 0.5, "rank 3": 1.5}
 
 
+def test_a_copy_before_a_kernel_waits_for_the_collective() -> None:
+    copy = span(4, 4.5, Work.TRANSFER, cause=1)
+    _, waits = timeline.idle([span(0, 1), span(1, 4, Work.NETWORK, stream=2), copy, span(4.5, 5)], [], 0, 5)
+    assert waits == {timeline.COPIES: 0.5, timeline.COMMUNICATION: 3, timeline.DATA: 0, timeline.HOST: 0}
+
+
 def test_a_gpu_that_computes_for_another_stream_is_busy() -> None:
     spans = [span(0, 2), span(1, 3, stream=2), span(2, 4, Work.GIVES_WAY), span(4, 5)]
     busy, waits = timeline.idle(spans, [], 0, 5)
@@ -435,6 +441,28 @@ def test_collectives_of_two_streams_share_the_network(tmp_path: Path, nullgpu: R
     assert done.status == 0, done.stderr
     one, two = (float(ms) for ms in re.findall(r"ms ([\d.]+)", done.stdout))
     assert two == pytest.approx(2 * one, rel=0.1)
+
+
+@pytest.mark.slow
+def test_the_report_of_sharded_weights_names_the_network(tmp_path: Path, nullgpu: Run) -> None:
+    """FSDP2 lets the stream of the training wait for one that waits for NCCL's."""
+    slow = tmp_path / "slow.toml"
+    slow.write_text('like = "a100"\n[clock.between]\nbandwidth = 1e9\n')
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\nfrom torch.distributed.fsdp import fully_shard\n"
+        "torch.cuda.set_device(0)\ndist.init_process_group('nccl', device_id=torch.device('cuda', 0))\n"
+        "model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4))).cuda()\n"
+        "for layer in model:\n    fully_shard(layer)\nfully_shard(model)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nx = torch.ones(64, 2048, device='cuda')\n"
+        "for _ in range(8):\n    model(x).sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    )
+    figures = tmp_path / "figures.json"
+    done = nullgpu(
+        *("--gpus", 4, "--world", 16, "--clock", slow, "--host", 20, "--json", figures, "python"), tmp_path / "train.py"
+    )
+    assert done.status == 0, done.stderr[-2000:]
+    waits = json.loads(figures.read_text())["clock"]["ranks"][0]["waits"]
+    assert waits["communication"] > 0.8
 
 
 @pytest.mark.slow

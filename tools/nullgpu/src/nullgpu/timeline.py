@@ -70,17 +70,20 @@ class Others:
     def reasons(self, span: Span, begin: float, end: float) -> Iterator[tuple[str, float, float]]:
         """Yield what a kernel waited for in the time before it, with (start, end), the surest reasons first.
 
-        It waits for what is before it in its own stream, and for the end of what its stream waits for.
+        It waits for what is before it in its own stream, and for the end of what its stream waits for: itself, or the
+        copies before it.
         """
-        streams = [(span.stream, end)]
-        cause = self.cause(span)
-        if cause is not None and cause.end > begin:
-            streams.append((cause.stream, min(cause.end, end)))
-        for stream, until in streams:
-            for other in self.between(stream, begin, until):
+        before = list(self.between(span.stream, begin, end))
+        for other in before:
+            yield label(other), max(other.start, begin), min(other.end, end)
+        for waiting in (span, *before):
+            cause = self.cause(waiting)
+            if cause is None or cause.end <= begin:
+                continue
+            until = min(cause.end, end)
+            for other in self.between(cause.stream, begin, until):
                 yield label(other), max(other.start, begin), min(other.end, until)
-        if len(streams) > 1 and cause is not None:
-            yield label(cause), begin, min(cause.end, end)
+            yield label(cause), begin, until
 
 
 def idle(

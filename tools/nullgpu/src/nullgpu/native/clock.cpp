@@ -66,7 +66,7 @@ void wait_for(Stream* stream, const Moment& moment) {
   std::lock_guard<std::mutex> guard(lock);
   if (moment.time <= stream->queue.end) return;
   stream->queue.end = moment.time;
-  stream->queue.cause = moment.span;
+  stream->queue.cause = stream->queue.last = moment.span;  // a third stream may wait for this one
   stream->queue.resource = NOTHING;
 }
 
@@ -75,10 +75,12 @@ void wait_for(Stream* stream, const Moment& moment) {
 // put there before. The shortest time of a kernel is left out, in which hardly any part of the GPU works.
 static std::set<Stream*> sharing;  // streams that may have such work left
 
-static void takes_turns(const Stream* stream, double from, double seconds) {
-  bool computes = stream->queue.resource == MULTIPROCESSORS;
+static void takes_turns(Stream* stream, double seconds) {
+  Queue& queue = stream->queue;
+  bool computes = queue.resource == MULTIPROCESSORS;
   const char* name = kept_locked(computes ? "kernels of another stream" : "a collective of another stream");
-  note({from, from + seconds, -1, number_of(stream), computes ? GIVES_WAY : NETWORK, name});
+  queue.last = note({queue.end, queue.end + seconds, -1, number_of(stream), computes ? GIVES_WAY : NETWORK, name});
+  queue.end += seconds;
 }
 static double shared_with_others(const Stream* mine, double start, double seconds) {
   double now = now_locked(), shared = 0;
@@ -89,8 +91,7 @@ static double shared_with_others(const Stream* mine, double start, double second
     if (other == mine || other->device != mine->device || queue.resource != mine->queue.resource) continue;
     double both = std::min(start + seconds, queue.end) - std::max(start, queue.since);
     if (both <= 0) continue;
-    takes_turns(other, queue.end, both);
-    queue.end += both;
+    takes_turns(other, both);
     shared += both;
   }
   return shared;
@@ -132,8 +133,7 @@ void put_kept(Stream* stream, double seconds, Work kind, const char* name, doubl
     if (of != NOTHING) {
       double shared =
           shared_with_others(stream, start, of == MULTIPROCESSORS ? seconds - settings().shortest : seconds);
-      if (shared > 0) takes_turns(stream, queue.end, shared);
-      queue.end += shared;
+      if (shared > 0) takes_turns(stream, shared);
       sharing.insert(stream);
     }
     queue.cause = -1;
