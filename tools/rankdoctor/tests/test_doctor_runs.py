@@ -527,13 +527,20 @@ def test_a_full_disk_is_said_and_changes_nothing(doctor: Doctor) -> None:
     assert not processes_of(str(doctor.folder))
 
 
+PYTORCH_ABORTS = "terminate called without an active exception"
+"""what a rank says that PyTorch aborts when its process ends: once in some thousand runs, without the doctor too"""
+
+
 @pytest.mark.thorough
 def test_losses_are_those_without_the_doctor(doctor: Doctor) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     losses = []
     for name, command in (("plain", torchrun), ("doctor", [*DOCTOR, "--cpu", "--full", "--no_redirect"])):
         words = [*command, "losses.py", f"{name}.json"]
-        done = subprocess.run(words, cwd=doctor.folder, text=True, capture_output=True, timeout=300)
+        for _ in range(2):
+            done = subprocess.run(words, cwd=doctor.folder, text=True, capture_output=True, timeout=300)
+            if name == "doctor" or PYTORCH_ABORTS not in done.stderr:
+                break
         assert done.returncode == 0, done.stdout + done.stderr
         losses.append(json.loads((doctor.folder / f"{name}.json").read_text()))
     assert losses[0] == losses[1]
