@@ -16,6 +16,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from lab import results  # noqa: E402
 from lab.simulated import simulate  # noqa: E402
+from workshop.errors import run_reporting_user_errors  # noqa: E402
 
 MEASURED = REPOSITORY / "results/nvidia_h200_1gpu/trainings.json"
 MINUTE = "s for a simulated minute"
@@ -76,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_reporting_user_errors(main)

@@ -17,6 +17,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from lab import results  # noqa: E402
 from lab.simulated import simulate  # noqa: E402
+from workshop.errors import run_reporting_user_errors  # noqa: E402
 
 LESSON = REPOSITORY / "04_mixed_precision"
 BATCH = 32
@@ -90,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_reporting_user_errors(main)
