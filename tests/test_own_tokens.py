@@ -40,7 +40,7 @@ WRITE: Any = module("write_tokens")
 class Bytes:
     """Stands in for a tokenizer of the package tokenizers: each byte is a token, and 256 is the end of a text."""
 
-    vocabulary = 257
+    vocabulary, unknown = 257, ""
     cut = padded = True  # as the file may ask for
 
     @classmethod
@@ -55,7 +55,11 @@ class Bytes:
         self.padded = False
 
     def token_to_id(self, token: str) -> int | None:
-        return {"</s>": 256}.get(token)
+        return {"</s>": 256, "a": ord("a")}.get(token)
+
+    @property
+    def model(self) -> SimpleNamespace:
+        return SimpleNamespace(unk_token=self.unknown or None)
 
     def get_vocab_size(self) -> int:
         return self.vocabulary
@@ -104,6 +108,26 @@ def test_letters_of_a_fasta_file_are_tokens(write: Callable[..., None]) -> None:
     write("p.fasta", ">one\nACD\nEF\n>two\nGHI\n>three\r\nKL\r\n")
     found = b"".join(bytes(numpy.fromfile(f"data/{name}.uint16", numpy.uint16).tolist()) for name in ("train", "val"))
     assert sorted(found.decode().splitlines()) == ["ACDEF", "GHI", "KL"] and found.endswith(b"\n")
+
+
+def test_sequences_in_two_cases_are_named_or_made_equal(
+    write: Callable[..., None], capsys: pytest.CaptureFixture
+) -> None:
+    write("genome.fa", ">one\nACgt\n>two\nACGT\n")
+    assert "25% of the letters are in lower case" in capsys.readouterr().out
+    write("genome.fa", ">one\nACgt\n>two\nACGT\n", "--upper")
+    found = b"".join(bytes(numpy.fromfile(f"data/{name}.uint16", numpy.uint16).tolist()) for name in ("train", "val"))
+    assert found == b"ACGT\nACGT\n" and "note" not in capsys.readouterr().out
+
+
+def test_what_the_tokenizer_does_not_know_is_counted(
+    write: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    write("texts.jsonl", '{"text": "ab"}\n{"text": "cd"}\n')
+    assert "does not know" not in capsys.readouterr().out
+    monkeypatch.setattr(Bytes, "unknown", "a")
+    write("texts.jsonl", '{"text": "ab"}\n{"text": "cd"}\n')
+    assert "note: 16.7% of the tokens stand for what the tokenizer does not know" in capsys.readouterr().out
 
 
 def test_a_tokenizer_that_is_named_is_for_sequences_too(write: Callable[..., None], tmp_path: Path) -> None:

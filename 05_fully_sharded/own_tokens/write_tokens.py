@@ -2,7 +2,8 @@
 
     python write_tokens.py texts.jsonl FOLDER                    # needs tokenizer.json here; pip install tokenizers
     python write_tokens.py a.fasta b.fasta.gz FOLDER             # each letter is a token: no tokenizer is needed
-    python write_tokens.py train.fasta FOLDER --validation val.fasta           # if you have held out some yourself
+    python write_tokens.py proteins.fasta FOLDER --validation held_out.fasta   # if you have held out some yourself
+    python write_tokens.py genome.fa.gz FOLDER --upper                         # lower case, as of repeats, is not kept
 
 A line of texts.jsonl is a JSON object with the key "text". tokenizer.json is the file of an open model, or of a
 tokenizer that you have trained. A token ends each document, and each 200th one (--every) is for validation. All of them
@@ -34,6 +35,7 @@ import gzip
 import itertools
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,29 @@ def documents_of(files: Sequence[Path]) -> Iterator[str]:
     for file in files:
         with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
             yield from sequences_of(file, lines) if ending_of(file) in FASTA else texts_of(file, lines)
+
+
+def watched(texts: Iterable[str], upper: bool, cases: Counter[str]) -> Iterator[str]:
+    """Yield the texts, in upper case on request; count their letters of each case."""
+    for text in texts:
+        one = text.upper() if upper else text
+        cases.update(lower=sum(map(str.islower, one)), upper=sum(map(str.isupper, one)))
+        yield one
+
+
+def warn(cases: Counter[str], unknown: int, tokens: int, is_sequences: bool) -> None:
+    """Say what is probably not meant: sequences in two cases, or documents that the tokenizer does not know."""
+    lower = cases["lower"] / max(1, cases.total())
+    if is_sequences and 0.001 < lower < 0.999:
+        print(
+            f"note: {lower:.0%} of the letters are in lower case, as masked repeats are: they are other tokens than "
+            "those in upper case, or unknown to the tokenizer. If that is not meant, write the files again with --upper"
+        )
+    if unknown > 0.001 * tokens:
+        print(
+            f"note: {unknown / tokens:.1%} of the tokens stand for what the tokenizer does not know. What they were is "
+            "lost, and a model learns quickly to predict them: is it the right tokenizer?"
+        )
 
 
 def sequences_of(file: Path, lines: Iterable[str]) -> Iterator[str]:
@@ -120,13 +145,15 @@ class Shuffled:
 
     def __init__(self, file: Path, scratch: Path) -> None:
         self.file, self.dtype, self.documents, self.tokens = file, np.dtype(file.suffix[1:]), 0, 0
+        self.unknown = 0
         self.random = np.random.default_rng(1)
         self.parts = [(scratch / f"{file.stem}_{n}").open("w+b") for n in range(PARTS)]
         self.lengths: list[list[int]] = [[] for _ in range(PARTS)]
 
-    def add(self, document: Sequence[int], end: int) -> None:
-        """Add a document, and the token that ends it."""
+    def add(self, document: Sequence[int], end: int, unknown: int | None) -> None:
+        """Add a document, and the token that ends it; count the token for what is unknown."""
         tokens = np.array([*document, end], self.dtype)
+        self.unknown += int((tokens == unknown).sum()) if unknown is not None else 0
         part = int(self.random.integers(PARTS))
         self.parts[part].write(tokens.tobytes())
         self.lengths[part].append(len(tokens))
@@ -168,27 +195,34 @@ def main() -> None:
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="default: tokenizer.json for texts, and bytes for sequences"
     )
+    parser.add_argument("--upper", action="store_true", help="write all letters in upper case")
     arguments = parser.parse_args()
     if arguments.every < 2:
         raise UserError(f"--every must be 2 or more, got {arguments.every}")
     check([*arguments.documents, *arguments.validation])
-    tokenizer, end, vocabulary = None, ord("\n"), 256
+    tokenizer, end, unknown, vocabulary = None, ord("\n"), None, 256
     if arguments.tokenizer or ending_of(arguments.documents[0]) in LINES:
         tokenizer, end = tokenizer_of(arguments.tokenizer or Path("tokenizer.json"))
         vocabulary = tokenizer.get_vocab_size()
+        name_of_unknown = getattr(tokenizer.model, "unk_token", None)
+        unknown = tokenizer.token_to_id(name_of_unknown) if isinstance(name_of_unknown, str) else None
     kind = "uint16" if vocabulary <= 2**16 else "uint32"
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
         train, val = (Shuffled(arguments.folder / f"{name}.{kind}", Path(scratch)) for name in ("train", "val"))
-        for number, document in enumerate(tokens_of(documents_of(arguments.documents), tokenizer)):
+        cases: Counter[str] = Counter()
+        texts = watched(documents_of(arguments.documents), arguments.upper, cases)
+        for number, document in enumerate(tokens_of(texts, tokenizer)):
             is_held_out = number % arguments.every == 0 and not arguments.validation
-            (val if is_held_out else train).add(document, end)
-        for document in tokens_of(documents_of(arguments.validation), tokenizer):
-            val.add(document, end)
+            (val if is_held_out else train).add(document, end, unknown)
+        for document in tokens_of(watched(documents_of(arguments.validation), arguments.upper, cases), tokenizer):
+            val.add(document, end, unknown)
         if not train.documents or not val.documents:
             raise UserError(f"{train.documents} documents to train on, {val.documents} for validation: both need some")
         train.write()
         val.write()
+    is_sequences = ending_of(arguments.documents[0]) in FASTA
+    warn(cases, train.unknown + val.unknown, train.tokens + val.tokens, is_sequences)
     name = arguments.documents[0].name.partition(".")[0]
     flags = f"--data_dir {arguments.folder} --dataset {name} --vocabulary {128 * -(-vocabulary // 128)}"
     print(f"{vocabulary:,} different tokens; train with {flags}")
