@@ -479,6 +479,21 @@ def each_output_meets_each_target(run: Run) -> None:
 
 
 @faulty("schedule_length", "NOTE", 33)
+def schedule_counts_all_samples_and_gradients_are_accumulated(run: Run) -> None:
+    two_batches_for_each_update(run)
+    change(run, "schedule", steps=8, length=16)
+
+
+def two_batches_for_each_update(run: Run) -> None:
+    for rank in run.ranks:
+        rank.events = [
+            each for e in rank.events for each in ([e] * 2 if e["e"] == "batch" and e["loader"] == TRAIN else [e])
+        ]
+        for e in rank.all("pass", loader=TRAIN):
+            e["batches"] *= 2
+
+
+@faulty("schedule_length", "NOTE", 33)
 def schedule_counts_all_samples(run: Run) -> None:
     change(run, "schedule", length=16)
 
@@ -741,6 +756,33 @@ def kept(run: Run, where: str, size: int) -> None:
         rank.events.append(
             {"e": "kept", "step": 2, "t": 1.0, "at": at(31), "where": where, "size": size, "beside": 100}
         )
+
+
+@faulty("kept_states", "FAULT", 57)
+def the_best_weights_are_kept_without_a_copy(run: Run) -> None:
+    kept_state(run, "load", 4)
+
+
+@faulty("kept_states", "NOTE", 57)
+def the_best_weights_are_saved_later(run: Run) -> None:
+    kept_state(run, "save", 4)
+
+
+def kept_state(run: Run, how: str, began: int) -> None:
+    for rank in run.ranks:
+        fields = {"how": how, "made": at(57), "began": began, "names": ["a.weight", "b.weight"]}
+        rank.events.append({"e": "kept_state", "step": 8, "t": 9.0, "at": at(58), **fields})
+
+
+@faulty("steady_validation", "NOTE", 20)
+def validation_of_augmented_samples(run: Run) -> None:
+    one_data_set_for_both(run)
+    probed(run, lambda rank, n: [(1000 + n, 0, "8 values"), (n % 3, 0, "1")], varies=[True, False])
+
+
+def one_data_set_for_both(run: Run) -> None:
+    change(run, "pass", base=0)
+    set_samples(run, "v", list(range(SAMPLES, 2 * SAMPLES, 2)), list(range(SAMPLES + 1, 2 * SAMPLES, 2)))
 
 
 @faulty("device_exists", "FAULT", 6)

@@ -72,7 +72,7 @@ def test_collectives_between_epochs_are_not_counted_as_steps() -> None:
     [
         (
             attention_drops_weights_after_eval,
-            "Nothing is random, and no statistic of a batch is used, in evaluation mode.",
+            "Nothing in the model is random, and no statistic of a batch is used, in evaluation mode.",
         ),
         (zeroed_before_each_part, "All samples of an update count alike."),
         (zeroed_before_each_part, "Gradients are exchanged once per update."),

@@ -22,14 +22,17 @@ from faulty_runs import (
     handles,
     in_evaluation,
     kept,
+    kept_state,
     label,
     numbered,
+    one_data_set_for_both,
     probed,
     set_samples,
     stream,
     stream_of,
     streams_that_were_cut,
     totals,
+    two_batches_for_each_update,
     unused,
 )
 from rankdoctor.checks import judge
@@ -274,7 +277,85 @@ def a_task_that_counts_its_gpus(run: Run) -> None:
     devices(run, 2, asked=True)
 
 
+def a_rank_that_validates_one_batch_more(run: Run) -> None:
+    """All ranks have the same running means, but other ones in the next epoch."""
+    for rank in run.ranks:
+        calls = rank.all("forward", loader=VAL)
+        for e in calls:
+            e["buffers"] = [e["step"]]
+        if rank.number == 0:
+            place = rank.events.index(calls[3])
+            rank.events[place:place] = [dict(calls[3])]
+
+
+def other_rates_in_a_join(run: Run) -> None:
+    """The rank that has ended its pass is an epoch, and its schedule a step, ahead of the other."""
+    add(run, "join", 42)
+    for e in run.ranks[1].all("gradients")[4:]:
+        e["lr"] = [0.01]
+
+
+def members_of_an_ensemble(run: Run) -> None:
+    """Each rank trains its own model, and saves it to a file of its own."""
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] not in ("ddp", "write", "save")]
+        save = {"file": f"/home/me/{rank.number}.pt", "tensors": 3, "shards": 0, "wrapped": 0, "on_gpu": False}
+        rank.events.append({"e": "save", "step": 8, "t": 9.0, "at": at(55), **save})
+        for e in rank.all("forward"):
+            e.pop("ddp"), e.pop("sync")
+        for e in rank.all("gradients"):
+            for what in ("gradients", "weights"):
+                e[what] = {name: [value[0] + rank.number, value[1] + 1] for name, value in e[what].items()}
+
+
+def members_that_are_wrapped_by_a_group_of_one(run: Run) -> None:
+    change(run, "ddp", among=1)
+    for e in run.ranks[1].all("gradients"):
+        for what in ("gradients", "weights"):
+            e[what] = {name: [value[0] + 1, value[1] + 1] for name, value in e[what].items()}
+
+
+def a_pretraining_that_each_rank_repeats(run: Run) -> None:
+    """Before the model is wrapped, all ranks train another one, with equal inputs."""
+    for rank in run.ranks:
+        wrapped = rank.all("ddp")[0]
+        place = rank.events.index(wrapped)
+        call = rank.all("forward", loader=TRAIN)[0]
+        before = [
+            call | {"model": 1, "t": -1.0, "rows": [n, n + 50, n + 90], "rng": n, "loader": None} for n in range(6)
+        ]
+        for e in before:
+            e.pop("ddp"), e.pop("sync")
+        rank.events[place:place] = before
+
+
+def a_schedule_of_updates_with_accumulation(run: Run) -> None:
+    two_batches_for_each_update(run)
+
+
+def a_schedule_of_batches_with_accumulation(run: Run) -> None:
+    two_batches_for_each_update(run)
+    change(run, "schedule", steps=16, length=16)
+
+
+def a_live_state_from_before_the_training(run: Run) -> None:
+    kept_state(run, "save", 0)
+
+
+def validation_of_a_data_set_that_does_not_augment(run: Run) -> None:
+    one_data_set_for_both(run)
+    probed(run, lambda rank, n: [(1000 + n, 0, "8 values"), (n % 3, 0, "1")], varies=[False, False])
+
+
+def validation_of_a_simulator(run: Run) -> None:
+    probed(run, lambda rank, n: [(1000 + n, 0, "8 values")], varies=[True], dataset=1)
+
+
 RIGHT = [
+    a_rank_that_validates_one_batch_more, other_rates_in_a_join, members_of_an_ensemble,
+    members_that_are_wrapped_by_a_group_of_one, a_pretraining_that_each_rank_repeats,
+    a_schedule_of_updates_with_accumulation, a_schedule_of_batches_with_accumulation,
+    a_live_state_from_before_the_training, validation_of_a_data_set_that_does_not_augment, validation_of_a_simulator,
     monte_carlo, dropout_in_training_only, noise_that_the_model_scales, a_sampler_outside_of_models,
     dropout_in_calls_with_gradients, parts_that_are_added_up, one_batch_that_is_not_finite, an_attack_on_the_inputs,
     gradients_of_several_tasks_are_combined, two_passes_of_sharpness_aware_minimization, clipped_after_backward,

@@ -579,6 +579,24 @@ def test_a_script_with_another_tool_runs_and_is_not_accused(doctor: Doctor, tool
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("", {}),
+        ("members", {}),
+        ("repeated", {}),
+        ("live", {"kept_states": "kept"}),
+        ("augmented", {"steady_validation": "held_out"}),
+    ],
+)
+def test_weights_that_are_kept_members_of_an_ensemble_and_samples_that_validation_augments(
+    doctor: Doctor, words: str, wanted: Found
+) -> None:
+    report, found = doctor.findings("best.py", *([words] if words else []))
+    assert report["errors"] == [] and found == wanted
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", ["", "attack", "sharpness", "surgery"])
 def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str) -> None:
     """Noise that a model scales, checkpointing, files that workers open, gradients that are read and thrown away."""

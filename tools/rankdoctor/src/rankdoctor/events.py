@@ -22,8 +22,9 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 the first pass: file, bags (hashes of its samples, as they are and with their values in any order)
     samples     at the end: what some samples of a data set hold: dataset, cls, collated (by the collate_fn of the
                 script), size, contents (by the number of the sample, for each part: a hash, one of its pattern of equal
-                entries, how to show it), steady (for each part: whether it is the same when it is read twice), names
-                (of the parts), attributes (hashes), lines (that set them)
+                entries, how to show it), steady (for each part: whether it is the same when it is read twice), varies
+                (whether it is another one with another seed), names (of the parts), attributes (hashes), lines
+                (that set them)
     handles     first batches of a worker: dataset (class), handles (path, kind, whether its parent has opened it,
                 whether the worker has used it), locked (the data set has a lock), lines (that set the attributes)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
@@ -33,7 +34,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 local_norms
     empty       a model got uninitialized memory: to_empty()
     ddp         DistributedDataParallel was made: cls, frozen (number of parameters), find_unused,
-                broadcast (of buffers)
+                broadcast (of buffers), among (ranks over which it averages)
     forward     a model was called: model, cls, train, grad, loader (of the last batch), random_layers (calls of dropout
                 and batch norm in training mode), samples, rows and bags (hashes of each input
                 sample, as it is and with its values in any order), further (such hashes of up to
@@ -104,6 +105,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     program     the script starts a program: name
     save, load  torch.save, torch.load: file; tensors, shards, wrapped (names that begin with module.), on_gpu
                 (tensors on a GPU); located (map_location is given)
+    kept_state  a state is saved, or loaded into its own model (how: save, load), whose weights have been changed since
+                state_dict() returned it: made (the line), began (updates before that), names (of the weights)
     kept        two updates after torch.load: where (map_location), size (bytes of its tensors that are still in memory
                 and are no weights or states), beside (bytes of all weights)
     sharded     after two updates and at the end: parameters (sharded ones that got gradients), orphans (those
@@ -154,6 +157,7 @@ class Event(TypedDict, total=False):
     text: str
     inner: str
     how: str
+    began: int
     path: str
     name: str
     # of loaders, data sets and batches
@@ -195,6 +199,7 @@ class Event(TypedDict, total=False):
     tensor_parallel: bool
     local_norms: int
     frozen: int
+    among: int
     train: bool
     grad: bool
     random_layers: int
@@ -288,6 +293,7 @@ class Event(TypedDict, total=False):
     complete: bool
     contents: dict[str, list]
     steady: list[bool]
+    varies: list[bool]
     collated: bool
     attributes: dict[str, int]
     lines: dict[str, str]

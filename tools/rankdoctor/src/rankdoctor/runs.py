@@ -109,6 +109,32 @@ class Run:
         """Return, for each k, the k-th event of this kind of all ranks."""
         return list(zip(*(rank.all(kind, **wanted) for rank in self.ranks), strict=False))
 
+    def in_step(self, kind: str, **wanted: object) -> list[tuple[Event, ...]]:
+        """Return, of each update, the k-th event of this kind before it of all ranks, where all have so many.
+
+        If one rank validates a batch more than another, the calls of the next epoch still meet each other.
+        """
+        of_ranks: list[dict[int, list[Event]]] = []
+        for rank in self.ranks:
+            of_ranks.append({})
+            for e in rank.all(kind, **wanted):
+                of_ranks[-1].setdefault(e["step"], []).append(e)
+        return [
+            events
+            for step in of_ranks[0]
+            for events in zip(*(of_rank.get(step, []) for of_rank in of_ranks), strict=False)
+        ]
+
+    @cached_property
+    def training_calls(self) -> list[tuple[Event, ...]]:
+        """The calls of models in training, of all ranks, since a model is wrapped.
+
+        Before, each rank may have trained one by itself, as if every process repeats a short pretraining.
+        """
+        wrapped = min((e["t"] for e in self.first.all("ddp")), default=0.0)
+        calls = self.in_step("forward", train=True, grad=True)
+        return [events for events in calls if events[0]["t"] >= wrapped]
+
     @cached_property
     def training(self) -> set[str]:
         """The loaders whose batches were trained on."""

@@ -164,7 +164,7 @@ def to_end_of_pass(plan: Plan, usual: Run) -> Plan | None:
     return replace(
         plan,
         name="to the end of a pass",
-        settings=plan.settings | {"batches": 0, "steps": batches // group + 4},
+        settings=plan.settings | {"batches": 0, "steps": passes[0]["step"] + batches // group + 4},
     )
 
 

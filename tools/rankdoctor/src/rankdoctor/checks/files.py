@@ -132,3 +132,25 @@ def loads_kept(run: Run) -> Iterator[Finding]:
             return
     need(all(e["size"] <= 0.1 * e["beside"] or e["where"] == "cpu" for e in kept), "a part of it is kept")
     seen(len(kept), "loaded files, of which nothing is kept on the GPU")
+
+
+@check("A state that is kept stays as it was.")
+def kept_states(run: Run) -> Iterator[Finding]:
+    """`state_dict()` returns the weights themselves: without a copy, the best weights become the last ones."""
+    used = run.first.all("kept_state")
+    need_use(used, "a state of its model that it keeps over updates and uses then")
+    loaded = [e for e in used if e["how"] == "load"]
+    # a state from before the training may be meant as a view of the newest weights
+    saved = [e for e in used if e["how"] == "save" and e["began"] > 0]
+    for e in (loaded or saved)[:1]:
+        what = "loads into the model the weights that it has" if loaded else "saves the weights of now"
+        text = (
+            f"{_line(e['at'])} {what}: the state that this line keeps after {e['began']} updates shares their memory, "
+            f"so {len(e['names'])} weights in it have changed in the {e['step'] - e['began']} updates since"
+        )
+        yield (fault if loaded else hint)(e["made"], text, "keep a copy: copy.deepcopy(model.state_dict())")
+    need(False, "a state from before the training is saved later, which may be meant")
+
+
+def _line(at: str) -> str:
+    return at.rsplit("/", 1)[-1]

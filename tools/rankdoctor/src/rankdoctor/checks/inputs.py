@@ -16,7 +16,7 @@ LEAST_COMMON = 16
 
 def same_inputs(run: Run) -> Iterator[Finding]:
     """Compare what the models were given, where no sampler says which samples those are."""
-    calls = run.together("forward", train=True, grad=True)[:COMPARED]
+    calls = run.training_calls[:COMPARED]
     as_they_are: list[list[list[int]]] = [[e.get("rows", []) for e in events] for events in calls]
     in_any_order: list[list[list[int]]] = [[e.get("bags", []) for e in events] for events in calls]
     yield from _common_inputs(run, as_they_are, "")
@@ -27,7 +27,7 @@ def same_inputs(run: Run) -> Iterator[Finding]:
 def _common_inputs(run: Run, steps: list[list[list[int]]], how: str) -> Iterator[Finding]:
     """Yield what rank 0 and another rank have in common; ``steps`` are the hashes of the inputs of each rank."""
     if not how and _trains_one_model(run) and (number := _same_batches(steps)):
-        first = run.first.all("forward", train=True, grad=True)[0]
+        first = run.training_calls[0][0]
         text = f"ranks 0 and 1 give the model the same inputs in the same order, in all of the first {number} steps"
         fix = "let each rank read or generate its own part: with a seed that has the rank of the whole job in it"
         yield fault(run.made(first["loader"])["at"] if first["loader"] else first["at"], text, fix)
@@ -42,7 +42,7 @@ def _common_inputs(run: Run, steps: list[list[list[int]]], how: str) -> Iterator
     early = _in_both(steps[: (len(steps) + 1) // 2], 0, other)  # none: the ranks have exchanged files after an epoch
     without_repeats = all(len(set(rows)) > 0.95 * len(rows) for rows in rows_of)
     if equal == len(steps) or (without_repeats and early and common > 0.6 * len(rows_of[0])):
-        first = run.first.all("forward", train=True, grad=True)[0]
+        first = run.training_calls[0][0]
         at = run.made(first["loader"])["at"] if first["loader"] else first["at"]
         text = (
             f"{common} of the {len(set(rows_of[0]))} inputs of rank 0's model in {len(steps)} steps came to rank "
@@ -86,7 +86,7 @@ def ordered_apart(run: Run) -> Iterator[Finding]:
     second = [e["step"] for loader in run.training for e in run.first.all("pass", loader=loader)[1:2]]
     calls = [
         events
-        for events in run.together("forward", train=True, grad=True)[:OF_A_PASS]
+        for events in run.training_calls[:OF_A_PASS]
         if len({e["model"] for e in events}) == 1 and events[0]["step"] < min(second, default=OF_A_PASS)
     ]
     inputs = min((len(e.get("further", [])) + 1 for events in calls for e in events), default=0)

@@ -12,7 +12,7 @@ def same_dropout(run: Run) -> Iterator[Finding]:
     """With one seed on all ranks, dropout drops the same activations everywhere, which weakens its effect."""
     need_use(run.any("dropout"), "dropout")
     need(not run.model_parallel, "the model is split over several dimensions of ranks")
-    calls = run.together("forward", train=True, grad=True)[:10]
+    calls = run.training_calls[:10]
     calls = [events for events in calls if all("rng" in e for e in events)]
     seen(len(calls), "training steps compared")
     same = [events for events in calls if len({e["rng"] for e in events}) == 1]
@@ -29,10 +29,12 @@ def same_noise(run: Run) -> Iterator[Finding]:
     """With one seed on all ranks, noise, masks or latent vectors of a batch are the same on each rank."""
     need_use(run.any("noise"), "noise for a batch")
     need(not run.model_parallel, "the model is split over several dimensions of ranks")
-    batches = {e.get("samples") for rank in run.ranks for e in rank.all("forward", train=True, grad=True)}
+    batches = {e.get("samples") for events in run.training_calls for e in events}
+    since = run.training_calls[0][0]["step"] if run.training_calls else 0
     lines = {e["at"]: None for e in run.first.all("noise") if e["samples"] in batches}
     need_use(lines, "noise for a batch")
-    compared = {line: run.together("noise", at=line)[:10] for line in lines}
+    of_lines = {line: run.in_step("noise", at=line) for line in lines}
+    compared = {line: [draw for draw in draws if draw[0]["step"] >= since][:10] for line, draws in of_lines.items()}
     seen(sum(map(len, compared.values())), "draws of noise compared", 2)
     alike_in = {
         line: sum(len({e["values"] for e in events}) == 1 for events in draws) for line, draws in compared.items()

@@ -214,13 +214,16 @@ def schedule_length(run: Run) -> Iterator[Finding]:
     need_use(schedules, "a schedule with a length")
     planned, passes = planned_steps(run)
     need(planned, "the run was ended before the end of the training: let it train for one or two epochs")
+    updates, batches, parts = len(run.first.all("update")), planned, batches_of_update(run)
     doubts = []
     for e in schedules:
+        of_each_batch = parts > 1 and e["steps"] > (1 + parts) / 2 * updates  # and not of each update
+        planned = batches if of_each_batch else batches // parts
         if abs(e["length"] - planned) <= passes:
             shows(f"{e['cls']} of {e['length']} steps, {planned} planned")
         else:
             doubts.append(f"{e['cls']} is made for {e['length']} steps, and the data are planned for {planned}")
-        if e["steps"] > 1.5 * len(run.first.all("update")):  # accelerate steps it once for each rank
+        if e["steps"] > 1.5 * updates and not of_each_batch:  # accelerate steps it once for each rank
             if planned >= 4 and abs(e["length"] - planned) <= passes:
                 text = (
                     f"{e['cls']} is made for {e['length']} steps, as many as a rank has, but it is stepped {run.world} "
@@ -234,6 +237,12 @@ def schedule_length(run: Run) -> Iterator[Finding]:
             text = f"{e['cls']} is made for {e['length']} steps, but the training on {run.world} ranks has {planned}"
             yield hint(e["at"], text, "count the steps with the global batch: len(loader) of a rank times epochs")
     need_none(doubts)
+
+
+def batches_of_update(run: Run) -> int:
+    """Return how many batches of a loader an update of rank 0 is made of, in most updates; 1 if there are none."""
+    given = Counter(e["step"] for e in run.first.all("batch") if e["loader"] in run.training)
+    return Counter(given.values()).most_common(1)[0][0] if given else 1
 
 
 def planned_steps(run: Run) -> tuple[int, int]:

@@ -5,7 +5,22 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run
-from .base import NO_VALIDATION, Finding, Observed, check, cost, fault, hint, need, need_none, need_use, seen, shows
+from .base import (
+    NO_VALIDATION,
+    Finding,
+    Observed,
+    check,
+    cost,
+    fault,
+    hint,
+    need,
+    need_none,
+    need_use,
+    seen,
+    shows,
+    some,
+)
+from .weights import trains_several
 
 
 def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:
@@ -189,6 +204,35 @@ def training_mode(run: Run) -> Iterator[Finding]:
     need(run.any("forward", grad=False) or len(run.first.all("pass")) > 1, "no call came between steps of the training")
 
 
+@check("The samples of a validation are not augmented.", after=("same_split",), ranks=True)
+def steady_validation(run: Run) -> Iterator[Finding]:
+    """`random_split` of one data set gives validation the transforms of training, so its results are of other samples.
+
+    A data set of its own that is random may be meant, such as a simulator or several crops of an image.
+    """
+    passes = [e for e in run.first.all("pass") if "base" in e]
+    trained = {e["base"] for e in passes if e["loader"] in run.training}
+    validated = {e["base"]: e for e in reversed(passes) if e["loader"] in run.validating}
+    need(validated, NO_VALIDATION)
+    probes = [e for e in run.first.all("samples") if e["dataset"] in validated and not e.get("collated")]
+    need(probes, "no validation samples could be read by their numbers after the training")
+    doubts = []
+    for e in probes:
+        random = [name for name, varies in zip(e["names"], e.get("varies", []), strict=False) if varies]
+        if random and e["dataset"] in trained:
+            text = (
+                f"validation reads the {e['cls']} of the training, whose samples are other ones with other random "
+                f"numbers ({some(f'[n]{name}' for name in random)}): it validates samples that are augmented"
+            )
+            fix = "make two data sets, one of them without augmentation, and take Subsets with the indices of the split"
+            yield hint(run.made(validated[e["dataset"]]["loader"])["at"], text, fix)
+        elif random:
+            doubts.append("the samples of the validation are random, which may be meant")
+        else:
+            seen(len(e["contents"]), "validation samples, of which some were read with other random numbers")
+    need_none(doubts)
+
+
 @check(
     "All ranks validate with the same statistics of batch norm.",
     exercise="two_accuracies",
@@ -197,8 +241,9 @@ def training_mode(run: Run) -> Iterator[Finding]:
 )
 def validation_statistics(run: Run) -> Iterator[Finding]:
     """Each rank computes running means from its own samples; a checkpoint holds the means of one rank only."""
-    calls = run.together("forward", grad=False, train=False)
+    calls = run.in_step("forward", grad=False, train=False)
     need(calls, "no validation in evaluation mode was seen")
+    need(not trains_several(run, run.aligned("gradients")), "each rank trains a model of its own")
     with_statistics = [events for events in calls if all(e.get("buffers") for e in events)]
     need_use(with_statistics, "statistics of batch norm that each rank computes for itself")
     seen(len(with_statistics), "calls in validation, compared")
@@ -250,7 +295,10 @@ def statistics_of_copies(run: Run) -> Iterator[Finding]:
     need(Observed.now, "the weights of the copy do not change")
 
 
-@check("Nothing is random, and no statistic of a batch is used, in evaluation mode.", after=("validation_mode",))
+@check(
+    "Nothing in the model is random, and no statistic of a batch is used, in evaluation mode.",
+    after=("validation_mode",),
+)
 def random_in_evaluation(run: Run) -> Iterator[Finding]:
     """Functions do not know the mode of the model: dropout_p, F.dropout(x, p) and noise are active after model.eval().
 

@@ -46,6 +46,9 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     need(steps, "no update was seen on all ranks")
     names = compared_weights(steps)
     need(names, "the ranks have no weights of the same names")
+    some_ranks = [e["among"] for e in run.first.all("ddp") if e.get("among", run.world) < run.world]
+    need(not some_ranks, f"DistributedDataParallel averages over {some(map(str, some_ranks))} of {run.world} ranks")
+    need(not _saves_each_its_own(run, steps), "each rank trains a model of its own, and saves it to a file of its own")
     parts = parts_of_ranks(run, steps, names)
     but = f", without {len(parts)} of which each rank has its own part" if parts else ""
     seen(len(steps), f"updates compared, with {len(names - parts)} weights{but}")
@@ -339,8 +342,9 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
     steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
     need(not trains_several(run, steps), "each rank trains a model of its own")
-    seen(len(steps), "updates compared")
-    for events in steps:
+    # with Join, a rank that has ended its pass is a schedule ahead of one that makes the same update in it
+    compared = [] if run.any("join") else steps
+    for events in compared:
         if len({tuple(e["lr"]) for e in events}) > 1:
             rates = ", ".join(f"{e['lr'][0]:.3g}" for e in events)
             if cause := _other_metric(run, events, rates) or _other_start(events):
@@ -363,6 +367,8 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
                 "combine the value over the ranks first: dist.all_reduce",
             )
             return
+    need(compared, "the script uses Join, in which ranks may end at different updates")
+    seen(len(compared), "updates compared")
 
 
 def trains_several(run: Run, steps: list[tuple[Event, ...]]) -> bool:
@@ -370,6 +376,13 @@ def trains_several(run: Run, steps: list[tuple[Event, ...]]) -> bool:
     if run.any("ddp") or run.sharded or drift(run):
         return False
     return all(differing(events, "gradients") and differing(events, "weights") for events in steps)
+
+
+def _saves_each_its_own(run: Run, steps: list[tuple[Event, ...]]) -> bool:
+    """Return whether the ranks are members of an ensemble: nothing is exchanged, and each writes its own checkpoint."""
+    files = [{e["file"] for e in rank.all("save") if e["file"] and e["tensors"]} for rank in run.ranks]
+    own = all(files) and sum(map(len, files)) == len(set.union(*files))
+    return own and trains_several(run, steps) and bool(differing(steps[0], "weights"))
 
 
 def _other_metric(run: Run, events: tuple[Event, ...], rates: str) -> Finding | None:

@@ -30,6 +30,7 @@ from . import (
     probe,
     randomness,
     reference,
+    states,
     totals,
 )
 from .common import CONFIG, quietly, state
@@ -51,6 +52,7 @@ SUBJECTS = (
     totals,
     frozen,
     contrast,
+    states,
 )
 
 

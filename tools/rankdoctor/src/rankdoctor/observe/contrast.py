@@ -147,7 +147,8 @@ def masks_of(node: Any) -> Iterator[torch.Tensor]:
     """Yield masks (rows, columns) that are true for one column of each row, from what an operation has saved."""
     names = ("_saved_mask", "_saved_condition", "_saved_other", "_saved_self", "_saved_result", "_saved_indices")
     saved = [getattr(node, name, None) for name in names]
-    for one in (*saved[:-1], *(saved[-1] or ())):
+    indices = saved.pop()  # a tuple for an index by tensors, and one tensor for others, such as topk
+    for one in (*saved, *(indices if isinstance(indices, tuple) else (indices,))):
         if not isinstance(one, torch.Tensor) or one.dim() != 2 or not 2 < one.shape[1] <= LARGEST / len(one):
             continue
         values = one.detach()

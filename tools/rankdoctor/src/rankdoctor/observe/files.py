@@ -13,6 +13,7 @@ import torch.profiler.profiler as profilers
 from .. import overlay
 from ..standin import placed
 from ..trail import note, trail, user_line
+from . import states
 from .common import CONFIG, has_memory, local, optimizers, patch, quietly, sums
 from .models import models
 
@@ -139,6 +140,8 @@ def note_save(thing: Any, file: Any, at: str) -> None:
     whole = {
         name: p.numel() for model in models.known for name, p in model.named_parameters() if hasattr(p, "to_local")
     }
+    for one in dicts:
+        states.look_at(one, at, "save")
     shards = [name for name, v in tensors.items() if hasattr(v, "to_local") or v.numel() < whole.get(name, 0)]
     optimizers.saved = True
     if optimizers.weights_noted != trail.step:

@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -279,6 +280,7 @@ def _wrap_ddp(own: Callable[..., None]) -> Callable[..., None]:
             frozen=frozen,
             find_unused=unused,
             broadcast=bool(self.broadcast_buffers),
+            among=dist.get_world_size(self.process_group),
         )
 
     return init

@@ -107,10 +107,11 @@ def _look_at(number: int, dataset: Any, collate: Callable[[list], Any] | None = 
     order = sorted(range(len(numbers)), key=lambda k: zlib.crc32(str(numbers[k]).encode()))
     contents: dict[int, list] = {}
     steady: list[bool] = []
+    varies: list[bool] = []
     names: list[str] = []
 
-    def read(position: int) -> list[tuple[int, int, str, str]]:
-        sample = _sample(dataset, position)
+    def read(position: int, seed: int = SEED) -> list[tuple[int, int, str, str]]:
+        sample = _sample(dataset, position, seed)
         return list(_parts(collate([sample]) if collate else sample))
 
     for position in order[: MOST_COLLATED if collate else MOST_SAMPLES]:
@@ -121,13 +122,19 @@ def _look_at(number: int, dataset: Any, collate: Callable[[list], Any] | None = 
         try:
             parts = read(position)
             again = read(position) if len(contents) < 3 else parts
+            other = read(position, SEED + 1) if len(contents) < 3 else parts
         except Exception:  # the data set is the script's, and may be closed by now
             break
-        if len(again) != len(parts):
+        finally:
+            if Clock.has_alarm:
+                signal.setitimer(signal.ITIMER_REAL, 0)  # what was read in time counts
+        if not len(parts) == len(again) == len(other):
             return
         # a random generator of the data set itself makes other samples each time
-        same = [one[0] == other[0] for one, other in zip(parts, again, strict=True)]
+        same = [one[0] == two[0] for one, two in zip(parts, again, strict=True)]
         steady = [a and b for a, b in zip(steady or same, same, strict=False)]
+        differs = [one[0] != two[0] for one, two in zip(parts, other, strict=True)]
+        varies = [a or b for a, b in zip(varies or differs, differs, strict=False)]
         contents[numbers[position]] = [part[:3] for part in parts]
         names = [part[3] for part in parts]
     if not contents:
@@ -142,17 +149,18 @@ def _look_at(number: int, dataset: Any, collate: Callable[[list], Any] | None = 
         size=len(dataset),
         contents=contents,
         steady=steady,
+        varies=varies,
         names=names,
         attributes=attributes,
         lines={name: lines[name] for name in attributes if name in lines},
     )
 
 
-def _sample(dataset: Any, position: int) -> Any:
-    torch.manual_seed(SEED)  # the same for all: so a sample that has another number on another rank is augmented alike
-    random.seed(SEED)
+def _sample(dataset: Any, position: int, seed: int) -> Any:
+    torch.manual_seed(seed)  # the same for all: so a sample that has another number on another rank is augmented alike
+    random.seed(seed)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(SEED)
+        sys.modules["numpy"].random.seed(seed)
     key: Any = position
     if id(dataset) in known.forms:
         form, part = known.forms[id(dataset)]
