@@ -55,9 +55,10 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 ranks; null: nothing), kept_buffers (sums of the buffers of wrapped models, other than those of batch
                 norm)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
-                losses (what they minimized), added (backward added to the gradients of the update before), factors
-                (line, samples, weight of a sample), elements (of sums and means: line, which of that backward pass,
-                elements, weight of one), waits (line and operation: count), graphs, graph_at, low_same and
+                losses (what they minimized), of_terms (whether each adds up several), added (backward added to the
+                gradients of the update before), factors (line, samples, weight of a sample), elements (of sums and
+                means: line, which of that backward pass, elements, weight of one), waits (line and operation: count),
+                graphs, graph_at, low_same and
                 low_all (numbers of weights in 16 bits that stayed, and all of them), thrown (lines of backward passes
                 whose gradients nothing has used, and of what set these to zero), changed_in_backward (buffers),
                 followed (passes whose gradients it uses)
@@ -232,6 +233,7 @@ class Event(TypedDict, total=False):
     foreign: int
     backwards: list[str]
     losses: list[float]
+    of_terms: list[bool]
     added: bool
     factors: list[tuple[str, int, float]]
     elements: list[tuple[str, int, int, float]]

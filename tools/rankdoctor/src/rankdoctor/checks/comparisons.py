@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run, passes_with_batches
-from .base import CannotJudge, Check, Finding, fault, hint, need, seen
+from .base import CannotJudge, Check, Finding, fault, hint, need, need_none, seen
 from .same_validation import same_validation
 from .updates import planned_steps
-from .weights import differing
+from .weights import differing, several_models
 
 RESUME = "forgetful_resume"
 
@@ -206,6 +206,7 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
         return
     need(usual.any("update") and other.any("update"), "one of the two runs made no update")
     need(not usual.model_parallel, "ranks of a model-parallel group read the same samples")
+    need_none(several_models(usual))
     compared = 0
     for kind, passes in usual.epochs(usual.training).items():
         same = [p for k, p in other.epochs(other.training).items() if k[0] == kind[0] and k[2] == kind[2]]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ..events import Event
 from ..runs import Run
 from .asked import asked
-from .base import Finding, NotUsed, fault, hint, need, seen, some
-from .weights import drift
+from .base import Finding, NotUsed, fault, hint, need, need_none, seen, some
+from .weights import drift, several_models
 
 OUTPUTS = {False: 1e-4, True: 0.1}
 """relative difference of outputs that rounding explains, in 32 bits and in 16"""
@@ -57,6 +57,7 @@ def outputs_of_reference(run: Run) -> Iterator[Finding]:
 def gradients_of_reference(run: Run) -> Iterator[Finding]:
     """A factor, or a part that is missing, does not stop the loss from falling; with Adam it is hard to notice."""
     half = compared(run)
+    need_none(several_models(run))
     need(not differing_calls(run, half), "the outputs differ first")
     by_rank = {rank.number: {e["name"]: e for e in rank.all("reference")} for rank in run.ranks}
     names = list(by_rank[run.first.number])
@@ -154,8 +155,8 @@ def divided_loss(run: Run, at: str) -> Iterator[Finding]:
         first = next((e for e in rank.all("update") if e["factors"]), None)
         counted = rank.all("gradients")
         scaler = counted[0].get("scaler") if counted else None
-        if first is None or (scaler and scaler.get("scale")):
-            return
+        if first is None or (scaler and scaler.get("scale")) or any(first.get("of_terms", [])):
+            return  # of several terms, a factor may be the weight of one
         shares.append(sum(count * weight for _, count, weight in first["factors"]))
     if shares and all(abs(share * run.world - 1) < 0.01 for share in shares):
         yield hint(

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ..events import Event, model_and_name
 from ..runs import Run
-from .base import Finding, check, fault, hint, need, need_use, seen, some
+from .base import Finding, check, fault, hint, need, need_none, need_use, seen, some
 
 TOLERANCE = 1e-6
 
@@ -46,9 +46,7 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     need(steps, "no update was seen on all ranks")
     names = compared_weights(steps)
     need(names, "the ranks have no weights of the same names")
-    some_ranks = [e["among"] for e in run.first.all("ddp") if e.get("among", run.world) < run.world]
-    need(not some_ranks, f"DistributedDataParallel averages over {some(map(str, some_ranks))} of {run.world} ranks")
-    need(not _saves_each_its_own(run, steps), "each rank trains a model of its own, and saves it to a file of its own")
+    need_none(several_models(run))
     parts = parts_of_ranks(run, steps, names)
     but = f", without {len(parts)} of which each rank has its own part" if parts else ""
     seen(len(steps), f"updates compared, with {len(names - parts)} weights{but}")
@@ -378,11 +376,16 @@ def trains_several(run: Run, steps: list[tuple[Event, ...]]) -> bool:
     return all(differing(events, "gradients") and differing(events, "weights") for events in steps)
 
 
-def _saves_each_its_own(run: Run, steps: list[tuple[Event, ...]]) -> bool:
-    """Return whether the ranks are members of an ensemble: nothing is exchanged, and each writes its own checkpoint."""
+def several_models(run: Run) -> list[str]:
+    """Return why the ranks seem to train several models on purpose, such as the members of an ensemble."""
+    if any(e.get("among", run.world) < run.world for e in run.first.all("ddp")):
+        return ["DistributedDataParallel averages over some of the ranks, as the script asks"]
+    steps = run.aligned("gradients")
     files = [{e["file"] for e in rank.all("save") if e["file"] and e["tensors"]} for rank in run.ranks]
     own = all(files) and sum(map(len, files)) == len(set.union(*files))
-    return own and trains_several(run, steps) and bool(differing(steps[0], "weights"))
+    if own and steps and trains_several(run, steps) and differing(steps[0], "weights"):
+        return ["each rank trains a model of its own, and saves it to a file of its own"]
+    return []
 
 
 def _other_metric(run: Run, events: tuple[Event, ...], rates: str) -> Finding | None:

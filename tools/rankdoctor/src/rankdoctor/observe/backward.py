@@ -156,6 +156,7 @@ def note_backward(loss: torch.Tensor, at: str) -> None:
     """Remember a backward pass, and whether its graph stays in memory."""
     models.backwards.append(at)
     models.losses.append(float(local(loss)) if loss.numel() == 1 else 0.0)
+    models.of_terms.append(is_sum_of_terms(loss))
     token, node = Alive(), loss.grad_fn
     models.graphs.append((weakref.ref(token), at))
     for _ in range(3):  # the script may keep the loss, but not what it made of it for this call, such as a scaled loss
@@ -163,6 +164,17 @@ def note_backward(loss: torch.Tensor, at: str) -> None:
             break
         node.metadata["rankdoctor"] = token
         node = node.next_functions[0][0] if node.next_functions else None
+
+
+def is_sum_of_terms(loss: torch.Tensor) -> bool:
+    """Return whether several losses are added up in what is minimized, below factors of the whole."""
+    node = loss.grad_fn
+    while type(node).__name__ in ("MulBackward0", "DivBackward0", "NegBackward0", "ToCopyBackward0"):
+        inner = [one for one, _ in node.next_functions if one is not None]  # type: ignore[union-attr]
+        if len(inner) != 1:
+            break
+        node = inner[0]
+    return type(node).__name__ in ("AddBackward0", "SubBackward0", "StackBackward0", "SumBackward0")
 
 
 def sizes_now() -> dict[int, float]:

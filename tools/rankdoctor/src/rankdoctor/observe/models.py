@@ -40,6 +40,8 @@ class Models:
     backwards: list[str] = field(default_factory=list)
     """lines of the backward passes since the last update"""
     losses: list[float] = field(default_factory=list)
+    of_terms: list[bool] = field(default_factory=list)
+    """of the backward passes since the last update: whether the loss adds up several"""
     """what was minimized in these passes"""
     zeroed: set[int] = field(default_factory=set)
     """optimizers of which the gradients were zero before a backward pass since their last update"""

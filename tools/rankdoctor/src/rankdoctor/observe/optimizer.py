@@ -175,6 +175,7 @@ def note_after(optimizer: Optimizer) -> None:
         foreign=sum(id(p) not in models.names for p in parameters),
         backwards=models.backwards,
         losses=models.losses,
+        of_terms=models.of_terms,
         added=_number_of(optimizer) in models.added - models.zeroed,
         factors=models.factors,
         elements=models.elements[:50],
@@ -188,7 +189,7 @@ def note_after(optimizer: Optimizer) -> None:
     totals.at_end_of_step(state.world)
     files.look_at_loaded()
     models.graphs = [pair for pair in models.graphs if pair[0]() is not None]
-    models.backwards, models.losses, models.factors, models.elements = [], [], [], []
+    models.backwards, models.losses, models.factors, models.elements, models.of_terms = [], [], [], [], []
     optimizers.waits, optimizers.copies = {}, []
     optimizers.scaled = False
     models.zeroed.discard(_number_of(optimizer))
