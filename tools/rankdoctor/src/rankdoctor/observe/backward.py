@@ -170,7 +170,7 @@ def is_sum_of_terms(loss: torch.Tensor) -> bool:
     """Return whether several losses are added up in what is minimized, below factors of the whole."""
     node = loss.grad_fn
     while type(node).__name__ in ("MulBackward0", "DivBackward0", "NegBackward0", "ToCopyBackward0"):
-        inner = [one for one, _ in node.next_functions if one is not None]  # type: ignore[union-attr]
+        inner = [one for one, _ in node.next_functions if one is not None]
         if len(inner) != 1:
             break
         node = inner[0]
