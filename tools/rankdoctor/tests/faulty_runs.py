@@ -240,6 +240,14 @@ def make_weights_differ(run: Run) -> None:
         e["gradients"] = {name: [0.1, 0.7] for name in NAMES}
 
 
+@faulty("weights_agree", "FAULT", 37)
+def one_rank_loads_the_state_of_the_optimizer(run: Run) -> None:
+    make_weights_differ(run)
+    first = run.ranks[0].all("gradients")[0]
+    first["state"] = 3
+    run.ranks[0].events.insert(8, {"e": "optimizer_loaded", "step": 0, "t": 0.05, "at": at(37)})
+
+
 @faulty("weights_agree", "FAULT", 53)
 def gradients_of_different_weights_are_added_up(run: Run) -> None:
     never_wrapped(run)

@@ -65,6 +65,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     unused      which weights of wrapped models a backward pass gave no gradient: number (of the pass), names, missing
     checkpoint  a line that checkpoints activations: lost (its weights get no gradient), redrawn (it draws other random
                 numbers when it is recomputed)
+    optimizer_loaded    an optimizer loads a state
     half        the first autocast in float16 in training
     clip        gradients are clipped: scaled, plain (no sharded tensors), passes (backward passes since the last
                 update)

@@ -125,6 +125,8 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
         f"{len(names)} of {total} weights differ between ranks ({some(map(_shown, names))}), first seen before update "
         f"{events[0]['step'] + 1}"
     )
+    if finding := _state_of_some_ranks(run, first, evidence):
+        return finding
     calls = run.first.all("forward", train=True, grad=True)
     bare = next((e for e in calls if "inside" in e), None)
     wrapped = [e for e in calls if e.get("ddp")]
@@ -197,6 +199,21 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
         )
     shows = f"{evidence}; this line is where it shows"
     return fault(events[0]["at"], shows, "change weights and gradients in the same way on all ranks")
+
+
+def _state_of_some_ranks(run: Run, first: tuple[Event, ...], evidence: str) -> Finding | None:
+    """Return the finding if an optimizer has a state at its first update on some ranks only, which have loaded it."""
+    loads = [rank.all("optimizer_loaded") for rank in run.ranks]
+    with_state = [rank for rank, e in enumerate(first) if e.get("state")]
+    if not any(loads) or len(with_state) in (0, len(first)) or not all(loads[rank] for rank in with_state):
+        return None
+    which = f"rank {with_state[0]} loads" if len(with_state) == 1 else f"ranks {some(map(str, with_state))} load"
+    return fault(
+        loads[with_state[0]][0]["at"],
+        f"only {which} a state of the optimizer here, so the first updates of the ranks differ: {evidence}",
+        "load it on all ranks: from the file, or with dist.broadcast_object_list from the rank that has read it",
+        exercise="forgetful_resume",
+    )
 
 
 def _gradients_of_some_ranks(run: Run, before: int) -> tuple[list[str], str] | None:

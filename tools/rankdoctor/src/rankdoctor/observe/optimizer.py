@@ -39,6 +39,7 @@ def install() -> None:
     patch(torch.amp.GradScaler, "scale", _scaling(True))
     patch(torch.amp.GradScaler, "unscale_", _scaling(False))
     patch(Optimizer, "__init__", _optimizer_init)
+    patch(Optimizer, "load_state_dict", _loading)
     patch(torch.amp.autocast_mode.autocast, "__enter__", _autocast)
     for kind in (LRScheduler, ReduceLROnPlateau):
         patch(kind, "__init__", _scheduler_init)
@@ -60,6 +61,14 @@ def only_makes_state() -> bool:
         if frame.f_code.co_name == "_init_optim_state":  # of torch.distributed.checkpoint.state_dict
             return True
     return False
+
+
+def _loading(own: Callable[..., None]) -> Callable[..., None]:
+    def load_state_dict(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        note("optimizer_loaded", at=user_line())
+        own(self, *args, **kwargs)
+
+    return load_state_dict
 
 
 def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
