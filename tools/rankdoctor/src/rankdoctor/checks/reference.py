@@ -191,6 +191,8 @@ def replicas_agree(run: Run) -> Iterator[Finding]:
     """fully_shard over two dimensions averages the gradients of its replicas; nothing makes them equal at the start."""
     half = compared(run)
     need(run.sharded, "no weight is sharded")
+    one_input = run.model_parallel and run.launch.provocation in ("nan", "outliers")
+    need(not one_input, "this run gives ranks that share a sample other inputs")
     need(not differing_calls(run, half), "the outputs differ first")
     places = [rank.all("parts") for rank in run.ranks]
     need(all(places), "not all ranks came to an update")
