@@ -56,6 +56,8 @@ and torchtitan's 33 % of Llama 3.1 8B on H100 (benchmarks/llama3_h100_202412_tor
 H100. What is recomputed does not count"""
 ALIKE = 0.02
 """share of the seconds by which ways may differ without being faster or slower: a simulation is no better than that"""
+MOST_PASSES = 4
+"""over the same text, which are nearly as good as new text (Muennighoff et al. 2023, arXiv:2305.16264)"""
 GB_PER_SECOND = 1.0
 """that all ranks together write, on a file system that is not fast"""
 
@@ -312,6 +314,11 @@ def table(plan: Plan) -> None:
             print(f"{way.name:<28}{'1':>6}{'':>7}{way.needed / GIB:>12.1f}  does not fit into {limit:g} GiB")
     if plan.gpus.number > 1 and not any(way.shard == "none" for way in plan.ways):
         print(f"{'none (DDP)':<28}{'':>13}{16 * plan.model.weights / GIB:>12.1f}  for weights, gradients, Adam alone")
+    if plan.gpus.number > 1 and any(way.shard == "none" and way.part for way in plan.ways):
+        copy = GAPS * 4 * plan.model.weights / GIB
+        print(
+            f"(DDP needs {copy:.1f} GiB more or less, by when its first buckets are freed: plan with the larger value)"
+        )
     print()
 
 
@@ -378,6 +385,7 @@ def job_lines(plan: Plan, best: Way, interval: float, slowest: float) -> list[st
     steps = epochs * per_epoch
     validation = max(plan.batch, gpus.number)
     passes = steps * plan.tokens_of_step / plan.data_tokens if plan.data_tokens else 0.0
+    many = " (more than four gain less and less: docs/64_gpus.md, chapter 3)" if passes > MOST_PASSES else ""
     warmup = min(recipe.warmup_steps, steps // 20)  # of a short training at most a twentieth
     several = gpus.number > 1
     # Steps are counted in an epoch, so a longer interval would never end.
@@ -402,7 +410,7 @@ def job_lines(plan: Plan, best: Way, interval: float, slowest: float) -> list[st
         f"# The data must hold one epoch, {per_epoch * plan.tokens_of_step / 1e9:,.4g} billion tokens, and "
         f"{validation * model.sequence_length / 1e6:,.4g} million for validation;",
         "# each epoch goes on where the one before ended"
-        + (f", {passes:.2g} passes over your tokens in all." if passes > 1 else "."),
+        + (f", {passes:.2g} passes over your tokens in all{many}." if passes > 1 else "."),
     ]
 
 

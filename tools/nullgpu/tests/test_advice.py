@@ -105,5 +105,15 @@ def test_a_checkpoint_in_each_epoch_is_advised_as_one(nullgpu: Run, tmp_path: Pa
     assert rank["advice"].startswith("the checkpoint at") and "async_save" in rank["advice"]
 
 
+@pytest.mark.slow
+def test_a_tensor_that_a_line_makes_is_not_called_a_loaders(nullgpu: Run, tmp_path: Path) -> None:
+    made = "        weight = torch.tensor([0.5], device='cuda')\n"
+    loop = LOOP.replace("        optimizer.step()\n", made + "        optimizer.step()\n")
+    _, rank = ran(
+        nullgpu, tmp_path, loop + "train(Linear(64, 64), [torch.zeros(4, 64, device='cuda')] * 6)", "--report"
+    )
+    assert rank["advice"].startswith("the copy at") and "make it on the GPU" in rank["advice"]
+
+
 def test_speeds_of_a_run_without_a_clock_are_marked(nullgpu: Run) -> None:
     assert "nothing was computed" in nullgpu("--world", 8, "python", "-c", "print('tokens/s')").stderr

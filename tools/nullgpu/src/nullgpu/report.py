@@ -229,10 +229,9 @@ def first_change(it: dict[str, Any], step: dict[str, float]) -> str:
         return "the loader: more workers, or data that are decoded once."
     if own := own_waits(it):
         if any(row[0] == "copy" and row[1].startswith("to ") and short(row[2]) == own[0][0] for row in it["lines"]):
-            return (
-                f"the copy at {own[0][0]}, which makes the CPU wait: non_blocking=True from page-locked memory "
-                "(pin_memory=True in a loader, .pin_memory() of a tensor), or not in each update."
-            )
+            if "tensor(" in own[0][0]:  # which no loader has made
+                return f"the copy at {own[0][0]}, which makes the CPU wait: make it on the GPU, or not in each update."
+            return f"non_blocking=True, with pin_memory=True in the loader: the copy at {own[0][0]} makes the CPU wait."
         if any(part in own[0][0] for part in SAVES):
             return (
                 f"the checkpoint at {own[0][0]}: write it less often, or let a thread write it "
