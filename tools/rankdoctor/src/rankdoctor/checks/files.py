@@ -96,7 +96,7 @@ def wrapped_names(run: Run) -> Iterator[Finding]:
 def own_handles(run: Run) -> Iterator[Finding]:
     """A file that was open before workers are forked has one position for all of them, so reads of two of them mix."""
     need_use(any(e["workers"] for e in run.first.all("loader")), "workers of a loader")
-    need(run.launch.provocation != "workers", "the script has no workers")
+    need(run.launch.provocation != "workers", "the loaders of this run have no workers")
     events = [e for rank in run.ranks for e in rank.workers if e["e"] == "handles"]
     need(events, "no first batch of a worker was seen")
     need_use(any(e["handles"] for e in events), "open files in data sets")

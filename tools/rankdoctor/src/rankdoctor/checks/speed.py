@@ -1,5 +1,6 @@
 """What makes the training slower than it has to be."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -145,7 +146,30 @@ def graphs_kept(run: Run) -> Iterator[Finding]:
             f"after {len(updates)} updates, the graphs of {last['graphs']} losses are still in memory",
             "add up loss.detach()",
         )
+        return
+    longest = [number for number in _growing(updates) if number >= LEAST_GRAPHS]
+    if len(longest) > 1 and sum(longest) > 0.7 * len(updates):
+        yield cost(
+            last["graph_at"],
+            f"in each epoch the graphs of its losses stay in memory, of {max(longest)} at the end of a shortened one",
+            "add up, or collect, loss.detach()",
+        )
     need(last["graphs"] <= 2 + 0.1 * len(updates), f"the graphs of {last['graphs']} losses are still in memory")
+
+
+LEAST_GRAPHS = 7
+"""that are added one after the other in an epoch of which eight batches are left"""
+
+
+def _growing(updates: list[Event]) -> list[int]:
+    """Return the lengths of the stretches of updates, at each of which one more graph is in memory."""
+    lengths = [1]
+    for before, after in itertools.pairwise(updates):
+        if after["graphs"] == before["graphs"] + 1:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+    return lengths
 
 
 @check("Workers can share the memory of the data set.", exercise="growing_memory")
