@@ -1,4 +1,4 @@
-"""The studies of lessons 01, 03 and 04 on simulated GPUs, with little work: what they store is what the pages say."""
+"""The studies of lessons 01 to 04 on simulated GPUs, with little work: what they store is what the pages say."""
 
 import json
 from pathlib import Path
@@ -47,6 +47,15 @@ def test_scaling_over_simulated_gpus(stored: Path, run_script: Script) -> None:
     computing = 30  # ms at least that the GPU needs for 512 images; the host may need longer
     for _, ranks, _, _, one_bucket, *_ in found[:2]:
         assert one_bucket > computing + (0.9 * all_reduce if ranks > 1 else 0)
+
+
+def test_dataparallel_beside_ddp_on_simulated_gpus(stored: Path, run_script: Script) -> None:
+    result = run_script("02_dataparallel/experiments/simulated_gpus.py", "--rounds", 1)
+    assert result.status == 0, result.stderr
+    found = rows(stored, "simulated_dataparallel")
+    assert [row[0] for row in found] == [1, 2, 4]
+    for _, *cells in found[1:]:
+        assert cells[0] < found[0][1] * 1.5, "the threads of several GPUs are timed, and share the batch"
 
 
 def test_batches_that_are_cut_ahead(stored: Path, run_script: Script) -> None:
