@@ -35,9 +35,8 @@ BUCKETS = {"one bucket": 1000, "DDP's buckets": 25}
 """--bucket_cap_mb: all gradients in one all-reduce, or PyTorch's default"""
 SMALLEST = 16
 """samples of a GPU, below which strong scaling ends"""
-# NERSC lets cuDNN search
-UNET = ("--config", "../configs/unet3d.yaml", "--precision", "bf16", "--cudnn_benchmark", "true")
-UNET = (*UNET, "--loader", "device", "--val_crops", 128)
+AS_NERSC = ("--precision", "bf16", "--cudnn_benchmark", "true")
+UNET = ("--config", "../configs/unet3d.yaml", *AS_NERSC, "--loader", "device", "--val_crops", 128)
 
 
 def step(ranks: int, batch: int, megabytes: int, seconds: float) -> dict[str, float]:
