@@ -6,21 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from doctor_events import TRAIN, VAL, add, at, change, correct_run
-from faulty_runs import (
-    FAULTS,
-    attention_drops_weights_after_eval,
-    clipped_before_backward,
-    each_rank_has_a_shard_of_its_own,
-    each_rank_has_searched_a_rate_of_its_own,
-    inner_model_called,
-    one_rank_ends_while_another_waits,
-    one_seed_for_noise,
-    other_running_means,
-    results_stay_apart,
-    streams_that_were_cut,
-    trace,
-    zeroed_before_each_part,
-)
+from faulty_processes import one_rank_ends_while_another_waits, trace
+from faulty_runs import FAULTS
+from faulty_samples import each_rank_has_a_shard_of_its_own, one_seed_for_noise, streams_that_were_cut
+from faulty_steps import clipped_before_backward, each_rank_has_searched_a_rate_of_its_own, zeroed_before_each_part
+from faulty_validation import attention_drops_weights_after_eval, other_running_means, results_stay_apart
+from faulty_weights import inner_model_called
 from rankdoctor.checks import CHECKS, judge
 from rankdoctor.runs import Run, mark_validation_with_gradients
 

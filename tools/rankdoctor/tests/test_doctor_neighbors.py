@@ -5,36 +5,32 @@ from collections.abc import Callable
 import pytest
 
 from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
-from faulty_runs import (
-    attention_drops_weights_after_eval,
-    checkpointed,
-    clip,
-    codebook,
+from faulty_processes import devices, stream, unused
+from faulty_samples import (
     contrast,
     contrast_mask,
-    devices,
-    divided,
     draws,
     each_rank_has_a_shard_of_its_own,
-    evaluated_copy,
     files_in_another_order,
-    gradients_are_added_up_only,
     handles,
-    in_evaluation,
-    kept,
-    kept_state,
     label,
     numbered,
-    one_data_set_for_both,
     probed,
     set_samples,
-    stream,
     stream_of,
     streams_that_were_cut,
-    totals,
-    two_batches_for_each_update,
-    unused,
 )
+from faulty_steps import checkpointed, clip, gradients_are_added_up_only, two_batches_for_each_update
+from faulty_validation import (
+    attention_drops_weights_after_eval,
+    divided,
+    evaluated_copy,
+    in_evaluation,
+    kept_state,
+    one_data_set_for_both,
+    totals,
+)
+from faulty_weights import codebook, kept
 from rankdoctor.checks import judge
 from rankdoctor.runs import Run
 

@@ -7,25 +7,23 @@ from pathlib import Path
 import pytest
 
 from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
-from faulty_runs import (
-    all_save,
-    all_validate_all,
-    averaged_weights_generate_in_training_mode,
+from faulty_processes import one_batch_more, two_ranks_wait, workers_not_kept
+from faulty_samples import (
     each_rank_splits_in_its_own_way,
     every_rank_has_all,
-    make_weights_differ,
     no_set_epoch,
-    one_batch_more,
     one_seed,
     same_inputs_without_numbers,
     set_samples,
-    sharded_weights_without_an_optimizer,
-    the_loss_depends_on_gathered_copies,
-    two_ranks_wait,
+)
+from faulty_steps import the_loss_depends_on_gathered_copies
+from faulty_validation import (
+    all_validate_all,
+    averaged_weights_generate_in_training_mode,
     validation_drops_the_last,
     validation_padded,
-    workers_not_kept,
 )
+from faulty_weights import all_save, make_weights_differ, sharded_weights_without_an_optimizer
 from rankdoctor.checks import Diagnosis, apply, counted, judge
 from rankdoctor.checks.base import Check, Finding, hint, need, seen
 from rankdoctor.launch import likely_launchers

@@ -1,0 +1,139 @@
+"""Faults in processes, collectives, devices and time."""
+
+from doctor_events import TRAIN, add, at, change
+from faulty import faulty
+from rankdoctor.runs import Run
+
+
+@faulty("timeouts", "NOTE", 5)
+def a_group_without_the_timeout(run: Run) -> None:
+    change(run, "init", timeout=7200.0)
+    for rank in run.ranks:
+        rank.events.insert(2, {"e": "group", "step": 0, "t": 0.0, "at": at(5), "ranks": [0, 1], "timeout": None})
+
+
+@faulty("equal_steps", "FAULT", 10)
+def one_batch_more(run: Run) -> None:
+    change(run, "pass", (1,), {"loader": TRAIN}, batches=5)
+
+
+@faulty("same_collectives", "FAULT", 53)
+def collectives_per_batch(run: Run) -> None:
+    for rank in run.ranks:
+        extra = next(e for e in rank.events if e["e"] == "collective")
+        rank.events.extend(extra | {"name": "barrier", "size": None} for _ in range(rank.number))
+
+
+@faulty("hang", "FAULT", 45)
+def two_ranks_wait(run: Run) -> None:
+    run.launch.ended = "hang"
+    run.launch.stuck = {1000: f"{at(45)} in backward", 1001: f"{at(53)} in all_reduce"}
+
+
+@faulty("waits", "COST", 46)
+def item_in_each_step(run: Run) -> None:
+    change(run, "update", waits={f"{at(46)} item": 1})
+
+
+@faulty("collectives_per_step", "COST", 47)
+def loss_reduced_in_each_step(run: Run) -> None:
+    add(run, "collective", 47, name="all_reduce", size=1, everyone=True)
+
+
+@faulty("workers_restarted", "COST", 10)
+def workers_not_kept(run: Run) -> None:
+    change(run, "loader", wanted={"loader": TRAIN}, workers=2)
+    change(run, "pass", wanted={"loader": TRAIN}, workers=2)
+
+
+@faulty("loading", "COST", 10)
+def slow_samples(run: Run) -> None:
+    change(run, "batch", wait=0.03)
+
+
+@faulty("graphs_kept", "COST", 44)
+def losses_are_collected_in_each_epoch(run: Run) -> None:
+    for rank in run.ranks:
+        updates = rank.all("update")
+        more = [dict(e) for e in updates]
+        rank.events[-3:-3] = more
+        for number, e in enumerate([*updates, *more]):
+            e["graphs"] = 1 + number % 8
+
+
+@faulty("graphs_kept", "COST", 44)
+def loss_summed_with_graph(run: Run) -> None:
+    for rank in run.ranks:
+        for number, e in enumerate(rank.all("update"), start=1):
+            e["graphs"] = number
+
+
+@faulty("many_objects", "COST", 10)
+def list_of_lists(run: Run) -> None:
+    change(run, "loader", workers=2)
+    change(run, "dataset", wanted={"dataset": 0}, objects=(50_000, "samples"))
+
+
+def unused(run: Run, rank: int, number: int, *names: str) -> None:
+    event = {"e": "unused", "step": number, "t": 1.0, "at": at(44), "number": number, "names": [*names]}
+    run.ranks[rank].events.append(event | {"missing": len(names)})
+
+
+@faulty("same_unused", "FAULT", 43)
+def a_batch_without_targets_on_one_rank(run: Run) -> None:
+    for number in range(4):
+        unused(run, 0, number)
+    unused(run, 1, 3, "c.weight")
+
+
+@faulty("device_exists", "FAULT", 6)
+def a_gpu_of_another_task(run: Run) -> None:
+    run.launch.gpus_per_task = 1
+    devices(run, 1)
+
+
+@faulty("device_exists", "FAULT", 6)
+def the_rank_instead_of_the_local_rank(run: Run) -> None:
+    run.launch.nodes = 2
+    devices(run, 1)
+
+
+def devices(run: Run, gpus: int, asked: bool = False) -> None:
+    for rank in run.ranks:
+        event = {"e": "device", "step": 0, "t": 0.0, "at": at(6), "index": rank.number, "gpus": gpus, "asked": asked}
+        rank.events.insert(2, event)
+
+
+@faulty("equal_steps", "FAULT", 10)
+def a_stream_that_ends_earlier_on_one_rank(run: Run) -> None:
+    stream(run, 4, 2)
+
+
+def stream(run: Run, *batches: int, complete: tuple[bool, bool] = (True, True)) -> None:
+    change(run, "loader", wanted={"loader": TRAIN}, iterable=True)
+    for rank in run.ranks:
+        for e in rank.all("pass", loader=TRAIN):
+            del e["file"], e["batches"]
+        events = [e for e in rank.events if e["e"] == "batch" and e["loader"] == TRAIN]
+        for last in (events[3], events[7]):
+            ended = {"e": "pass_end", "step": last["step"], "t": last["t"], "loader": TRAIN}
+            ended |= {"batches": batches[rank.number], "complete": complete[rank.number]}
+            rank.events.insert(1 + max(i for i, e in enumerate(rank.events) if e is last), ended)
+
+
+@faulty("hang", "FAULT", 44)
+def one_rank_ends_while_another_waits(run: Run) -> None:
+    run.ranks[1].events = [e for e in run.ranks[1].events if e["e"] != "end"]
+    text = "[enforce fail at pair.cc] Connection closed by peer [127.0.0.1]:6231"
+    run.ranks[1].events.append({"e": "error", "step": 8, "t": 9.0, "at": at(44), "type": "RuntimeError", "text": text})
+    run.launch.statuses = [0, 1]
+
+
+@faulty("profiled", "COST", 40)
+def a_profiler_around_everything(run: Run) -> None:
+    trace(run, 16)
+
+
+def trace(run: Run, updates: int) -> None:
+    for rank in run.ranks:
+        rank.events.append({"e": "profiled", "step": 8, "t": 9.0, "at": at(40), "updates": updates})
