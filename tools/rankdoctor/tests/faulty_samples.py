@@ -278,3 +278,39 @@ def contrast_mask(run: Run, *right: int) -> None:
         for mask, rows in ((0, 0), (1, right[rank.number])):  # the first one is about the pairs
             sizes = {"mask": mask, "count": 8, "right": rows, "columns": 16}
             rank.events.append({"e": "contrast_mask", "step": 8, "t": 9.0, "at": at(44), **sizes})
+
+
+def worker_copies(run: Run, differ: int, *, random: bool = False) -> None:
+    change(run, "loader", wanted={"loader": TRAIN}, workers=2, persistent=True)
+    for rank in run.ranks:
+        held = {"dataset": 0, "loader": TRAIN, "cls": "Images", "names": ["epoch"], "values_of": [["0", "1"]]}
+        event = {"e": "worker_copy", "step": 8, "t": 9.0, "at": at(60), "count": 16, "differ": differ, "random": random}
+        rank.events.append(event | held)
+
+
+@faulty("worker_copies", "FAULT", 10)
+def an_epoch_that_workers_do_not_learn_of(run: Run) -> None:
+    worker_copies(run, 16)
+
+
+def scaling(run: Run, *means: float, name: str = "norm.mean and norm.std") -> None:
+    for rank, mean in zip(run.ranks, means, strict=True):
+        pair = [[mean, abs(mean)], [2.0, 2.0]]
+        rank.events.append({"e": "statistics", "step": 3, "t": 1.0, "at": at(14), "name": name, "pair": pair})
+
+
+@faulty("same_scaling", "NOTE", 14)
+def each_rank_scales_by_its_own_part(run: Run) -> None:
+    scaling(run, 0.5, -0.25)
+
+
+@faulty("same_samples", "FAULT", 10)
+def positions_in_a_part_are_taken_for_numbers(run: Run) -> None:
+    change(run, "dataset", size=64)
+    draws_of(run, 32)
+
+
+def draws_of(run: Run, most: int) -> None:
+    """Samples are drawn with replacement, on both ranks, up to this number."""
+    for number, name in enumerate(sorted(name for name in run.samples if name[0] in "01")):
+        run.samples[name] = [(7 * k * k + 3 * number + k // 5) % most for k in range(40)]

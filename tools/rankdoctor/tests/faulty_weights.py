@@ -1,6 +1,6 @@
 """Faults in weights and buffers that differ or do not train, and what is saved of them."""
 
-from doctor_events import NAMES, add, at, change
+from doctor_events import NAMES, TRAIN, add, at, change
 from faulty import faulty
 from rankdoctor.runs import Run
 
@@ -206,3 +206,32 @@ def each_rank_has_a_codebook_of_its_own(run: Run) -> None:
 @faulty("buffers_agree", "NOTE", 29)
 def only_the_codes_of_rank_0_are_kept(run: Run) -> None:
     codebook(run, 1.5, broadcast=True)
+
+
+def divided_layers(run: Run, *, alike: bool) -> None:
+    """Layers of the script's own are divided: the first weight is, the others are shared."""
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "ddp"]
+        rank.events.append({"e": "inner", "step": 0, "t": 0.5, "at": at(50), "name": "all_reduce", "sums": True})
+        for n, e in enumerate(rank.all("gradients")):
+            sign = -1.0 if rank.number else 1.0
+            own = {NAMES[0]: [sign, 3.0], NAMES[1]: [0.5, 2.0 + (0 if alike else 0.1 * n * rank.number)]}
+            e["weights"] = e["weights"] | own
+            e["gradients"] = e["gradients"] | {NAMES[0]: [sign, 3.0]}
+    change(run, "forward", wanted={"loader": TRAIN}, rows=[1, 2], ddp=False, sync=False)
+
+
+@faulty("shared_agree", "FAULT", 50)
+def what_enters_a_divided_layer_is_not_added_up_in_backward(run: Run) -> None:
+    divided_layers(run, alike=False)
+
+
+def average(run: Run, stayed: int) -> None:
+    for rank in run.ranks:
+        seen = {"dtype": "bfloat16", "calls": 9, "apart": 900, "stayed": stayed}
+        rank.events.append({"e": "average", "step": 8, "t": 9.0, "at": at(52), **seen})
+
+
+@faulty("averages_follow", "FAULT", 52)
+def an_average_in_16_bits(run: Run) -> None:
+    average(run, 880)

@@ -10,15 +10,18 @@ from faulty_samples import (
     contrast,
     contrast_mask,
     draws,
+    draws_of,
     each_rank_has_a_shard_of_its_own,
     files_in_another_order,
     handles,
     label,
     numbered,
     probed,
+    scaling,
     set_samples,
     stream_of,
     streams_that_were_cut,
+    worker_copies,
 )
 from faulty_steps import checkpointed, clip, gradients_are_added_up_only, two_batches_for_each_update
 from faulty_validation import (
@@ -30,7 +33,7 @@ from faulty_validation import (
     one_data_set_for_both,
     totals,
 )
-from faulty_weights import codebook, kept
+from faulty_weights import average, codebook, divided_layers, kept
 from rankdoctor.checks import judge
 from rankdoctor.runs import Run
 
@@ -347,7 +350,39 @@ def validation_of_a_simulator(run: Run) -> None:
     probed(run, lambda rank, n: [(1000 + n, 0, "8 values")], varies=[True], dataset=1)
 
 
+def workers_that_learn_of_the_epoch_in_shared_memory(run: Run) -> None:
+    worker_copies(run, 0)
+
+
+def workers_whose_samples_are_random_anyway(run: Run) -> None:
+    worker_copies(run, 16, random=True)
+
+
+def one_scaling_for_all_ranks(run: Run) -> None:
+    scaling(run, 0.5, 0.5 + 1e-9)
+
+
+def a_scaling_that_is_called_local(run: Run) -> None:
+    scaling(run, 0.5, -0.25, name="local_mean and local_std")
+
+
+def samples_of_all_numbers_are_drawn_with_replacement(run: Run) -> None:
+    change(run, "dataset", size=64)
+    draws_of(run, 64)
+
+
+def layers_that_are_divided_by_hand(run: Run) -> None:
+    divided_layers(run, alike=True)
+
+
+def an_average_in_16_bits_that_follows(run: Run) -> None:
+    average(run, 300)
+
+
 RIGHT = [
+    workers_that_learn_of_the_epoch_in_shared_memory, workers_whose_samples_are_random_anyway,
+    one_scaling_for_all_ranks, a_scaling_that_is_called_local, samples_of_all_numbers_are_drawn_with_replacement,
+    layers_that_are_divided_by_hand, an_average_in_16_bits_that_follows,
     a_rank_that_validates_one_batch_more, other_rates_in_a_join, members_of_an_ensemble,
     members_that_are_wrapped_by_a_group_of_one, a_pretraining_that_each_rank_repeats,
     a_schedule_of_updates_with_accumulation, a_schedule_of_batches_with_accumulation,

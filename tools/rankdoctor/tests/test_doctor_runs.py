@@ -675,6 +675,29 @@ def test_totals_streams_and_vocabularies(doctor: Doctor, words: str, wanted: Fou
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("script", "words", "wanted"),
+    [
+        ("copies.py", "", {}),
+        ("copies.py", "drawn", {}),
+        ("copies.py", "stale", {"worker_copies": "loader"}),
+        ("copies.py", "own_scaling", {"same_scaling": "scaling"}),
+        ("copies.py", "low", {"averages_follow": "average"}),
+        ("copies.py", "multiplied", {"averages_follow": "average"}),
+        ("copies.py", "positions", {"same_samples": "loader"}),
+        ("divided.py", "", {}),
+        ("divided.py", "partial", {"shared_agree": "leave"}),
+    ],
+)
+def test_copies_of_workers_averages_scalings_and_divided_layers(
+    doctor: Doctor, script: str, words: str, wanted: Found
+) -> None:
+    report, found = doctor.findings(script, *([words] if words else []))
+    found.pop("same_meaning", None)  # follows from another scaling of the samples
+    assert report["errors"] == [] and found == wanted
+
+
+@pytest.mark.thorough
 def test_collectives_of_torch_2_15_are_seen(doctor: Doctor) -> None:
     report, found = doctor.findings("ddp.py", "not_combined,single")
     assert "results_combined" not in found

@@ -25,6 +25,9 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 entries, how to show it), steady (for each part: whether it is the same when it is read twice), varies
                 (whether it is another one with another seed), names (of the parts), attributes (hashes), lines
                 (that set them)
+    worker_copy     at the end: a data set in which the script has set something since its workers, which stay, were
+                given their copies: dataset, loader, cls, names and values_of (as the workers have it, and now), count
+                (samples that were compared), differ (those that depend on it), random (they differ anyway)
     handles     first batches of a worker: dataset (class), handles (path, kind, whether its parent has opened it,
                 whether the worker has used it), locked (the data set has a lock), lines (that set the attributes)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
@@ -79,7 +82,10 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     spread      in what is minimized, outputs of one shape became a square: each meets each target: shape, became
     part_norm   an update of the script's own took norms of this rank's part of weights, and exchanged nothing: count
     mapping     at the first update: a dictionary that numbers names: name, size, entries (some of them)
-    inner       a collective is called in a model's forward: name, features
+    statistics  a pair such as mean and std that the script holds before the first update, and unchanged after some:
+                name, pair (of each: sum, sum of absolute values)
+    inner       a collective is called in a model's forward: name, features, sums (a Function of the script's adds up
+                activations over the ranks, as layers do that are divided)
     functional  one of torch's functional or differentiable collectives is called: name
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline
@@ -114,6 +120,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     sharded     after two updates and at the end: parameters (sharded ones that got gradients), orphans (those
                 of them in no optimizer)
     saved_weights   when something is saved, for each optimizer: optimizer, weights and state as in "gradients"
+    average     at the end, for each line that updates moving averages in 16 bits: dtype, calls, apart (elements in
+                which they differed from the value), stayed (those of them that the update did not change)
     trainable   at the end, for each model: model, parameters, orphans (in no optimizer), orphans_with_gradient
     schedule    at the end, for each scheduler: cls, steps (taken), length (that it is made for), stepped_at (line)
     error       an exception ends the process: type, text, inner (innermost line)
@@ -255,6 +263,7 @@ class Event(TypedDict, total=False):
     own: Any  # whether the caller is the user's; in "divisor" what this rank has put into the total
     gradient: bool
     features: bool
+    sums: bool
     backward: bool
     in_step: bool
     averaged: bool
@@ -270,6 +279,7 @@ class Event(TypedDict, total=False):
     mask: int
     right: int
     entries: dict[str, int]
+    pair: list[list[float]]
     # of influence, reference and parity
     question: str
     answer: str
@@ -293,6 +303,13 @@ class Event(TypedDict, total=False):
     located: bool
     names: list[str]
     # of what is shared by accident, and of samples
+    dtype: str
+    calls: int
+    apart: int
+    stayed: int
+    values_of: list[list[str]]
+    differ: int
+    random: bool
     complete: bool
     contents: dict[str, list]
     steady: list[bool]

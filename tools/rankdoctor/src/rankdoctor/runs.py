@@ -150,7 +150,13 @@ class Run:
     def model_parallel(self) -> bool:
         """Whether ranks have different parts of a model's computation; some of them then rightly share inputs."""
         models = [e for rank in self.ranks for e in rank.all("model")]
-        return any(e["mesh_dims"] > 1 or e.get("tensor_parallel") for e in models) or self.any("message")
+        found = any(e["mesh_dims"] > 1 or e.get("tensor_parallel") for e in models)
+        return found or self.any("message") or self.divides_layers
+
+    @cached_property
+    def divides_layers(self) -> bool:
+        """Whether layers of the script's own have parts of the weights, and add up what they compute over the ranks."""
+        return self.any("inner", sums=True) and not self.any("ddp")
 
     @cached_property
     def crashed(self) -> bool:

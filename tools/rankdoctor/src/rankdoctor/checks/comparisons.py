@@ -199,7 +199,7 @@ def _failure(run: Run, when: str) -> Iterator[Finding]:
 
 
 def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
-    """The number of ranks must change how fast an epoch is, not which samples it has."""
+    """The number of ranks must change how fast an epoch is, not how many samples it has."""
     failures = list(_failure(other, f"on {other.launch.world_size} rank(s)"))
     yield from failures
     if failures:
@@ -208,6 +208,7 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
     need(not usual.model_parallel, "ranks of a model-parallel group read the same samples")
     need_none(several_models(usual))
     compared = 0
+    doubts: list[str] = []
     for kind, passes in usual.epochs(usual.training).items():
         same = [p for k, p in other.epochs(other.training).items() if k[0] == kind[0] and k[2] == kind[2]]
         sizes = [
@@ -219,13 +220,21 @@ def other_ranks(usual: Run, other: Run) -> Iterator[Finding]:
                 f"an epoch has {sizes[0]} samples on {usual.world} ranks, and {sizes[1]} on {other.world}",
                 "share the samples by the rank and the world size of the job",
             )
-        compared += sizes[0] if len(sizes) > 1 and min(sizes) else 0
+        here, there = (
+            {n for p in found for e in p[0].values() for n in run.numbers(e)}
+            for run, found in ((usual, [passes]), (other, same[:1]))
+        )
+        if same and (min(map(len, (here, there))) < 0.95 * min(sizes) or len(here ^ there) > 0.2 * len(here | there)):
+            doubts.append("the samples of an epoch are drawn, some of them several times, or others in each run")
+        else:
+            compared += sizes[0] if len(sizes) > 1 and min(sizes) else 0
     for a, b in zip(usual.first.all("schedule"), other.first.all("schedule"), strict=False):
         (more, number), (fewer, _) = planned_steps(other), planned_steps(usual)
         per_step = a["steps"] > number + 1 and more > 1.5 * fewer > 0
         if a["length"] and a["length"] == b["length"] and per_step and abs(a["length"] - more) <= number:
             text = f"{a['cls']} is made for {a['length']} steps on any number of ranks, but {usual.world} take {fewer}"
             yield fault(a["at"], text, "count the steps with the global batch: len(loader) of a rank times epochs")
+    need_none(doubts)
     need(compared, "the samples of the epochs have no numbers, or come from another loader")
     seen(compared, "samples of an epoch, as many on either number of ranks")
 
@@ -252,7 +261,7 @@ AFTER_RESULTS = ("results_combined", "validation_statistics", "validation_mode")
 """checks whose findings can be why a validation has other results on one rank"""
 COMPARISONS = {
     "resumed": Check(resumed, "A resumed run goes on where the stopped one was.", RESUME, ("weights_agree",)),
-    "other_ranks": Check(other_ranks, "An epoch has the same samples on another number of ranks.", "", ()),
+    "other_ranks": Check(other_ranks, "An epoch has as many samples on another number of ranks.", "", ()),
     "frozen": Check(same_validation, "A validation has the same results on one rank.", "", AFTER_RESULTS),
     "other_workers": Check(other_workers, "An epoch has as many batches with other workers.", "", ()),
 }

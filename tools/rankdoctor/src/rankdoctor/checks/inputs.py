@@ -19,8 +19,11 @@ def same_inputs(run: Run) -> Iterator[Finding]:
     calls = run.training_calls[:COMPARED]
     as_they_are: list[list[list[int]]] = [[e.get("rows", []) for e in events] for events in calls]
     in_any_order: list[list[list[int]]] = [[e.get("bags", []) for e in events] for events in calls]
-    yield from _common_inputs(run, as_they_are, "")
-    if all(all(rows) for rows in in_any_order):  # images that a transform has flipped, turned or shifted
+    found = False
+    for finding in _common_inputs(run, as_they_are, ""):
+        found = True
+        yield finding
+    if not found and all(all(rows) for rows in in_any_order):  # images that a transform has flipped, turned or shifted
         yield from _common_inputs(run, in_any_order, ", with their values in another order, as by a flip or a shift")
 
 

@@ -7,7 +7,7 @@ from ..runs import Run
 from .base import Finding, check, fault, hint, need, need_none, need_use, seen, some
 
 
-@check("A number means the same sample on all ranks.", after=("same_split",), ranks=True)
+@check("A number means the same sample on all ranks.", after=("same_split", "same_scaling"), ranks=True)
 def same_meaning(run: Run) -> Iterator[Finding]:
     """Class numbers from a set, from hash(), or from files in the order of listdir() can differ between processes.
 
@@ -126,3 +126,45 @@ def same_numbering(run: Run) -> Iterator[Finding]:
                 )
                 return
     seen(compared, "names with the same number on all ranks")
+
+
+APART = 1e-3
+"""difference of two means, as a part of the scale, from which on it is said"""
+
+
+@check("The numbers that scale samples are the same on all ranks.", ranks=True)
+def same_scaling(run: Run) -> Iterator[Finding]:
+    """Mean and std of a rank's own part of the data give the model the same quantity in other units on each rank."""
+    names = {e["name"]: None for e in run.first.all("statistics")}
+    of_ranks = {name: [rank.all("statistics", name=name)[:1] for rank in run.ranks] for name in names}
+    pairs = {name: [e for found in events for e in found] for name, events in of_ranks.items() if all(events)}
+    need_use(pairs, "a mean and a std that stay the same while it trains")
+    doubts: list[str] = []
+    agreed = 0
+    for name, events in pairs.items():
+        first, other = (
+            events[0]["pair"],
+            max((e["pair"] for e in events[1:]), key=lambda p: _apart(events[0]["pair"], p)),
+        )
+        if _apart(first, other) < APART:
+            agreed += 1
+        elif "local" in name or "rank" in name:
+            doubts.append(f"{name} differ, and their names say so")
+        else:
+            yield hint(
+                events[0]["at"],
+                f"{name} differ between the ranks ({first[0][0]:.4g} and {first[1][0]:.4g} on rank 0, "
+                f"{other[0][0]:.4g} and {other[1][0]:.4g} on another; sums if there are several), and stay as they "
+                "are: if they are of a rank's own part of the data and scale samples or targets, the same quantity has "
+                "other units on each rank",
+                "compute them from all of the data: all_reduce the number of samples, the sum and the sum of squares",
+            )
+            return
+    need_none(doubts)
+    seen(agreed, "pairs such as mean and std, equal on all ranks")
+
+
+def _apart(one: list[list[float]], other: list[list[float]]) -> float:
+    """Return how far two pairs are apart, as a part of the first one's scale."""
+    scale = max(one[1][1], 1e-12)
+    return max(abs(one[0][0] - other[0][0]), abs(one[1][0] - other[1][0])) / scale

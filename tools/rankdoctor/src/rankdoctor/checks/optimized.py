@@ -201,6 +201,23 @@ def low_precision(run: Run) -> Iterator[Finding]:
         )
 
 
+@check("Moving averages follow.")
+def averages_follow(run: Run) -> Iterator[Finding]:
+    """A step of an average is a small part of a difference: in 16 bits, most of them are rounded away."""
+    lines = [e for e in run.first.all("average") if e["calls"] > 2 and e["apart"] > 64]
+    need_use(lines, "moving averages in 16 bits")
+    for e in lines:
+        if e["stayed"] > 0.8 * e["apart"]:
+            yield fault(
+                e["at"],
+                f"a moving average is kept in {e['dtype']}, where its steps are smaller than the last digit: of the "
+                f"elements that differ from the value, an update leaves {e['stayed'] / e['apart']:.0%} as they are",
+                "keep the average in float32, and convert it where it is used",
+            )
+            return
+    seen(sum(e["calls"] for e in lines), "updates of averages in 16 bits")
+
+
 @check("In each step all ranks train the same weights.", ranks=True)
 def same_unused(run: Run) -> Iterator[Finding]:
     """DDP waits for a gradient of every weight on every rank; a batch without targets may give some of them none."""

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ..runs import Run
-from .base import Finding, check, hint, need, need_use, seen
+from .base import Finding, check, fault, hint, need, need_use, seen
 
 
 @check("Each rank drops other activations.", ranks=True)
@@ -111,6 +111,34 @@ def same_augmentation(run: Run) -> Iterator[Finding]:
             yield hint(_made(run, dataset), text, "a seed that has the rank in it")
     need(compared, "not every rank made random samples")
     seen(compared, "states of generators on all ranks")
+
+
+@check("What is set in a data set reaches its workers.")
+def worker_copies(run: Run) -> Iterator[Finding]:
+    """Workers that stay have copies of the data set from the first epoch: an epoch that is set later changes nothing.
+
+    A map-style data set only; what a stream gives in its second epoch is compared with the first.
+    """
+    stays = [e for rank in run.ranks for e in rank.all("loader") if e["persistent"] and e["workers"]]
+    need_use(stays, "workers that stay between epochs")
+    copies = [e for rank in run.ranks for e in rank.all("worker_copy")]
+    need(copies, "the script has set nothing in a data set whose workers stay")
+    need(not any(e["random"] for e in copies), "the samples are random")
+    for e in copies:
+        made = next(one["at"] for one in stays if one["loader"] == e["loader"])
+        sets = ", ".join(f"{name} = {now}" for name, (_, now) in zip(e["names"], e["values_of"], strict=True))
+        has = ", ".join(before for before, _ in e["values_of"])
+        if e["differ"]:
+            yield fault(
+                made,
+                f"the workers of this loader stay, with copies of the {e['cls']} from the first epoch: the script has "
+                f"set {sets} since, and they still have {has}, so {e['differ']} of {e['count']} samples that were "
+                "compared are not those that are meant",
+                "persistent_workers=False; or keep the value where the workers see it, as in "
+                "torch.tensor(0).share_memory_()",
+            )
+            return
+    seen(sum(e["count"] for e in copies), "samples that do not depend on what was set")
 
 
 def _name(generator: str) -> str:

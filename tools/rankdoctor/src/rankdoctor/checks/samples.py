@@ -33,6 +33,9 @@ def same_samples(run: Run) -> Iterator[Finding]:
     seen(len(numbers), "samples of all ranks, compared by their numbers")
     doubts = []
     for kind, passes in planned.items():  # later epochs too: a sampler can count them on rank 0 only
+        if positions := _positions_in_a_part(run, kind, passes):
+            yield positions
+            continue
         found = (f for number, parts in enumerate(passes, start=1) for f in _common_samples(run, kind, parts, number))
         yield from itertools.islice(found, 1)
         yield from itertools.islice((f for parts in passes for f in _drawn_apart(run, kind, parts)), 1)
@@ -76,6 +79,24 @@ def _common_samples(run: Run, kind: tuple, parts: dict[int, Event], epoch: int) 
             f"{text} (sampler: {kind[3]})",
             "give the loader a DistributedSampler with the rank and world size of the whole job",
         )
+
+
+def _positions_in_a_part(run: Run, kind: tuple, passes: list[dict[int, Event]]) -> Finding | None:
+    """Return the finding if all ranks draw the first n of n x ranks samples: positions in a part are no numbers.
+
+    Only of samples that are drawn with replacement: ranks that have all of the same samples are found anyway.
+    """
+    orders = [run.numbers(event) for parts in passes for event in parts.values()]
+    drawn, part = [number for order in orders for number in order], (kind[2] or 0) // run.world
+    again = any(len(set(order)) < 0.95 * len(order) for order in orders)
+    if part < 16 or len(drawn) < 64 or not again or not 0.9 * part < max(drawn) <= part:
+        return None
+    return fault(
+        run.made(next(iter(passes[0].values()))["loader"]).get("sampler_at") or kind[0],
+        f"all ranks draw from the first {part} of {kind[2]} samples, and no rank ever draws another one: as if the "
+        f"positions in a rank's part of the data were the numbers of its samples (sampler: {kind[3]})",
+        "look the positions that are drawn up in the part: part[positions]",
+    )
 
 
 def _drawn_apart(run: Run, kind: tuple, parts: dict[int, Event]) -> Iterator[Finding]:

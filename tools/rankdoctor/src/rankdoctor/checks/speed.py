@@ -44,6 +44,8 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
     need_updates(run, 5)
     updates, training, has_batch = 0, False, False
     steps: dict[tuple[str, str], set[int]] = {}
+    factors = [e.get("factor") for e in run.first.all("gradients")]
+    own_factor = not run.any("clip") and any(factor is None or abs(factor - 1) > 1e-4 for factor in factors)
     for e in run.first.events:
         updates += e["e"] == "update"
         has_batch = e["e"] != "update" and (has_batch or e["e"] == "batch")
@@ -52,7 +54,10 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
         of_the_user = e.get("own", True) and not e.get("gradient") and not e.get("features")
         # between a batch and its backward pass, such as the number of tokens over all ranks
         for_the_loss = has_batch and e.get("passes") == 0
-        if e["e"] == "collective" and training and of_the_user and not for_the_loss and (e["size"] or 0) < 1000:
+        # between a backward pass and its update, where the script scales the gradients itself, as to clip them
+        for_clipping = own_factor and bool(e.get("passes"))
+        needed = for_the_loss or for_clipping
+        if e["e"] == "collective" and training and of_the_user and not needed and (e["size"] or 0) < 1000:
             steps.setdefault((e["at"], e["name"]), set()).add(updates)
     need(run.whole or run.launch.ended in ("enough", "stopped"), "the run failed, or was ended")
     some_steps = []

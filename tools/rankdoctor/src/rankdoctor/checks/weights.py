@@ -83,6 +83,45 @@ def unsharded_agree(run: Run) -> Iterator[Finding]:
     seen(len(steps), f"updates compared, with {len(steps[0][0]['unsharded'])} weights that are not sharded", 2)
 
 
+@check("Weights that the ranks of divided layers share are the same on all ranks.", ranks=True)
+def shared_agree(run: Run) -> Iterator[Finding]:
+    """Megatron's f and g: what enters a divided layer needs an all-reduce in backward, what leaves it one in forward.
+
+    Without the first, the gradient of the input is this rank's part, and so is that of every weight before the layer.
+    Weights that begin as the same random numbers on all ranks are shared; constant ones may be parts.
+    Source: Shoeybi et al., Megatron-LM, 2019, section 3.
+    """
+    need_use(run.divides_layers, "layers of its own that add up what they compute over the ranks")
+    steps = run.aligned("gradients")
+    need(len(steps) > 1, "no two updates were seen on all ranks")
+    calls = run.training_calls[:12]
+    need(
+        calls and all(len({str(e.get("rows")) for e in events}) == 1 for events in calls),
+        "the ranks give such a model different inputs",
+    )
+    names = compared_weights(steps[:1])
+    shared = {n for n in names if _is_random(steps[0][0]["weights"][n])} - set(differing(steps[0], "weights"))
+    need(shared, "no weights begin as the same random numbers on all ranks")
+    layer = run.first.all("inner", sums=True)[0]
+    for events in steps[1:]:
+        if wrong := [name for name in differing(events, "weights") if name in shared]:
+            yield fault(
+                layer["at"],
+                f"layers that are divided add up their outputs here, but {len(wrong)} of {len(shared)} weights that "
+                f"all ranks share ({some(map(_shown, wrong))}) differ between ranks before update "
+                f"{events[0]['step'] + 1}: each rank has the gradient of its own part only",
+                "add up the gradients of the input of a divided layer, too: a torch.autograd.Function that returns its "
+                "input, and all-reduces the gradient in backward",
+            )
+            return
+    seen(len(steps), f"updates compared, with {len(shared)} weights that all ranks share")
+
+
+def _is_random(values: list[float] | None) -> bool:
+    """Return whether a weight with this sum, and sum of absolute values, has positive and negative numbers."""
+    return values is not None and abs(values[0]) < 0.9 * values[1]
+
+
 def drift(run: Run) -> bool:
     """Return whether the weights of the ranks differ at times and are equal later, as those that are averaged are."""
     if run.world < 2:
@@ -103,7 +142,7 @@ def parts_of_ranks(run: Run, steps: list[tuple[Event, ...]], names: set[str]) ->
     found = {name for events in firsts for name in differing(events, "weights")}
     gradients = {name for events in firsts for name in differing(events, "gradients")}
     others = [values for events in firsts for name, values in events[0]["weights"].items() if name in names - found]
-    are_random = any(value and abs(value[0]) < 0.9 * value[1] for value in others)
+    are_random = any(map(_is_random, others))
     mixed = any(
         found & events[0]["weights"].keys() and names & events[0]["weights"].keys() - found for events in firsts
     )

@@ -16,6 +16,7 @@ from .. import standin
 from ..overlay import own
 from ..trail import note, trail
 from . import (
+    averages,
     collectives,
     contrast,
     data,
@@ -53,6 +54,7 @@ SUBJECTS = (
     frozen,
     contrast,
     states,
+    averages,
 )
 
 
@@ -102,7 +104,7 @@ def finish(how: str) -> None:
 
 @quietly
 def _write_end(how: str) -> None:
-    for subject in (model, optimizer):
+    for subject in (model, optimizer, averages):
         subject.finish()
     standin.Profiling.note_end()
     values = sys.modules.get("nullgpu.values")

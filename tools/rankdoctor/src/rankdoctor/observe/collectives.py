@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -147,7 +148,8 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
                 return own(*args, **kwargs)
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
             if state.depth:  # such as in a loss that is a part of the wrapped model
-                note("inner", name=name, at=user_line(), **features_of(tensors))
+                sums = name == "all_reduce" and op_of(args, kwargs) == dist.ReduceOp.SUM and in_a_function(tensors)
+                note("inner", name=name, at=user_line(), sums=sums, **features_of(tensors))
             else:
                 note_collective(name, tensors, args, kwargs, sys._getframe(1).f_code.co_filename)
             if (
@@ -200,6 +202,22 @@ def features_of(tensors: list[torch.Tensor]) -> dict[str, bool]:
     """
     features = any(t.requires_grad and t.dim() > 1 for t in tensors)
     return {"features": features, "in_function": features and not torch.is_grad_enabled()}
+
+
+def in_a_function(tensors: list[torch.Tensor]) -> bool:
+    """Return whether the forward of a torch.autograd.Function has called a collective, in training, for activations.
+
+    It has no graph, like the forward of a module under no_grad, whose first argument is the module.
+    """
+    if not state.training or torch.is_grad_enabled() or not any(t.dim() > 1 and t.is_floating_point() for t in tensors):
+        return False
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "forward":
+            first = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
+            return not isinstance(first, torch.nn.Module)
+        frame = frame.f_back
+    return False
 
 
 def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs: dict[str, Any], caller: str) -> None:

@@ -50,6 +50,10 @@ class Known:
     """those of which several parts vary, such as a number and a seed: a number alone is no sample"""
     begins: dict[str, list[list[tuple[list[int], dict[str, int]]]]] = field(default_factory=dict)
     """of each stream and pass: what the first batches hold, and the epochs of the data set then"""
+    plain: dict[int, dict[tuple[int, str], Any]] = field(default_factory=dict)
+    """of loaders whose workers stay, by their ids: the single values in the data set when the workers began"""
+    moved: dict[int, tuple[str, dict[tuple[int, str], tuple[Any, Any]]]] = field(default_factory=dict)
+    """of such data sets, by their ids: the loader, and the values that were set later, before and now"""
     given: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
     """of each loader of a stream: hashes of the samples of its first pass, as they are and in any order"""
     files: int = 0
@@ -344,6 +348,8 @@ def _iterator_init(own: Callable[..., None]) -> Callable[..., None]:
         if loader._dataset_kind == ITERABLE:
             known.given.pop(known.loaders[id(loader)][0], None)  # of a pass that the script has ended
             note_pass(loader)
+        if loader.persistent_workers and loader.num_workers:
+            known.plain[id(loader)] = plain_values(loader.dataset)
         own(iterator, loader)
 
     return init
@@ -355,9 +361,32 @@ def _iterator_reset(own: Callable[..., None]) -> Callable[..., None]:
         if loader._dataset_kind == ITERABLE and not first_iter:
             known.given.pop(known.loaders[id(loader)][0], None)
             note_pass(loader)
+        if not first_iter and id(loader) in known.plain:
+            compare_copies(loader)
         own(iterator, loader, first_iter)
 
     return reset
+
+
+def plain_values(dataset: Any) -> dict[tuple[int, str], Any]:
+    """Return the numbers and texts in a data set and in those that it takes its samples from: by depth and name."""
+    found: dict[tuple[int, str], Any] = {}
+    depth = 0
+    while dataset is not None:
+        for name, value in getattr(dataset, "__dict__", {}).items():
+            if type(value) in (bool, int, float, str):
+                found[depth, name] = value
+        dataset, depth = _inner(dataset), depth + 1
+    return found
+
+
+@quietly
+def compare_copies(loader: data.DataLoader) -> None:
+    """Remember what the script has set in a data set since the workers, which stay, were given their copies of it."""
+    before, now = known.plain[id(loader)], plain_values(loader.dataset)
+    changed = {name: (value, now[name]) for name, value in before.items() if name in now and now[name] != value}
+    if changed:
+        known.moved[id(loader.dataset)] = known.loaders[id(loader)][0], changed
 
 
 def _following(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from ..settings import AFTER_A_SAVE
 from ..trail import note, trail, user_line
-from . import files, mappings, passes, totals
+from . import files, mappings, passes, statistics, totals
 from .backward import gradient_norm, gradient_size
 from .common import CONFIG, has_memory, local, optimizers, patch, quietly, state, sums
 from .model import kept_buffers, name_parameters, note_sharded
@@ -77,6 +77,8 @@ def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         return
     if not optimizers.known:
         mappings.at_first_update()
+    if state.world > 1:
+        statistics.look(trail.step)
     note_before(optimizer, bool(args[1:]) or any(kwargs.values()))
 
 

@@ -15,13 +15,15 @@ from torch.utils import data
 
 from ..trail import note, trail, user_line
 from .common import fingerprints, state
-from .data import _below_subsets, known
+from .data import _below_subsets, _inner, known
 
 MOST_SAMPLES = 512
 MOST_COLLATED = 32
 """samples that are given to a collate_fn of the script, one by one"""
 SECONDS = 1.5
 """for all data sets of a process"""
+COMPARED = 16
+"""samples of which two copies of a data set are compared"""
 LONGEST = 10_000
 """entries of an attribute that is compared"""
 NUMBERS = (int, float, bool)
@@ -63,6 +65,9 @@ def look_at_samples() -> None:
                 and not isinstance(dataset, data.Subset)
             ):
                 _look_at(number, dataset)
+        for number, dataset in list(known.datasets.values()):
+            if id(dataset) in known.moved:
+                _compare_copies(number, dataset)
         for _, loader in list(known.loaders.values()):
             function = loader.collate_fn  # or an object of a class with a method __call__
             code = getattr(function, "__code__", None) or getattr(
@@ -153,6 +158,32 @@ def _look_at(number: int, dataset: Any, collate: Callable[[list], Any] | None = 
         names=names,
         attributes=attributes,
         lines={name: lines[name] for name in attributes if name in lines},
+    )
+
+
+def _compare_copies(number: int, dataset: Any) -> None:
+    """Log whether samples change with what was set in a data set after its workers had been given their copies."""
+    loader, changed = known.moved[id(dataset)]
+    below = [dataset]
+    while (inner := _inner(below[-1])) is not None:
+        below.append(inner)
+    read: list[list[list[int]]] = []
+    for which in (0, 1, 1):  # as the workers have it, as it is here, and again, because samples may be random
+        for (depth, name), values in changed.items():
+            setattr(below[depth], name, values[which])
+        positions = range(0, len(dataset), max(1, len(dataset) // COMPARED))
+        read.append([[part[0] for part in _parts(_sample(dataset, k, SEED))] for k in positions[:COMPARED]])
+    copies, here, again = read
+    note(
+        "worker_copy",
+        dataset=number,
+        loader=loader,
+        cls=type(dataset).__name__,
+        names=[name for _, name in changed],
+        values_of=[[repr(value) for value in values] for values in changed.values()],
+        count=len(here),
+        differ=sum(one != two for one, two in zip(copies, here, strict=True)),
+        random=here != again,
     )
 
 
