@@ -1,5 +1,6 @@
 """plan.py of lesson 05: its flags are those of train.py, and its memory is what the null GPU counts."""
 
+import argparse
 import json
 import re
 import shlex
@@ -45,6 +46,22 @@ def test_a_model_of_any_size_has_about_so_many_weights_and_a_usual_shape(weights
 def test_a_size_that_the_lesson_has_no_model_for_is_refused() -> None:
     with pytest.raises(UserError, match="--weights 1e\\+13"):
         plan_trials.model_of(1e13, 2048)
+
+
+def test_each_case_of_the_table_is_planned_with_the_lessons_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[list] = []
+
+    def plan_of(arguments: argparse.Namespace, fewer: bool) -> planning.Plan:
+        assert arguments.script == LESSON / "train.py"
+        assert not fewer
+        return made_plan(plan_trials.Way("blocks", part=16, parts=1, seconds=1.5, needed=70 << 30))
+
+    monkeypatch.setattr(planning, "plan_of", plan_of)
+    monkeypatch.setattr(planning, "store_cases", lambda rows: tables.append([*rows]))
+    monkeypatch.setattr(planning.results, "unfinished_rows", lambda name: [])
+    planning.compare_cases()
+    assert [len(rows) for rows in tables] == [*range(1, len(planning.CASES) + 1)]
+    assert all(row[3] == 70 and row[4] == 1.5 for row in tables[-1])
 
 
 @pytest.mark.parametrize(

@@ -431,7 +431,7 @@ def compare_cases() -> None:
     rows: list[list[results.Cell]] = results.unfinished_rows("plans")
     for name, flags in CASES[len(rows) :]:
         say(f"{name}: {flags}")
-        plan = plan_of(parser_of_plans().parse_args(flags.split()), fewer=False)
+        plan = plan_of(arguments_of(flags.split()), fewer=False)
         best = plan.best
         title = f"{name} on {plan.gpus.name}"
         if best is None:
@@ -492,9 +492,13 @@ def parser_of_plans() -> Parser:
     return parser
 
 
-def main() -> None:
-    """Plan, or compare plans with published figures."""
-    arguments = parser_of_plans().parse_args()
+def arguments_of(words: list[str] | None = None) -> argparse.Namespace:
+    """Return the arguments of a plan.
+
+    Raises:
+        UserError: a figure is not positive, or the script does not exist.
+    """
+    arguments = parser_of_plans().parse_args(words)
     require_positive(
         arguments,
         *("weights", "tokens", "tokens_per_step", "vocabulary", "sequence_length", "gb", "nodes", "gpus_per_node"),
@@ -504,6 +508,12 @@ def main() -> None:
         arguments.script = LESSON / ("own_tokens/train.py" if arguments.vocabulary else "train.py")
     if not arguments.script.is_file():
         raise UserError(f"--script {arguments.script}: there is no such file")
+    return arguments
+
+
+def main() -> None:
+    """Plan, or compare plans with published figures."""
+    arguments = arguments_of()
     if "true" in (arguments.published, arguments.cases):
         compare() if arguments.published == "true" else compare_cases()
         return
