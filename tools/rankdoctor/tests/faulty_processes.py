@@ -137,3 +137,12 @@ def a_profiler_around_everything(run: Run) -> None:
 def trace(run: Run, updates: int) -> None:
     for rank in run.ranks:
         rank.events.append({"e": "profiled", "step": 8, "t": 9.0, "at": at(40), "updates": updates})
+
+
+def messages(run: Run, overwrites: bool) -> None:
+    add(run, "message", 41, overwrites=overwrites)
+
+
+@faulty("kept_inputs", "FAULT", 41)
+def parts_of_a_batch_are_received_into_one_tensor(run: Run) -> None:
+    messages(run, True)

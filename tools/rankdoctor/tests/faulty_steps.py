@@ -202,3 +202,15 @@ def reentrant_with_a_frozen_first_layer(run: Run) -> None:
 def trust_ratios_of_shards(run: Run) -> None:
     change(run, "model", sharded=True, groups=4)
     add(run, "part_norm", 46, count=6)
+
+
+def two_optimizers(run: Run, left: list[str]) -> None:
+    """Every second update is one of another optimizer."""
+    for rank in run.ranks:
+        for number, e in enumerate(rank.all("update")):
+            e |= {"optimizer": number % 2, "left": left if number % 2 else []}
+
+
+@faulty("own_gradients", "NOTE", 45)
+def the_discriminator_learns_from_the_pass_of_the_generator(run: Run) -> None:
+    two_optimizers(run, [at(42), at(44)])

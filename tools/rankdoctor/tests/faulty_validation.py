@@ -166,3 +166,14 @@ def an_average_keeps_its_first_statistics(run: Run) -> None:
 @faulty("statistics_of_copies", "FAULT", 57)
 def an_average_has_the_statistics_it_was_made_with(run: Run) -> None:
     evaluated_copy(run, follows=False, untouched=1)
+
+
+def frozen_mode(run: Run, train: bool) -> None:
+    part = {"cls": "Teacher", "train": train, "made": at(28), "random_layers": 2, "local_norms": 1}
+    for rank in run.ranks:
+        rank.events.append({"e": "frozen_mode", "step": 1, "t": 1.0, "at": at(35), **part})
+
+
+@faulty("frozen_modes", "FAULT", 35)
+def train_reaches_a_frozen_teacher(run: Run) -> None:
+    frozen_mode(run, True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
-from faulty_processes import devices, stream, unused
+from faulty_processes import devices, messages, stream, unused
 from faulty_samples import (
     contrast,
     contrast_mask,
@@ -23,11 +23,18 @@ from faulty_samples import (
     streams_that_were_cut,
     worker_copies,
 )
-from faulty_steps import checkpointed, clip, gradients_are_added_up_only, two_batches_for_each_update
+from faulty_steps import (
+    checkpointed,
+    clip,
+    gradients_are_added_up_only,
+    two_batches_for_each_update,
+    two_optimizers,
+)
 from faulty_validation import (
     attention_drops_weights_after_eval,
     divided,
     evaluated_copy,
+    frozen_mode,
     in_evaluation,
     kept_state,
     one_data_set_for_both,
@@ -379,7 +386,31 @@ def an_average_in_16_bits_that_follows(run: Run) -> None:
     average(run, 300)
 
 
+def a_frozen_part_in_evaluation_mode(run: Run) -> None:
+    frozen_mode(run, False)
+
+
+def two_optimizers_with_gradients_of_their_own(run: Run) -> None:
+    two_optimizers(run, [])
+
+
+def parts_that_are_received_into_tensors_of_their_own(run: Run) -> None:
+    messages(run, False)
+
+
+def federated_weights_with_private_norms(run: Run) -> None:
+    """One weight is averaged now and then, the others stay the rank's own."""
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "ddp"]
+        for n, e in enumerate(rank.all("gradients")):
+            apart = [1.0, 1.0 + rank.number]
+            e["weights"] = e["weights"] | {NAMES[0]: apart if n % 4 else [1.0, 1.0], NAMES[1]: apart}
+    change(run, "forward", wanted={"loader": TRAIN}, ddp=False, sync=False)
+
+
 RIGHT = [
+    a_frozen_part_in_evaluation_mode, two_optimizers_with_gradients_of_their_own,
+    parts_that_are_received_into_tensors_of_their_own, federated_weights_with_private_norms,
     workers_that_learn_of_the_epoch_in_shared_memory, workers_whose_samples_are_random_anyway,
     one_scaling_for_all_ranks, a_scaling_that_is_called_local, samples_of_all_numbers_are_drawn_with_replacement,
     layers_that_are_divided_by_hand, an_average_in_16_bits_that_follows,

@@ -687,9 +687,14 @@ def test_totals_streams_and_vocabularies(doctor: Doctor, words: str, wanted: Fou
         ("copies.py", "positions", {"same_samples": "loader"}),
         ("divided.py", "", {}),
         ("divided.py", "partial", {"shared_agree": "leave"}),
+        ("parts.py", "", {}),
+        ("parts.py", "revived", {"frozen_modes": "train"}),
+        ("parts.py", "left", {"own_gradients": "discriminator"}),
+        ("pipeline.py", "", {}),
+        ("pipeline.py", "one", {"kept_inputs": "receive"}),
     ],
 )
-def test_copies_of_workers_averages_scalings_and_divided_layers(
+def test_what_the_thirteenth_and_fourteenth_round_brought(
     doctor: Doctor, script: str, words: str, wanted: Found
 ) -> None:
     report, found = doctor.findings(script, *([words] if words else []))

@@ -45,6 +45,9 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 and sync, or inside (line of the DistributedDataParallel that has this module); in evaluation
                 mode: drew (random numbers), random_in (what is random or takes statistics of the batch, and its line);
                 for_nothing (found when the events are read: it had gradients, but its loader is only validated)
+    frozen_mode     a frozen part of a model, which the script has put into evaluation mode, is called in training: cls,
+                train (its mode), at (line of the train() that put it back), made (line of its eval()), random_layers,
+                local_norms
     stored_weights  (in runs whose weights do not move) a model got them: model, missing (parameters that did not)
     printed     (in runs whose weights do not move) a line with digits: text
     dropout     the first dropout in training
@@ -64,7 +67,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 graphs, graph_at, low_same and
                 low_all (numbers of weights in 16 bits that stayed, and all of them), thrown (lines of backward passes
                 whose gradients nothing has used, and of what set these to zero), changed_in_backward (buffers),
-                followed (passes whose gradients it uses)
+                followed (passes whose gradients it uses), left (if it also uses gradients that were there since before
+                an update of another optimizer: the line of that backward pass, and of its own)
     unused      which weights of wrapped models a backward pass gave no gradient: number (of the pass), names, missing
     checkpoint  a line that checkpoints activations: lost (its weights get no gradient), redrawn (it draws other random
                 numbers when it is recomputed)
@@ -88,7 +92,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 activations over the ranks, as layers do that are divided)
     functional  one of torch's functional or differentiable collectives is called: name
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
-    message     a point-to-point message is sent or received, such as between the stages of a pipeline
+    message     a point-to-point message is sent or received, such as between the stages of a pipeline: overwrites (it
+                is received into the memory of an input whose backward pass is still to come)
     contrast    a cross-entropy whose targets are columns in a row, over gathered features: target (the first column),
                 own (that of this rank's first features), columns
     contrast_mask   a loss over gathered features has a mask about one column of each row: mask (its number in the
@@ -338,6 +343,8 @@ class Event(TypedDict, total=False):
     equal: bool
     body: int
     followed: int
+    left: list[str]
+    overwrites: bool
     drew: bool
     random_in: list[list[str]]
     find_unused: bool

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ..events import Event
 from ..runs import Run
 from .base import Finding, check, fault, hint, need, need_none, need_use, seen, some
+from .weights import joined_later
 
 
 @check("A number means the same sample on all ranks.", after=("same_split", "same_scaling"), ranks=True)
@@ -137,6 +138,10 @@ def same_scaling(run: Run) -> Iterator[Finding]:
     """Mean and std of a rank's own part of the data give the model the same quantity in other units on each rank."""
     names = {e["name"]: None for e in run.first.all("statistics")}
     of_ranks = {name: [rank.all("statistics", name=name)[:1] for rank in run.ranks] for name in names}
+    need(
+        not joined_later(run.aligned("gradients")),
+        "the ranks train apart, and average some of the weights now and then",
+    )
     pairs = {name: [e for found in events for e in found] for name, events in of_ranks.items() if all(events)}
     need_use(pairs, "a mean and a std that stay the same while it trains")
     doubts: list[str] = []

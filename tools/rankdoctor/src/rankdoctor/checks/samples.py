@@ -8,6 +8,7 @@ from ..events import Event
 from ..runs import Run
 from .base import ONE_EPOCH, CannotJudge, Finding, Observed, check, fault, hint, need, need_none, need_use, seen
 from .inputs import ordered_apart, same_inputs
+from .weights import several_models
 
 
 @check(
@@ -20,6 +21,7 @@ def same_samples(run: Run) -> Iterator[Finding]:
     """Ranks that compute the same samples do the same work: an epoch is then several epochs, and no step is larger."""
     if run.model_parallel:
         raise CannotJudge("the model is split over several dimensions of ranks, some of which rightly share samples")
+    need_none(several_models(run))
     planned = {
         kind: passes if all(_is_planned(run, parts) for parts in passes) else passes[:1]  # a rank can have one more
         for kind, passes in run.epochs(run.training).items()

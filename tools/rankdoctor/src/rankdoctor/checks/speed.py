@@ -48,7 +48,8 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
     own_factor = not run.any("clip") and any(factor is None or abs(factor - 1) > 1e-4 for factor in factors)
     for e in run.first.events:
         updates += e["e"] == "update"
-        has_batch = e["e"] != "update" and (has_batch or e["e"] == "batch")
+        begins = e["e"] == "batch" or (e["e"] == "forward" and e["train"] and e["grad"])
+        has_batch = e["e"] != "update" and (has_batch or begins)
         training = e["train"] and e["grad"] if e["e"] == "forward" else training
         # gradients the script averages itself, and the loss depends on features
         of_the_user = e.get("own", True) and not e.get("gradient") and not e.get("features")

@@ -34,7 +34,10 @@ def gradients_averaged(run: Run) -> Iterator[Finding]:
     scale = next((scaler["scale"] for e in steps if "scale" in (scaler := e.get("scaler") or {})), 1.0)
     # a GradScaler divides by its factor between the sum and the update
     whole = [e for e in steps if any(0.99 < (e["kept"] or 0) * by < 1.01 for by in (1.0, scale))]
-    shares = [samples * factor / scale for _, samples, factor in factors]  # of the loss; 1: its mean on this rank
+    elements = [entry for e in run.first.all("update") for entry in e.get("elements", []) if entry[3]]
+    # of the loss; 1: its mean on this rank
+    shares = [samples * factor / scale for _, samples, factor in factors]
+    shares = shares or [count * factor / scale for *_, count, factor in elements]
     by_total = [e for e in run.first.all("divisor") if abs(e["times"] - 1) < 0.01]  # then the sum is the mean
     divided = (shares and max(shares) < 0.9) or len(by_total) > 0.8 * len(steps)
     if len(whole) > 0.8 * len(steps) and not divided:
@@ -64,21 +67,23 @@ def losses_scaled(run: Run) -> Iterator[Finding]:
 def clip_local(run: Run) -> Iterator[Finding]:
     """The norm of one rank's shard of the gradients is too small, and differs between the ranks."""
     clips = run.first.all("clip")
-    need_use(run.sharded, "sharded weights")
+    need_use(run.sharded or run.divides_layers, "weights of which the ranks have parts")
     plain = [e for e in clips if e["plain"]]
     steps = [events for events in run.aligned("gradients") if all(e["factor"] for e in events)]
     changed = [events for events in steps if any(abs(e["factor"] - 1) > 1e-3 for e in events)]
     need_use(plain or changed, "clipping of sharded gradients")
     seen(len(changed) or len(plain), "updates with gradients that were made smaller")
     apart = [events for events in steps if max(e["factor"] for e in events) > 1.001 * min(e["factor"] for e in events)]
-    if len(apart) > 1 and not plain:
+    if len(apart) > 1 and (run.divides_layers or not plain):
         text = (
             f"before {len(apart)} of {len(steps)} updates, each rank multiplied its part of the gradients by a factor "
             f"of its own ({', '.join(format(e['factor'], '.3g') for e in apart[0])} in the first of them)"
         )
         fix = "clip by the norm over all ranks: clip_grad_norm_(model.parameters(), ...), or all-reduce the squares"
-        yield fault(apart[0][0]["at"], text, fix)
-    if plain:
+        if run.divides_layers:
+            fix = "all-reduce the squares of the divided weights, and add those of the weights that all ranks have once"
+        yield fault(plain[0]["at"] if plain else apart[0][0]["at"], text, fix)
+    elif plain and not run.divides_layers:
         yield fault(
             plain[0]["at"],
             f"{len(plain)} times gradients are clipped by the norm of this rank's part",
@@ -385,6 +390,43 @@ def gradients_used(run: Run) -> Iterator[Finding]:
 
 def _line(at: str) -> str:
     return at.rpartition("/")[2]
+
+
+@check("An update uses gradients of its own backward passes.", after=("gradients_zeroed", "gradients_used"))
+def own_gradients(run: Run) -> Iterator[Finding]:
+    """The pass of a generator leaves gradients in the discriminator; without zero_grad(), its own pass adds to them."""
+    numbers = {e["optimizer"] for e in run.first.all("update")}
+    need_use(len(numbers) > 1, "several optimizers")
+    for number in sorted(numbers):
+        updates = run.first.all("update", optimizer=number)
+        mixed = [e for e in updates if e.get("left")]
+        seen(len(updates), f"updates of optimizer {number + 1}")
+        if len(mixed) > 0.5 * len(updates):
+            line, own = mixed[0]["left"]
+            yield hint(
+                mixed[0]["at"],
+                f"{len(mixed)} of {len(updates)} updates use, beside the backward pass of {_line(own)}, gradients that "
+                f"the one of {_line(line)} has left: another optimizer has used that pass already",
+                f"zero_grad() of this optimizer before the backward pass of {_line(own)}, if only that is meant",
+            )
+            return
+
+
+@check("What is received overwrites nothing that backward needs.", ranks=True)
+def kept_inputs(run: Run) -> Iterator[Finding]:
+    """A stage of a pipeline that receives all parts of a batch into one tensor loses the inputs of the earlier ones."""
+    messages = [e for rank in run.ranks for e in rank.all("message")]
+    need_use(messages, "messages between two ranks")
+    lost = [e for e in messages if e.get("overwrites")]
+    if lost:
+        yield fault(
+            lost[0]["at"],
+            f"{len(lost)} times a message comes into the memory of an input of the model whose backward pass is still "
+            "to come: it then computes with the values of a later part",
+            "receive into a new tensor, or into one of a list with a tensor for each part of the batch",
+        )
+        return
+    seen(len(messages), "messages, none of them into an input that backward still needs")
 
 
 @check("Recomputing activations changes nothing but their memory.")

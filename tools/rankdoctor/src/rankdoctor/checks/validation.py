@@ -204,6 +204,23 @@ def training_mode(run: Run) -> Iterator[Finding]:
     need(run.any("forward", grad=False) or len(run.first.all("pass")) > 1, "no call came between steps of the training")
 
 
+@check("A frozen part stays in evaluation mode.")
+def frozen_modes(run: Run) -> Iterator[Finding]:
+    """train() of a model reaches a frozen teacher or backbone in it, too: dropout and running statistics work again."""
+    parts = run.first.all("frozen_mode")
+    need_use(parts, "a frozen part with dropout or batch norm that was put into evaluation mode")
+    for e in [e for e in parts if e["train"]][:1]:
+        wakes = [f"{e['random_layers']} layers of dropout"] if e["random_layers"] else []
+        wakes += [f"{e['local_norms']} batch norms, whose statistics move"] if e["local_norms"] else []
+        yield fault(
+            e["at"],
+            f"the {e['cls']} is frozen, and line {e['made'].rpartition(':')[2]} puts it into evaluation mode; this "
+            f"train() puts it back, so it computes with {' and '.join(wakes)}",
+            "call its eval() after each train(), or in a train() of the model around it",
+        )
+    seen(sum(not e["train"] for e in parts), "frozen parts in evaluation mode in training")
+
+
 @check("The samples of a validation are not augmented.", after=("same_split",), ranks=True)
 def steady_validation(run: Run) -> Iterator[Finding]:
     """`random_split` of one data set gives validation the transforms of training, so its results are of other samples.

@@ -47,6 +47,7 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     names = compared_weights(steps)
     need(names, "the ranks have no weights of the same names")
     need_none(several_models(run))
+    need(not joined_later(steps), "the ranks train apart, and average some of the weights now and then")
     parts = parts_of_ranks(run, steps, names)
     but = f", without {len(parts)} of which each rank has its own part" if parts else ""
     seen(len(steps), f"updates compared, with {len(names - parts)} weights{but}")
@@ -83,7 +84,7 @@ def unsharded_agree(run: Run) -> Iterator[Finding]:
     seen(len(steps), f"updates compared, with {len(steps[0][0]['unsharded'])} weights that are not sharded", 2)
 
 
-@check("Weights that the ranks of divided layers share are the same on all ranks.", ranks=True)
+@check("Weights that the ranks of divided layers share are the same on all ranks.", after=("clip_local",), ranks=True)
 def shared_agree(run: Run) -> Iterator[Finding]:
     """Megatron's f and g: what enters a divided layer needs an all-reduce in backward, what leaves it one in forward.
 
@@ -128,6 +129,20 @@ def drift(run: Run) -> bool:
         return False
     unequal = [bool(differing(events, "weights")) for events in run.aligned("gradients")]
     return any(unequal) and not all(unequal[unequal.index(True) :])
+
+
+def joined_later(steps: list[tuple[Event, ...]]) -> set[str]:
+    """Return the weights that differ before some update, and are the same before a later one: somebody averages them.
+
+    If all do, nothing else is said of them; if only some do, the others may be private, as in federated learning.
+    """
+    before: set[str] = set()
+    joined: set[str] = set()
+    for events in steps:
+        now = set(differing(events, "weights"))
+        joined |= (before - now) & events[0]["weights"].keys()
+        before |= now
+    return joined if before - joined else set()
 
 
 def parts_of_ranks(run: Run, steps: list[tuple[Event, ...]], names: set[str]) -> set[str]:

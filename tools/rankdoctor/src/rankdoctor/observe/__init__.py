@@ -25,6 +25,7 @@ from . import (
     handles,
     influence,
     model,
+    modes,
     optimizer,
     parity,
     passes,
@@ -55,6 +56,7 @@ SUBJECTS = (
     contrast,
     states,
     averages,
+    modes,
 )
 
 

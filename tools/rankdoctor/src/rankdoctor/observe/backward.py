@@ -65,6 +65,8 @@ def note_factor(at: str, gradient: torch.Tensor) -> None:
         models.factors.append((at, int(counted.numel()), float(counted.mean())))
 
 
+MEAN, SUM = 1, 2
+"""what a loss of torch remembers of its reduction"""
 MEANS = {
     "MeanBackward0",
     "MseLossBackward0",
@@ -89,6 +91,8 @@ def note_elements(loss: torch.Tensor, at: str) -> None:
         following = [one for one, _ in node.next_functions if one is not None]
         if kind in MEANS and (count := _elements_of_mean(node)):
             found.append((count, abs(times) / count))
+        elif kind in MEANS and getattr(node, "_saved_reduction", 0) == SUM:
+            found.append((int(node._saved_self.numel()), abs(times)))
         elif kind in ("DivBackward0", "MulBackward0") and factor and len(following) == 1:
             nodes.append((following[0], times / factor if kind == "DivBackward0" else times * factor, is_summed))
         elif kind in PASSED_ON:
@@ -126,7 +130,7 @@ def _elements_of_mean(node: Any) -> int:
     """Return of how many elements an operation takes the mean; 0 if it takes none."""
     if hasattr(node, "_saved_self_sym_numel"):
         return int(node._saved_self_sym_numel)
-    is_mean = getattr(node, "_saved_reduction", 0) == 1
+    is_mean = getattr(node, "_saved_reduction", 0) == MEAN
     return int(node._saved_self.numel()) if is_mean else 0
 
 

@@ -106,13 +106,24 @@ def _noting(kind: str) -> Callable[[Callable], Callable]:
 
     def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not state.depth and not state.observing:
-                note(kind, at=user_line())
+            if not state.depth and not state.observing and trail.caller_is_outside(TORCH):
+                note(kind, at=user_line(), **({"overwrites": overwrites(own, args)} if kind == "message" else {}))
             return own(*args, **kwargs)
 
         return call
 
     return wrap
+
+
+@quietly
+def overwrites(receive: Callable[..., Any], args: tuple) -> bool:
+    """Return whether a message comes into the memory of an input of a model whose backward pass is still to come.
+
+    Backward does not notice, because a message does not change the version of a tensor.
+    """
+    tensor = args[0] if args and receive.__name__ in ("recv", "irecv") else None
+    awaited = models.awaited.get(tensor.data_ptr()) if isinstance(tensor, torch.Tensor) else None
+    return awaited is not None and awaited.grad is None
 
 
 def _functional(name: str) -> Callable[[Callable], Callable]:

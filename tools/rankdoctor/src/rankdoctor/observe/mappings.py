@@ -93,7 +93,7 @@ def line_of(where: str) -> str:
     name = re.escape(where.rpartition(".")[2])
     with open(main, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
-            if re.search(rf"(\b|\.){name}\s*(:[^=]+)?=[^=]", line):
+            if re.search(rf"(\b|\.){name}\s*((:|,)[^=]+)?=[^=]", line):
                 return f"{main}:{number}"
     return "?"
 

@@ -156,6 +156,7 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
         event["untouched"] = sum(_is_as_made(m) for m in norms)
     if grad:
         inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        models.awaited.update((one.data_ptr(), one) for one in inputs if one.requires_grad and one.is_leaf)
         models.for_inputs |= any(any(leaves_that_are_no_weights(one)) for one in inputs if one.requires_grad)
     models.calls += 1
     if models.calls <= MOST_CALLS:

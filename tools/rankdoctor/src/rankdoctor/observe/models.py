@@ -19,6 +19,8 @@ class Models:
     inside: dict[int, str] = field(default_factory=dict)
     """lines where a DistributedDataParallel was made, by the ids of the modules in it"""
     calls: int = 0
+    awaited: "weakref.WeakValueDictionary[int, torch.Tensor]" = field(default_factory=weakref.WeakValueDictionary)
+    """inputs that need gradients and are no weights, by the addresses of their values"""
     lengths: set[int] = field(default_factory=set)
     """of the inputs of the last call with gradients: one of them is the number of samples"""
     random_layers: int = 0

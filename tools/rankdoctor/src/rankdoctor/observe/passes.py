@@ -1,4 +1,4 @@
-"""What becomes of the gradients of each backward pass: used, or thrown away; and what recomputing changes."""
+"""What becomes of the gradients of each backward pass: used, left or thrown away; and what recomputing changes."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
 import functools
@@ -21,6 +21,7 @@ MOST_VALUES = 65_536
 MOST_PASSES = 400
 """backward passes that are looked at"""
 MOST_NAMES = 20
+MOST_SPENT = 50
 
 
 @dataclass
@@ -39,6 +40,8 @@ class Passes:
     """The backward passes since the last update."""
 
     open: list[Pass] = field(default_factory=list)
+    spent: list[Pass] = field(default_factory=list)
+    """passes that an update of an optimizer has used, and whose gradients others still have"""
     thrown: list[tuple[str, str]] = field(default_factory=list)
     """lines of a backward pass, and of what set its gradients to zero before an update could use them"""
     zeroed_at: dict[int, str] = field(default_factory=dict)
@@ -148,6 +151,9 @@ def begin() -> dict[str, int]:
 
 def _drop(number: int, optimizer: Optimizer) -> None:
     """Note that the gradients of an optimizer are zero: what passes left there is gone."""
+    for one in passes.spent:
+        one.held.pop(number, None)
+    passes.spent = [one for one in passes.spent if one.held]
     for one in passes.open:
         if number not in one.held:
             continue
@@ -248,7 +254,13 @@ def at_step(number: int, optimizer: Optimizer) -> dict[str, object]:
         "followed": 0 if remade else sum(number in one.held for one in passes.open),
         "changed_in_backward": list(passes.changed)[:MOST_NAMES],
     }
+    fresh = [one for one in passes.open if number in one.held]
+    left = [one for one in passes.spent if number in one.held]
+    event["left"] = [left[0].at, fresh[-1].at] if fresh and left and left[0].at != fresh[-1].at else []
     passes.open = [one for one in passes.open if number not in one.held]
+    for one in (*fresh, *left):
+        del one.held[number]
+    passes.spent = [one for one in (*passes.spent, *fresh) if one.held.keys() - {-1}][-MOST_SPENT:]
     passes.vectors[number], passes.remade = now, False
     passes.thrown, passes.changed = [], {}
     return event
