@@ -228,9 +228,12 @@ def _clip(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def note_norm(tensors: list[torch.Tensor], result: torch.Tensor) -> None:
-    """Log the norm that the script gets, beside the norm of the whole gradient."""
+    """Log the norm that the script gets, beside that of the whole gradient, if it is of the copied model alone."""
     assert Reference.core is not None
     given = {id(t) for t in tensors}
+    copied = {id(p) for _, p in trained()}
+    if any(t.is_leaf and t.grad is not None and id(t) not in copied for t in tensors):
+        return  # the script calls other parts of its model, too
     squares = {}
     with copies.aside():
         value = float(copies.full(result))
