@@ -60,6 +60,8 @@ def gradients_of_reference(run: Run) -> Iterator[Finding]:
     need_none(several_models(run))
     need(not differing_calls(run, half), "the outputs differ first")
     by_rank = {rank.number: {e["name"]: e for e in rank.all("reference")} for rank in run.ranks}
+    lines = {rank.all("reference")[0]["at"] for rank in run.ranks if rank.all("reference")}
+    need(len(lines) == 1, "the first updates of the ranks are in different lines, as if one trains alone before")
     names = list(by_rank[run.first.number])
     seen(len(names), "gradients compared with a copy")
     wanted = {name: mean([events[name]["wanted"] for events in by_rank.values() if name in events]) for name in names}
