@@ -81,7 +81,7 @@ def clip_local(run: Run) -> Iterator[Finding]:
         )
         fix = "clip by the norm over all ranks: clip_grad_norm_(model.parameters(), ...), or all-reduce the squares"
         if run.divides_layers:
-            fix = "all-reduce the squares of the divided weights, and add those of the weights that all ranks have once"
+            fix = "all-reduce the squared norm of the divided weights, then add that of the shared weights, once"
         yield fault(plain[0]["at"] if plain else apart[0][0]["at"], text, fix)
     elif plain and not run.divides_layers:
         yield fault(

@@ -32,7 +32,7 @@ class Line:
     apart: int = 0
     """elements in which the average and the value differed"""
     stayed: int = 0
-    """those of them that the update has not changed"""
+    """how many of these the update has left unchanged"""
 
 
 class Averages:

@@ -20,11 +20,11 @@ class Modes:
     """What the script has put into evaluation mode."""
 
     depth: int = 0
-    """calls of train() inside of one another: that of a module calls those of its parts"""
+    """nested calls of train(): a module calls it for each of its parts"""
     meant: "weakref.WeakKeyDictionary[nn.Module, str]" = field(default_factory=weakref.WeakKeyDictionary)
     """modules of which the script has called eval(), and the line"""
     undone: "weakref.WeakKeyDictionary[nn.Module, str]" = field(default_factory=weakref.WeakKeyDictionary)
-    """those of them that train() of a module around them has put back, and its line"""
+    """modules that the train() of an outer module has put back into training mode, and its line"""
     noted: "weakref.WeakSet[nn.Module]" = field(default_factory=weakref.WeakSet)
 
 
