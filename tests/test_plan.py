@@ -146,6 +146,18 @@ def test_the_fastest_way_that_fits_is_taken() -> None:
     assert replace(made_plan(ways[0]), ways=alike).best == alike[1], "a hundredth is no reason for replicas"
 
 
+def test_a_plan_whose_time_depends_on_this_machine_says_so() -> None:
+    """On a busy machine another way was once the fastest: what the GPU waits for the host is this machine's."""
+    ways = [
+        plan_trials.Way("none", part=8, parts=2, seconds=1.4, waits={"the host": 0.02}),
+        plan_trials.Way("blocks", part=16, parts=1, seconds=1.3, waits={"the host": 0.31, "communication": 0.1}),
+        plan_trials.Way("blocks", replicas=8, needed=9e10),
+    ]
+    slow = replace(made_plan(ways[0]), ways=ways)
+    assert planning.slowed_by_host(slow).startswith("with --shard blocks\nthe GPU waits for the host 31% of the time")
+    assert planning.slowed_by_host(made_plan(ways[0])) == ""
+
+
 def ask(*flags: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "experiments/plan.py", *map(str, flags)]
     return subprocess.run(command, cwd=LESSON, capture_output=True, text=True)
@@ -182,6 +194,9 @@ def test_a_small_plan_is_made_from_beginning_to_end(tmp_path: Path) -> None:
         (best,) = (way for way in figures["ways"] if way["seconds"] == figures["seconds"])
         assert best["part"] * best["parts"] * 2 == figures["global_batch_size"] and best["needed"] <= gb * 2**30
         needed[gb] = best["part"]
+        waits = max(way["waits"].get("the host", 0.0) for way in figures["ways"])
+        assert waits > 0, "a small model waits for the host"
+        assert ("the GPU waits for the host" in done.stdout) == (waits >= planning.HOST_DECIDES), done.stdout
     assert needed[3.3] < needed[80]
     done = ask(*SMALL, "--tokens_per_step", 65_536, "--gb", 3.001)
     assert done.returncode == 1 and "It does not fit. What would change that:" in done.stdout

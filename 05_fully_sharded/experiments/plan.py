@@ -29,6 +29,7 @@ from plan_published import compare
 from plan_trials import (
     GAPS,
     GIB,
+    HOST,
     LAUNCH,
     LESSON,
     NOT_COUNTED,
@@ -56,6 +57,8 @@ and torchtitan's 33 % of Llama 3.1 8B on H100 (benchmarks/llama3_h100_202412_tor
 H100. What is recomputed does not count"""
 ALIKE = 0.02
 """share of the seconds by which ways may differ without being faster or slower: a simulation is no better than that"""
+THE_HOST, HOST_DECIDES = "the host", 0.1
+"""what a GPU can wait for, as the clock's report calls it, and the share of the step from which the plan says so"""
 MOST_PASSES = 4
 """over the same text, which are nearly as good as new text (Muennighoff et al. 2023, arXiv:2305.16264)"""
 GB_PER_SECOND = 1.0
@@ -235,6 +238,8 @@ def show(plan: Plan, hours: float | None) -> None:
         f"the host launches {best.launches:,.0f} kernels, in about {best.host_seconds:.2g} s at {1e6 * LAUNCH:.0f} µs "
         f"each (rule){late}",
     )
+    if slowed := slowed_by_host(plan):
+        line("", slowed)
     near = [way.name for way in plan.ways if way.part and way is not best and way.seconds < usual * best.seconds]
     if near:
         line(
@@ -277,6 +282,19 @@ def show(plan: Plan, hours: float | None) -> None:
     print(
         "\nNothing here was measured on your GPUs. Check it in the order of docs/64_gpus.md: one rank against two,\n"
         "one node, all nodes."
+    )
+
+
+def slowed_by_host(plan: Plan) -> str:
+    """Say for which ways the time depends on the machine of the plan; nothing, if the GPU decides in all of them."""
+    waiting = {way.name: way.waits.get(THE_HOST, 0.0) for way in plan.ways if way.part}
+    names = [name for name, share in waiting.items() if share >= HOST_DECIDES]
+    if not names:
+        return ""
+    return (
+        f"with --shard {'; --shard '.join(names)}\nthe GPU waits for the host {max(waiting.values()):.0%} of the time, "
+        f"and the host is this machine, counted {HOST} times as fast:\nif it is busy, plan again when it is idle: "
+        "another way may then be the fastest"
     )
 
 
