@@ -151,6 +151,31 @@ def average_on_rank_0_only(run: Run) -> None:
         rank.events.extend(calls)
 
 
+@faulty("weights_agree", "FAULT", 45)
+def gradients_of_two_tasks_that_nobody_averages(run: Run) -> None:
+    """They come from torch.autograd.grad, which DistributedDataParallel does not see."""
+    make_weights_differ(run)
+    change(run, "update", backwards=[])
+
+
+def divided_optimizer(run: Run) -> None:
+    """Each rank updates its part of the weights, a tensor of no model, and gathers the parts."""
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "ddp"]
+        for n, e in enumerate(rank.all("gradients")):
+            e["weights"], e["gradients"] = {"?0": [1.0 + rank.number, 3.0 + n]}, {"?0": [0.5 - rank.number, 1.0]}
+    change(run, "update", foreign=1, parameters=1)
+    change(run, "trainable", orphans=["a.weight"] * 3, orphans_with_gradient=3)
+    change(run, "forward", wanted={"loader": TRAIN}, ddp=False, sync=False)
+    add(run, "collective", 47, name="all_gather_into_tensor", size=9, everyone=True)
+
+
+@faulty("clip_local", "FAULT", 44)
+def parts_of_a_divided_optimizer_are_clipped_apart(run: Run) -> None:
+    divided_optimizer(run)
+    add(run, "clip", 44, scaled=False, plain=True, of_no_model=True)
+
+
 @faulty("one_writer", "FAULT", 55)
 def all_save(run: Run) -> None:
     add(run, "write", 55, (1,), file="/home/me/model.pt", how="save")

@@ -119,9 +119,17 @@ def test_totals_streams_and_vocabularies(doctor: Doctor, words: str, wanted: Fou
         ("parts.py", "left", {"own_gradients": "discriminator"}),
         ("pipeline.py", "", {}),
         ("pipeline.py", "one", {"kept_inputs": "receive"}),
+        ("updates.py", "evolve", {}),
+        ("updates.py", "divide", {}),
+        ("updates.py", "divide,local", {"clip_local": "clip"}),
+        ("updates.py", "tasks", {}),
+        ("updates.py", "tasks,alone", {"weights_agree": "update"}),
+        ("updates.py", "sparse", {}),
+        ("updates.py", "shard", {}),
+        ("updates.py", "shard,blocks", {"unsharded_agree": "made"}),
     ],
 )
-def test_copies_of_workers_divided_layers_and_parts_of_a_model(
+def test_copies_of_workers_divided_layers_parts_and_own_updates(
     doctor: Doctor, script: str, words: str, wanted: Found
 ) -> None:
     report, found = doctor.findings(script, *([words] if words else []))

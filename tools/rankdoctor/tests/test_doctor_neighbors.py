@@ -40,7 +40,15 @@ from faulty_validation import (
     one_data_set_for_both,
     totals,
 )
-from faulty_weights import average, codebook, divided_layers, kept
+from faulty_weights import (
+    average,
+    average_on_rank_0_only,
+    codebook,
+    divided_layers,
+    divided_optimizer,
+    kept,
+    what_enters_a_divided_layer_is_not_added_up_in_backward,
+)
 from rankdoctor.checks import judge
 from rankdoctor.runs import Run
 
@@ -408,7 +416,26 @@ def federated_weights_with_private_norms(run: Run) -> None:
     change(run, "forward", wanted={"loader": TRAIN}, ddp=False, sync=False)
 
 
+def members_of_a_population_are_tried_without_a_backward_pass(run: Run) -> None:
+    """An evolution strategy: the model has other weights on each rank, and the optimizer the same center."""
+    average_on_rank_0_only(run)
+    change(run, "update", backwards=[])
+
+
+def shared_weights_that_differ_before_the_parts_are_clipped(run: Run) -> None:
+    """What enters a divided layer is not added up: the factor differs, because the norms of the shared weights do."""
+    what_enters_a_divided_layer_is_not_added_up_in_backward(run)
+    for rank in run.ranks:
+        for e in rank.all("gradients"):
+            e["factor"], e["gradients"] = 0.5 + 0.1 * rank.number, e["gradients"] | {NAMES[1]: [0.5, 1.0]}
+    assert found_by(run) == {"shared_agree"}
+    divided_layers(run, alike=True)
+    change(run, "gradients", factor=1.0)
+
+
 RIGHT = [
+    members_of_a_population_are_tried_without_a_backward_pass, divided_optimizer,
+    shared_weights_that_differ_before_the_parts_are_clipped,
     a_frozen_part_in_evaluation_mode, two_optimizers_with_gradients_of_their_own,
     parts_that_are_received_into_tensors_of_their_own, federated_weights_with_private_norms,
     workers_that_learn_of_the_epoch_in_shared_memory, workers_whose_samples_are_random_anyway,

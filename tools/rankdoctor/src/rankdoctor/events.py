@@ -74,8 +74,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 numbers when it is recomputed)
     optimizer_loaded    an optimizer loads a state
     half        the first autocast in float16 in training
-    clip        gradients are clipped: scaled, plain (no sharded tensors), passes (backward passes since the last
-                update)
+    clip        gradients are clipped: scaled, plain (no sharded tensors), of_no_model (the tensors belong to no model
+                that is called), passes (backward passes since the last update)
     collective  one is called, outside of models and of torch: name, size, everyone (in the default group), own (the
                 caller is a file of the user's), gradient (whether the tensor is a gradient), features
                 (tensors of several dimensions that need gradients), backward, in_step (called in it, or in an update),
@@ -258,6 +258,7 @@ class Event(TypedDict, total=False):
     low_all: int
     scaled: bool
     plain: bool
+    of_no_model: bool
     orphans: list[str]
     orphans_with_gradient: int
     steps: int

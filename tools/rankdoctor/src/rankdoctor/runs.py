@@ -159,6 +159,22 @@ class Run:
         return self.any("inner", sums=True) and not self.any("ddp")
 
     @cached_property
+    def divides_optimizer(self) -> bool:
+        """Whether an optimizer has this rank's part of the weights, which the script gathers into the model.
+
+        That is a sharded optimizer of the script's own (ZeRO, stage 1): no model has its tensors, they are other ones
+        on each rank, and the script gathers after its updates.
+        """
+        firsts = [events for events in self.aligned("gradients") if events[0]["count"] == 0]
+        of_no_model = [
+            events for events in firsts if all(name.startswith("?") for e in events for name in e["weights"])
+        ]
+        gathers = [e for e in self.first.all("collective") if e["name"].startswith("all_gather")]
+        return len(gathers) > 1 and any(
+            len({str(e["weights"]) for e in events}) == len(self.ranks) > 1 for events in of_no_model
+        )
+
+    @cached_property
     def crashed(self) -> bool:
         """Whether an error of the script's own ended a rank, not one that only says that another rank is gone."""
         errors = [e for rank in self.ranks for e in rank.all("error")]

@@ -34,6 +34,7 @@ def orphans(run: Run) -> Iterator[Finding]:
     need_updates(run, 1)
     need(run.any("trainable"), "the script was ended before the optimizers were complete")
     need(not run.sharded, "sharded weights are looked at by another check")
+    need(not run.divides_optimizer, "the optimizer has this rank's part of the weights, which the script gathers")
     trained = {e["model"] for e in run.first.all("forward", train=True, grad=True)}
     at = run.first.all("update")[0]["at"]
     last = {e["model"]: e for e in run.first.all("trainable") if e["model"] in trained}

@@ -57,7 +57,8 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
         for_the_loss = has_batch and e.get("passes") == 0
         # between a backward pass and its update, where the script scales the gradients itself, as to clip them
         for_clipping = own_factor and bool(e.get("passes"))
-        needed = for_the_loss or for_clipping
+        of_parts = run.divides_optimizer and e.get("name", "").startswith("all_gather")
+        needed = for_the_loss or for_clipping or of_parts
         if e["e"] == "collective" and training and of_the_user and not needed and (e["size"] or 0) < 1000:
             steps.setdefault((e["at"], e["name"]), set()).add(updates)
     need(run.whole or run.launch.ended in ("enough", "stopped"), "the run failed, or was ended")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from ..events import Event
 from ..runs import Run
 from .base import Finding, check, cost, fault, hint, need, need_none, need_updates, need_use, seen, shows, some
+from .weights import differing
 
 UNEVEN = 1.25
 """times that an element may count more than another before it is said"""
@@ -67,13 +68,17 @@ def losses_scaled(run: Run) -> Iterator[Finding]:
 def clip_local(run: Run) -> Iterator[Finding]:
     """The norm of one rank's shard of the gradients is too small, and differs between the ranks."""
     clips = run.first.all("clip")
-    need_use(run.sharded or run.divides_layers, "weights of which the ranks have parts")
-    plain = [e for e in clips if e["plain"]]
+    need_use(run.sharded or run.divides_layers or run.divides_optimizer, "weights of which the ranks have parts")
+    plain = [e for e in clips if e["plain"] and (not run.divides_optimizer or e["of_no_model"])]
     steps = [events for events in run.aligned("gradients") if all(e["factor"] for e in events)]
     changed = [events for events in steps if any(abs(e["factor"] - 1) > 1e-3 for e in events)]
     need_use(plain or changed, "clipping of sharded gradients")
     seen(len(changed) or len(plain), "updates with gradients that were made smaller")
     apart = [events for events in steps if max(e["factor"] for e in events) > 1.001 * min(e["factor"] for e in events)]
+    need(
+        not (apart and run.divides_layers and _shared_differ(apart[0])),
+        "the gradients of weights that the ranks share differ before they are clipped",
+    )
     if len(apart) > 1 and (run.divides_layers or not plain):
         text = (
             f"before {len(apart)} of {len(steps)} updates, each rank multiplied its part of the gradients by a factor "
@@ -87,8 +92,25 @@ def clip_local(run: Run) -> Iterator[Finding]:
         yield fault(
             plain[0]["at"],
             f"{len(plain)} times gradients are clipped by the norm of this rank's part",
-            "model.clip_grad_norm_(...) with FSDP1; clip_grad_norm_(model.parameters(), ...) with FSDP2",
+            "all-reduce the squared norms of the parts, and multiply all parts by the same factor"
+            if run.divides_optimizer
+            else "model.clip_grad_norm_(...) with FSDP1; clip_grad_norm_(model.parameters(), ...) with FSDP2",
         )
+
+
+def _shared_differ(events: tuple[Event, ...]) -> bool:
+    """Return whether the gradients of equal weights differ between the ranks, before they were multiplied."""
+    shared = set(events[0]["weights"]) - set(differing(events, "weights"))
+    undone = [
+        {name: [value / e["factor"] for value in values] for name, values in e["gradients"].items() if values}
+        for e in events
+    ]
+    return any(
+        abs(one - other) > 1e-3 * undone[0][name][1]
+        for of_rank in undone[1:]
+        for name in shared & undone[0].keys() & of_rank.keys()
+        for one, other in zip(undone[0][name], of_rank[name], strict=True)
+    )
 
 
 @check("Gradients are set to zero between updates.", after=("sharded_orphans",))

@@ -41,6 +41,7 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     Weights are compared before each update, so whatever averages them after an update counts as right.
     """
     need(not run.sharded and not run.model_parallel, "the ranks have different parts of the weights")
+    need(not run.divides_optimizer, "the optimizer has this rank's part of the weights, which the script gathers")
     need(not run.any("join"), "the script uses Join, in which ranks may end at different updates")
     steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
@@ -235,6 +236,13 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
             "wrap the model in DistributedDataParallel and call the wrapped one, or average the gradients before the "
             f"update of {_line(events[0]['at'])}",
         )
+    if not any(e["backwards"] for e in run.first.all("update")):
+        return fault(
+            events[0]["at"],
+            f"no backward() was called, and DistributedDataParallel averages in backward() only, not what "
+            f"torch.autograd.grad returns: {evidence}",
+            "all_reduce the gradients that you put together yourself, and divide them by the number of ranks",
+        )
     if outside := _outside_of_wrappers(run, names, events):
         return outside
     if unsynced := _last_pass_unsynced(wrapped):
@@ -345,6 +353,7 @@ def teachers_agree(run: Run) -> Iterator[Finding]:
     need(not run.sharded and not run.model_parallel, "the ranks have different parts of the weights")
     steps = [events for events in run.aligned("gradients") if all(e["others"] for e in events)]
     need_use(steps, "a model that is in no optimizer")
+    need(any(e["backwards"] for e in run.first.all("update")), "no backward pass was seen, so no model learns from it")
     alike = 0
     for number in steps[0][0]["others"]:
         calls = [[e for e in rank.all("forward") if str(e["model"]) == number] for rank in run.ranks]

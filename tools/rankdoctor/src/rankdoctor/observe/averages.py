@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..trail import note, user_line
-from .common import patch, quietly
+from .common import address, patch, quietly
 
 LOW = (torch.bfloat16, torch.float16)
 MOST, CALLS = 4096, 200
@@ -100,7 +100,7 @@ def _foreach_lerp(own: Callable[..., Any]) -> Callable[..., Any]:
 def _scaling(own: Callable[..., Any]) -> Callable[..., Any]:
     def mul_(self: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_low(self) and isinstance(other, float) and 0.9 <= other < 1 and _of_an_average():
-            Averages.scaled = self.data_ptr(), other, _first(self)
+            Averages.scaled = address(self), other, _first(self)
         return own(self, other, *args, **kwargs)
 
     return mul_
@@ -111,7 +111,7 @@ def _adding(own: Callable[..., Any]) -> Callable[..., Any]:
         result = own(self, other, *args, **kwargs)
         if Averages.scaled and _is_low(self):
             place, factor, before = Averages.scaled
-            if place == self.data_ptr() and isinstance(other, torch.Tensor):
+            if place == address(self) and isinstance(other, torch.Tensor):
                 value = other if "alpha" in kwargs else other / (1 - factor)
                 _compare(before, self, value)
             Averages.scaled = None

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..trail import note, user_line
 from .common import (
+    address,
     state,
     state_fingerprint,
 )
@@ -48,8 +49,8 @@ def find_sampling(out: Any, most: int = 5000) -> None:
         seen.add(node)
         for name in ("_saved_self", "_saved_other", "_saved_tensor1", "_saved_tensor2", "_saved_target"):
             saved = getattr(node, name, None)
-            if isinstance(saved, torch.Tensor) and saved.data_ptr() in models.noise:
-                models.sampling.add(models.noise[saved.data_ptr()])
+            if isinstance(saved, torch.Tensor) and address(saved) in models.noise:
+                models.sampling.add(models.noise[address(saved)])
         nodes += [following for following, _ in node.next_functions if following is not None]
 
 

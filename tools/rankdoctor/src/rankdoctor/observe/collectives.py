@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ..trail import note, trail, user_line
 from . import passes, totals
-from .common import CONFIG, local, optimizers, patch, quietly, state
+from .common import CONFIG, address, local, optimizers, patch, quietly, state
 from .models import models
 from .optimizer import wait_for_the_end
 
@@ -122,7 +122,7 @@ def overwrites(receive: Callable[..., Any], args: tuple) -> bool:
     Backward does not notice, because a message does not change the version of a tensor.
     """
     tensor = args[0] if args and receive.__name__ in ("recv", "irecv") else None
-    awaited = models.awaited.get(tensor.data_ptr()) if isinstance(tensor, torch.Tensor) else None
+    awaited = models.awaited.get(address(tensor)) if isinstance(tensor, torch.Tensor) else None
     return awaited is not None and awaited.grad is None
 
 
@@ -271,9 +271,9 @@ def is_gradient(tensor: torch.Tensor | None) -> bool:
         sizes = [p.grad.numel() for group in one.param_groups for p in group["params"] if p.grad is not None]
         if len(sizes) > 1 and tensor.dim() == 1 and tensor.numel() == sum(sizes):
             return True
-    place = tensor.data_ptr()  # of p.grad.data too, which is another object
+    place = address(tensor)  # of p.grad.data too, which is another object
     return any(
-        p.grad is not None and (p.grad is tensor or p.grad.data_ptr() == place != 0)
+        p.grad is not None and (p.grad is tensor or address(p.grad) == place != 0)
         for one in found
         for group in one.param_groups
         for p in group["params"]

@@ -63,6 +63,8 @@ class Optimizers:
     """what became of the backward passes since the last update"""
     reduced: float = 0.0
     """size of the gradients that the script has added up over the ranks itself since the last update"""
+    sharded: bool = False
+    """whether some optimizer that has made an update has sharded weights"""
     saved: bool = False
     """whether a checkpoint was saved since the last update"""
     weights_noted: int = -1
@@ -109,10 +111,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def address(tensor: torch.Tensor) -> int:
+    """Return where the values of a tensor are in memory, or 0 if they are in no single place, as of a sparse one."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+
 def has_memory(tensor: torch.Tensor) -> bool:
     """Return whether the numbers of this tensor can be read: FSDP frees the memory of weights that it has gathered."""
     part = local(tensor)
-    return part.numel() == 0 or part.is_meta or part.untyped_storage().size() > 0
+    return part.numel() == 0 or part.is_meta or part.is_sparse or part.untyped_storage().size() > 0
 
 
 def sums(tensor: torch.Tensor) -> list[float] | None:

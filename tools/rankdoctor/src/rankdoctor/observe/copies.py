@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from ..influence import random_state, restore_random
 from .collectives import NAMES
-from .common import patch, state
+from .common import address, patch, state
 
 PLACES = {
     "fully_shard": (
@@ -85,7 +85,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole value of a tensor, which all ranks of its mesh call, on the CPU and in 32 bits."""
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     whole = whole.detach().to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype)
-    return whole.clone() if whole.data_ptr() == tensor.data_ptr() or whole is tensor else whole
+    return whole.clone() if address(whole) == address(tensor) or whole is tensor else whole
 
 
 def plain_copy(model: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ from .. import overlay
 from ..standin import placed
 from ..trail import note, trail, user_line
 from . import states
-from .common import CONFIG, has_memory, local, optimizers, patch, quietly, sums
+from .common import CONFIG, address, has_memory, local, optimizers, patch, quietly, sums
 from .models import models
 
 
@@ -97,10 +97,10 @@ def look_at_loaded() -> None:
         p for known in optimizers.known.values() if (one := known()) for g in one.param_groups for p in g["params"]
     ]
     ours += [t for known in optimizers.known.values() if (one := known()) for t in _tensors_in(dict(one.state))]
-    places = {local(t).data_ptr() for t in ours}
+    places = {address(local(t)) for t in ours}
     weights = sum(local(p).nbytes for model in models.known for p in model.parameters())
     for at, where, _, tensors in ripe:
-        alive = [t for ref in tensors if (t := ref()) is not None and t.data_ptr() not in places]
+        alive = [t for ref in tensors if (t := ref()) is not None and address(t) not in places]
         note("kept", at=at, where=where, size=sum(t.nbytes for t in alive), beside=weights)
 
 

@@ -19,6 +19,7 @@ from .backward import wrap_backward, wrap_loss
 from .chance import find_sampling, other_states, random_state, wrap_attention, wrap_random_layer
 from .common import (
     CONFIG,
+    address,
     bags,
     fingerprint,
     fingerprints,
@@ -156,7 +157,7 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
         event["untouched"] = sum(_is_as_made(m) for m in norms)
     if grad:
         inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        models.awaited.update((one.data_ptr(), one) for one in inputs if one.requires_grad and one.is_leaf)
+        models.awaited.update((address(one), one) for one in inputs if one.requires_grad and one.is_leaf)
         models.for_inputs |= any(any(leaves_that_are_no_weights(one)) for one in inputs if one.requires_grad)
     models.calls += 1
     if models.calls <= MOST_CALLS:

@@ -100,7 +100,7 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
     if count >= FIRST and count % 10 != 9 and not saved:
         return
     named = [(models.names.get(id(p), f"?{i}"), p) for i, p in enumerate(parameters[:MOST_PARAMETERS])]
-    is_sharded = any(hasattr(p, "device_mesh") for p in parameters)
+    optimizers.sharded |= any(hasattr(p, "device_mesh") for p in parameters)
     note(
         "gradients",
         optimizer=number,
@@ -112,7 +112,7 @@ def note_before(optimizer: Optimizer, closure: bool) -> None:
         gradients={name: None if p.grad is None else sums(p.grad) for name, p in named if p.requires_grad},
         weights={name: sums(p) for name, p in named if has_memory(p)},
         unsharded=[name for name, p in named if p.requires_grad and not hasattr(p, "device_mesh")]
-        if is_sharded
+        if optimizers.sharded
         else [],
         lr=[float(group["lr"]) for group in optimizer.param_groups],
         state=len(getattr(optimizer, "optim", optimizer).state),  # ZeroRedundancyOptimizer has another one inside
@@ -220,8 +220,14 @@ def _clip(own: Callable[..., Any]) -> Callable[..., Any]:
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         norm = own(tensors, *args, **kwargs)
-        is_plain = not any(hasattr(t, "to_local") for t in tensors)
-        note("clip", at=user_line(), scaled=optimizers.scaled, plain=is_plain, passes=len(models.backwards))
+        note(
+            "clip",
+            at=user_line(),
+            scaled=optimizers.scaled,
+            plain=not any(hasattr(t, "to_local") for t in tensors),
+            of_no_model=not any(id(t) in models.names for t in tensors),
+            passes=len(models.backwards),
+        )
         return norm
 
     return clip

@@ -12,7 +12,7 @@ import torch
 from torch.utils import data
 
 from ..trail import note, trail, user_line
-from .common import CONFIG, fingerprint, patch, state, state_fingerprint
+from .common import CONFIG, address, fingerprint, patch, state, state_fingerprint
 from .models import models
 
 FETCHES = 2
@@ -80,7 +80,7 @@ def _in_model(is_normal: bool) -> Callable[[Callable], Callable]:
                 if not torch.is_grad_enabled():
                     models.random_in[("noise", user_line())] = None
                 elif is_normal and isinstance(out, torch.Tensor):
-                    models.noise[out.data_ptr()] = user_line()
+                    models.noise[address(out)] = user_line()
             return out
 
         return draw

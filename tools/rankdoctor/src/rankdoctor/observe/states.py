@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..trail import note, trail, user_line
-from .common import patch, quietly
+from .common import address, patch, quietly
 
 MOST = 16
 """states that are remembered, the newest ones"""
@@ -63,7 +63,7 @@ def _remember(module: nn.Module, state: Any, at: str) -> None:
     shared = {
         name: value._version
         for name, value in state.items()
-        if type(value) is torch.Tensor and name in weights and value.data_ptr() == weights[name].data_ptr() != 0
+        if type(value) is torch.Tensor and name in weights and address(value) == address(weights[name]) != 0
     }
     if shared:
         Kept.states = [*Kept.states[1 - MOST :], State(weakref.ref(state), at, trail.step, shared)]
@@ -78,7 +78,7 @@ def look_at(state: Any, at: str, how: str, module: nn.Module | None = None) -> N
     present = {name: state[name] for name in kept.versions if type(state.get(name)) is torch.Tensor}
     changed = [name for name, value in present.items() if value._version > kept.versions[name]]
     if module is not None:
-        own = {name: p.data_ptr() for name, p in module.named_parameters()}
-        changed = [name for name in changed if own.get(name) == state[name].data_ptr()]
+        own = {name: address(p) for name, p in module.named_parameters()}
+        changed = [name for name in changed if own.get(name) == address(state[name])]
     if changed:
         note("kept_state", at=at, how=how, made=kept.at, began=kept.step, names=changed)
