@@ -472,3 +472,21 @@ def test_what_only_looks_like_a_fault_is_not_accused(neighbor: Callable[[Run], N
     run = correct_run()
     neighbor(run)
     assert found_by(run) <= {"accumulation"}  # these events say nothing of no_sync
+
+
+def test_an_ensemble_is_one_under_a_provocation_too() -> None:
+    """A run that ends early has not saved the members' files, from which an ensemble is known."""
+    ordinary, provoked = correct_run(), correct_run(name="with a NaN on rank 1", provocation="nan")
+    for run in (ordinary, provoked):
+        members_of_an_ensemble(run)
+    for rank in provoked.ranks:
+        rank.events = [e for e in rank.events if e["e"] not in ("save", "write")]
+    assert not judge([ordinary, provoked]).faults
+    assert {fault.check for fault in judge([provoked]).faults} == {"weights_agree"}
+
+
+def test_outliers_on_one_rank_accuse_no_divided_layers() -> None:
+    ordinary, provoked = correct_run(), correct_run(name="with outliers on rank 1", provocation="outliers")
+    divided_layers(ordinary, alike=True)
+    divided_layers(provoked, alike=False)
+    assert not judge([ordinary, provoked]).faults

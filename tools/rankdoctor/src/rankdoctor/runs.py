@@ -90,6 +90,8 @@ class Run:
     """the contents of the files with numbers of samples"""
     output: str = ""
     """the end of what rank 0 printed, or of what a process that failed printed"""
+    ordinary: "Run | None" = None
+    """of a run under a provocation: the ordinary run, which `judge` sets"""
 
     @property
     def world(self) -> int:

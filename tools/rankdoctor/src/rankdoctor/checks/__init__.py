@@ -70,6 +70,8 @@ def judge(runs: list[Run]) -> Diagnosis:
     Of a run under a provocation only faults count, because it is not how the user runs the script.
     """
     diagnosis, found = Diagnosis(), []
+    for run in runs:
+        run.ordinary = None if run is runs[0] else runs[0]
     # a run in which no weight moves is there to be compared only
     trained = [run for run in runs if run.ranks and run.launch.provocation != "frozen"]
     for check in CHECKS:

@@ -58,6 +58,7 @@ def gradients_of_reference(run: Run) -> Iterator[Finding]:
     """A factor, or a part that is missing, does not stop the loss from falling; with Adam it is hard to notice."""
     half = compared(run)
     need_none(several_models(run))
+    need(not run.divides_optimizer, "the script averages its gradients as parts, in tensors of no model")
     need(not differing_calls(run, half), "the outputs differ first")
     by_rank = {rank.number: {e["name"]: e for e in rank.all("reference")} for rank in run.ranks}
     lines = {rank.all("reference")[0]["at"] for rank in run.ranks if rank.all("reference")}
@@ -188,7 +189,7 @@ def norm_of_reference(run: Run) -> Iterator[Finding]:
         )
 
 
-@asked("reference", "Replicas of sharded weights are equal.")
+@asked("reference", "Replicas of sharded weights are equal.", after=("unsharded_agree",))
 def replicas_agree(run: Run) -> Iterator[Finding]:
     """fully_shard over two dimensions averages the gradients of its replicas; nothing makes them equal at the start."""
     half = compared(run)

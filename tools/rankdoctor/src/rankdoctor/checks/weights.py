@@ -94,6 +94,7 @@ def shared_agree(run: Run) -> Iterator[Finding]:
     Source: Shoeybi et al., Megatron-LM, 2019, section 3.
     """
     need_use(run.divides_layers, "layers of its own that add up what they compute over the ranks")
+    need(run.launch.provocation not in ("nan", "outliers"), "the doctor changed the loss of one rank")
     steps = run.aligned("gradients")
     need(len(steps) > 1, "no two updates were seen on all ranks")
     calls = run.training_calls[:12]
@@ -457,7 +458,12 @@ def trains_several(run: Run, steps: list[tuple[Event, ...]]) -> bool:
 
 
 def several_models(run: Run) -> list[str]:
-    """Return why the ranks seem to train several models on purpose, such as the members of an ensemble."""
+    """Return why the ranks seem to train several models on purpose, such as the members of an ensemble.
+
+    If the ordinary run shows that, a provoked one does not count: it may end before the ranks save their models.
+    """
+    if run.ordinary and run.ordinary.ranks and (why := several_models(run.ordinary)):
+        return why
     if any(e.get("among", run.world) < run.world for e in run.first.all("ddp")):
         return ["DistributedDataParallel averages over some of the ranks, as the script asks"]
     steps = run.aligned("gradients")
