@@ -155,6 +155,24 @@ def test_the_first_difference_is_named_with_its_likely_reason() -> None:
     assert first(*usual, other)[0] == "updates in update 5"
 
 
+def test_what_rounding_alone_leads_to_is_no_difference() -> None:
+    """A correct script with Adam: equal for 20 updates, and then no digit is left. A nudged run shows the same."""
+    usual, other, nudged = trained_run(1), trained_run(2), trained_run(1)
+    for rank in other.ranks:
+        rank.all("parity")[3]["squares"] = {"w": ["", 4.16]}
+    nudged.first.all("parity")[2]["squares"] = {"w": ["", 4.04]}
+    runs = [usual, usual, other]
+    assert compare(runs, None).differences[2].what == "gradient"
+    found = compare(runs, None, nudged)
+    assert found.status == 0 and found.rounding == 3
+    assert "From update 3 on, rounding decides" in text(found, runs)
+    nudged.first.all("parity")[2]["squares"] = {"w": ["", 4.004]}
+    assert compare(runs, None, nudged).status == 1, "forty times as much as rounding"
+    nudged.first.all("parity")[2]["squares"] = {"w": ["", 4.04]}
+    parity_events(other, 4)[0]["samples"][0] = 7777
+    assert compare(runs, None, nudged).differences[2].what == "samples", "which rounding does not change"
+
+
 def test_shards_of_a_gradient_count_once() -> None:
     other = trained_run(4)
     for rank in other.ranks:
@@ -228,6 +246,7 @@ def test_a_correct_script_is_equal(words: str, tmp_path: Path) -> None:
         ("batch_norm", 1, "batch norm takes the mean"),
         ("ignored", 1, "a mean of means: the ranks count"),
         ("summed", 1, "a sum over the ranks in place of a mean"),
+        ("late", 1, "a sum over the ranks in place of a mean"),
         ("rate", 1, "it depends on the number of ranks"),
         ("unseeded", 2, "two runs on 1 ranks differ in update 1 (samples): seed"),
     ],

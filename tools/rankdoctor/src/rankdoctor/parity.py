@@ -5,7 +5,8 @@
 An argument of the script may contain expressions of `ranks` in braces: numbers, ranks, + - * / // and parentheses. The
 script must train on the same samples on any number of ranks, so seed its shuffling. Dropout is switched off, because
 ranks draw other random numbers for their parts of a batch. The first number of ranks runs twice, to see whether a run
-can be repeated at all.
+can be repeated at all; and once more, if the first updates are equal and later ones differ, from weights that are a
+rounding error away, to see how far rounding alone would have led.
 Exit status: 0 if all updates are equal within rounding, 1 if one differs, 2 if they cannot be compared.
 """
 
@@ -34,6 +35,10 @@ TOLERANCE = {False: 1e-3, True: 5e-2}
 WEIGHTS = {False: 0.1, True: 0.5}
 """the same of the weights, relative to how far the training has moved them: Adam makes steps out of rounding where a
 gradient is zero"""
+BEFORE_ROUNDING = 3
+"""updates in which rounding cannot have grown: what differs in them is a fault"""
+TIMES_ROUNDING = 10
+"""how many times as large as the difference that rounding leads to another one may be"""
 OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -146,6 +151,8 @@ class Comparison:
     """by the number of ranks"""
     distances: dict[int, float] = field(default_factory=dict)
     """by the number of ranks: difference of the weights at the end, relative to how far they have moved"""
+    rounding: int = 0
+    """the update from which rounding alone leads to differences above the tolerance; 0: never, or not looked at"""
     runs: list[Trained] = field(default_factory=list)
 
 
@@ -186,16 +193,39 @@ def distance(one: list[float], other: list[float]) -> float:
     return math.dist(one, other)
 
 
-def first_difference(usual: Trained, other: Trained, tolerance: float) -> Difference | None:
-    """Return the first difference between two runs, with its likely reason; None if they are equal."""
+def relative(one: float, other: float) -> float:
+    """Return the relative difference of two numbers."""
+    return 0.0 if near(one, other, 0.0) else abs(one - other) / max(abs(one), abs(other))
+
+
+def grown(usual: Trained, nudged: Trained | None) -> list[tuple[float, float]]:
+    """Return for each update how far rounding alone has led the loss and the norm until then, relative to them."""
+    if nudged is None:
+        return [(0.0, 0.0)] * len(usual.updates)
+    found, loss, norm = [], 0.0, 0.0
+    for a, b in zip(usual.updates, nudged.updates, strict=False):
+        loss, norm = max(loss, relative(a.loss, b.loss)), max(norm, relative(a.norm, b.norm))
+        found.append((loss, norm))
+    return found + found[-1:] * (len(usual.updates) - len(found))
+
+
+def first_difference(
+    usual: Trained, other: Trained, tolerance: float, nudged: Trained | None = None
+) -> Difference | None:
+    """Return the first difference between two runs, with its likely reason; None if they are equal.
+
+    ``nudged`` is a run like ``usual`` that begins a rounding error away: what it leads to is no difference.
+    """
+    rounding = grown(usual, nudged)
     for number, (a, b) in enumerate(zip(usual.updates, other.updates, strict=False), 1):
         pair = f"{usual.ranks} and {other.ranks} ranks"
         found = None
+        of_loss, of_norm = (max(tolerance, TIMES_ROUNDING * far) for far in rounding[number - 1])
         if a.samples != b.samples:
             found = "samples", *samples_differ(a, b, usual, other, number)
-        elif not near(a.loss, b.loss, tolerance):
+        elif not near(a.loss, b.loss, of_loss):
             found = "loss", f"{a.loss:.6g} and {b.loss:.6g} with {pair}", likely_loss(b, other)
-        elif not near(a.norm, b.norm, tolerance):
+        elif not near(a.norm, b.norm, of_norm):
             found = "gradient", f"norm {a.norm:.6g} and {b.norm:.6g} with {pair}", likely_gradient(a, b, other)
         elif a.rates != b.rates and a.rates and b.rates:
             found = (
@@ -211,8 +241,8 @@ def first_difference(usual: Trained, other: Trained, tolerance: float) -> Differ
         last = min(len(usual.updates), len(other.updates))
         likely = "the ranks' shares are unequal: look at drop_last, and at the samples that the sampler repeats"
         return Difference(last + 1, other.updates[-1].at, "updates", counts, likely)
-    moved = distance(usual.updates[-1].sketch, usual.start)
-    if distance(usual.updates[-1].sketch, other.updates[-1].sketch) > WEIGHTS[usual.half] * moved:
+    far = apart(usual, nudged) if nudged else 0.0
+    if apart(usual, other) > max(WEIGHTS[usual.half], TIMES_ROUNDING * far):
         text = f"they differ by {apart(usual, other):.2g} of the distance that the training has moved them"
         likely = (
             "the same gradients were used in another way: look at clipping, at the optimizer and at weight averages"
@@ -273,8 +303,8 @@ def numbers(values: list[int]) -> str:
     return f"{', '.join(map(str, values[:-1]))} and {values[-1]}"
 
 
-def compare(runs: list[Run], tolerance: float | None) -> Comparison:
-    """Compare runs; the first two have the same number of ranks."""
+def compare(runs: list[Run], tolerance: float | None, nudged: Run | None = None) -> Comparison:
+    """Compare runs; the first two have the same number of ranks, and ``nudged`` has it, too."""
     for run in runs:
         if not run.ranks or not run.any("parity"):
             why = next(iter(report.failures(run)), "no update of weights was seen")
@@ -287,6 +317,9 @@ def compare(runs: list[Run], tolerance: float | None) -> Comparison:
     again, *all_runs = map(trained, [runs[1], runs[0], *runs[2:]])
     usual = all_runs[0]
     found = Comparison(0, tolerance=TOLERANCE[usual.half] if tolerance is None else tolerance, runs=all_runs)
+    rounded = trained(nudged) if nudged and nudged.ranks and nudged.any("parity") else None
+    far = [max(one) > found.tolerance for one in grown(usual, rounded)]
+    found.rounding = 1 + far.index(True) if any(far) else 0
     if distance(usual.start, again.start) > 1e-6 * math.hypot(*usual.start):
         return replace(found, status=2, reason="two runs begin with other weights: seed them before the model is made")
     if repeated := first_difference(usual, again, found.tolerance):
@@ -309,7 +342,7 @@ def compare(runs: list[Run], tolerance: float | None) -> Comparison:
                 f"keep the global batch, for example with --batch_size '{{{sizes[0]}/ranks}}'"
             )
             return replace(found, status=2, reason=reason)
-        if difference := first_difference(usual, other, found.tolerance):
+        if difference := first_difference(usual, other, found.tolerance, rounded):
             found.differences[other.ranks] = difference
         found.distances[other.ranks] = apart(usual, other)
     found.status = int(bool(found.differences))
@@ -333,6 +366,12 @@ def text(found: Comparison, runs: list[Run]) -> str:
     if found.reason:
         return "\n".join([*lines, f"Cannot be compared: {found.reason}."])
     half = found.runs[0].half
+    if found.rounding:
+        lines.append(
+            f"From update {found.rounding} on, rounding decides: with {found.runs[0].ranks} ranks, weights that begin "
+            f"a rounding error away lead to differences above {found.tolerance:.0e}, too. From there on, a difference "
+            f"is one if it is {TIMES_ROUNDING} times as large. (With SGD, or in float64, rounding grows less.)"
+        )
     lines.append(
         f"Equal within rounding means: losses and norms within {found.tolerance:.0e}, weights at the end within "
         f"{WEIGHTS[half]:.0%} of the distance that they have moved{' (computed in 16 bits)' if half else ''}."
@@ -385,6 +424,7 @@ def as_json(found: Comparison) -> str:
             "status": found.status,
             "reason": found.reason,
             "tolerance": found.tolerance,
+            "rounding": found.rounding,
             "differences": [asdict(one) | {"ranks": ranks} for ranks, one in found.differences.items()],
             "distances": found.distances,
             "runs": runs,
@@ -420,8 +460,13 @@ def main(arguments: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         try:
             plans = [plan_for(options, count) for count in counts]
-            runs = run_all(options, plans, cli.working_folder(options, stack))
+            folder = cli.working_folder(options, stack)
+            plans, runs = run_all(options, plans, folder)
             found = compare(runs, options.tolerance)
+            later = [one.what for one in found.differences.values() if one.update > BEFORE_ROUNDING]
+            if {"loss", "gradient", "weights"} & set(later):
+                nudged = replace(plans[0], settings=plans[0].settings | {"nudged": True})
+                found = compare(runs, options.tolerance, run_once(nudged, folder / f"ranks{nudged.ranks}_nudged"))
             print(as_json(found) if options.format == "json" else text(found, runs))
             return found.status
         except KeyboardInterrupt:
@@ -449,8 +494,8 @@ def plan_for(options: argparse.Namespace, ranks: int) -> Plan:
     return replace(plan, args=args, name=f"on {ranks}", settings=plan.settings | {"parity": True})
 
 
-def run_all(options: argparse.Namespace, plans: list[Plan], folder: Path) -> list[Run]:
-    """Return the runs: the first one twice, then the others, all started in the way that fits the first."""
+def run_all(options: argparse.Namespace, plans: list[Plan], folder: Path) -> tuple[list[Plan], list[Run]]:
+    """Return the plans and their runs, the first one twice, all started in the way that fits the first."""
     largest = max(plans, key=lambda plan: plan.ranks)
     way, run = usual_run(options, largest, folder / f"ranks{largest.ranks}")
     runs = {largest.ranks: run}
@@ -459,4 +504,4 @@ def run_all(options: argparse.Namespace, plans: list[Plan], folder: Path) -> lis
         if plan.ranks not in runs:
             runs[plan.ranks] = run_once(plan, folder / f"ranks{plan.ranks}")
     again = run_once(plans[0], folder / f"ranks{plans[0].ranks}_again")
-    return [runs[plans[0].ranks], again, *(runs[plan.ranks] for plan in plans[1:])]
+    return plans, [runs[plans[0].ranks], again, *(runs[plan.ranks] for plan in plans[1:])]

@@ -66,6 +66,8 @@ class Settings:
     """compare the first update with the same update of an unwrapped copy of the model"""
     parity: bool = False
     """log samples, loss, gradient and weights of each update, to compare with another number of ranks"""
+    nudged: bool = False
+    """the weights begin a rounding error away from what they are, to see how rounding grows"""
     frozen: bool = False
     """no weight moves, and what the script prints is noted"""
     weights: str = ""

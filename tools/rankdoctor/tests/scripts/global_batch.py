@@ -40,7 +40,7 @@ def main() -> None:
         for x, y in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(x.cuda()), y.cuda(), ignore_index=-1).backward()
-            if "summed" in words:
+            if "summed" in words or ("late" in words and epoch):
                 for p in model.parameters():
                     p.grad *= world
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -91,6 +91,8 @@ def note_inputs(module: nn.Module, values: tuple) -> None:
         Update.samples += fingerprints(largest)
     if not Update.started:
         Update.started, Update.start = True, weights_now()
+        if CONFIG.nudged:
+            nudge()
 
 
 def _backward(own: Callable[..., None]) -> Callable[..., None]:
@@ -140,6 +142,17 @@ def weights_now() -> list[float]:
         for name, p in model.named_parameters():
             total += torch.tensor(sketch(f"{number}:{name}", copies.full(p)), dtype=torch.float64)
     return total.tolist()
+
+
+@torch.no_grad()
+def nudge() -> None:
+    """Change each weight by at most a rounding error of its format, by the same random numbers on all ranks."""
+    generator = torch.Generator().manual_seed(0)
+    for model in Update.models:
+        for part in map(local, model.parameters()):
+            if part.is_floating_point():
+                signs = torch.randint(-1, 2, part.shape, generator=generator).to(part)
+                part.mul_(1 + torch.finfo(part.dtype).eps * signs)
 
 
 def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
