@@ -57,7 +57,7 @@ def facts(rank: int, world_size: int, device: torch.device) -> dict:
     shared = DistributedDataParallel(small_model(), **options)
     counter = AllReduceCounter(shared)
     sampler = sampler_of(96, GLOBAL_BATCH // world_size)
-    everything = DistributedBatchSampler(96, GLOBAL_BATCH, shuffle=True, seed=1)
+    everything = DistributedBatchSampler(96, GLOBAL_BATCH, rank=0, num_replicas=1, shuffle=True, seed=1)
     found["gradient_error"] = max(
         (gradients(shared, images[own], labels[own]) - gradients(alone, images[all_], labels[all_])).abs().max().item()
         for own, all_ in zip(sampler.batches(), everything.batches(), strict=True)

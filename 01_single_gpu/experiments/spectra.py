@@ -176,7 +176,14 @@ def make_loader(config: Config, split: str, ranks: Ranks) -> WholeBatches:
     chosen = chosen[: config.limit_train if training else config.limit_val]
     # All spectra lie on the device, where batches are cut: no batch is copied.
     inputs, targets = inputs[chosen].to(ranks.device), targets[chosen].to(ranks.device)
-    sampler = DistributedBatchSampler(len(inputs), config.batch_size, shuffle=training, seed=config.seed)
+    sampler = DistributedBatchSampler(
+        len(inputs),
+        config.batch_size,
+        rank=ranks.rank,
+        num_replicas=ranks.world_size,
+        shuffle=training,
+        seed=config.seed,
+    )
     return WholeBatches(inputs, targets, sampler, *([add_noise] if training else []))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from workshop.errors import UserError
 from workshop.seeds import seed_of
@@ -15,8 +16,9 @@ class EpochSampler:
     Args:
         num_samples: size of the data set.
         batch_size: samples per step and rank.
-        rank: of this process, from 0 to below ``num_replicas``.
-        num_replicas: number of ranks that share the samples.
+        rank: of this process, from 0 to below ``num_replicas``; None: as in PyTorch's ``DistributedSampler``, that of
+            the process group, or 0 if there is none.
+        num_replicas: number of ranks that share the samples; None: those of the process group, or 1.
         shuffle: whether this is training: every epoch has a new order, and all ranks take equally many steps.
         seed: the same seed gives the same orders.
 
@@ -29,15 +31,16 @@ class EpochSampler:
         num_samples: int,
         batch_size: int,
         *,
-        rank: int = 0,
-        num_replicas: int = 1,
+        rank: int | None = None,
+        num_replicas: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
         self.num_samples = num_samples
         self.batch_size = batch_size
-        self.rank = rank
-        self.num_replicas = num_replicas
+        in_group = dist.is_available() and dist.is_initialized()
+        self.rank = rank if rank is not None else dist.get_rank() if in_group else 0
+        self.num_replicas = num_replicas if num_replicas is not None else dist.get_world_size() if in_group else 1
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
@@ -46,8 +49,8 @@ class EpochSampler:
         """end every epoch after this number of steps: for measurements that do not need a whole one"""
         if shuffle and num_samples < self.global_batch_size:
             raise UserError(
-                f"--batch_size {batch_size} on {num_replicas} rank(s) needs {self.global_batch_size} samples a step, "
-                f"but there are only {num_samples} to train on"
+                f"--batch_size {batch_size} on {self.num_replicas} rank(s) needs {self.global_batch_size} samples a "
+                f"step, but there are only {num_samples} to train on"
             )
 
     @property
