@@ -195,8 +195,8 @@ def _numbers(path: str) -> list[float]:
 
 
 def plain(cell: Cell) -> str:
-    """Return the text of a cell without backticks and asterisks."""
-    return re.sub(r"[`*]", "", str(cell)).strip()
+    """Return the text of a cell without backticks and asterisks, and with ^ in place of a raised exponent."""
+    return re.sub(r"[`*]|</sup>", "", str(cell).replace("<sup>", "^")).strip()
 
 
 def cell_text(cell: Cell, form: str = "") -> str:
