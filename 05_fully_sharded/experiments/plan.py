@@ -553,7 +553,14 @@ def figures_of(plan: Plan) -> dict[str, Any]:
         "steps": plan.steps,
         "fits": best is not None,
         "ways": [
-            {"name": way.name, "part": way.part, "parts": way.parts, "needed": way.needed, "seconds": way.seconds}
+            {
+                "name": way.name,
+                "part": way.part,
+                "parts": way.parts,
+                "needed": way.needed,
+                "seconds": way.seconds,
+                "waits": way.waits,
+            }
             for way in plan.ways
         ],
         "flags": best.flags(best.parts) if best else [],
