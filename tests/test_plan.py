@@ -19,6 +19,8 @@ LESSON = REPOSITORY / "05_fully_sharded"
 sys.path.insert(0, str(LESSON / "experiments"))
 
 import plan as planning  # noqa: E402
+import plan_answer  # noqa: E402
+import plan_text  # noqa: E402
 import plan_trials  # noqa: E402
 from workshop.config import load_config  # noqa: E402
 from workshop.errors import UserError  # noqa: E402
@@ -27,11 +29,11 @@ from workshop.models.gpt import SIZES  # noqa: E402
 TRAIN: Any = load_script(LESSON)
 
 
-def made_plan(way: plan_trials.Way, tokens: float = 21e9, data_tokens: float | None = None) -> planning.Plan:
+def made_plan(way: plan_trials.Way, tokens: float = 21e9, data_tokens: float | None = None) -> plan_answer.Plan:
     """The plan for gpt_1b on 64 GPUs, with a way that nobody has tried."""
     gpus = plan_trials.Gpus("a100", 80, nodes=8, per_node=8, peak=312e12, sixteen="bf16", sm=80)
     model = plan_trials.Model(("--model", "gpt_1b"), SIZES["gpt_1b"], 2048)
-    return planning.Plan(model, gpus, planning.RECIPES[3], 16, tokens, [way], [], data_tokens)
+    return plan_answer.Plan(model, gpus, plan_answer.RECIPES[3], 16, tokens, [way], [], data_tokens)
 
 
 @pytest.mark.parametrize("weights", [3e7, 124e6, 3e8, 1e9, 1.3e9, 2.7e9, 7e9, 13e9, 70e9])
@@ -51,7 +53,7 @@ def test_a_size_that_the_lesson_has_no_model_for_is_refused() -> None:
 def test_each_case_of_the_table_is_planned_with_the_lessons_script(monkeypatch: pytest.MonkeyPatch) -> None:
     tables: list[list] = []
 
-    def plan_of(arguments: argparse.Namespace, fewer: bool) -> planning.Plan:
+    def plan_of(arguments: argparse.Namespace, fewer: bool) -> plan_answer.Plan:
         assert arguments.script == LESSON / "train.py"
         assert not fewer
         return made_plan(plan_trials.Way("blocks", part=16, parts=1, seconds=1.5, needed=70 << 30))
@@ -75,7 +77,7 @@ def test_each_case_of_the_table_is_planned_with_the_lessons_script(monkeypatch: 
 @pytest.mark.parametrize("tokens", [3e6, 21e9, 1e12])
 def test_the_printed_flags_train_on_as_many_tokens_as_asked_for(way: plan_trials.Way, tokens: float) -> None:
     plan = made_plan(way, tokens)
-    lines = planning.job_lines(plan, way, interval=500.0, slowest=3.0)
+    lines = plan_text.job_lines(plan, way, interval=500.0, slowest=3.0)
     command = " ".join(line.rstrip("\\") for line in lines if not line.startswith(("#", "source")))
     flags = shlex.split(command.partition("64_gpus.slurm")[2])
     config = load_config(TRAIN.Config, flags)
@@ -89,12 +91,12 @@ def test_the_printed_flags_train_on_as_many_tokens_as_asked_for(way: plan_trials
 def test_an_epoch_is_no_longer_than_the_users_file() -> None:
     way = plan_trials.Way("none", part=8, parts=2, seconds=1.4)
     plan = made_plan(way, tokens=12e9, data_tokens=3e9)
-    text = "\n".join(planning.job_lines(plan, way, interval=500.0, slowest=3.0))
+    text = "\n".join(plan_text.job_lines(plan, way, interval=500.0, slowest=3.0))
     (epochs,), (limit,) = re.findall(r"--epochs (\d+)", text), re.findall(r"--limit_train (\d+)", text)
     assert int(limit) * 2048 <= 3e9 and int(epochs) * int(limit) * 2048 == pytest.approx(12e9, rel=0.01)
     assert "4 passes over your tokens" in text
     with pytest.raises(UserError, match="less than a step"):
-        planning.job_lines(made_plan(way, data_tokens=1e6), way, interval=500.0, slowest=3.0)
+        plan_text.job_lines(made_plan(way, data_tokens=1e6), way, interval=500.0, slowest=3.0)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_an_epoch_is_no_longer_than_the_users_file() -> None:
 )
 def test_fewer_gpus_are_compared_with_the_same_batch_on_each(smallest: int, numbers: str) -> None:
     way = plan_trials.Way("blocks", part=4, parts=4, needed=60 * 2**30, seconds=1.0)
-    text = planning.sizes(made_plan(way), smallest, way)
+    text = plan_text.sizes(made_plan(way), smallest, way)
     assert f"to measure {numbers} GPUs alike" in text
     flags = text.partition("take ")[2].partition(";")[0].split()
     config = load_config(TRAIN.Config, ["--shard", "blocks", *flags])
@@ -154,8 +156,8 @@ def test_a_plan_whose_time_depends_on_this_machine_says_so() -> None:
         plan_trials.Way("blocks", replicas=8, needed=9e10),
     ]
     slow = replace(made_plan(ways[0]), ways=ways)
-    assert planning.slowed_by_host(slow).startswith("with --shard blocks\nthe GPU waits for the host 31% of the time")
-    assert planning.slowed_by_host(made_plan(ways[0])) == ""
+    assert plan_text.slowed_by_host(slow).startswith("with --shard blocks\nthe GPU waits for the host 31% of the time")
+    assert plan_text.slowed_by_host(made_plan(ways[0])) == ""
 
 
 def ask(*flags: object) -> subprocess.CompletedProcess[str]:
@@ -196,7 +198,7 @@ def test_a_small_plan_is_made_from_beginning_to_end(tmp_path: Path) -> None:
         needed[gb] = best["part"]
         waits = max(way["waits"].get("the host", 0.0) for way in figures["ways"])
         assert waits > 0, "a small model waits for the host"
-        assert ("the GPU waits for the host" in done.stdout) == (waits >= planning.HOST_DECIDES), done.stdout
+        assert ("the GPU waits for the host" in done.stdout) == (waits >= plan_text.HOST_DECIDES), done.stdout
     assert needed[3.3] < needed[80]
     done = ask(*SMALL, "--tokens_per_step", 65_536, "--gb", 3.001)
     assert done.returncode == 1 and "It does not fit. What would change that:" in done.stdout

@@ -9,7 +9,9 @@ import pytest
 
 from asked_runs import run
 from doctor_events import at, correct_run
-from rankdoctor.parity import WrongPlaceholder, compare, filled, text
+from rankdoctor.agreement import compare
+from rankdoctor.parity import text
+from rankdoctor.placeholders import WrongPlaceholder, filled
 from rankdoctor.runs import Run
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/parity.md"
