@@ -322,3 +322,9 @@ def test_batch_norm_has_the_values_of_the_cpu_on_one_gpu_and_over_two(nullgpu: R
 def test_layers_losses_and_optimizers_have_the_values_of_the_cpu(nullgpu: Run) -> None:
     done = nullgpu("--values", "python", str(HERE / "layers.py"), NULLGPU_STRICT="1")
     assert (done.status, done.stdout) == (0, ""), done.stderr[-3000:]
+
+
+def test_sparse_tensors_have_the_values_of_the_cpu(nullgpu: Run) -> None:
+    """Also what autograd adds up of them, and how optimizers use them."""
+    done = nullgpu("--values", "python", str(HERE / "sparse.py"), NULLGPU_STRICT="1")
+    assert (done.status, done.stdout) == (0, ""), done.stderr[-3000:]

@@ -26,6 +26,7 @@ values       values, computed on the CPU in the same memory
 draws        random numbers of the GPU, drawn on the CPU
 kernels      operations that only CUDA has, on the CPU
 norms        norms of CUDA, on the CPU
+sparse       sparse tensors, on the CPU
 zeros        without values: what is left uninitialized, and what needs values all the same
 world        one process as rank 0 of a job of any size
 record       data for the report

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from . import graphs, kernels, norms
+from . import graphs, kernels, norms, sparse
 from .draws import Draw, draws, generator_of
 
 CPU = torch.device("cpu")
@@ -55,7 +55,9 @@ not_computed: dict[str, str] = {}
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor in the memory of a CUDA tensor: of the same shape, strides and format."""
+    """Return a CPU tensor in the memory of a CUDA tensor: of the same shape, strides, layout and format."""
+    if sparse.is_sparse(tensor):
+        return sparse.of_parts(tensor, [alias(part) for part in sparse.parts(tensor)])
     if type(tensor) is not torch.Tensor:
         tensor = tensor.detach()
     storage = tensor.untyped_storage()
@@ -100,9 +102,11 @@ class Values(TorchDispatchMode):
                 self.recording.append(functools.partial(func, *args, **kwargs))
             return func(*args, **kwargs)
         gpu = next((value.device for value in flat if on_cuda(value)), None)
+        if gpu is None and any(map(sparse.is_sparse, flat)):  # that may be moved to a GPU
+            gpu = next((value for value in flat if isinstance(value, torch.device) and value.type == "cuda"), None)
         # x[numbers] has this tag too, although only x[mask] waits for values.
         sized = torch.Tag.dynamic_output_shape in func.tags and name != "index"
-        reads = name in READ_VALUES or sized or has_mask(name, args)
+        reads = name in READ_VALUES or sized or has_mask(name, args) or sparse.concerns(name, flat)
         if gpu is not None and reads:
             return self.compute_first(func, flat, spec, gpu)
         draw = self.draw(func, flat)
@@ -110,9 +114,9 @@ class Values(TorchDispatchMode):
         flat_out = tree_flatten(out)[0]
         if name in WITHOUT_VALUES or not (gpu is not None or any(map(on_cuda, flat_out))):
             return out
-        if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in (*flat, *flat_out)):
-            not_computed.setdefault(str(func), "its tensors are sparse")
-            return out
+        if any(map(sparse.is_sparse, (*flat, *flat_out))):
+            # Either it is made of tensors that have their values, or, such as a gradient, it is computed anew.
+            return out if name in sparse.ONLY_PARTS else self.compute_first(func, flat, spec, gpu)
         if func.is_view and shares_memory(flat_out, flat):  # `to`, `contiguous` and `reshape` may make a copy
             return out
         return self.compute_after(func, flat, spec, out, draw)
@@ -141,15 +145,20 @@ class Values(TorchDispatchMode):
     def compute_first(self, func: Any, flat: list, spec: Any, gpu: torch.device) -> Any:
         """Compute an operation whose result has a size that depends on values; the CPU waits for this size."""
         torch.cuda.current_stream(gpu).synchronize()
-        args, kwargs = tree_unflatten([to_cpu(value) for value in flat], spec)
+        given = [to_cpu(value) for value in flat]
+        args, kwargs = tree_unflatten(given, spec)
         found, out_spec = tree_flatten(self.run(func, args, kwargs, self.draw(func, flat)))
+        own = {id(value): on_gpu for value, on_gpu in zip(given, flat, strict=True) if isinstance(value, torch.Tensor)}
+        for value in written(func, args, kwargs):  # a dense tensor shares its memory with the CPU's
+            if sparse.is_sparse(value) and own[id(value)].is_cuda:
+                sparse.overwrite(own[id(value)], to_gpu(value, gpu))
+        stays = any(isinstance(value, torch.device) and value.type == "cpu" for value in flat)
         made = []
         for value in found:
-            if isinstance(value, torch.Tensor):
-                on_gpu = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=gpu)
-                alias(on_gpu).copy_(value)
-                value = on_gpu
-            made.append(value)
+            if id(value) in own:
+                made.append(own[id(value)])
+            else:
+                made.append(to_gpu(value, gpu) if isinstance(value, torch.Tensor) and not stays else value)
         return tree_unflatten(made, out_spec)
 
     def compute_after(self, func: Any, flat: list, spec: Any, out: Any, draw: Draw | None) -> Any:
@@ -227,6 +236,14 @@ def without_check(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def written(func: Any, args: Any, kwargs: Any) -> list:
+    """Return the tensors that an operation changes."""
+    arguments = func._schema.arguments
+    names = [each.name for each in arguments if each.alias_info and each.alias_info.is_write]
+    given = dict(zip([each.name for each in arguments], args, strict=False)) | kwargs
+    return [value for value in tree_flatten([given.get(name) for name in names])[0] if isinstance(value, torch.Tensor)]
+
+
 def has_mask(name: str, args: Any) -> bool:
     """Whether this is x[mask], whose number of elements depends on the values of the mask."""
     return name == "index" and any(
@@ -238,6 +255,15 @@ def shares_memory(made: list, given: list) -> bool:
     """Whether all tensors that an operation made lie in memory that it was given."""
     own = {value.untyped_storage().data_ptr() for value in given if isinstance(value, torch.Tensor)}
     return all(value.untyped_storage().data_ptr() in own for value in made if isinstance(value, torch.Tensor))
+
+
+def to_gpu(tensor: torch.Tensor, gpu: torch.device) -> torch.Tensor:
+    """Return a tensor on a GPU with the values of one on the CPU."""
+    if sparse.is_sparse(tensor):
+        return sparse.of_parts(tensor, [to_gpu(part.contiguous(), gpu) for part in sparse.parts(tensor)])
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=gpu)
+    alias(made).copy_(tensor)
+    return made
 
 
 def to_cpu(value: Any) -> Any:
