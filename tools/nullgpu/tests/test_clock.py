@@ -178,8 +178,9 @@ def test_a_gpu_of_ones_own_says_what_differs(tmp_path: Path) -> None:
 def test_the_report_of_a_training_its_figures_and_its_time_line(tmp_path: Path, nullgpu: Run) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\nm = torch.nn.Linear(4096, 4096).cuda()\no = torch.optim.SGD(m.parameters(), 0.1)\n"
-        "d = torch.utils.data.DataLoader(torch.zeros(64, 4096), 4)\n"
+        "import time, torch\nm = torch.nn.Linear(4096, 4096).cuda()\no = torch.optim.SGD(m.parameters(), 0.1)\n"
+        "def read(rows):\n    time.sleep(0.005)\n    return torch.stack(rows)\n"  # longer than the GPU computes
+        "d = torch.utils.data.DataLoader(torch.zeros(64, 4096), 4, collate_fn=read)\n"
         "for x in d:\n    o.zero_grad()\n    m(x.cuda()).sum().backward()\n    o.step()\n"
     )
     trace, figures = tmp_path / "trace.json", tmp_path / "figures.json"

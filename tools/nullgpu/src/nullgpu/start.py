@@ -1,7 +1,9 @@
 """Prepare a process in which torch has just been imported."""
 
+import atexit
 import os
 import sys
+import time
 import traceback
 
 import torch
@@ -21,6 +23,9 @@ def start() -> None:
 
 def install() -> None:
     """Install what the options of the command ask for."""
+    # A thread of autograd may still have to let go of a Python object. If it does so after the interpreter has begun to
+    # end, PyTorch ends the process with "terminate called without an active exception".
+    atexit.register(time.sleep, 0.03)
     use_own_cells()
     print_from_cpu()
     settings = library.settings()
