@@ -32,9 +32,9 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 whether the worker has used it), locked (the data set has a lock), lines (that set the attributes)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
                 the states that they had before)
-    model       a model is called first: model (number), cls, made (line), parameters, sharded, groups (of FSDP),
-                blocks (modules of one kind in a row), mesh_dims, tensor_parallel (sharded, but not by FSDP),
-                local_norms
+    model       a model is called first: model (number), cls, made (line), parameters, elements (of all parameters),
+                sharded, groups (of FSDP), blocks (modules of one kind in a row), mesh_dims, tensor_parallel (sharded,
+                but not by FSDP), local_norms
     empty       a model got uninitialized memory: to_empty()
     ddp         DistributedDataParallel was made: cls, frozen (number of parameters), find_unused,
                 broadcast (of buffers), among (ranks over which it averages)
@@ -207,6 +207,7 @@ class Event(TypedDict, total=False):
     cls: str
     made: str
     parameters: int
+    elements: int
     sharded: bool
     groups: int
     blocks: int

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..runs import Launch, Run
 from . import (
+    apart,
     files,
     influence,
     meanings,
@@ -85,7 +86,7 @@ def judge(runs: list[Run]) -> Diagnosis:
     wrong = {finding.check: finding for finding in found if finding.kind == FAULT}
     further = (*COMPARISONS.values(), *asked_for(runs))
     explained = {check.name for check in further if wrong.keys() & set(check.after)}
-    if runs and weights.drift(runs[0]):  # a resumed run may end before its ranks average their weights
+    if runs and apart.drift(runs[0]):  # a resumed run may end before its ranks average their weights
         found = [f for f in found if f.check != "weights_agree" or f.run not in names_of_resumed(runs)]
     found = [finding for finding in found if finding.check not in explained]
     for check in (*CHECKS, *COMPARISONS.values()):

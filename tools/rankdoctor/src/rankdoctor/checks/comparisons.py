@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run, passes_with_batches
+from .apart import differing, several_models
 from .base import CannotJudge, Check, Finding, fault, hint, need, need_none, seen
 from .same_validation import same_validation
 from .updates import planned_steps
-from .weights import differing, several_models
 
 RESUME = "forgetful_resume"
 

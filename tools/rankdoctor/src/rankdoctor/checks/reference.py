@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run
+from .apart import drift, several_models
 from .asked import asked
 from .base import Finding, NotUsed, fault, hint, need, need_none, seen, some
-from .weights import drift, several_models
 
 OUTPUTS = {False: 1e-4, True: 0.1}
 """relative difference of outputs that rounding explains, in 32 bits and in 16"""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from ..events import Event
 from ..runs import Rank, Run
+from .apart import differing
 from .base import Finding, fault, hint, need, seen
-from .weights import differing
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.]*\w)|(?<![\w.])[-+]?\d+\.\d+")
 NO_RESULT = re.compile(r"lr|rate|time|sec|speed|second|per|mem|[gmk]i?b\b|world|rank|/s", re.IGNORECASE)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run
+from .apart import several_models
 from .base import ONE_EPOCH, CannotJudge, Finding, Observed, check, fault, hint, need, need_none, need_use, seen
 from .inputs import ordered_apart, same_inputs
-from .weights import several_models
 
 
 @check(
@@ -198,6 +198,7 @@ def held_out(run: Run) -> Iterator[Finding]:
     trained, validated = _by_base(run, run.training), _by_base(run, run.validating)
     bases = trained.keys() & validated.keys()
     need(bases, "training and validation samples come from different data sets, or have no numbers")
+    need_none(several_models(run))
     seen(sum(len(validated[base][0]) for base in bases), "validation samples")
     for base in sorted(bases):
         common, at = len(trained[base][0] & validated[base][0]), validated[base][1]

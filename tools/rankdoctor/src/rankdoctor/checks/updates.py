@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run
+from .apart import differing
 from .base import Finding, check, cost, fault, hint, need, need_none, need_updates, need_use, seen, shows, some
-from .weights import differing
 
 UNEVEN = 1.25
 """times that an element may count more than another before it is said"""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run
+from .apart import trains_several
 from .base import (
     NO_VALIDATION,
     Finding,
@@ -20,7 +21,6 @@ from .base import (
     shows,
     some,
 )
-from .weights import trains_several
 
 
 def _first_passes(run: Run) -> list[tuple[tuple, dict[int, Event]]]:

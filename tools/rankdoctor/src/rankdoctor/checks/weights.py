@@ -1,32 +1,11 @@
 """Gradients, weights, buffers and learning rates: the same on all ranks."""
 
-import math
 from collections.abc import Iterator
-from typing import Literal
 
 from ..events import Event, model_and_name
 from ..runs import Run
+from .apart import chosen_models, differing, equal, several_models, trains_several, why_apart
 from .base import Finding, check, fault, hint, need, need_none, need_use, seen, some
-
-TOLERANCE = 1e-6
-
-
-def differing(events: tuple[Event, ...], what: Literal["gradients", "weights"]) -> list[str]:
-    """Return the names whose sums are not the same on all ranks; a name that some rank lacks is not compared."""
-    found = []
-    for name, first in events[0][what].items():
-        others = [e[what][name] for e in events[1:] if name in e[what]]
-        if any(not _equal(first, other) for other in others):
-            found.append(name)
-    return found
-
-
-def _equal(one: list[float] | None, other: list[float] | None) -> bool:
-    if one is None or other is None:
-        return one is None and other is None
-    if any(map(math.isnan, (*one, *other))):
-        return any(map(math.isnan, one)) == any(map(math.isnan, other))
-    return all(a == b or abs(a - b) <= TOLERANCE * max(one[1], other[1]) for a, b in zip(one, other, strict=True))
 
 
 @check(
@@ -47,7 +26,14 @@ def weights_agree(run: Run) -> Iterator[Finding]:
     need(steps, "no update was seen on all ranks")
     names = compared_weights(steps)
     need(names, "the ranks have no weights of the same names")
-    need_none(several_models(run))
+    need_none(chosen_models(run))
+    if reason := why_apart(run):
+        yield hint(
+            where_made(run) or steps[0][0]["at"],
+            f"the ranks exchange no gradients and no weights in training, so each has a model of its own; {reason}",
+            "nothing, if you train several models; if it should be one, wrap it in DistributedDataParallel",
+        )
+        return
     need(not joined_later(steps), "the ranks train apart, and average some of the weights now and then")
     parts = parts_of_ranks(run, steps, names)
     but = f", without {len(parts)} of which each rank has its own part" if parts else ""
@@ -123,14 +109,6 @@ def shared_agree(run: Run) -> Iterator[Finding]:
 def _is_random(values: list[float] | None) -> bool:
     """Return whether a weight with this sum, and sum of absolute values, has positive and negative numbers."""
     return values is not None and abs(values[0]) < 0.9 * values[1]
-
-
-def drift(run: Run) -> bool:
-    """Return whether the weights of the ranks differ at times and are equal later, as those that are averaged are."""
-    if run.world < 2:
-        return False
-    unequal = [bool(differing(events, "weights")) for events in run.aligned("gradients")]
-    return any(unequal) and not all(unequal[unequal.index(True) :])
 
 
 def joined_later(steps: list[tuple[Event, ...]]) -> set[str]:
@@ -362,7 +340,7 @@ def teachers_agree(run: Run) -> Iterator[Finding]:
             continue  # not every rank calls it
         taught = min(map(len, calls)) >= len(run.first.all("update")) / 2  # in training, on every rank
         sums = [[e["others"][number] for e in events] for events in steps if all(number in e["others"] for e in events)]
-        unequal = [any(not _equal(of_ranks[0], other) for other in of_ranks) for of_ranks in sums]
+        unequal = [any(not equal(of_ranks[0], other) for other in of_ranks) for of_ranks in sums]
         moves = len({str(of_ranks[0]) for of_ranks in sums}) > 1
         if len(unequal) > 3 and sum(unequal) > len(unequal) / 2 and unequal[-1] and (taught or moves):
             text = (
@@ -395,7 +373,7 @@ def buffers_agree(run: Run) -> Iterator[Finding]:
         name
         for name in moving
         if sum(
-            not _equal(events[0]["kept_buffers"].get(name), e["kept_buffers"].get(name))
+            not equal(events[0]["kept_buffers"].get(name), e["kept_buffers"].get(name))
             for events in steps
             for e in events[1:]
         )
@@ -421,6 +399,7 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
     steps = run.aligned("gradients")
     need(steps, "no update was seen on all ranks")
     need(not trains_several(run, steps), "each rank trains a model of its own")
+    need_none(several_models(run))
     # with Join, a rank that has ended its pass is a schedule ahead of one that makes the same update in it
     compared = [] if run.any("join") else steps
     for events in compared:
@@ -448,30 +427,6 @@ def learning_rates_agree(run: Run) -> Iterator[Finding]:
             return
     need(compared, "the script uses Join, in which ranks may end at different updates")
     seen(len(compared), "updates compared")
-
-
-def trains_several(run: Run, steps: list[tuple[Event, ...]]) -> bool:
-    """Return whether each rank trains a model of its own, as in a search for hyperparameters: nothing is exchanged."""
-    if run.any("ddp") or run.sharded or drift(run):
-        return False
-    return all(differing(events, "gradients") and differing(events, "weights") for events in steps)
-
-
-def several_models(run: Run) -> list[str]:
-    """Return why the ranks seem to train several models on purpose, such as the members of an ensemble.
-
-    If the ordinary run shows that, a provoked one does not count: it may end before the ranks save their models.
-    """
-    if run.ordinary and run.ordinary.ranks and (why := several_models(run.ordinary)):
-        return why
-    if any(e.get("among", run.world) < run.world for e in run.first.all("ddp")):
-        return ["DistributedDataParallel averages over some of the ranks, as the script asks"]
-    steps = run.aligned("gradients")
-    files = [{e["file"] for e in rank.all("save") if e["file"] and e["tensors"]} for rank in run.ranks]
-    own = all(files) and sum(map(len, files)) == len(set.union(*files))
-    if own and steps and trains_several(run, steps) and differing(steps[0], "weights"):
-        return ["each rank trains a model of its own, and saves it to a file of its own"]
-    return []
 
 
 def _other_metric(run: Run, events: tuple[Event, ...], rates: str) -> Finding | None:
