@@ -135,3 +135,35 @@ def test_copies_of_workers_divided_layers_parts_and_own_updates(
     report, found = doctor.findings(script, *([words] if words else []))
     found.pop("same_meaning", None)  # follows from another scaling of the samples
     assert report["errors"] == [] and found == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("folds", "each validates samples that only other ranks train on"),
+        ("rates", "their optimizers were made with different learning rates"),
+        ("sizes", "their models have different sizes: 161, 321 weights"),
+        ("bags", "the samples are not shared among them either"),
+    ],
+)
+def test_ranks_that_train_models_of_their_own_are_asked_and_not_accused(how: str, said: str, doctor: Doctor) -> None:
+    report, found = doctor.findings("apart.py", how)
+    assert found.pop("weights_agree") == "made"
+    assert not found, report["findings"]
+    (note,) = report["findings"]
+    assert note["kind"] == "NOTE" and said in note["text"]
+
+
+@pytest.mark.slow
+def test_ranks_that_share_the_samples_and_exchange_nothing_are_accused(doctor: Doctor) -> None:
+    report, found = doctor.findings("apart.py", "forgotten")
+    assert found["weights_agree"] == "made" and report["findings"][0]["kind"] == "FAULT"
+
+
+@pytest.mark.slow
+def test_a_model_that_sends_messages_is_not_called_by_one_rank_alone(doctor: Doctor) -> None:
+    """Otherwise the ranks wait for each other for ever."""
+    report, found = doctor.findings("--influence", "--reference", "--seconds", 100, "halo.py")
+    assert not found, report["findings"]
+    assert report["updates"] == [8]

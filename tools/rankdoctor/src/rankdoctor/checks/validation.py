@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run
-from .apart import trains_several
+from .apart import several_models, trains_several
 from .base import (
     NO_VALIDATION,
     Finding,
@@ -108,6 +108,7 @@ def validation_repeated(run: Run) -> Iterator[Finding]:
 @check("The ranks exchange the results of a validation that they share.", exercise="two_accuracies", ranks=True)
 def results_combined(run: Run) -> Iterator[Finding]:
     """Otherwise rank 0 prints the result of its own part of the samples."""
+    need_none(several_models(run))
     for kind, parts in _first_passes(run):
         share = {rank: len(set(run.numbers(event))) for rank, event in parts.items()}
         of_all_ranks = set().union(*(run.numbers(event) for event in parts.values()))
@@ -261,6 +262,7 @@ def validation_statistics(run: Run) -> Iterator[Finding]:
     calls = run.in_step("forward", grad=False, train=False)
     need(calls, "no validation in evaluation mode was seen")
     need(not trains_several(run, run.aligned("gradients")), "each rank trains a model of its own")
+    need_none(several_models(run))
     with_statistics = [events for events in calls if all(e.get("buffers") for e in events)]
     need_use(with_statistics, "statistics of batch norm that each rank computes for itself")
     seen(len(with_statistics), "calls in validation, compared")

@@ -41,6 +41,7 @@ NAMES = [
     "scatter_object_list",
 ]
 """of PyTorch 2.11 to 2.15; some versions lack some of them"""
+MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 FUNCTIONAL_NAMES = (
     "all_gather_single",
     "all_gather_single_autograd",
@@ -67,7 +68,7 @@ def install() -> None:
     for name in NAMES:
         if hasattr(dist, name):
             patch(dist, name, _collective(name), dist.distributed_c10d)
-    for name in ("send", "recv", "isend", "irecv", "batch_isend_irecv"):
+    for name in MESSAGES:
         patch(dist, name, _noting("message"), dist.distributed_c10d)
     functional, differentiable = (importlib.import_module(f"torch.distributed.{name}") for name in FUNCTIONAL)
     for name in FUNCTIONAL_NAMES:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..influence import random_state, restore_random
-from .collectives import NAMES
+from .collectives import MESSAGES, NAMES
 from .common import address, patch, state
 
 PLACES = {
@@ -25,6 +25,9 @@ PLACES = {
     "parallelize_module": ("torch.distributed.tensor.parallel",),
 }
 """functions that change a module in place, and the modules that offer them"""
+
+
+OWN_GENERATOR = "the model draws from a generator of the script's own"
 
 
 class Kept:
@@ -92,6 +95,8 @@ def plain_copy(model: nn.Module) -> nn.Module:
     """Return a copy for one process, on the CPU and in 32 bits. All ranks call this. Raises NoCopy."""
     values = {name: full(p) for name, p in model.named_parameters()}  # collectives first, on all ranks alike
     buffers = {name: full(buffer) for name, buffer in model.named_buffers()}
+    if any(isinstance(held, torch.Generator) for module in model.modules() for held in vars(module).values()):
+        raise NoCopy(OWN_GENERATOR)
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise NoCopy("FullyShardedDataParallel keeps its weights in one long tensor (fully_shard can be judged)")
     try:
@@ -115,7 +120,12 @@ def plain_copy(model: nn.Module) -> nn.Module:
 
 
 def copied(values: Any) -> Any:
-    """Return arguments or outputs with copies of their tensors: whole ones, on the CPU, floats in 32 bits."""
+    """Return arguments or outputs with copies of their tensors: whole ones, on the CPU, floats in 32 bits.
+
+    Raises NoCopy for a generator of random numbers: a second call would draw other ones, and leave the script others.
+    """
+    if any(isinstance(leaf, torch.Generator) for leaf in tree_leaves(values)):
+        raise NoCopy(OWN_GENERATOR)
     return tree_map(lambda leaf: full(leaf) if isinstance(leaf, torch.Tensor) else leaf, values)
 
 
@@ -126,13 +136,13 @@ def rank() -> int:
 
 @contextlib.contextmanager
 def without_collectives() -> Iterator[None]:
-    """Let a collective in the forward of the copy raise an error: the other ranks would not take part in it."""
+    """Let a collective or a message in the forward of the copy raise an error: other ranks would take no part in it."""
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("the model's own forward or backward calls a collective")
+        raise RuntimeError("the model's own forward or backward calls a collective, or sends a message")
 
     functional = torch.distributed._functional_collectives
-    places = [(dist, name) for name in NAMES] + [(dist.distributed_c10d, name) for name in NAMES]
+    places = [(place, name) for place in (dist, dist.distributed_c10d) for name in (*NAMES, *MESSAGES)]
     places += [(functional, name) for name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor")]
     kept = [(place, name, getattr(place, name)) for place, name in places if hasattr(place, name)]
     try:

@@ -65,6 +65,8 @@ class Reference:
     calls: list[Call] = []  # noqa: RUF012  (one for the process, as the class is)
     done = False
     steps = 0
+    versions: dict[str, int] = {}  # noqa: RUF012
+    """of the weights when they were copied"""
     after: dict[str, torch.Tensor] = {}  # noqa: RUF012
     """this rank's parts of the gradients after the last backward pass"""
 
@@ -129,6 +131,9 @@ def begin(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Call | None
             if Reference.core is None:
                 Reference.wrapped, Reference.core = module, core_of(module)
                 Reference.plain = copies.plain_copy(Reference.core)
+                Reference.versions = versions_of(Reference.core)
+            elif versions_of(Reference.core) != Reference.versions:
+                Reference.failed = "the script changes weights between calls of the model, before its first update"
             if Reference.failed:
                 return None
             args, kwargs = copies.copied((args, kwargs))
@@ -136,6 +141,11 @@ def begin(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Call | None
         except Exception as error:
             Reference.failed = str(error) if isinstance(error, copies.NoCopy) else repr(error)[:200]
             return None
+
+
+def versions_of(model: nn.Module) -> dict[str, int]:
+    """Return how often each weight was changed in place; of sharded ones PyTorch itself changes them."""
+    return {} if copies.is_sharded(model) else {name: p._version for name, p in model.named_parameters()}
 
 
 def is_half(model: nn.Module) -> bool:
