@@ -1,6 +1,6 @@
 """Faults in processes, collectives, devices and time."""
 
-from doctor_events import TRAIN, add, at, change
+from doctor_events import SAMPLES, STEPS, TRAIN, add, at, change
 from faulty import faulty
 from rankdoctor.runs import Run
 
@@ -104,6 +104,20 @@ def devices(run: Run, gpus: int, asked: bool = False) -> None:
         rank.events.insert(2, event)
 
 
+def data_of_its_own_on_each_rank(run: Run, batches: int) -> None:
+    """Rank 1 has another, smaller data set, from which its loader makes so many batches."""
+    for e in run.ranks[1].events:
+        if e["e"] == "dataset" and e["dataset"] == 0:
+            e["size"] = SAMPLES - 2
+        elif e["e"] == "pass" and e["loader"] == TRAIN:
+            e["batches"] = batches
+
+
+@faulty("equal_steps", "FAULT", 10)
+def other_data_and_one_batch_less_on_rank_1(run: Run) -> None:
+    data_of_its_own_on_each_rank(run, STEPS - 1)
+
+
 @faulty("equal_steps", "FAULT", 10)
 def a_stream_that_ends_earlier_on_one_rank(run: Run) -> None:
     stream(run, 4, 2)
@@ -139,8 +153,31 @@ def trace(run: Run, updates: int) -> None:
         rank.events.append({"e": "profiled", "step": 8, "t": 9.0, "at": at(40), "updates": updates})
 
 
+def own_collectives(run: Run) -> None:
+    """The script adds its gradients up, with async_op=True, and waits."""
+    add(run, "collective", 44, name="all_reduce", size=9, everyone=True, own=True, gradient=True, in_step=False)
+
+
+@faulty("waited_for", "FAULT", 44)
+def handles_that_nobody_waits_for(run: Run) -> None:
+    own_collectives(run)
+    add(run, "unwaited", 44, (1,), count=5, values=6)
+
+
 def messages(run: Run, overwrites: bool) -> None:
     add(run, "message", 41, overwrites=overwrites)
+
+
+def a_halo(run: Run, backward: bool) -> None:
+    """The forward of a Function sends and receives; with ``backward`` its backward does, too."""
+    add(run, "inner", 41, name="message", sums=False, features=False, in_function=True)
+    if backward:
+        add(run, "message", 42, overwrites=False, backward=True)
+
+
+@faulty("messages_return", "FAULT", 41)
+def a_halo_whose_gradient_stays(run: Run) -> None:
+    a_halo(run, backward=False)
 
 
 @faulty("kept_inputs", "FAULT", 41)

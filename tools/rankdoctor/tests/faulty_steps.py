@@ -145,6 +145,20 @@ def schedule_counts_all_samples(run: Run) -> None:
     change(run, "schedule", length=16)
 
 
+def sharded_and_accumulated(run: Run) -> None:
+    """fully_shard adds up two backward passes for each update."""
+    change(run, "model", sharded=True, groups=5)
+    change(run, "update", backwards=[at(44)] * 2, followed=1, thrown=[])
+
+
+@faulty("gradients_used", "FAULT", 45)
+def a_last_group_whose_gradients_are_not_exchanged(run: Run) -> None:
+    sharded_and_accumulated(run)
+    for rank in run.ranks:
+        for e in rank.all("gradients")[3::4]:
+            e["gradients"] = dict.fromkeys(e["gradients"])
+
+
 @faulty("gradients_used", "FAULT", 42)
 def zeroed_before_each_part(run: Run) -> None:
     change(run, "update", thrown=[[at(44), at(42)]] * 3, backwards=[at(44)] * 4)

@@ -151,6 +151,15 @@ def average_on_rank_0_only(run: Run) -> None:
         rank.events.extend(calls)
 
 
+@faulty("teachers_agree", "FAULT", 60)
+def a_target_that_rank_0_alone_replaces_late(run: Run) -> None:
+    """It is equal for most of the updates that are looked at, and other weights from then on."""
+    average_on_rank_0_only(run)
+    for rank in run.ranks:
+        for e in rank.all("gradients"):
+            e["others"] = {"7": [1.0 + (e["count"] > 4) * (1 - rank.number), 2.0]}
+
+
 @faulty("weights_agree", "FAULT", 45)
 def gradients_of_two_tasks_that_nobody_averages(run: Run) -> None:
     """They come from torch.autograd.grad, which DistributedDataParallel does not see."""

@@ -167,3 +167,9 @@ def test_a_model_that_sends_messages_is_not_called_by_one_rank_alone(doctor: Doc
     report, found = doctor.findings("--influence", "--reference", "--seconds", 100, "halo.py")
     assert not found, report["findings"]
     assert report["updates"] == [8]
+
+
+@pytest.mark.slow
+def test_a_halo_whose_gradient_is_not_sent_back_is_found(doctor: Doctor) -> None:
+    report, found = doctor.findings("halo.py", "lost")
+    assert found == {"messages_return": "sent"}, report["findings"]

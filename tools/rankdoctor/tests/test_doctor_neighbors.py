@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from doctor_events import NAMES, SAMPLES, TRAIN, VAL, add, at, change, correct_run
-from faulty_processes import devices, messages, stream, unused
+from doctor_events import NAMES, SAMPLES, STEPS, TRAIN, VAL, add, at, change, correct_run
+from faulty_processes import a_halo, data_of_its_own_on_each_rank, devices, messages, own_collectives, stream, unused
 from faulty_samples import (
     contrast,
     contrast_mask,
@@ -27,6 +27,7 @@ from faulty_steps import (
     checkpointed,
     clip,
     gradients_are_added_up_only,
+    sharded_and_accumulated,
     two_batches_for_each_update,
     two_optimizers,
 )
@@ -302,6 +303,14 @@ def a_rank_that_validates_one_batch_more(run: Run) -> None:
             rank.events[place:place] = [dict(calls[3])]
 
 
+def as_many_batches_from_data_sets_of_other_sizes(run: Run) -> None:
+    data_of_its_own_on_each_rank(run, STEPS)
+
+
+def a_halo_whose_gradient_comes_back(run: Run) -> None:
+    a_halo(run, backward=True)
+
+
 def other_rates_in_a_join(run: Run) -> None:
     """The rank that has ended its pass is an epoch, and its schedule a step, ahead of the other."""
     add(run, "join", 42)
@@ -437,10 +446,11 @@ RIGHT = [
     members_of_a_population_are_tried_without_a_backward_pass, divided_optimizer,
     shared_weights_that_differ_before_the_parts_are_clipped,
     a_frozen_part_in_evaluation_mode, two_optimizers_with_gradients_of_their_own,
-    parts_that_are_received_into_tensors_of_their_own, federated_weights_with_private_norms,
+    parts_that_are_received_into_tensors_of_their_own, own_collectives, federated_weights_with_private_norms,
     workers_that_learn_of_the_epoch_in_shared_memory, workers_whose_samples_are_random_anyway,
     one_scaling_for_all_ranks, a_scaling_that_is_called_local, samples_of_all_numbers_are_drawn_with_replacement,
     layers_that_are_divided_by_hand, an_average_in_16_bits_that_follows,
+    a_halo_whose_gradient_comes_back, as_many_batches_from_data_sets_of_other_sizes, sharded_and_accumulated,
     a_rank_that_validates_one_batch_more, other_rates_in_a_join, members_of_an_ensemble,
     members_that_are_wrapped_by_a_group_of_one, a_pretraining_that_each_rank_repeats,
     a_schedule_of_updates_with_accumulation, a_schedule_of_batches_with_accumulation,

@@ -233,6 +233,8 @@ def test_correct_scripts_are_silent(how: str, tmp_path: Path) -> None:
         ("ddp,penalty", "the loss uses the weights themselves"),
         ("ddp,inner", "the loss uses values from inside the model"),
         ("ddp,noise", "the script changes its gradients after backward"),
+        ("ddp,moved", "the script changes weights between calls of the model"),
+        ("ddp,generator", "the model draws from a generator of the script's own"),
     ],
 )
 def test_what_a_copy_cannot_repeat_is_not_judged(how: str, why: str, tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 caller is a file of the user's), gradient (whether the tensor is a gradient), features
                 (tensors of several dimensions that need gradients), backward, in_step (called in it, or in an update),
                 passes (backward passes since the last update)
+    unwaited    before an update: a line that starts collectives (async_op=True) which nothing has waited for, count (of
+                those whose tensors are gradients of this optimizer), values (gradients that it has)
     total       a tensor is added up over the ranks that was added up before: again (it held that total), before
     divisor     a loss is divided by a sum over the ranks: total, own (what this rank has put into it), summed_at, times
                 (by which other numbers the loss is multiplied)
@@ -88,12 +90,13 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     mapping     at the first update: a dictionary that numbers names: name, size, entries (some of them)
     statistics  a pair such as mean and std that the script holds before the first update, and unchanged after some:
                 name, pair (of each: sum, sum of absolute values)
-    inner       a collective is called in a model's forward: name, features, sums (a Function of the script's adds up
-                activations over the ranks, as layers do that are divided)
+    inner       a collective, or a message, is called in a model's forward: name, features, sums (a Function of the
+                script's adds up activations over the ranks, as layers do that are divided), in_function (of a message:
+                a Function of the script's that has a backward pass)
     functional  one of torch's functional or differentiable collectives is called: name
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline: overwrites (it
-                is received into the memory of an input whose backward pass is still to come)
+                is received into the memory of an input whose backward pass is still to come), backward (called in it)
     contrast    a cross-entropy whose targets are columns in a row, over gathered features: target (the first column),
                 own (that of this rank's first features), columns
     contrast_mask   a loss over gathered features has a mask about one column of each row: mask (its number in the

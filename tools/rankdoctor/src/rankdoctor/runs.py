@@ -153,7 +153,7 @@ class Run:
         """Whether ranks have different parts of a model's computation; some of them then rightly share inputs."""
         models = [e for rank in self.ranks for e in rank.all("model")]
         found = any(e["mesh_dims"] > 1 or e.get("tensor_parallel") for e in models)
-        return found or self.any("message") or self.divides_layers
+        return found or self.any("message") or self.any("inner", name="message") or self.divides_layers
 
     @cached_property
     def divides_layers(self) -> bool:

@@ -150,7 +150,11 @@ def to_end_of_pass(plan: Plan, usual: Run) -> Plan | None:
     A script that accumulates gradients comes to a shorter group there, if the batches are no multiple of a group. And
     one whose optimizer has weights that were frozen when DDP was made may unfreeze them before.
     """
-    parts = Counter(e["followed"] for e in usual.first.all("update") if e.get("followed")).most_common(1)
+    updates = usual.first.all("update")
+    if usual.sharded:  # without its exchange, fully_shard keeps what it adds up for itself
+        parts = Counter(len(e["backwards"]) for e in updates if e["backwards"]).most_common(1)
+    else:
+        parts = Counter(e["followed"] for e in updates if e.get("followed")).most_common(1)
     passes = [e for e in usual.first.all("pass") if e["loader"] in usual.training and "batches" in e]
     if not parts or not passes or not plan.settings["batches"]:
         return None

@@ -1,4 +1,9 @@
-"""A model whose forward sends messages: each rank has a part of each field, and needs a column of its neighbor's."""
+"""A model whose forward sends messages: each rank has a part of each field, and needs a column of its neighbor's.
+
+With the word "lost" the gradient of this column is not sent back.
+"""
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -15,14 +20,15 @@ class Halo(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN001
         own = gradient[..., :-1].clone()
-        own[..., :1] += exchanged(gradient[..., -1:])
+        if "lost" not in sys.argv:
+            own[..., :1] += exchanged(gradient[..., -1:])
         return own
 
 
 def exchanged(column: torch.Tensor) -> torch.Tensor:
     """Send a column to the neighbor, and return the neighbor's."""
     got = torch.empty_like(column.contiguous())
-    sending = dist.isend(column.contiguous(), 1 - dist.get_rank())
+    sending = dist.isend(column.contiguous(), 1 - dist.get_rank())  # LINE sent
     dist.recv(got, 1 - dist.get_rank())
     sending.wait()
     return got
@@ -31,10 +37,10 @@ def exchanged(column: torch.Tensor) -> torch.Tensor:
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two = nn.Conv1d(1, 4, 2), nn.Conv1d(4, 1, 1)
+        self.one, self.two = nn.Conv1d(1, 4, 2), nn.Conv1d(4, 1, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.two(torch.tanh(self.one(Halo.apply(x))))
+        return self.two(Halo.apply(torch.tanh(self.one(Halo.apply(x)))))
 
 
 def main() -> None:

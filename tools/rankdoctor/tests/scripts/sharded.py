@@ -44,9 +44,12 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList([Block(), Block()])
         self.unused = nn.Linear(3, 3)
         self.head = nn.Linear(WIDTH, 6)
+        self.noise = torch.Generator().manual_seed(1) if "generator" in words else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.drop(self.first(x))
+        if self.noise:
+            x = x + 0.1 * torch.randn(x.shape, generator=self.noise).to(x)
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -117,6 +120,9 @@ def main() -> None:
             if "inner" in words:
                 loss = loss + 0.1 * model.module.blocks[0].last.square().mean()
             (loss / world if "loss_divided" in words else loss).backward()
+            if "moved" in words:  # as sharpness-aware minimization moves them
+                with torch.no_grad():
+                    weights[0].add_(1e-2)
         if "divided" in words:
             for p in weights:
                 if p.grad is not None:

@@ -14,7 +14,8 @@ SIZED = ("all_reduce", "broadcast", "reduce")
 @check("All ranks have the same number of training batches.", exercise="one_image_more", ranks=True)
 def equal_steps(run: Run) -> Iterator[Finding]:
     """Every step averages gradients over all ranks, so a rank with one step more waits for ranks that have ended."""
-    epochs = run.epochs(run.training)
+    alike = run.epochs(run.training)
+    epochs = with_own_sizes(alike, run.world)
     need(epochs, "no training with a DataLoader was seen")
     need(not run.any("join"), "the script uses Join, for uneven numbers of steps")
     exchanging = run.sharded or run.any("ddp")
@@ -39,6 +40,8 @@ def equal_steps(run: Run) -> Iterator[Finding]:
                     continue
                 text = f"the ranks have different numbers of batches in an epoch ({listed})"
                 fix = "leave out the last global batch if it cannot be shared, or use DistributedSampler"
+                if len(alike[kind][0]) < run.world:
+                    fix = "take as many steps on each rank as the rank with the fewest batches has, or use Join"
                 if not parts[0].get("batches"):
                     fix = "give each rank equally many samples of the stream, stop at the shortest, or use Join"
                 if exchanging:
@@ -51,6 +54,19 @@ def equal_steps(run: Run) -> Iterator[Finding]:
                 compared += sum(ended)
     need_none(doubts)
     seen(compared, "batches of all ranks, equally many on each")
+
+
+def with_own_sizes(epochs: dict[tuple, list[dict[int, Event]]], world: int) -> dict[tuple, list[dict[int, Event]]]:
+    """Return passes with those of one line put together in which each rank has a data set of its own size."""
+    found = {kind: passes for kind, passes in epochs.items() if len(passes[0]) == world}
+    rest = [kind for kind in epochs if kind not in found]
+    for line in {kind[0]: None for kind in rest}:
+        kinds = [kind for kind in rest if kind[0] == line]
+        ranks = [rank for kind in kinds for rank in epochs[kind][0]]
+        if len(ranks) == len(set(ranks)) == world:
+            together = zip(*(epochs[kind] for kind in kinds), strict=False)
+            found[kinds[0]] = [{rank: e for parts in ones for rank, e in parts.items()} for ones in together]
+    return found
 
 
 def fillers_of(run: Run, number: int, event: Event) -> int:
@@ -179,6 +195,43 @@ def hang(run: Run) -> Iterator[Finding]:
 
 def _short(place: str) -> str:
     return place.rsplit("/", 1)[-1]
+
+
+@check("What a model sends to other ranks in forward comes back in backward.")
+def messages_return(run: Run) -> Iterator[Finding]:
+    """The gradient of what a rank has received belongs to the rank that sent it, which must add it to its own.
+
+    So it is with the halo of a domain that is divided among the ranks.
+    """
+    sent = [e for e in run.first.all("inner", name="message") if e.get("in_function")]
+    need_use(sent, "messages in the forward of a torch.autograd.Function")
+    need(len(run.first.all("update")) > 1, "no two updates were seen")
+    if not run.any("message", backward=True):
+        yield fault(
+            sent[0]["at"],
+            f"the forward of a torch.autograd.Function sends and receives here, {len(sent)} times in training, and no "
+            "backward sends anything: the gradient of what came from another rank is lost",
+            "send the gradient of the received part back, and add it to that of the part that was sent",
+        )
+        return
+    seen(len(run.first.all("message", backward=True)), "messages in backward")
+
+
+@check("An update waits for the collectives that add its gradients up.")
+def waited_for(run: Run) -> Iterator[Finding]:
+    """With async_op=True a collective returns before its tensor has the sum; only wait() of its handle says when."""
+    need_use(any(rank.all("collective", gradient=True) for rank in run.ranks), "collectives of its own for gradients")
+    for rank in run.ranks:
+        if found := rank.all("unwaited"):
+            yield fault(
+                found[0]["at"],
+                f"nothing has waited for {found[0]['count']} of the collectives that are started here when update "
+                f"{found[0]['step'] + 1} uses their tensors, {found[0]['values']} gradients in all: it may use values "
+                "that are not added up yet, or not on all ranks",
+                "keep every handle that async_op=True returns, and call wait() for each before step()",
+            )
+            return
+    seen(len(run.first.all("update")), "updates")
 
 
 @check("Every process group has the timeout that was asked for.", ranks=True)

@@ -30,6 +30,7 @@ def gradients_averaged(run: Run) -> Iterator[Finding]:
     """With the sum in place of the mean, every update is as many times as large as there are ranks."""
     steps = [e for e in run.first.all("gradients") if e.get("kept")]
     need_use(steps, "gradients that the script adds up itself")
+    need(not run.any("inner", name="message"), "each rank has a part of the samples, whose losses may be added up")
     seen(len(steps), "updates", 2)
     factors = [entry for e in run.first.all("update") for entry in e["factors"] if entry[2]]
     scale = next((scaler["scale"] for e in steps if "scale" in (scaler := e.get("scaler") or {})), 1.0)
@@ -383,9 +384,30 @@ def clip_in_time(run: Run) -> Iterator[Finding]:
     seen(right, "updates with gradients that were clipped after the last backward pass")
 
 
+def _without_gradients(run: Run) -> list[Event]:
+    """Return the updates of rank 0 after backward passes that have left no gradient for any weight of the optimizer."""
+    before = {(e["optimizer"], e["step"]): e["gradients"] for e in run.first.all("gradients")}
+    seen_with = {number for (number, _), gradients in before.items() if any(gradients.values())}
+    return [
+        e
+        for e in run.first.all("update")
+        if e["backwards"] and e["optimizer"] in seen_with
+        if (gradients := before.get((e["optimizer"], e["step"]))) and not any(gradients.values())
+    ]
+
+
 @check("The gradients of every backward pass are used.", after=("sharded_orphans",))
 def gradients_used(run: Run) -> Iterator[Finding]:
     """zero_grad() before step() throws away what backward() has computed, for instance before each part of a batch."""
+    if run.sharded and (empty := _without_gradients(run)):
+        passes = len(empty[0]["backwards"])
+        yield fault(
+            empty[0]["at"],
+            f"update {empty[0]['step'] + 1} has no gradients at all, although {passes} backward passes came before it: "
+            f"their exchange is switched off, so they wait for a later update (so it is in {len(empty)} updates)",
+            "let one condition decide about set_requires_gradient_sync() and step(), also in a last, shorter group",
+        )
+        return
     updates = [e for e in run.first.all("update") if "thrown" in e and e["backwards"]][1:]
     need(len(updates) > 2, f"{len(updates)} updates were seen after the first one")
     wrong = [e for e in updates if e["thrown"]]

@@ -34,6 +34,7 @@ from . import (
     reference,
     states,
     totals,
+    works,
 )
 from .common import CONFIG, quietly, state
 
@@ -57,6 +58,7 @@ SUBJECTS = (
     states,
     averages,
     modes,
+    works,
 )
 
 

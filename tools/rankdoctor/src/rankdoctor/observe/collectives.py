@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..trail import note, trail, user_line
-from . import passes, totals
+from . import passes, totals, works
 from .common import CONFIG, address, local, optimizers, patch, quietly, state
 from .models import models
 from .optimizer import wait_for_the_end
@@ -69,7 +69,7 @@ def install() -> None:
         if hasattr(dist, name):
             patch(dist, name, _collective(name), dist.distributed_c10d)
     for name in MESSAGES:
-        patch(dist, name, _noting("message"), dist.distributed_c10d)
+        patch(dist, name, _message, dist.distributed_c10d)
     functional, differentiable = (importlib.import_module(f"torch.distributed.{name}") for name in FUNCTIONAL)
     for name in FUNCTIONAL_NAMES:
         if hasattr(functional, name):
@@ -80,7 +80,7 @@ def install() -> None:
     patch(dist, "new_group", _group, dist.distributed_c10d, dist.device_mesh)
     for name in ("set_timeout", "_set_pg_timeout"):
         if hasattr(dist.distributed_c10d, name):
-            patch(dist.distributed_c10d, name, _noting("timeout"))
+            patch(dist.distributed_c10d, name, _timeout)
     sharded = importlib.import_module("torch.distributed.tensor").DTensor
     for name in ("item", "__float__"):
         patch(sharded, name, _value_of_sharded)
@@ -102,18 +102,30 @@ def observe_accelerate() -> None:
     patch(accelerator, "gather_for_metrics", wrap)
 
 
-def _noting(kind: str) -> Callable[[Callable], Callable]:
-    """Wrap a function: log an event of this kind when it is called outside of a model."""
+def _message(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that sends or receives: log it, also in the forward of a model."""
 
-    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not state.depth and not state.observing and trail.caller_is_outside(TORCH):
-                note(kind, at=user_line(), **({"overwrites": overwrites(own, args)} if kind == "message" else {}))
-            return own(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not state.observing and trail.caller_is_outside(TORCH):
+            if not state.depth:
+                note("message", at=user_line(), overwrites=overwrites(own, args), backward=state.in_backward)
+            elif state.training:
+                needs = any(getattr(forward_of_function(), "needs_input_grad", ()))
+                note("inner", name="message", at=user_line(), sums=False, features=False, in_function=needs)
+        return own(*args, **kwargs)
 
-        return call
+    return call
 
-    return wrap
+
+def _timeout(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that sets the timeout of a group: log it when it is called outside of a model."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not state.depth and not state.observing and trail.caller_is_outside(TORCH):
+            note("timeout", at=user_line())
+        return own(*args, **kwargs)
+
+    return call
 
 
 @quietly
@@ -179,6 +191,8 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
                 result = own(*args, **kwargs)
             finally:
                 Inside.collective = False
+            if tensors:
+                works.begin(result, tensors[0])
             if is_sum and not state.depth and not optimizers.depth:
                 note_reduced(tensors[0])
             if is_sum and not kwargs.get("async_op"):
@@ -217,19 +231,26 @@ def features_of(tensors: list[torch.Tensor]) -> dict[str, bool]:
 
 
 def in_a_function(tensors: list[torch.Tensor]) -> bool:
-    """Return whether the forward of a torch.autograd.Function has called a collective, in training, for activations.
+    """Return whether the forward of a torch.autograd.Function has called a collective, in training, for activations."""
+    if not any(t.dim() > 1 and t.is_floating_point() for t in tensors):
+        return False
+    return forward_of_function() is not None
+
+
+def forward_of_function() -> Any:
+    """Return the context of the torch.autograd.Function in whose forward this is called, in training; None outside.
 
     It has no graph, like the forward of a module under no_grad, whose first argument is the module.
     """
-    if not state.training or torch.is_grad_enabled() or not any(t.dim() > 1 and t.is_floating_point() for t in tensors):
-        return False
+    if not state.training or torch.is_grad_enabled():
+        return None
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name == "forward":
             first = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
-            return not isinstance(first, torch.nn.Module)
+            return None if isinstance(first, torch.nn.Module) else first
         frame = frame.f_back
-    return False
+    return None
 
 
 def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs: dict[str, Any], caller: str) -> None:
