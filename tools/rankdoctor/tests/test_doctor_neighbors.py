@@ -495,6 +495,17 @@ def test_an_ensemble_is_one_under_a_provocation_too() -> None:
     assert {fault.check for fault in judge([provoked]).faults} == {"weights_agree"}
 
 
+def test_ranks_that_average_now_and_then_are_not_accused_when_a_nan_comes_before() -> None:
+    ordinary, provoked = correct_run(), correct_run(name="with a NaN on rank 1", provocation="nan")
+    for run in (ordinary, provoked):
+        federated_weights_with_private_norms(run)
+    for rank in provoked.ranks:
+        for e in rank.all("gradients"):
+            e["weights"] = {name: [1.0, 1.0 + rank.number + e["count"]] for name in NAMES}
+    assert not judge([ordinary, provoked]).faults
+    assert {fault.check for fault in judge([provoked]).faults} == {"weights_agree"}
+
+
 def test_outliers_on_one_rank_accuse_no_divided_layers() -> None:
     ordinary, provoked = correct_run(), correct_run(name="with outliers on rank 1", provocation="outliers")
     divided_layers(ordinary, alike=True)

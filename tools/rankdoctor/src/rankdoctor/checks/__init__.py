@@ -86,8 +86,8 @@ def judge(runs: list[Run]) -> Diagnosis:
     wrong = {finding.check: finding for finding in found if finding.kind == FAULT}
     further = (*COMPARISONS.values(), *asked_for(runs))
     explained = {check.name for check in further if wrong.keys() & set(check.after)}
-    if runs and apart.drift(runs[0]):  # a resumed run may end before its ranks average their weights
-        found = [f for f in found if f.check != "weights_agree" or f.run not in names_of_resumed(runs)]
+    if runs and averages_now_and_then(runs[0]):  # a stopped run, or one with NaN, may not come to that
+        found = [f for f in found if f.check != "weights_agree" or f.run not in names_of_cut(runs)]
     found = [finding for finding in found if finding.check not in explained]
     for check in (*CHECKS, *COMPARISONS.values()):
         if check.title in diagnosis.fine and (causes := [wrong[name] for name in check.after if name in wrong]):
@@ -97,9 +97,14 @@ def judge(runs: list[Run]) -> Diagnosis:
     return diagnosis
 
 
-def names_of_resumed(runs: list[Run]) -> set[str]:
-    """Return the names of the runs that were stopped or resumed."""
-    return {run.launch.name for run in runs if run.launch.provocation == "resume"}
+def averages_now_and_then(run: Run) -> bool:
+    """Return whether the ranks of a run train apart, and average all or some of their weights at times."""
+    return apart.drift(run) or bool(run.ranks and weights.joined_later(run.aligned("gradients")))
+
+
+def names_of_cut(runs: list[Run]) -> set[str]:
+    """Return the names of the runs that were stopped or resumed, or that compute with numbers of the doctor's."""
+    return {run.launch.name for run in runs if run.launch.provocation in ("resume", "nan", "outliers", "skip")}
 
 
 def partners(runs: list[Run], second: Run) -> tuple[Run | None, ...]:
