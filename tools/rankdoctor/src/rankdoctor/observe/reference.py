@@ -132,7 +132,7 @@ def begin(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Call | None
                 Reference.wrapped, Reference.core = module, core_of(module)
                 Reference.plain = copies.plain_copy(Reference.core)
                 Reference.versions = versions_of(Reference.core)
-            elif versions_of(Reference.core) != Reference.versions:
+            elif not Reference.failed and versions_of(Reference.core) != Reference.versions:
                 Reference.failed = "the script changes weights between calls of the model, before its first update"
             if Reference.failed:
                 return None
