@@ -32,7 +32,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 whether the worker has used it), locked (the data set has a lock), lines (that set the attributes)
     fetch       first batches of a process: worker (null: none), count, dataset (class), used (random generators, and
                 the states that they had before)
-    model       a model is called first: model (number), cls, made (line), parameters, elements (of all parameters),
+    model       a model is called first: model (number), cls, made (line), parameters, size (elements of them all),
                 sharded, groups (of FSDP), blocks (modules of one kind in a row), mesh_dims, tensor_parallel (sharded,
                 but not by FSDP), local_norms
     empty       a model got uninitialized memory: to_empty()
@@ -210,7 +210,6 @@ class Event(TypedDict, total=False):
     cls: str
     made: str
     parameters: int
-    elements: int
     sharded: bool
     groups: int
     blocks: int

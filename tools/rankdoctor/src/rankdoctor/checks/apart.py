@@ -86,7 +86,7 @@ def why_apart(run: Run) -> str:
         return ""
     if any(rank.all("collective", gradient=True) for rank in run.ranks):
         return ""
-    sizes = {sum(e.get("elements", 0) for e in rank.all("model")) for rank in run.ranks}
+    sizes = {sum(e.get("size") or 0 for e in rank.all("model")) for rank in run.ranks}
     if len(sizes) > 1:
         return f"their models have different sizes: {', '.join(f'{size:,}' for size in sorted(sizes))} weights"
     exchanges = steps_with_exchange(run)

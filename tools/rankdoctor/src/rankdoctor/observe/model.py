@@ -208,7 +208,7 @@ def _kind_of(core: nn.Module) -> dict[str, object]:
     return {
         "cls": type(core).__name__,
         "parameters": sum(1 for _ in core.parameters()),
-        "elements": sum(p.numel() for p in core.parameters() if not is_lazy(p)),
+        "size": sum(p.numel() for p in core.parameters() if not is_lazy(p)),
         "sharded": fsdp or bool(meshes),
         "groups": sum(type(m).__name__ == "FullyShardedDataParallel" or "FSDPModule" in _bases(m) for m in modules),
         "blocks": max(map(_equal_children, modules)),
