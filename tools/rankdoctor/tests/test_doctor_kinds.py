@@ -32,6 +32,13 @@ def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str)
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["gossip", "critic", "averaged", "tables"])
+def test_a_training_that_is_right_and_unusual(doctor: Doctor, kind: str) -> None:
+    report, found = doctor.findings("--reference", "unusual.py", kind)
+    assert report["errors"] == [] and found == {}
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [

@@ -210,6 +210,12 @@ class Run:
         """Whether ranks have parts of the weights only."""
         return any(e["sharded"] for rank in self.ranks for e in rank.all("model"))
 
+    @cached_property
+    def exchanges_gradients(self) -> bool:
+        """Whether gradients were seen to go from rank to rank: by DDP, FSDP, or a collective of the script's own."""
+        reduced = any(e.get("gradient") for rank in self.ranks for e in rank.all("collective"))
+        return self.sharded or self.any("ddp") or reduced
+
     def made(self, loader: str) -> Event:
         """Return the event of the loader with this key."""
         return next(e for rank in self.ranks for e in rank.all("loader") if e["loader"] == loader)

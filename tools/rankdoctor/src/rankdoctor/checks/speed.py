@@ -62,6 +62,7 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
         if e["e"] == "collective" and training and of_the_user and not needed and (e["size"] or 0) < 1000:
             steps.setdefault((e["at"], e["name"]), set()).add(updates)
     need(run.whole or run.launch.ended in ("enough", "stopped"), "the run failed, or was ended")
+    need(run.exchanges_gradients, "no exchange of gradients was seen, so these collectives may be what trains")
     some_steps = []
     for (at, name), called in steps.items():
         count, number = len(called), steps_of(run.first.all("update"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import swa_utils
 
 from ..trail import note, user_line
 from .common import patch, quietly, state
@@ -34,7 +35,21 @@ modes = Modes()
 def install() -> None:
     """Observe `train`, which `eval` calls, and what is called then."""
     patch(nn.Module, "train", _train)
+    patch(swa_utils, "update_bn", _unobserved)
     nn.modules.module.register_module_forward_pre_hook(_look)
+
+
+def _unobserved(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that calls a model in training mode and is neither training nor validation."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before, state.observing = state.observing, True
+        try:
+            return own(*args, **kwargs)
+        finally:
+            state.observing = before
+
+    return call
 
 
 def _train(own: Callable[..., Any]) -> Callable[..., Any]:

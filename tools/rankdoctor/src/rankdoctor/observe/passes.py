@@ -145,7 +145,7 @@ def begin() -> dict[str, int]:
             passes.vectors[number] = _sizes(one)
             if not any(passes.vectors[number]):
                 _drop(number, one)
-        passes.fresh = all(p.grad is None for _, p in _wrapped())
+        passes.fresh = all(p.grad is None for _, p in _named(_wrapped_models()))
     return _versions()
 
 
@@ -187,10 +187,13 @@ def end(versions: dict[str, int] | None, at: str) -> None:
 
 
 def _note_unused(at: str) -> None:
-    """Log the weights of wrapped models that got no gradient in the first pass since gradients were removed."""
-    named = _wrapped()
-    without = [name for name, p in named if p.grad is None]
-    if passes.fresh and len(without) < len(named):
+    """Log the weights of wrapped models that got no gradient in the first pass since gradients were removed.
+
+    A model of which no weight got one had no part in this pass, such as the generator in a pass of the critic.
+    """
+    part = [model for model in _wrapped_models() if any(p.grad is not None for p in model.parameters())]
+    without = [name for name, p in _named(part) if p.grad is None]
+    if passes.fresh and part:
         note("unused", number=passes.number - 1, at=at, names=without[:MOST_NAMES], missing=len(without))
 
 
@@ -201,9 +204,12 @@ def end_early(at: str) -> None:
     _note_unused(at)
 
 
-def _wrapped() -> list[tuple[str, torch.Tensor]]:
-    wrapped = [model for model in models.known if id(model) in models.inside]
-    return [(name, p) for model in wrapped for name, p in model.named_parameters() if p.requires_grad]
+def _wrapped_models() -> list[nn.Module]:
+    return [model for model in models.known if id(model) in models.inside]
+
+
+def _named(of: list[nn.Module]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, p) for model in of for name, p in model.named_parameters() if p.requires_grad]
 
 
 def _versions() -> dict[str, int]:

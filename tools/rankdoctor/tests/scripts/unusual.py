@@ -1,0 +1,133 @@
+"""Trainings that are right and unusual: gossip, a critic, averaged weights, or divided tables."""
+
+import sys
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.nn.functional import all_to_all_single
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, update_bn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+how = sys.argv[1]
+
+
+def network(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, outputs))
+
+
+def epochs(data: TensorDataset, number: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, 16, sampler=sampler, drop_last=True)
+    for epoch in range(number):
+        sampler.set_epoch(epoch)
+        yield from loader
+
+
+def gossip(data: TensorDataset) -> None:
+    """Average the weights with those of a neighbour on a ring, after each update."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in epochs(data, 2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        mine = nn.utils.parameters_to_vector(model.parameters()).detach()
+        other = torch.empty_like(mine)
+        sent = dist.P2POp(dist.isend, mine, (rank + 1) % world)
+        received = dist.P2POp(dist.irecv, other, (rank - 1) % world)
+        for work in dist.batch_isend_irecv([sent, received]):
+            work.wait()
+        nn.utils.vector_to_parameters(0.7 * mine + 0.3 * other, model.parameters())
+    mean = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    dist.all_reduce(mean)
+    nn.utils.vector_to_parameters(mean / world, model.parameters())
+
+
+def critic(data: TensorDataset) -> None:
+    """Train a critic three times as often as a generator, with a penalty on its gradient."""
+    noise = torch.Generator().manual_seed(dist.get_rank())
+    making, judging = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(), nn.Linear(16, 1, bias=False))
+    generator, judge = DistributedDataParallel(making), DistributedDataParallel(judging)
+    of_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    of_judge = torch.optim.Adam(judge.parameters(), lr=1e-3)
+    for number, (real, _) in enumerate(epochs(data, 3)):
+        judging.requires_grad_(True)
+        with torch.no_grad():
+            fake = making(torch.randn(16, 4, generator=noise))
+        share = torch.rand(16, 1, generator=noise)
+        between = (share * real + (1 - share) * fake).requires_grad_()
+        scores = judge(torch.cat([real, fake, between])).view(3, 16)
+        (slope,) = torch.autograd.grad(scores[2].sum(), between, create_graph=True)
+        of_judge.zero_grad()
+        (scores[1].mean() - scores[0].mean() + 10 * (slope.norm(dim=1) - 1).pow(2).mean()).backward()
+        of_judge.step()
+        if number % 3 == 2:
+            judging.requires_grad_(False)
+            of_generator.zero_grad()
+            (-judging(generator(torch.randn(16, 4, generator=noise))).mean()).backward()
+            of_generator.step()
+
+
+def averaged(data: TensorDataset) -> None:
+    """Average the weights of later updates, and compute the statistics of batch norm for them."""
+    core = network(8, 3)
+    model, average = DistributedDataParallel(core), AveragedModel(core)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (x, y) in enumerate(epochs(data, 2)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if number > 10:
+            average.update_parameters(core)
+    update_bn(DataLoader(data, 64), average)
+
+
+def tables(data: TensorDataset) -> None:
+    """Divide embedding tables over the ranks; the rows go to the ranks of the samples."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    every = [nn.Embedding(10, 4) for _ in range(4)]
+    own = nn.ModuleDict({str(n): table for n, table in enumerate(every) if n % world == rank})
+    lookup = Lookup(own)
+    top = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)))
+    optimizer = torch.optim.Adam([*lookup.parameters(), *top.parameters()], lr=1e-2)
+    for x, y in epochs(data, 2):
+        numbers = (x[:, :4].sigmoid() * 10).long()
+        parts = [torch.empty_like(numbers) for _ in range(world)]
+        dist.all_gather(parts, numbers)
+        rows = lookup(torch.cat(parts)).contiguous()
+        got = all_to_all_single(torch.empty_like(rows), rows)
+        optimizer.zero_grad()
+        F.cross_entropy(top(torch.cat(got.chunk(world), 1)), y).backward()
+        for p in lookup.parameters():
+            p.grad /= world
+        optimizer.step()
+
+
+class Lookup(nn.Module):
+    """The tables of this rank."""
+
+    def __init__(self, tables: nn.ModuleDict) -> None:
+        super().__init__()
+        self.tables = tables
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return torch.cat([table(numbers[:, int(name)]) for name, table in self.tables.items()], 1)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    x = torch.randn(640, 8, generator=torch.Generator().manual_seed(1))
+    {"gossip": gossip, "critic": critic, "averaged": averaged, "tables": tables}[how](
+        TensorDataset(x, x[:, :3].argmax(1))
+    )
+    print("done")
+    dist.destroy_process_group()
+
+
+main()
