@@ -73,7 +73,7 @@ SUITES = (
             "test_hooks test_kwargs_handlers test_memory_utils test_metrics test_modeling_utils test_multidevice "
             "test_optimizer test_utils",
         ),
-        needs=("parameterized==0.9.0", "transformers==5.24.0"),
+        needs=("parameterized==0.9.0", "torchdata==0.11.0", "transformers==5.24.0"),
     ),
     Suite(
         "timm",
@@ -278,6 +278,8 @@ def main() -> None:
             raise UserError(f"no suite '{name}': there are {', '.join(known)}")
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    # a library without settings of its own must not get those of this repository, if the folder is inside
+    (folder / "pytest.ini").write_text("[pytest]\n")
     rows = []
     for suite in [known[name] for name in arguments.names] or SUITES:
         rows.append(row_of(suite, run_suite(suite, folder)))
