@@ -1,17 +1,13 @@
 """Which samples the loaders give, in which order, with which workers; passes of a loader are cut short here."""
 # ruff: noqa: ANN401  (it passes on the arguments of functions of any kind)
 
-import contextlib
 import itertools
 import json
-import os
 import re
 import sys
 import time
 import zlib
-from array import array
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from ..standin import mark_on_cpu
 from ..trail import note, user_line
-from .common import CONFIG, bags, fingerprint, fingerprints, patch, quietly, state
+from . import uneven
+from .common import CONFIG, bags, fingerprints, patch, quietly, state
+from .datasets import as_integers, below_subsets, content_of, known, number_of, plain_values, samples_of, store, varying
 
 LONGEST_PLAN = 200_000
 """batches of a pass that are looked at: a sampler can be endless"""
@@ -30,36 +28,8 @@ BEGIN = 3
 """batches of a pass of a stream that are compared with those of the next one"""
 MOST_GIVEN = 50_000
 """samples of a stream that are compared"""
-MANY_OBJECTS = 20_000
 LIGHTNING = re.compile(r"site-packages/(pytorch_)?lightning(_fabric)?/")
 ITERABLE = data.dataloader._DatasetKind.Iterable
-
-
-@dataclass
-class Known:
-    """The loaders and data sets that were seen in this process. They are kept, so that ids stay unique."""
-
-    loaders: dict[int, tuple[str, data.DataLoader]] = field(default_factory=dict)
-    datasets: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)
-    forms: dict[int, tuple[tuple, int]] = field(default_factory=dict)
-    """of data sets that are read by tuples, by their ids: such a tuple, and which part is the number of the sample"""
-    drained: set[str] = field(default_factory=set)
-    """loaders of streams of which the batches were counted"""
-    mixed: set[int] = field(default_factory=set)
-    """those of which several parts vary, such as a number and a seed: a number alone is no sample"""
-    begins: dict[str, list[list[tuple[list[int], dict[str, int]]]]] = field(default_factory=dict)
-    """of each stream and pass: what the first batches hold, and the epochs of the data set then"""
-    plain: dict[int, dict[tuple[int, str], Any]] = field(default_factory=dict)
-    """of loaders whose workers stay, by their ids: the single values in the data set when the workers began"""
-    moved: dict[int, tuple[str, dict[tuple[int, str], tuple[Any, Any]]]] = field(default_factory=dict)
-    """of such data sets, by their ids: the loader, and the values that were set later, before and now"""
-    given: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
-    """of each loader of a stream: hashes of the samples of its first pass, as they are and in any order"""
-    files: int = 0
-
-
-known = Known()
 
 
 def install() -> None:
@@ -80,7 +50,7 @@ def install() -> None:
     patch(iterators, "_reset", _iterator_reset)
     patch(iterators, "__next__", _following)
     if CONFIG.uneven:
-        _cut_datasets()
+        uneven.cut_datasets()
 
 
 class ShortSampler:
@@ -124,7 +94,7 @@ def _split(own: Callable[..., list]) -> Callable[..., list]:
 def note_split(dataset: Any, parts: list, at: str) -> None:
     """Log a random split: the sizes of its parts, a number for which samples they have, and one for the data."""
     order = zlib.crc32(json.dumps([[int(index) for index in part.indices] for part in parts]).encode())
-    note("split", at=at, sizes=[len(part) for part in parts], order=order, content=_content(dataset, len(dataset)))
+    note("split", at=at, sizes=[len(part) for part in parts], order=order, content=content_of(dataset, len(dataset)))
 
 
 def _sampler_init(own: Callable[..., None]) -> Callable[..., None]:
@@ -195,151 +165,24 @@ def note_pass(loader: data.DataLoader, plan: list | None = None, again: bool = F
     key, _ = known.loaders[id(loader)]
     what: dict[str, object] = {"loader": key, "at": user_line(), "workers": loader.num_workers}
     if plan is not None:
-        dataset, base, indices = _below_subsets(loader.dataset)
+        dataset, base, indices = below_subsets(loader.dataset)
         batches = plan if loader._auto_collation else [[item] for item in plan]
-        samples = [sample for batch in batches for sample in _samples(batch)]
+        samples = [sample for batch in batches for sample in samples_of(batch)]
         if samples and isinstance(samples[0], tuple):
-            known.forms.setdefault(id(loader.dataset), (samples[0], _varying(samples)))
+            known.forms.setdefault(id(loader.dataset), (samples[0], varying(samples)))
             if sum(len(set(column)) > 1 for column in zip(*samples, strict=True)) > 1:
                 known.mixed.add(id(loader.dataset))
-        numbers = _as_integers(samples)
+        numbers = as_integers(samples)
         if indices is not None:
             numbers = [indices[number] for number in numbers]
         what |= {
-            "file": _store(numbers),
+            "file": store(numbers),
             "batches": len(plan),
             "again": again,
-            "dataset": _number_of(dataset),
-            "base": _number_of(base),
+            "dataset": number_of(dataset),
+            "base": number_of(base),
         }
     note("pass", **what)
-
-
-def _samples(batch: Any) -> Iterator[Any]:
-    for item in batch if not isinstance(batch, torch.Tensor) else batch.tolist():
-        if isinstance(item, list):
-            yield from item
-        elif isinstance(item, torch.Tensor) and item.dim():
-            yield from item.tolist()
-        else:
-            yield item
-
-
-def _varying(samples: list[tuple]) -> int:
-    """Return which part of these tuples varies most."""
-    columns = list(zip(*samples, strict=True))
-    return max(range(len(columns)), key=lambda number: len(set(columns[number])))
-
-
-def _as_integers(samples: list) -> list[int]:
-    """Return the numbers of samples; if they are tuples such as (epoch, number), the part that varies most."""
-    if samples and isinstance(samples[0], tuple):
-        part = _varying(samples)
-        samples = [sample[part] for sample in samples]
-    try:
-        return [int(sample) for sample in samples]
-    except (TypeError, ValueError):
-        return [zlib.crc32(repr(sample).encode()) for sample in samples]
-
-
-def _inner(dataset: Any) -> data.Dataset | None:
-    """Return the data set that this one takes its samples from; None if there is none, or several."""
-    if isinstance(named := getattr(dataset, "dataset", None), data.Dataset):
-        return named
-    found = [value for value in getattr(dataset, "__dict__", {}).values() if isinstance(value, data.Dataset)]
-    return found[0] if len(found) == 1 else None
-
-
-def _below_subsets(dataset: Any) -> tuple[Any, Any, list[int] | None]:
-    """Return the data set, the one below all subsets, and the numbers there of its samples (None: the same).
-
-    A data set that contains another one of the same size is taken for a wrapper that changes samples, but not numbers.
-    """
-    base, indices = dataset, None
-    while (inner := _inner(base)) is not None:
-        if isinstance(getattr(base, "indices", None), Iterable):
-            below = [int(index) for index in base.indices]
-            indices = below if indices is None else [below[index] for index in indices]
-        elif isinstance(inner, data.IterableDataset) or not hasattr(inner, "__len__") or len(inner) != len(base):
-            break
-        base = inner
-    return dataset, base, indices
-
-
-def _number_of(dataset: Any) -> int:
-    """Return the number of a data set in this process; log it when it is seen first."""
-    if id(dataset) not in known.datasets:
-        number = len(known.datasets)
-        known.datasets[id(dataset)] = number, dataset
-        _, _, indices = _below_subsets(dataset)
-        objects = [
-            (len(value), name)
-            for name, value in getattr(dataset, "__dict__", {}).items()
-            if isinstance(value, list | dict) and len(value) > MANY_OBJECTS
-        ]
-        note(
-            "dataset",
-            dataset=number,
-            size=len(dataset),
-            cls=type(dataset).__name__,
-            file=None if indices is None else _store(indices[: len(dataset)]),
-            objects=max(objects, default=None),
-            plain=_is_plain(dataset),
-            content=_content(dataset, len(dataset)),
-        )
-    return known.datasets[id(dataset)][0]
-
-
-def _is_plain(dataset: Any, depth: int = 2) -> bool:
-    """Return whether a data set holds tensors, arrays and single values only, so that no object is in its memory."""
-    for value in getattr(dataset, "__dict__", {}).values():
-        if isinstance(value, data.Dataset) and depth:
-            if not _is_plain(value, depth - 1):
-                return False
-        elif isinstance(value, list | tuple | dict | set):
-            if len(value) > 1000:
-                return False
-        elif not (
-            isinstance(value, torch.Tensor | str | int | float | type(None))
-            or callable(value)
-            or type(value).__name__ == "ndarray"
-        ):
-            return False
-    return True
-
-
-def _content(dataset: Any, size: int) -> int:
-    """Return a hash that differs between data sets in which sample k is not the same sample.
-
-    It is made from the lists, arrays and tensors in the data set that have one entry for each sample; more entries if
-    the data set was made shorter here (--uneven).
-    """
-    total, step = 0, 1 + size // 200
-
-    def fits(entries: int) -> bool:
-        return entries == size or (bool(CONFIG.uneven) and entries > size)
-
-    for _, value in sorted(getattr(dataset, "__dict__", {}).items()):
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, torch.Tensor) and each.dim() and fits(len(each)):
-                total = zlib.crc32(str(fingerprints(each[:size:step])).encode(), total)
-            elif type(each).__name__ == "ndarray" and each.dtype != object and each.ndim and fits(len(each)):
-                total = zlib.crc32(each[:size:step].tobytes(), total)
-            elif isinstance(each, list) and fits(len(each)) and all(isinstance(one, torch.Tensor) for one in each[:1]):
-                known = [fingerprint(one) for one in each[:size:step] if isinstance(one, torch.Tensor)]
-                total = zlib.crc32(str(known).encode(), total)
-            elif isinstance(each, list) and fits(len(each)):
-                with contextlib.suppress(TypeError, ValueError):  # a list of objects
-                    total = zlib.crc32(json.dumps(each[:size:step]).encode(), total)
-    return total
-
-
-def _store(numbers: list[int]) -> str:
-    known.files += 1
-    name = f"{os.getpid()}_{known.files}.samples"
-    with open(f"{CONFIG.logs}/{name}", "wb") as file:
-        array("q", numbers).tofile(file)
-    return name
 
 
 def _iterator_init(own: Callable[..., None]) -> Callable[..., None]:
@@ -366,18 +209,6 @@ def _iterator_reset(own: Callable[..., None]) -> Callable[..., None]:
         own(iterator, loader, first_iter)
 
     return reset
-
-
-def plain_values(dataset: Any) -> dict[tuple[int, str], Any]:
-    """Return the numbers and texts in a data set and in those that it takes its samples from: by depth and name."""
-    found: dict[tuple[int, str], Any] = {}
-    depth = 0
-    while dataset is not None:
-        for name, value in getattr(dataset, "__dict__", {}).items():
-            if type(value) in (bool, int, float, str):
-                found[depth, name] = value
-        dataset, depth = _inner(dataset), depth + 1
-    return found
 
 
 @quietly
@@ -476,45 +307,4 @@ def given_by(key: str) -> dict[str, object]:
     """Return the fields of an event with what the first pass of a stream has given; nothing later."""
     rows, values = known.given.pop(key, ([], []))
     known.drained.add(key)
-    return {"file": _store(rows), "bags": _store(values)} if rows else {}
-
-
-def _cut_datasets() -> None:
-    """Give data sets one sample more than can be shared evenly: at least half of them, a power of two plus one."""
-
-    def uneven(size: int) -> int:
-        unit = 256 if size > 256 else 1 << max(0, size.bit_length() - 2)
-        return size - (size - 1) % unit if size > 2 else size
-
-    def cut(kind: type) -> None:
-        if "__len__" in vars(kind) and not hasattr(vars(kind)["__len__"], "_rankdoctor_cut"):
-            own_len = kind.__len__  # type: ignore[attr-defined]
-
-            def length(dataset: Any) -> int:
-                return uneven(own_len(dataset))
-
-            length._rankdoctor_cut = True  # type: ignore[attr-defined]
-            kind.__len__ = length  # type: ignore[attr-defined]
-
-    def init_subclass(cls: type, **kwargs: Any) -> None:
-        super(data.Dataset, cls).__init_subclass__(**kwargs)
-        cut(cls)
-
-    data.Dataset.__init_subclass__ = classmethod(init_subclass)
-    for kind in (data.Subset, data.TensorDataset, data.ConcatDataset):
-        cut(kind)
-    patch(data, "random_split", _fitting_split, data.dataset)
-
-
-def _fitting_split(own: Callable[..., list]) -> Callable[..., list]:
-    """Let a script split a data set, which was cut, into parts of known sizes: the largest becomes smaller."""
-
-    def split(dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> list:
-        too_many = sum(lengths) - len(dataset)
-        if all(isinstance(length, int) for length in lengths) and too_many > 0:
-            lengths = list(lengths)
-            largest = lengths.index(max(lengths))
-            lengths[largest] -= too_many
-        return own(dataset, lengths, *args, **kwargs)
-
-    return split
+    return {"file": store(rows), "bags": store(values)} if rows else {}

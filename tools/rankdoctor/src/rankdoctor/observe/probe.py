@@ -15,7 +15,7 @@ from torch.utils import data
 
 from ..trail import note, trail, user_line
 from .common import fingerprints, state
-from .data import _below_subsets, _inner, known
+from .datasets import below_subsets, inner_of, known
 
 MOST_SAMPLES = 512
 MOST_COLLATED = 32
@@ -107,7 +107,7 @@ def _too_slow(*_: object) -> None:
 def _look_at(number: int, dataset: Any, collate: Callable[[list], Any] | None = None) -> None:
     if id(dataset) in known.mixed:
         return
-    _, _, indices = _below_subsets(dataset)
+    _, _, indices = below_subsets(dataset)
     numbers = list(range(len(dataset))) if indices is None else [int(n) for n in indices[: len(dataset)]]
     order = sorted(range(len(numbers)), key=lambda k: zlib.crc32(str(numbers[k]).encode()))
     contents: dict[int, list] = {}
@@ -165,7 +165,7 @@ def _compare_copies(number: int, dataset: Any) -> None:
     """Log whether samples change with what was set in a data set after its workers had been given their copies."""
     loader, changed = known.moved[id(dataset)]
     below = [dataset]
-    while (inner := _inner(below[-1])) is not None:
+    while (inner := inner_of(below[-1])) is not None:
         below.append(inner)
     read: list[list[list[int]]] = []
     for which in (0, 1, 1):  # as the workers have it, as it is here, and again, because samples may be random
