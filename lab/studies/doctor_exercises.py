@@ -28,13 +28,15 @@ from lab import results  # noqa: E402
 NOT_FOUND = "not found"
 NEAR = 3
 """lines"""
-VALUES = {"$workers": "2", "$digits": "640", "$precision": "fp16"}
+VALUES = {"$workers": "2", "$digits": "640", "$images": "1000", "$precision": "fp16"}
 """of the variables of loops on the pages"""
 
 
 def flags_of(exercise: Exercise) -> list[str]:
     """Return the flags of the last command on the exercise's page that starts its script."""
     page = (exercise.folder / "README.md").read_text().replace("\\\n", " ")
+    for name, value in re.findall(r'^(\w+)="(--[^"]*)"$', page, re.MULTILINE):
+        page = page.replace(f"${name}", value)
     command = re.findall(rf"{exercise.file.name} (--[^\n|;&>]*)", page)[-1].split()
     flags: dict[str, str] = dict(zip(command[::2], command[1::2], strict=False))
     for flag in ("--run_dir", "--resume", "--trace", "--monitor"):
