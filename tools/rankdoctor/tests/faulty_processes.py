@@ -180,6 +180,19 @@ def a_halo_whose_gradient_stays(run: Run) -> None:
     a_halo(run, backward=False)
 
 
+def a_gather(run: Run, exchanges: int, came: list[float], ranks: list[list[int]] | None = None) -> None:
+    """The forward of a Function gathers; its backward gets these gradients, as sums, on each rank."""
+    for rank, value in zip(run.ranks, came, strict=True):
+        group = ranks[rank.number] if ranks else [0, 1]
+        fields = {"at": at(41), "ranks": group, "exchanges": exchanges, "came": [[value, 5.0]]}
+        rank.events.insert(-3, {"e": "gathered_back", "step": 2, "t": 2.0, **fields})
+
+
+@faulty("messages_return", "FAULT", 41)
+def a_gather_whose_gradient_stays(run: Run) -> None:
+    a_gather(run, 0, [1.0, 2.0])
+
+
 @faulty("kept_inputs", "FAULT", 41)
 def parts_of_a_batch_are_received_into_one_tensor(run: Run) -> None:
     messages(run, True)

@@ -249,6 +249,32 @@ def test_a_function_for_anybodys_tests() -> None:
     assert influence(Net("statistics"), IMAGES).mixed[:3] == [(0, 1), (0, 2), (0, 3)]
 
 
+class Curve(nn.Module):
+    """A number for each position (N, T), from it and a mean over the real ones; or over all, if ``leaks``."""
+
+    def __init__(self, leaks: bool) -> None:
+        super().__init__()
+        self.leaks, self.inner, self.out = leaks, nn.Linear(3, WIDTH), nn.Linear(2 * WIDTH, 1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        h = self.inner(x).relu()
+        weight = (torch.ones_like(mask) if self.leaks else mask).unsqueeze(2)
+        mean = (h * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+        return self.out(torch.cat([h, mean.expand_as(h)], 2)).squeeze(2)
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_padding_in_features_moves_numbers_of_real_positions_only_if_it_leaks(leaks: bool) -> None:
+    """The padding is 0 in all samples, and its own output, which no loss counts, may move."""
+    mask = REAL.float()
+    mask[:, 10:] = 0
+    features = torch.randn(N, T, 3) * mask.unsqueeze(2)
+    model = Curve(leaks)
+    assert bool(influence(model, (features, mask)).from_padding(mask)) == leaks
+    (answer,) = (one.answer for one in verdicts(model, (features, mask), {}) if one.question == "padding")
+    assert answer == ("fault" if leaks else "fine")
+
+
 def test_modes_random_numbers_and_weights_stay_as_they_were() -> None:
     model = zero_head().train()
     model.blocks[0].eval()

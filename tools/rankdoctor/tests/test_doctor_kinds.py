@@ -32,10 +32,23 @@ def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["gossip", "critic", "averaged", "tables"])
-def test_a_training_that_is_right_and_unusual(doctor: Doctor, kind: str) -> None:
-    report, found = doctor.findings("--reference", "unusual.py", kind)
-    assert report["errors"] == [] and found == {}
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("gossip", {}),
+        ("critic", {}),
+        ("averaged", {}),
+        ("tables", {}),
+        ("chunks", {}),
+        ("chunks,own", {"messages_return": "own"}),
+        ("teacher", {}),
+        ("teacher,medians", {"same_validation": "medians"}),
+    ],
+)
+def test_a_training_that_is_unusual(doctor: Doctor, kind: str, wanted: Found) -> None:
+    how = "--validation" if kind.startswith("teacher") else "--reference"
+    report, found = doctor.findings(how, "unusual.py", kind)
+    assert report["errors"] == [] and found == wanted
 
 
 @pytest.mark.thorough

@@ -5,7 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from doctor_events import NAMES, SAMPLES, STEPS, TRAIN, VAL, add, at, change, correct_run
-from faulty_processes import a_halo, data_of_its_own_on_each_rank, devices, messages, own_collectives, stream, unused
+from faulty_processes import (
+    a_gather,
+    a_halo,
+    data_of_its_own_on_each_rank,
+    devices,
+    messages,
+    own_collectives,
+    stream,
+    unused,
+)
 from faulty_samples import (
     contrast,
     contrast_mask,
@@ -212,6 +221,18 @@ def an_average_with_its_buffers(run: Run) -> None:
 
 def a_teacher_that_stays_as_it_is(run: Run) -> None:
     evaluated_copy(run, follows=False, moves=False)
+
+
+def a_gather_of_which_all_compute_the_same(run: Run) -> None:
+    a_gather(run, 0, [1.0, 1.0])
+
+
+def a_gather_whose_gradient_is_added_up(run: Run) -> None:
+    a_gather(run, 1, [1.0, 2.0])
+
+
+def gathers_in_groups_of_one_rank(run: Run) -> None:
+    a_gather(run, 0, [1.0, 2.0], [[0], [1]])
 
 
 def a_table_of_which_each_rank_has_some_rows(run: Run) -> None:
@@ -471,6 +492,9 @@ RIGHT = [
     an_average_with_its_buffers, a_teacher_that_stays_as_it_is,
     a_stream_that_draws_some_samples_often, a_stream_of_which_only_the_begin_was_seen, one_vocabulary_on_all_ranks,
     settings_of_each_rank, samples_that_are_drawn_with_other_seeds, targets_with_the_offset_of_the_rank,
+    a_gather_of_which_all_compute_the_same,
+    a_gather_whose_gradient_is_added_up,
+    gathers_in_groups_of_one_rank,
     a_table_of_which_each_rank_has_some_rows,
     a_rank_that_fills_in_when_its_stream_has_ended,
 ]  # fmt: skip

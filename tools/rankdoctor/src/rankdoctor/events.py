@@ -93,6 +93,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     inner       a collective, or a message, is called in a model's forward: name, features, sums (a Function of the
                 script's adds up activations over the ranks, as layers do that are divided), in_function (of a message:
                 a Function of the script's that has a backward pass)
+    gathered_back   the backward pass of a Function whose forward gathers has ended: at, ranks (of its group), exchanges
+                (that it has made), came (of each gradient that came: sum, sum of absolute values)
     functional  one of torch's functional or differentiable collectives is called: name
     trimmed     results of the ranks are combined without the samples that were repeated: loader (of the last batch)
     message     a point-to-point message is sent or received, such as between the stages of a pipeline: overwrites (it
@@ -272,6 +274,8 @@ class Event(TypedDict, total=False):
     own: Any  # whether the caller is the user's; in "divisor" what this rank has put into the total
     gradient: bool
     features: bool
+    exchanges: int
+    came: list[list[float]]
     sums: bool
     backward: bool
     in_step: bool

@@ -41,6 +41,8 @@ class Influence:
     """for each sample that was changed: the samples whose outputs moved"""
     positions: dict[int, Tensor] = field(default_factory=dict)
     """for each position that was changed (in all samples): which outputs of a sample moved, (N, T) booleans"""
+    unclear: dict[int, Tensor] = field(default_factory=dict)
+    """the same for outputs (N, T): a value for each position, or, by chance, as many values for the whole sample"""
     whole: dict[int, Tensor] = field(default_factory=dict)
     """the same for outputs without positions: (N,) booleans"""
 
@@ -72,8 +74,9 @@ class Influence:
         """
         real = real.bool()
         pairs: list[tuple[int, int, int | None]] = []
-        for t, moved in self.positions.items():
-            pairs += [(n, t, s) for n, s in (moved & real & ~real[:, t : t + 1]).nonzero().tolist()]
+        for of_outputs in (self.positions, self.unclear):
+            for t, moved in of_outputs.items():
+                pairs += [(n, t, s) for n, s in (moved & real & ~real[:, t : t + 1]).nonzero().tolist()]
         for t, outputs in self.whole.items():
             pairs += [(n, t, None) for n in true_ones(outputs & ~real[:, t] & real.any(1))]
         return pairs
@@ -115,7 +118,7 @@ def influence(
         for i in range(min(probe.size, 8)) if samples is None else samples:
             found.samples[i] = true_ones(probe.moved_samples(i))
         for t in evenly(probe.length or 0, 64) if positions is None else positions:
-            found.positions[t], found.whole[t] = probe.moved_positions(t)
+            found.positions[t], found.unclear[t], found.whole[t] = probe.moved_positions(t)
     return found
 
 
@@ -241,18 +244,25 @@ class Probe:
         """Return whether an output has one vector for each position of each sample."""
         return output.dim() == 3 and self.tokens is not None and output.shape[:2] == self.tokens.shape[:2]
 
-    def moved_positions(self, t: int) -> tuple[Tensor, Tensor]:
-        """Return which outputs move if token t changes: (N, T) booleans, and (N,) for outputs without positions."""
+    def moved_positions(self, t: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return which outputs move if token t changes.
+
+        These are (N, T) booleans for outputs with a vector for each position, the same for outputs (N, T), and (N,) for
+        outputs without positions.
+        """
         assert self.length is not None
-        positions = torch.zeros(self.size, self.length, dtype=torch.bool)
+        positions, unclear = torch.zeros(2, self.size, self.length, dtype=torch.bool)
         whole = torch.zeros(self.size, dtype=torch.bool)
         for before, after in zip(self.base, self.call(self.token_changed(t)), strict=True):
             if self.is_of_positions(before):
                 different = moved(before, after).any(-1).cpu()
                 positions |= different if self.batch_dim == 0 else different.T
+            elif self.tokens is not None and before.shape == self.tokens.shape[:2]:
+                different = moved(before, after).cpu()
+                unclear |= different if self.batch_dim == 0 else different.T
             elif self.is_of_samples(before) and before.dim() == 2:
                 whole |= moved(before, after).transpose(0, self.batch_dim).reshape(self.size, -1).any(1).cpu()
-        return positions, whole
+        return positions, unclear, whole
 
     def first_module(self, changed: list[Any], is_wrong: Callable[[Tensor], bool]) -> str:
         """Return the name of the innermost module whose output first moves where it must not; "" if none does.
@@ -302,7 +312,7 @@ def another(values: Tensor) -> Tensor:
             return torch.where(values > 0, values - 1, values + 1)
         return known[(torch.searchsorted(known, values) + 1) % len(known)]
     other = values.roll(1, 0)
-    same = (other == values).flatten(1).all(1) if values.dim() > 1 else other == values
+    same = (other == values).all(-1) if values.dim() > 1 else other == values  # such as a token that is padding in both
     other[same] = 1 - values[same]
     return other
 

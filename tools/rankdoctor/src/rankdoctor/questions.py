@@ -181,7 +181,7 @@ def future_verdict(probe: Probe, predicted: Tensor | None) -> Verdict:
         return Verdict("future", UNJUDGED, "no output has one vector for each token, (N, T, V)")
     found, mixes = 0, False
     for t in evenly(probe.length, MANY):
-        moved_at, _ = probe.moved_positions(t)
+        moved_at, _, _ = probe.moved_positions(t)
         mixes |= bool(moved_at[:, t + 1 :].any())
         earlier = true_ones((moved_at & predicted)[:, :t].any(0))
         if earlier:
@@ -220,7 +220,7 @@ def documents_verdict(probe: Probe, names: dict[str, Tensor], end_of_text: int |
     mixes = 0
     inner = inner_positions(documents)
     for t in inner[: MANY // 2]:
-        moved_at, _ = probe.moved_positions(t)
+        moved_at, _, _ = probe.moved_positions(t)
         same = documents == documents[:, t : t + 1]
         others = moved_at & ~same & is_inside(documents, t)
         mixes += int((moved_at & same).sum()) > int(moved_at[:, t].sum())
@@ -288,9 +288,9 @@ def padding_verdict(probe: Probe, names: dict[str, Tensor]) -> Verdict:
     if not any(map(probe.is_of_positions, probe.base)) and not any(map(probe.is_of_samples, probe.base)):
         return Verdict("padding", UNJUDGED, "no output has one row for each sample")
     for t in [padded[k] for k in evenly(len(padded), MANY // 2)]:
-        moved_at, whole = probe.moved_positions(t)
+        moved_at, unclear, whole = probe.moved_positions(t)
         hidden = ~real[:, t]
-        wrong = moved_at & real & hidden[:, None]
+        wrong = (moved_at | unclear) & real & hidden[:, None]
         if bool(wrong.any()) or bool((whole & hidden & real.any(1)).any()):
             n = int((wrong.any(1) | (whole & hidden)).nonzero()[0])
             what = f"the outputs of {int(wrong[n].sum())} real tokens" if bool(wrong[n].any()) else "its output"

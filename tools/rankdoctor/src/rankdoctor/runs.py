@@ -114,13 +114,15 @@ class Run:
     def in_step(self, kind: str, **wanted: object) -> list[tuple[Event, ...]]:
         """Return, of each update, the k-th event of this kind before it of all ranks, where all have so many.
 
-        If one rank validates a batch more than another, the calls of the next epoch still meet each other.
+        If one rank validates a batch more than another, the calls of the next epoch still meet each other; and so they
+        do if one rank has trained something by itself before the model was wrapped.
         """
         of_ranks: list[dict[int, list[Event]]] = []
         for rank in self.ranks:
             of_ranks.append({})
+            wrapped = next((e["step"] for e in rank.all("ddp")), 0)
             for e in rank.all(kind, **wanted):
-                of_ranks[-1].setdefault(e["step"], []).append(e)
+                of_ranks[-1].setdefault(e["step"] - wrapped, []).append(e)
         return [
             events
             for step in of_ranks[0]
@@ -153,12 +155,18 @@ class Run:
         """Whether ranks have different parts of a model's computation; some of them then rightly share inputs."""
         models = [e for rank in self.ranks for e in rank.all("model")]
         found = any(e["mesh_dims"] > 1 or e.get("tensor_parallel") for e in models)
-        return found or self.any("message") or self.any("inner", name="message") or self.divides_layers
+        divides = self.divides_layers or self.divides_sequences
+        return found or self.any("message") or self.any("inner", name="message") or divides
 
     @cached_property
     def divides_layers(self) -> bool:
         """Whether layers of the script's own have parts of the weights, and add up what they compute over the ranks."""
         return self.any("inner", sums=True) and not self.any("ddp")
+
+    @cached_property
+    def divides_sequences(self) -> bool:
+        """Whether ranks have parts of the same samples, such as chunks of a sequence, and gather what these compute."""
+        return self.any("gathered_back") and not self.any("ddp")
 
     @cached_property
     def divides_optimizer(self) -> bool:
@@ -248,14 +256,34 @@ class Run:
         return events[0] if alike else None
 
     @cached_property
+    def samples_read(self) -> list[tuple[Event, ...]]:
+        """What was read from the same data set on all ranks: of one class, in loaders of the same lines.
+
+        One rank may have a data set more than another, such as for a training of its own.
+        """
+        of_ranks: list[dict[tuple, Event]] = []
+        for rank in self.ranks:
+            of_ranks.append({})
+            counts: Counter[tuple] = Counter()
+            loaders: dict[int | None, set[str]] = defaultdict(set)
+            for e in rank.all("pass"):
+                for number in {e.get("dataset"), e.get("base")}:
+                    loaders[number].add(self.made(e["loader"])["at"])
+            for e in rank.all("samples"):
+                kind = e["cls"], e.get("collated"), frozenset(loaders[e["dataset"]])
+                of_ranks[-1][(*kind, counts[kind])] = e
+                counts[kind] += 1
+        return [tuple(found[key] for found in of_ranks) for key in of_ranks[0] if all(key in e for e in of_ranks)]
+
+    @cached_property
     def differing(self) -> set[str]:
         """The classes of data sets in which a number means another sample on another rank, as far as was looked."""
         found = set()
-        for events in self.together("samples"):
+        for events in self.samples_read:
             numbers = [n for n in events[0]["contents"] if all(n in e["contents"] for e in events)]
             parts = range(min((len(e["steady"]) for e in events), default=0))
             steady = [part for part in parts if all(e["steady"][part] for e in events)]
-            if len({e["cls"] for e in events}) == 1 and any(
+            if any(
                 len({e["contents"][n][part][0] for e in events if part < len(e["contents"][n])}) > 1
                 for n in numbers
                 for part in steady

@@ -1,4 +1,7 @@
-"""Trainings that are right and unusual: gossip, a critic, averaged weights, or divided tables."""
+"""Trainings that are right and unusual: gossip, critic, averaged, tables, teacher, chunks.
+
+"teacher,medians" validates in a wrong way, and "chunks,own" loses gradients.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -10,9 +13,9 @@ from torch import nn
 from torch.distributed.nn.functional import all_to_all_single
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, update_bn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-how = sys.argv[1]
+how, *fault = sys.argv[1].split(",")
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:
@@ -108,6 +111,97 @@ def tables(data: TensorDataset) -> None:
         optimizer.step()
 
 
+def teacher(data: TensorDataset) -> None:
+    """Rank 0 trains a teacher by itself; then all ranks train a student."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    large = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+    if rank == 0:
+        optimizer = torch.optim.Adam(large.parameters())
+        for x, y in DataLoader(data, 64, shuffle=True, generator=torch.Generator().manual_seed(5)):
+            optimizer.zero_grad()
+            F.cross_entropy(large(x), y).backward()
+            optimizer.step()
+    for p in large.parameters():
+        dist.broadcast(p.data, 0)
+    large.eval().requires_grad_(False)
+    x = torch.randn(400, 8, generator=torch.Generator().manual_seed(2)) * torch.linspace(0.2, 2, 400)[:, None]
+    held = TensorDataset(x, x[:, :3].argmax(1))
+    share = DataLoader(Subset(held, range(400 // world * rank, 400 // world * (rank + 1))), 50)
+    small = nn.Linear(8, 3)
+    student = DistributedDataParallel(small)
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-2)
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, 16, sampler=sampler)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        small.train()
+        for x, y in loader:
+            with torch.no_grad():
+                answer = large(x).softmax(1)
+            out = student(x)
+            optimizer.zero_grad()
+            (F.cross_entropy(out, answer) + F.cross_entropy(out, y)).backward()
+            optimizer.step()
+        small.eval()
+        with torch.no_grad():
+            losses = torch.cat([F.cross_entropy(small(x), y, reduction="none") for x, y in share])
+        if "medians" in fault:
+            median = losses.median()
+            dist.all_reduce(median)  # LINE medians
+            median /= world
+        else:
+            every = [torch.empty_like(losses) for _ in range(world)]
+            dist.all_gather(every, losses)
+            median = torch.cat(every).median()
+        if rank == 0:
+            print(f"median {median.item():.4f}")
+
+
+class Chunks(torch.autograd.Function):
+    """Each rank has a chunk (N, T / world, D) of all sequences; this makes the whole of them."""
+
+    @staticmethod
+    def forward(context: object, chunk: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(chunk) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, chunk.contiguous())  # LINE own
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.contiguous()
+        if "own" not in fault:
+            dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+
+
+class Mixer(nn.Module):
+    """What each position of this rank's chunk takes from the positions of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.queries, self.out = nn.Linear(1, 8), nn.Linear(1, 8), nn.Linear(8, 3)
+
+    def forward(self, chunk: torch.Tensor) -> torch.Tensor:
+        keys = Chunks.apply(self.keys(chunk))
+        return self.out(F.scaled_dot_product_attention(self.queries(chunk), keys, keys))
+
+
+def chunks(data: TensorDataset) -> None:
+    """Divide each sequence over the ranks."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = Mixer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(data, 16):
+        chunk = x.unsqueeze(2).chunk(world, 1)[rank]
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(chunk).flatten(0, 1), y.repeat_interleave(chunk.shape[1]))
+        loss.backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= world
+        optimizer.step()
+
+
 class Lookup(nn.Module):
     """The tables of this rank."""
 
@@ -123,9 +217,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     x = torch.randn(640, 8, generator=torch.Generator().manual_seed(1))
-    {"gossip": gossip, "critic": critic, "averaged": averaged, "tables": tables}[how](
-        TensorDataset(x, x[:, :3].argmax(1))
-    )
+    kinds = {"gossip": gossip, "critic": critic, "averaged": averaged, "tables": tables, "teacher": teacher}
+    (kinds | {"chunks": chunks})[how](TensorDataset(x, x[:, :3].argmax(1)))
     print("done")
     dist.destroy_process_group()
 

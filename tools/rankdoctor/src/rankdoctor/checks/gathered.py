@@ -52,6 +52,8 @@ def gathered_gradients(run: Run) -> Iterator[Finding]:
     collectives = run.first.all("collective")
     inside = run.first.all("inner")  # of a model
     gathered = [e for e in (*collectives, *inside) if e["name"].startswith("all_gather") and e.get("features")]
+    if run.any("gathered_back"):  # what a Function gathers is judged by messages_return
+        gathered = [e for e in gathered if not e.get("in_function")]
     need_use(gathered, "gathered features")
     seen(len(gathered), "all_gather of features")
     losses = [events for events in run.together("update") if all(e.get("losses") for e in events)]

@@ -109,9 +109,12 @@ def differing_results(several: Run, one: Run) -> bool:
 
 
 def evaluations(run: Run) -> Iterator[Event]:
-    """Yield the calls of models in evaluation, of all ranks."""
-    for rank in run.ranks:
-        yield from (e for e in rank.all("forward", train=False, grad=False) if "rows" in e)
+    """Yield the calls of models in evaluation, of all ranks; not those for batches of the training, as of a teacher.
+
+    If all calls are for samples of the loader that is trained on, these are what the script validates.
+    """
+    calls = [e for rank in run.ranks for e in rank.all("forward", train=False, grad=False) if "rows" in e]
+    yield from [e for e in calls if e["loader"] not in run.training] or calls
 
 
 def evaluated(run: Run) -> Counter[int]:

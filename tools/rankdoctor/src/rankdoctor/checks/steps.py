@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..runs import Run, passes_with_batches, says_peer_is_gone
+from .apart import equal
 from .base import Finding, check, fault, hint, need, need_none, need_use, seen, shows
 
 ALONE = (" in select", " in poll", " in sleep", " in read")
@@ -201,12 +202,14 @@ def _short(place: str) -> str:
 def messages_return(run: Run) -> Iterator[Finding]:
     """The gradient of what a rank has received belongs to the rank that sent it, which must add it to its own.
 
-    So it is with the halo of a domain that is divided among the ranks.
+    So it is with the halo of a domain that is divided among the ranks, and with the keys of a sequence that is. If all
+    ranks compute the same loss of what was gathered, they have the same gradient of it, and nothing is lost.
     """
     sent = [e for e in run.first.all("inner", name="message") if e.get("in_function")]
-    need_use(sent, "messages in the forward of a torch.autograd.Function")
+    backs = run.together("gathered_back")
+    need_use(sent or backs, "messages or gathers in the forward of a torch.autograd.Function")
     need(len(run.first.all("update")) > 1, "no two updates were seen")
-    if not run.any("message", backward=True):
+    if sent and not run.any("message", backward=True):
         yield fault(
             sent[0]["at"],
             f"the forward of a torch.autograd.Function sends and receives here, {len(sent)} times in training, and no "
@@ -214,7 +217,19 @@ def messages_return(run: Run) -> Iterator[Finding]:
             "send the gradient of the received part back, and add it to that of the part that was sent",
         )
         return
-    seen(len(run.first.all("message", backward=True)), "messages in backward")
+    if lost := [events for events in backs if _is_lost(events)]:
+        yield fault(
+            lost[0][0]["at"],
+            f"the forward of a torch.autograd.Function gathers from all ranks here; in {len(lost)} of {len(backs)} "
+            "backward passes the gradient of what it gathered is another one on each rank, and backward exchanges "
+            "nothing: what the loss of another rank says of this rank's part is lost",
+            "add up the gradient over the ranks in backward (all_reduce or reduce_scatter), then take this rank's part",
+        )
+        return
+    if sent:
+        seen(len(run.first.all("message", backward=True)), "messages in backward")
+    if backs:
+        seen(len(backs), "gradients of what a Function gathered, exchanged in backward or alike on all ranks")
 
 
 @check("An update waits for the collectives that add its gradients up.")
@@ -292,3 +307,17 @@ def device_exists(run: Run) -> Iterator[Finding]:
         )
         yield hint(by_local_rank[0]["at"], text, f"{fix}; --gpus_per_task 1 tries it")
     seen(len(used), "numbers of GPUs, all below their count")
+
+
+def _is_lost(events: tuple[Event, ...]) -> bool:
+    """Return whether a gathered tensor got other gradients on the ranks of a group, and none of them exchanged any."""
+    if any(e["exchanges"] for e in events):
+        return False
+    groups = {tuple(e["ranks"] or ()) for e in events}
+    return any(
+        not equal(one, other)
+        for group in groups
+        for first, *others in [[e["came"] for e in events if tuple(e["ranks"] or ()) == group]]
+        for came in others
+        for one, other in zip(first, came, strict=False)
+    )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..trail import note, trail, user_line
-from . import passes, totals, works
+from . import passes, returned, totals, works
 from .common import CONFIG, address, local, optimizers, patch, quietly, state
 from .models import models
 from .optimizer import wait_for_the_end
@@ -107,6 +107,7 @@ def _message(own: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not state.observing and trail.caller_is_outside(TORCH):
+            returned.Returned.exchanges += 1
             if not state.depth:
                 note("message", at=user_line(), overwrites=overwrites(own, args), backward=state.in_backward)
             elif state.training:
@@ -146,6 +147,7 @@ def _functional(name: str) -> Callable[[Callable], Callable]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if state.depth or state.observing or Inside.collective or not trail.caller_is_outside(TORCH):
                 return own(*args, **kwargs)
+            returned.Returned.exchanges += 1
             note("functional", at=user_line(), name=name)
             totals.totals.exchanged |= optimizers.depth > 0
             Inside.collective = True
@@ -170,7 +172,10 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
         def collective(*args: Any, **kwargs: Any) -> Any:
             if Inside.collective or state.observing or not trail.caller_is_outside(TORCH):
                 return own(*args, **kwargs)
+            returned.Returned.exchanges += 1
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+            if name in GATHERS and (function := forward_of_function()) is not None:
+                returned.follow(function, user_line(), group_of(args, kwargs))
             if state.depth:  # such as in a loss that is a part of the wrapped model
                 sums = name == "all_reduce" and op_of(args, kwargs) == dist.ReduceOp.SUM and in_a_function(tensors)
                 note("inner", name=name, at=user_line(), sums=sums, **features_of(tensors))
@@ -256,7 +261,7 @@ def forward_of_function() -> Any:
 def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs: dict[str, Any], caller: str) -> None:
     """Log a collective outside of models, which a function in the file ``caller`` calls."""
     tensor = tensors[0] if tensors else None
-    group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
+    group = group_of(args, kwargs)
     note(
         "collective",
         name=name,
@@ -270,6 +275,11 @@ def note_collective(name: str, tensors: list[torch.Tensor], args: tuple, kwargs:
         in_step=optimizers.depth > 0,
         passes=len(models.backwards),
     )
+
+
+def group_of(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return the process group that a collective is called with; None if it is that of all ranks."""
+    return kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
 
 
 def op_of(args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -88,6 +88,8 @@ def put_back() -> None:
 def before_call(known: list[nn.Module], number: int, *, is_new: bool, evaluates: bool) -> None:
     """Give a model the stored weights before its first call; or store those of all models before the first evaluation.
 
+    A model that is called first after that, such as a student whose teacher was evaluated before, is stored then.
+
     Args:
         known: all models, in the order of their first calls.
         number: of the model that is called.
@@ -102,9 +104,9 @@ def before_call(known: list[nn.Module], number: int, *, is_new: bool, evaluates:
             for key, p in fitting.items():
                 p.copy_(stored[key])
         note("stored_weights", model=number, missing=len(named) - len(fitting))
-    elif CONFIG.frozen and evaluates and not frozen.still:
-        frozen.still = True
-        if os.environ.get("RANK", "0") == "0":
+    elif CONFIG.frozen and not CONFIG.weights and (evaluates or (is_new and frozen.still)):
+        begins, frozen.still = not frozen.still, True
+        if (begins or is_new) and os.environ.get("RANK", "0") == "0":
             named = {weight_key(i, name): p for i, one in enumerate(known) for name, p in one.named_parameters()}
             whole = {key: p.detach().cpu() for key, p in named.items() if not hasattr(p, "device_mesh")}
             torch.save(whole, f"{CONFIG.scratch}/weights.pt")
