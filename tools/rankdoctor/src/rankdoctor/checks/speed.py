@@ -45,6 +45,7 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
     updates, training, has_batch = 0, False, False
     steps: dict[tuple[str, str], set[int]] = {}
     factors = [e.get("factor") for e in run.first.all("gradients")]
+    divisors = {e["summed_at"] for e in run.first.all("divisor")}  # such as the number of tokens of a whole update
     own_factor = not run.any("clip") and any(factor is None or abs(factor - 1) > 1e-4 for factor in factors)
     for e in run.first.events:
         updates += e["e"] == "update"
@@ -58,7 +59,7 @@ def collectives_per_step(run: Run) -> Iterator[Finding]:
         # between a backward pass and its update, where the script scales the gradients itself, as to clip them
         for_clipping = own_factor and bool(e.get("passes"))
         of_parts = run.divides_optimizer and e.get("name", "").startswith("all_gather")
-        needed = for_the_loss or for_clipping or of_parts
+        needed = for_the_loss or for_clipping or of_parts or e.get("at") in divisors
         if e["e"] == "collective" and training and of_the_user and not needed and (e["size"] or 0) < 1000:
             steps.setdefault((e["at"], e["name"]), set()).add(updates)
     need(run.whole or run.launch.ended in ("enough", "stopped"), "the run failed, or was ended")
