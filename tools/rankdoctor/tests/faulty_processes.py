@@ -1,6 +1,6 @@
 """Faults in processes, collectives, devices and time."""
 
-from doctor_events import SAMPLES, STEPS, TRAIN, add, at, change
+from doctor_events import NAMES, SAMPLES, STEPS, TRAIN, add, at, change
 from faulty import faulty
 from rankdoctor.runs import Run
 
@@ -84,6 +84,19 @@ def a_batch_without_targets_on_one_rank(run: Run) -> None:
     for number in range(4):
         unused(run, 0, number)
     unused(run, 1, 3, "c.weight")
+
+
+def sharded_gradients(run: Run, *without: str) -> None:
+    """A model that fully_shard divides; rank 1 has no gradient of these weights in the third update."""
+    change(run, "model", sharded=True, groups=5)
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "ddp"]
+    run.ranks[1].all("gradients")[2]["gradients"] |= dict.fromkeys(without)
+
+
+@faulty("same_unused", "FAULT", 44)
+def a_sharded_layer_that_one_rank_does_not_need(run: Run) -> None:
+    sharded_gradients(run, NAMES[0])
 
 
 @faulty("device_exists", "FAULT", 6)

@@ -12,6 +12,7 @@ from faulty_processes import (
     devices,
     messages,
     own_collectives,
+    sharded_gradients,
     stream,
     unused,
 )
@@ -221,6 +222,15 @@ def an_average_with_its_buffers(run: Run) -> None:
 
 def a_teacher_that_stays_as_it_is(run: Run) -> None:
     evaluated_copy(run, follows=False, moves=False)
+
+
+def a_sharded_model_of_which_all_ranks_need_all(run: Run) -> None:
+    sharded_gradients(run)
+
+
+def a_sharded_layer_that_no_rank_needs(run: Run) -> None:
+    sharded_gradients(run, NAMES[0])
+    run.ranks[0].all("gradients")[2]["gradients"] |= {NAMES[0]: None}
 
 
 def a_gather_of_which_all_compute_the_same(run: Run) -> None:
@@ -492,6 +502,8 @@ RIGHT = [
     an_average_with_its_buffers, a_teacher_that_stays_as_it_is,
     a_stream_that_draws_some_samples_often, a_stream_of_which_only_the_begin_was_seen, one_vocabulary_on_all_ranks,
     settings_of_each_rank, samples_that_are_drawn_with_other_seeds, targets_with_the_offset_of_the_rank,
+    a_sharded_model_of_which_all_ranks_need_all,
+    a_sharded_layer_that_no_rank_needs,
     a_gather_of_which_all_compute_the_same,
     a_gather_whose_gradient_is_added_up,
     gathers_in_groups_of_one_rank,

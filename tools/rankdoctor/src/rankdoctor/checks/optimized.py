@@ -222,11 +222,14 @@ def averages_follow(run: Run) -> Iterator[Finding]:
     seen(sum(e["calls"] for e in lines), "updates of averages in 16 bits")
 
 
-@check("In each step all ranks train the same weights.", ranks=True)
+@check("In each step all ranks train the same weights.", exercise="two_archives", ranks=True)
 def same_unused(run: Run) -> Iterator[Finding]:
-    """DDP waits for a gradient of every weight on every rank; a batch without targets may give some of them none."""
+    """DDP and fully_shard need a gradient of every weight on every rank; some samples may give a part of them none."""
     wraps = run.first.all("ddp")
-    need_use(wraps, "DistributedDataParallel")
+    if run.sharded and not wraps:
+        yield from _unused_shards(run)
+        return
+    need_use(wraps, "DistributedDataParallel or sharded weights")
     need(not any(e.get("find_unused") for e in wraps), "DDP is told to find weights without a gradient")
     known = [(rank, e) for rank in run.ranks for e in rank.all("unused")]
     always = set.intersection(*({*e["names"]} for _, e in known)) if known else set()
@@ -237,13 +240,35 @@ def same_unused(run: Run) -> Iterator[Finding]:
                 f"in training pass {e['number'] + 1}{_of_batch(run, rank, e['number'])}, {len(names)} weights of rank "
                 f"{rank.number} get no gradient ({some(names)}), which get one in other passes; DDP waits for it"
             )
-            fix = (
-                "let every part take part in each loss, with a factor of 0 if the batch has nothing for it; or "
-                "find_unused_parameters=True"
-            )
+            fix = f"{TAKE_PART}; or find_unused_parameters=True"
             yield fault(calls[0]["at"] if calls else e["at"], text, fix)
             return
     seen(len(known), "backward passes of all ranks, which give the same weights a gradient", 4)
+
+
+TAKE_PART = "let every part take part in each loss, with a factor of 0 if the batch has nothing for it"
+
+
+def _unused_shards(run: Run) -> Iterator[Finding]:
+    """Yield the finding if a sharded weight gets a gradient on some ranks only.
+
+    fully_shard adds up what each rank has of a group, one weight after the other: a rank that leaves one out adds its
+    others to the wrong places.
+    """
+    need(not run.any("model", cls="FullyShardedDataParallel"), "FSDP1 gives a rank no part of a small weight")
+    steps = run.aligned("gradients")
+    for events in steps:
+        without = [{name for name, gradient in e["gradients"].items() if gradient is None} for e in events]
+        if apart := sorted(set.union(*without) - set.intersection(*without)):
+            lines = [at for e in run.first.all("update") for at in e["backwards"]]
+            yield fault(
+                lines[0] if lines else events[0]["at"],
+                f"before update {events[0]['count'] + 1}, {len(apart)} weights ({some(apart)}) have a gradient on some "
+                "ranks and none on others: fully_shard then adds up gradients of different weights",
+                f"{TAKE_PART}; or set_reduce_scatter_unused_params(True) of the sharded model (PyTorch 2.13)",
+            )
+            return
+    seen(len(steps), "updates in which the same sharded weights have a gradient on all ranks", 4)
 
 
 def _of_batch(run: Run, rank: Rank, number: int) -> str:
