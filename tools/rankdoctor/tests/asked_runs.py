@@ -36,7 +36,7 @@ class Doctor:
     def report(self, *arguments: object) -> dict:
         """Return the whole report."""
         _, out, err = self.run("--json", *arguments)
-        assert not err
+        assert not err, err
         report = json.loads(out)
         assert not report["broken"]
         return report
