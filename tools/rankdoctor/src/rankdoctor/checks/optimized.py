@@ -258,8 +258,8 @@ def _unused_shards(run: Run) -> Iterator[Finding]:
     need(not run.any("model", cls="FullyShardedDataParallel"), "FSDP1 gives a rank no part of a small weight")
     steps = run.aligned("gradients")
     for events in steps:
-        without = [{name for name, gradient in e["gradients"].items() if gradient is None} for e in events]
-        if apart := sorted(set.union(*without) - set.intersection(*without)):
+        without: list[set[str]] = [{name for name, value in e["gradients"].items() if value is None} for e in events]
+        if apart := sorted(set[str]().union(*without) - without[0].intersection(*without)):
             lines = [at for e in run.first.all("update") for at in e["backwards"]]
             yield fault(
                 lines[0] if lines else events[0]["at"],
