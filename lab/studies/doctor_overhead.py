@@ -32,11 +32,11 @@ WAYS = {
 }
 
 
-def measured(place: str, command: list[str], run_dir: str) -> float:
+def measured(place: str, command: list[str], run_dir: str, data_dir: str) -> float:
     """Return the seconds of a run; the doctor ends with status 1 if it finds a fault."""
     began = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    words = [*command, run_dir] if "--run_dir" in command else command
+    words = [*command, run_dir, "--data_dir", data_dir] if "--run_dir" in command else command
     status = subprocess.run(words, cwd=REPOSITORY / place, env=environment, stdout=subprocess.DEVNULL).returncode
     if status not in (0, 1 if "rankdoctor" in command else 0):
         sys.exit(f"error: {' '.join(words)} ended with exit status {status}")
@@ -48,9 +48,12 @@ def main() -> None:
     """Measure all ways in turn, and store the table."""
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
+        data = ["data/prepare.py", "mnist", "--synthetic", "--data_dir", f"{folder}/data"]
+        subprocess.run([sys.executable, *data], cwd=REPOSITORY, check=True)
         for pair in range(PAIRS):
             for way, (place, command) in WAYS.items():
-                found[way].append(measured(place, command, f"{folder}/{pair}_{way.replace(' ', '_')}"))
+                run_dir = f"{folder}/{pair}_{way.replace(' ', '_')}"
+                found[way].append(measured(place, command, run_dir, f"{folder}/data"))
     rows: list[list[results.Cell]] = []
     for way, seconds in found.items():
         ratios = [mine / others for mine, others in zip(seconds, found[TORCHRUN_ALONE], strict=True)]
