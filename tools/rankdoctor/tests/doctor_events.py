@@ -68,7 +68,7 @@ def _events(rank: int, world: int, samples: dict[str, list[int]]) -> list[Event]
                 gradients={name: [0.5, 1.0 + step] for name in NAMES}, dtypes=["float32"], factor=1.0, others={},
                 weights={name: [0.1 * step, 2.0 + step] for name in NAMES})  # fmt: skip
             add("update", 45, optimizer=0, parameters=3, foreign=0, backwards=[at(44)], added=False, graphs=1,
-                graph_at=at(44), factors=[[at(44), 2, 0.5]], waits={}, elements=[[at(44), 0, 6, 1 / 6]])  # fmt: skip
+                graph_at=at(44), factors=[[at(44), 2, 0.5, 0]], waits={}, elements=[[at(44), 0, 6, 1 / 6]])  # fmt: skip
             step += 1
         one_pass(VAL, 50, f"v{rank}_{epoch}", list(range(rank, SAMPLES, world)), 1)
         for i in range(STEPS):

@@ -109,7 +109,7 @@ def workers_repeat_the_stream(run: Run) -> None:
 
 @faulty("sample_weights", "NOTE", 44)
 def class_weights_per_rank(run: Run) -> None:
-    change(run, "update", (1,), factors=[[at(44), 2, 0.2]])
+    change(run, "update", (1,), factors=[[at(44), 2, 0.2, 0]])
 
 
 @faulty("element_weights", "NOTE", 44)

@@ -19,6 +19,13 @@ def validation_padded(run: Run) -> None:
     set_samples(run, "v", [0, 2, 4, 6, 8, 10, 12, 14, 0], [1, 3, 5, 7, 9, 11, 13, 15, 1])
 
 
+@faulty("validation_counts", "NOTE", 20)
+def padded_results_are_gathered(run: Run) -> None:
+    """The script may leave out what is repeated: nobody can see it."""
+    validation_padded(run)
+    change(run, "collective", wanted={"name": "all_reduce"}, name="gather_object")
+
+
 @faulty("validation_counts", "FAULT", 20)
 def validation_drops_the_last(run: Run) -> None:
     set_samples(run, "v", [0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11])

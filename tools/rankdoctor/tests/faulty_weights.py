@@ -67,6 +67,26 @@ def never_wrapped(run: Run) -> None:
             e.pop("ddp")
 
 
+@faulty("weights_agree", "FAULT", 29)
+def copies_whose_mean_nobody_takes(run: Run) -> None:
+    trained_copies(run, exchange=False)
+
+
+def trained_copies(run: Run, *, exchange: bool) -> None:
+    """Four optimizers of one line, each of a copy of the model, make two updates of this rank's own."""
+    never_wrapped(run)
+    for rank in run.ranks:
+        for n, e in enumerate(rank.all("gradients")):
+            e |= {"optimizer": n // 2, "count": n % 2, "made": at(35)}  # type: ignore[misc]
+            e["weights"] = {name: [0.1 * n, 2.0 + n + n % 2 * rank.number] for name in NAMES}
+        for n, e in enumerate(rank.all("update")):
+            e["optimizer"] = n // 2
+        sent = {"e": "collective", "t": 1.0, "at": at(47), "name": "all_reduce", "size": 30, "everyone": True}
+        for n, e in enumerate(rank.all("update")):
+            if exchange and n % 2:
+                rank.events.insert(rank.events.index(e) + 1, sent | {"step": n + 1})
+
+
 @faulty("weights_agree", "FAULT", 34)
 def a_module_beside_the_wrapped_one(run: Run) -> None:
     for rank in run.ranks:

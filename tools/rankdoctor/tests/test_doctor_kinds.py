@@ -40,6 +40,8 @@ def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str)
         ("averaged", {}),
         ("tables", {}),
         ("chunks", {}),
+        ("adapted", {}),
+        ("chosen", {}),
         ("chunks,own", {"messages_return": "own"}),
         ("teacher", {}),
         ("teacher,medians", {"same_validation": "medians"}),

@@ -58,6 +58,7 @@ from faulty_weights import (
     divided_layers,
     divided_optimizer,
     kept,
+    trained_copies,
     what_enters_a_divided_layer_is_not_added_up_in_backward,
 )
 from rankdoctor.checks import judge
@@ -473,7 +474,30 @@ def shared_weights_that_differ_before_the_parts_are_clipped(run: Run) -> None:
     change(run, "gradients", factor=1.0)
 
 
+def samples_that_are_evaluated_before_they_are_trained_on(run: Run) -> None:
+    """As in active learning: what the model is least sure of is trained on later."""
+    change(run, "pass", base=7)
+    change(run, "pass", wanted={"loader": VAL}, t=-1.0)
+    set_samples(run, "v", [0, 1, 90, 91], [92, 93, 94, 95])
+
+
+def two_losses_in_one_line(run: Run) -> None:
+    """One is a mean over a batch with labels, the other over a larger one without."""
+    change(run, "update", factors=[[at(44), 2, 0.5, 10], [at(44), 8, 0.125, 20]])
+
+
+def copies_that_are_trained_on_each_rank(run: Run) -> None:
+    """As in federated averaging: their means over the ranks are what the next ones begin with."""
+    trained_copies(run, exchange=True)
+
+
+def an_attack_on_validation_samples(run: Run) -> None:
+    change(run, "forward", wanted={"grad": False}, for_nothing=True, for_inputs=True)
+
+
 RIGHT = [
+    an_attack_on_validation_samples,
+    samples_that_are_evaluated_before_they_are_trained_on, two_losses_in_one_line, copies_that_are_trained_on_each_rank,
     members_of_a_population_are_tried_without_a_backward_pass, divided_optimizer,
     shared_weights_that_differ_before_the_parts_are_clipped,
     a_frozen_part_in_evaluation_mode, two_optimizers_with_gradients_of_their_own,

@@ -119,7 +119,7 @@ def norm_of_a_shard(run: Run) -> None:
 def loss_divided(run: Run) -> None:
     for rank in run.ranks:
         for e in rank.all("update"):
-            e["factors"] = [(at(44), 2, 0.25)]
+            e["factors"] = [(at(44), 2, 0.25, 0)]
 
 
 def with_parts(run: Run, *values: float) -> None:

@@ -98,7 +98,7 @@ def trained(run: Run) -> Trained:
                 at=ranks[0]["at"],
                 samples=Counter(number for e in ranks for number in e["samples"]),
                 shares=[len(e["samples"]) for e in ranks],
-                targets=[sum(count for _, count, _ in ones) for ones in factors] if all(factors) else [],
+                targets=[sum(count for _, count, *_ in ones) for ones in factors] if all(factors) else [],
                 loss=sum(e["loss"] for e in ranks) / len(ranks),
                 norm=math.sqrt(sum(parts.values())),
                 rates=rates.get(step, []),

@@ -44,7 +44,8 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 three other inputs), rng, buffers, untouched (batch norms as made); ddp
                 and sync, or inside (line of the DistributedDataParallel that has this module); in evaluation
                 mode: drew (random numbers), random_in (what is random or takes statistics of the batch, and its line);
-                for_nothing (found when the events are read: it had gradients, but its loader is only validated)
+                for_nothing (found when the events are read: it had gradients, but its loader is only validated);
+                for_inputs (an input needs a gradient, such as for an attack or a force)
     frozen_mode     a frozen part of a model, which the script has put into evaluation mode, is called in training: cls,
                 train (its mode), at (line of the train() that put it back), made (line of its eval()), random_layers,
                 local_norms
@@ -62,13 +63,13 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 norm)
     update      after an update: optimizer, parameters, foreign (those of no model that was called), backwards (lines),
                 losses (what they minimized), of_terms (whether each adds up several), added (backward added to the
-                gradients of the update before), factors (line, samples, weight of a sample), elements (of sums and
-                means: line, which of that backward pass, elements, weight of one), waits (line and operation: count),
-                graphs, graph_at, low_same and
-                low_all (numbers of weights in 16 bits that stayed, and all of them), thrown (lines of backward passes
-                whose gradients nothing has used, and of what set these to zero), changed_in_backward (buffers),
-                followed (passes whose gradients it uses), left (if it also uses gradients that were there since before
-                an update of another optimizer: the line of that backward pass, and of its own)
+                gradients of the update before), factors (line, samples, weight of a sample, call in the line), elements
+                (of sums and means: line, which of that backward pass, elements, weight of one), waits (line and
+                operation: count), graphs, graph_at, low_same and low_all (numbers of weights in 16 bits that stayed,
+                and all of them), thrown (lines of backward passes whose gradients nothing has used, and of what set
+                these to zero), changed_in_backward (buffers), followed (passes whose gradients it uses), left (if it
+                also uses gradients that were there since before an update of another optimizer: the line of that
+                backward pass, and of its own)
     unused      which weights of wrapped models a backward pass gave no gradient: number (of the pass), names, missing
     checkpoint  a line that checkpoints activations: lost (its weights get no gradient), redrawn (it draws other random
                 numbers when it is recomputed)
@@ -254,7 +255,7 @@ class Event(TypedDict, total=False):
     losses: list[float]
     of_terms: list[bool]
     added: bool
-    factors: list[tuple[str, int, float]]
+    factors: list[tuple[str, int, float, int]]
     elements: list[tuple[str, int, int, float]]
     waits: dict[str, int]
     graphs: int
@@ -289,6 +290,7 @@ class Event(TypedDict, total=False):
     target: int
     columns: int
     for_nothing: bool
+    for_inputs: bool
     mask: int
     right: int
     entries: dict[str, int]

@@ -63,17 +63,26 @@ class Trail:
 
     def user_line(self, skip: Callable[[FrameType], bool] | None = None) -> str:
         """Return file:line of the innermost frame in the script's folder, else of the innermost of the user's."""
+        frame = self.user_frame(skip)
+        return self.place_of(frame) if frame else "?"
+
+    def user_frame(self, skip: Callable[[FrameType], bool] | None = None) -> FrameType | None:
+        """Return the innermost frame in the script's folder, else the innermost of the user's."""
         frame: FrameType | None = sys._getframe(1)
-        other = ""
+        other = None
         while frame:
             kind = self.kind_of(frame.f_code.co_filename)
             if (kind == 2 or (kind == 1 and not other)) and not (skip and skip(frame)):
-                place = self.place_of(frame)
                 if kind == 2:
-                    return place
-                other = place
+                    return frame
+                other = frame
             frame = frame.f_back
-        return other or "?"
+        return other
+
+    def user_call(self) -> tuple[str, int]:
+        """Return the user's line, and which call it is by its place in the code: one line can have several."""
+        frame = self.user_frame()
+        return (self.place_of(frame), frame.f_lasti) if frame else ("?", 0)
 
     def place_of(self, frame: FrameType) -> str:
         """Return file:line of a frame."""

@@ -1,8 +1,9 @@
-"""Trainings that are right and unusual: gossip, critic, averaged, tables, teacher, chunks.
+"""Trainings that are right and unusual: gossip, critic, averaged, tables, teacher, chunks, adapted, chosen.
 
 "teacher,medians" validates in a wrong way, and "chunks,own" loses gradients.
 """
 
+import copy
 import sys
 from collections.abc import Iterator
 
@@ -202,6 +203,50 @@ def chunks(data: TensorDataset) -> None:
         optimizer.step()
 
 
+def adapted(data: TensorDataset) -> None:
+    """Reptile: each rank adapts a copy to a task of its own; the outer update takes the mean of the differences."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 3))
+    outer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for number, (x, y) in enumerate(epochs(data, 1)):
+        inner = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(inner.parameters(), lr=0.02)
+        task = torch.randn(8, generator=torch.Generator().manual_seed(world * number + rank))
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(inner(x * task), y).backward()
+            optimizer.step()
+        outer.zero_grad()
+        for p, q in zip(model.parameters(), inner.parameters(), strict=True):
+            p.grad = (p - q).detach()
+            dist.all_reduce(p.grad)
+            p.grad /= world
+        outer.step()
+
+
+def chosen(data: TensorDataset) -> None:
+    """Active learning: the ranks share the rest of the data, and train on what they are least sure of next."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    known = list(range(64))
+    for _ in range(3):
+        core = nn.Linear(8, 3)
+        model = DistributedDataParallel(core)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        share = Subset(data, known)
+        for x, y in DataLoader(share, 16, sampler=DistributedSampler(share)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        core.eval()
+        mine = sorted(set(range(len(data))) - set(known))[rank::world]
+        with torch.no_grad():
+            sure = torch.cat([core(x).softmax(1).max(1).values for x, _ in DataLoader(Subset(data, mine), 64)])
+        best = torch.tensor(mine)[sure.argsort()[: 64 // world]]
+        every = [torch.empty_like(best) for _ in range(world)]
+        dist.all_gather(every, best)
+        known = sorted(known + torch.cat(every).tolist())
+
+
 class Lookup(nn.Module):
     """The tables of this rank."""
 
@@ -218,7 +263,8 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(640, 8, generator=torch.Generator().manual_seed(1))
     kinds = {"gossip": gossip, "critic": critic, "averaged": averaged, "tables": tables, "teacher": teacher}
-    (kinds | {"chunks": chunks})[how](TensorDataset(x, x[:, :3].argmax(1)))
+    kinds |= {"chunks": chunks, "adapted": adapted, "chosen": chosen}
+    kinds[how](TensorDataset(x, x[:, :3].argmax(1)))
     print("done")
     dist.destroy_process_group()
 

@@ -9,6 +9,8 @@ from ..runs import Run
 TOLERANCE = 1e-6
 SMALLEST = 16
 """elements of a tensor that may hold weights or gradients"""
+FEWEST_TRAININGS = 3
+"""optimizers of one line that make updates, of which each trains a copy of a model"""
 COMMON = 0.05
 """share of their samples that ranks have in common if these are not shared among them"""
 
@@ -98,6 +100,37 @@ def why_apart(run: Run) -> str:
     if are_folds(run):
         return "each validates samples that only other ranks train on, as in a cross-validation"
     return "the samples are not shared among them either" if have_samples_in_common(run) else ""
+
+
+def short_trainings(run: Run) -> set[int]:
+    """Return the optimizers of rank 0 that each train for a while on this rank alone, and then something is exchanged.
+
+    So do the inner loops of Reptile, and the clients of federated averaging, if each begins with a copy of a model:
+    there are several optimizers of one line, whose weights are equal on all ranks before their first update, and
+    between one and the next, ranks exchange tensors that may hold weights.
+    """
+    of_lines: dict[str, dict[int, list[tuple[Event, ...]]]] = {}
+    for events in run.aligned("gradients"):
+        number = events[0]["optimizer"]
+        if events[0]["count"] == 0 and events[0].get("made"):
+            of_lines.setdefault(events[0]["made"], {})[number] = []
+        for trainings in of_lines.values():
+            if number in trainings:
+                trainings[number].append(events)
+    exchanges = steps_with_exchange(run)
+    found: set[int] = set()
+    for trainings in of_lines.values():
+        firsts = [steps[0] for steps in trainings.values()]
+        if len(firsts) < FEWEST_TRAININGS or any(differing(events, "weights") for events in firsts):
+            continue
+        starts = [events[0]["step"] for events in firsts]
+        lasts = [steps[-1][0]["step"] for steps in trainings.values()][:-1]
+        between = [
+            any(last < step <= start for step in exchanges) for last, start in zip(lasts, starts[1:], strict=True)
+        ]
+        if all(between):
+            found |= set(trainings)
+    return found
 
 
 def steps_with_exchange(run: Run) -> set[int]:

@@ -162,7 +162,7 @@ def divided_loss(run: Run, at: str) -> Iterator[Finding]:
         scaler = counted[0].get("scaler") if counted else None
         if first is None or (scaler and scaler.get("scale")) or any(first.get("of_terms", [])):
             return  # of several terms, a factor may be the weight of one
-        shares.append(sum(count * weight for _, count, weight in first["factors"]))
+        shares.append(sum(count * weight for _, count, weight, _ in first["factors"]))
     if shares and all(abs(share * run.world - 1) < 0.01 for share in shares):
         yield hint(
             at,

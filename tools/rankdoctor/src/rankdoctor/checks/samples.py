@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 
 from ..events import Event
@@ -195,31 +196,51 @@ def same_order(run: Run) -> Iterator[Finding]:
 @check("No validation sample is trained on.", exercise="held_out", after=("same_split",))
 def held_out(run: Run) -> Iterator[Finding]:
     """If each rank splits the data with random numbers of its own, one rank trains on what another one validates."""
-    trained, validated = _by_base(run, run.training), _by_base(run, run.validating)
-    bases = trained.keys() & validated.keys()
+    validated = _by_base(run, run.validating)
+    bases = _by_base(run, run.training).keys() & validated.keys()
     need(bases, "training and validation samples come from different data sets, or have no numbers")
     need_none(several_models(run))
-    seen(sum(len(validated[base][0]) for base in bases), "validation samples")
+    judged = 0
     for base in sorted(bases):
-        common, at = len(trained[base][0] & validated[base][0]), validated[base][1]
-        at = next((e["at"] for e in run.first.all("split")), at)
-        text = f"{len(validated[base][0])} samples are validated, and {common} of them are trained on by some rank"
-        if common > 0.9 * len(validated[base][0]):
+        passes = [(kind, found) for kind, passes in validated[base] if (found := _trained_before(run, base, passes))]
+        judged += sum(len(read) for _, (read, _) in passes)
+        everything = set().union(*(read for _, (read, _) in passes))
+        common = len(set().union(*(read & trained for _, (read, trained) in passes)))
+        at = next((e["at"] for e in run.first.all("split")), passes[0][0][0] if passes else "")
+        text = f"{len(everything)} samples are validated, and {common} of them are trained on by some rank"
+        if common > 0.9 * len(everything):
             yield hint(at, text, "if this is not the training accuracy: split the data first")
         elif common:
             yield fault(at, text, "split with the same seed on all ranks, such as random_split(..., generator=...)")
+    need(judged, "samples are evaluated before the training only, such as for features or to choose some of them")
+    seen(judged, "validation samples")
 
 
-def _by_base(run: Run, loaders: set[str]) -> dict[int, tuple[set[int], str]]:
-    """Return for each data set the samples that any rank gets of it at first, and where a loader for them was made.
+def _by_base(run: Run, loaders: set[str]) -> dict[int, list[tuple[tuple, list[dict[int, Event]]]]]:
+    """Return for each data set the passes over it, or over parts of it, as `Run.epochs` does.
 
-    Only the first pass counts, because in a cross-validation a sample changes its side later.
+    A data set has the number that it has on the lowest of the ranks: others may have made more or fewer of them.
     """
-    found: dict[int, tuple[set[int], str]] = {}
+    found: dict[int, list[tuple[tuple, list[dict[int, Event]]]]] = defaultdict(list)
     for kind, passes in run.epochs(loaders).items():
-        for event in (e for e in passes[0].values() if "base" in e and run.same_data(passes[0])):
-            found.setdefault(event["base"], (set(), kind[0]))[0].update(run.numbers(event))
+        with_numbers = [parts for parts in passes if all("base" in e for e in parts.values()) and run.same_data(parts)]
+        if with_numbers:
+            found[with_numbers[0][min(with_numbers[0])]["base"]].append((kind, with_numbers))
     return found
+
+
+def _trained_before(run: Run, base: int, passes: list[dict[int, Event]]) -> tuple[set[int], set[int]] | None:
+    """Return what the first validation after some training reads, and what was trained on before; None: there is none.
+
+    Of each training loader the first pass counts, because in a cross-validation a sample changes its side later.
+    """
+    training = [first for _, (first, *_) in _by_base(run, run.training)[base]]
+    for parts in passes:
+        before = [e for first in training for rank, e in first.items() if rank in parts and e["t"] < parts[rank]["t"]]
+        if before:
+            read = {number for e in parts.values() for number in run.numbers(e)}
+            return read, {number for e in before for number in run.numbers(e)}
+    return None
 
 
 @check(

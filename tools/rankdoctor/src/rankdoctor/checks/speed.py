@@ -207,7 +207,7 @@ def validation_gradients(run: Run) -> Iterator[Finding]:
     """Without no_grad(), each call keeps its activations until its outputs are freed: time, and a lot of memory."""
     calls = [e for e in run.first.all("forward", grad=False) if e["loader"] in run.validating]
     need(calls, NO_VALIDATION)
-    kept = [e for e in calls if e.get("for_nothing")]
+    kept = [e for e in calls if e.get("for_nothing") and not e.get("for_inputs")]
     if kept:
         text = f"{len(kept)} of {len(calls)} calls in validation keep what a backward pass would need, and none follows"
         yield cost(kept[0]["at"], text, "with torch.no_grad(): around the validation")

@@ -38,7 +38,7 @@ def gradients_averaged(run: Run) -> Iterator[Finding]:
     whole = [e for e in steps if any(0.99 < (e["kept"] or 0) * by < 1.01 for by in (1.0, scale))]
     elements = [entry for e in run.first.all("update") for entry in e.get("elements", []) if entry[3]]
     # of the loss; 1: its mean on this rank
-    shares = [samples * factor / scale for _, samples, factor in factors]
+    shares = [samples * factor / scale for _, samples, factor, _ in factors]
     shares = shares or [count * factor / scale for *_, count, factor in elements]
     by_total = [e for e in run.first.all("divisor") if abs(e["times"] - 1) < 0.01]  # then the sum is the mean
     divided = (shares and max(shares) < 0.9) or len(by_total) > 0.8 * len(steps)
@@ -167,10 +167,10 @@ def sample_weights(run: Run) -> Iterator[Finding]:
     apart, worst, judged, compared = 0, (1.0, "", [0]), 0, 0
     for events in run.together("update"):
         factors = defaultdict(list)
-        for at, samples, factor in (entry for e in events for entry in e["factors"] if entry[2]):
-            factors[at].append((samples, abs(factor)))
+        for at, samples, factor, call in (entry for e in events for entry in e["factors"] if entry[2]):
+            factors[at, call].append((samples, abs(factor)))
         judged += bool(factors)
-        for at, found in factors.items():
+        for (at, _), found in factors.items():
             compared += len(found) if len(found) > 1 else 0
             ratio = max(factor for _, factor in found) / min(factor for _, factor in found)
             apart += ratio > 1.05

@@ -57,9 +57,13 @@ def validation_counts(run: Run) -> Iterator[Finding]:
         trimmed = any(e["loader"].startswith(kind[0] + "#") for e in run.first.all("trimmed") if e["loader"])
         if not trimmed and (twice := sum(count - 1 for count in counts.values())):
             text = f"{twice} of {size} validation samples count more than once (sampler: {kind[3]})"
-            yield fault(
-                kind[0], text, "a sampler without padding for validation; combine the sums of the ranks after the loop"
-            )
+            names = {name for name, _ in _collectives_after(run, kind[0]) or []}
+            if names and all("gather" in name for name in names):
+                fix = "leave the repeated ones out of what is gathered, by their numbers, if the script does not"
+                yield hint(kind[0], f"{text}, unless they are left out of what is gathered", fix)
+            else:
+                fix = "a sampler without padding for validation; combine the sums of the ranks after the loop"
+                yield fault(kind[0], text, fix)
         event = parts[min(parts)]
         missing = len(_all_samples(run, event, size, min(parts)) - covered[event["base"]])
         a_batch = run.world * (run.made(event["loader"])["batch_size"] or 0)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..events import Event, model_and_name
 from ..runs import Run
-from .apart import chosen_models, differing, equal, several_models, trains_several, why_apart
+from .apart import chosen_models, differing, equal, several_models, short_trainings, trains_several, why_apart
 from .base import Finding, check, fault, hint, need, need_none, need_use, seen, some
 
 
@@ -35,6 +35,9 @@ def weights_agree(run: Run) -> Iterator[Finding]:
         )
         return
     need(not joined_later(steps), "the ranks train apart, and average some of the weights now and then")
+    copies = short_trainings(run)
+    steps = [events for events in steps if events[0]["optimizer"] not in copies]
+    need(steps, "each rank trains copies of a model for a while, which all begin with equal weights again")
     parts = parts_of_ranks(run, steps, names)
     but = f", without {len(parts)} of which each rank has its own part" if parts else ""
     seen(len(steps), f"updates compared, with {len(names - parts)} weights{but}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from ..trail import note, user_line
+from ..trail import note, trail, user_line
 from . import branches
 from .common import (
     local,
@@ -48,21 +48,21 @@ def _follow(out: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) ->
     weight = options.get("weight")
     count = 1.0
     if out.dim():  # reduction="none": the script adds them up itself
-        place = user_line()
-        out.register_hook(lambda gradient: note_factor(place, gradient))
+        place, call = trail.user_call()
+        out.register_hook(lambda gradient: note_factor(place, call, gradient))
         return
     if options.get("reduction", "mean") == "mean":
         count = (float(weight[kept].sum()) if weight is not None else float(kept.numel())) or 1.0
-    at, samples = user_line(), int(kept.numel())
-    out.register_hook(lambda factor: models.factors.append((at, samples, float(factor.detach()) / count)))
+    (at, call), samples = trail.user_call(), int(kept.numel())
+    out.register_hook(lambda factor: models.factors.append((at, samples, float(factor.detach()) / count, call)))
 
 
 @quietly
-def note_factor(at: str, gradient: torch.Tensor) -> None:
+def note_factor(at: str, call: int, gradient: torch.Tensor) -> None:
     """Remember how much each sample counts, if all that count do so alike."""
     counted = gradient[gradient != 0].abs()
     if counted.numel() and float(counted.max()) <= 1.01 * float(counted.min()):
-        models.factors.append((at, int(counted.numel()), float(counted.mean())))
+        models.factors.append((at, int(counted.numel()), float(counted.mean()), call))
 
 
 MEAN, SUM = 1, 2

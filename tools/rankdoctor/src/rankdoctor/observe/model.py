@@ -159,7 +159,8 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
     if grad:
         inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         models.awaited.update((address(one), one) for one in inputs if one.requires_grad and one.is_leaf)
-        models.for_inputs |= any(any(leaves_that_are_no_weights(one)) for one in inputs if one.requires_grad)
+        if any(any(leaves_that_are_no_weights(one)) for one in inputs if one.requires_grad):
+            models.for_inputs = event["for_inputs"] = True
     models.calls += 1
     if models.calls <= MOST_CALLS:
         event |= _inputs(args, kwargs)

@@ -57,7 +57,7 @@ class Models:
     """sharded parameters that got gradients in the first backward passes, by their ids"""
     for_inputs: bool = False
     """whether the script wants the gradient of an input, since the last backward pass"""
-    factors: list[tuple[str, int, float]] = field(default_factory=list)
+    factors: list[tuple[str, int, float, int]] = field(default_factory=list)
     """of each loss since the last update: its line, its samples, and how much a sample counts"""
     elements: list[tuple[str, int, int, float]] = field(default_factory=list)
     """of each sum or mean that was minimized since then: the line of its backward pass, which one of that pass it is,
