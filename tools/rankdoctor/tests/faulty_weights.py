@@ -67,6 +67,16 @@ def never_wrapped(run: Run) -> None:
             e.pop("ddp")
 
 
+@faulty("weights_agree", "NOTE", 29)
+def a_head_of_each_rank_is_saved_by_it(run: Run) -> None:
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] not in ("write", "save")]
+        save = {"file": f"/home/me/{rank.number}.pt", "tensors": 3, "shards": 0, "wrapped": 0, "on_gpu": False}
+        rank.events.append({"e": "save", "step": 8, "t": 9.0, "at": at(55), **save})
+        for e in rank.all("gradients"):
+            e["weights"] = e["weights"] | {NAMES[2]: [0.1 * e["step"], 2.0 + e["step"] + rank.number]}
+
+
 @faulty("weights_agree", "FAULT", 29)
 def copies_whose_mean_nobody_takes(run: Run) -> None:
     trained_copies(run, exchange=False)

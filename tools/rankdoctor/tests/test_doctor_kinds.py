@@ -42,6 +42,7 @@ def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str)
         ("chunks", {}),
         ("adapted", {}),
         ("chosen", {}),
+        ("private", {}),
         ("chunks,own", {"messages_return": "own"}),
         ("teacher", {}),
         ("teacher,medians", {"same_validation": "medians"}),
@@ -49,7 +50,8 @@ def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str)
 )
 def test_a_training_that_is_unusual(doctor: Doctor, kind: str, wanted: Found) -> None:
     how = "--validation" if kind.startswith("teacher") else "--reference"
-    report, found = doctor.findings(how, "unusual.py", kind)
+    asked = [how, "--influence"] if kind == "private" else [how]
+    report, found = doctor.findings(*asked, "unusual.py", kind)
     assert report["errors"] == [] and found == wanted
 
 

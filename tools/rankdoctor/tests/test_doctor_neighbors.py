@@ -495,7 +495,16 @@ def an_attack_on_validation_samples(run: Run) -> None:
     change(run, "forward", wanted={"grad": False}, for_nothing=True, for_inputs=True)
 
 
+def padding_that_has_no_weight_in_validation(run: Run) -> None:
+    set_samples(run, "v", [0, 2, 4, 6, 8, 10, 12, 14, 0], [1, 3, 5, 7, 9, 11, 13, 15, 1])
+    for rank in run.ranks:
+        for e in rank.all("collective"):
+            sums = {"e": "sum", "step": e["step"], "t": e["t"], "at": at(53), "totals": [11.0, float(SAMPLES)]}
+            rank.events.insert(rank.events.index(e) + 1, sums)
+
+
 RIGHT = [
+    padding_that_has_no_weight_in_validation,
     an_attack_on_validation_samples,
     samples_that_are_evaluated_before_they_are_trained_on, two_losses_in_one_line, copies_that_are_trained_on_each_rank,
     members_of_a_population_are_tried_without_a_backward_pass, divided_optimizer,
@@ -564,6 +573,12 @@ def test_ranks_that_average_now_and_then_are_not_accused_when_a_nan_comes_before
             e["weights"] = {name: [1.0, 1.0 + rank.number + e["count"]] for name in NAMES}
     assert not judge([ordinary, provoked]).faults
     assert {fault.check for fault in judge([provoked]).faults} == {"weights_agree"}
+
+
+def test_weights_that_are_nan_are_not_called_unchanged() -> None:
+    run = correct_run(provocation="nan")
+    change(run, "gradients", weights={name: [float("nan"), float("nan")] for name in NAMES})
+    assert not found_by(run) & {"weights_change", "weights_agree"}
 
 
 def test_outliers_on_one_rank_accuse_no_divided_layers() -> None:

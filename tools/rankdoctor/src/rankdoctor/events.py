@@ -84,6 +84,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     unwaited    before an update: a line that starts collectives (async_op=True) which nothing has waited for, count (of
                 those whose tensors are gradients of this optimizer), values (gradients that it has)
     total       a tensor is added up over the ranks that was added up before: again (it held that total), before
+    sum         a few numbers were added up over the ranks, outside of training: totals
     divisor     a loss is divided by a sum over the ranks: total, own (what this rank has put into it), summed_at, times
                 (by which other numbers the loss is multiplied)
     spread      in what is minimized, outputs of one shape became a square: each meets each target: shape, became
@@ -285,6 +286,7 @@ class Event(TypedDict, total=False):
     placement: str
     before: float
     total: float
+    totals: list[float]
     summed_at: str
     times: float
     target: int

@@ -1,4 +1,5 @@
-"""Trainings that are right and unusual: gossip, critic, averaged, tables, teacher, chunks, adapted, chosen.
+"""Trainings that are right and unusual: gossip, critic, averaged, tables, teacher, chunks, adapted, chosen,
+private.
 
 "teacher,medians" validates in a wrong way, and "chunks,own" loses gradients.
 """
@@ -12,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.nn.functional import all_to_all_single
+from torch.func import functional_call, grad, vmap
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
@@ -247,6 +249,28 @@ def chosen(data: TensorDataset) -> None:
         known = sorted(known + torch.cat(every).tolist())
 
 
+def private(data: TensorDataset) -> None:
+    """Clip the gradient of each sample, and add noise of each rank's own, of which the sum has the wanted size."""
+    world = dist.get_world_size()
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    noise = torch.Generator().manual_seed(dist.get_rank())
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(functional_call(model, weights, (x[None],)), y[None])
+
+    for x, y in epochs(data, 2):
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        of_samples = vmap(grad(loss), (None, 0, 0))(weights, x, y)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in of_samples.values()]).norm(dim=0)
+        for name, p in model.named_parameters():
+            clipped = of_samples[name] / norms.clamp(min=1).view(-1, *[1] * p.dim())
+            p.grad = clipped.sum(0) + 0.3 / world**0.5 * torch.randn(p.shape, generator=noise)
+            dist.all_reduce(p.grad)
+            p.grad /= len(x) * world
+        optimizer.step()
+
+
 class Lookup(nn.Module):
     """The tables of this rank."""
 
@@ -263,7 +287,7 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(640, 8, generator=torch.Generator().manual_seed(1))
     kinds = {"gossip": gossip, "critic": critic, "averaged": averaged, "tables": tables, "teacher": teacher}
-    kinds |= {"chunks": chunks, "adapted": adapted, "chosen": chosen}
+    kinds |= {"chunks": chunks, "adapted": adapted, "chosen": chosen, "private": private}
     kinds[how](TensorDataset(x, x[:, :3].argmax(1)))
     print("done")
     dist.destroy_process_group()

@@ -65,11 +65,15 @@ def chosen_models(run: Run) -> list[str]:
     if any(e.get("among", run.world) < run.world for e in run.first.all("ddp")):
         return ["DistributedDataParallel averages over some of the ranks, as the script asks"]
     steps = run.aligned("gradients")
-    files = [{e["file"] for e in rank.all("save") if e["file"] and e["tensors"]} for rank in run.ranks]
-    own = all(files) and sum(map(len, files)) == len(set.union(*files))
-    if own and steps and trains_several(run, steps) and differing(steps[0], "weights"):
+    if saves_apart(run) and steps and trains_several(run, steps) and differing(steps[0], "weights"):
         return ["each rank trains a model of its own, and saves it to a file of its own"]
     return []
+
+
+def saves_apart(run: Run) -> bool:
+    """Return whether each rank saves tensors, and to files of its own."""
+    files = [{e["file"] for e in rank.all("save") if e["file"] and e["tensors"]} for rank in run.ranks]
+    return all(files) and sum(map(len, files)) == len(set.union(*files))
 
 
 def why_apart(run: Run) -> str:

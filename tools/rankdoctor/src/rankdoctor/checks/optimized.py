@@ -125,6 +125,8 @@ def weights_change(run: Run) -> Iterator[Finding]:
         same = [name for name in names if all(e["weights"].get(name) == steps[0]["weights"][name] for e in steps)]
         if len(steps) < 4 or not names:
             doubts.append(f"{len(steps)} updates of an optimizer were seen, with {len(names)} weights")
+        elif any(math.isnan(number) for name in same for number in steps[0]["weights"][name] or []):
+            doubts.append("weights were NaN before the first update of an optimizer")
         elif len(same) == len(names):
             text = (
                 f"none of {len(names)} weights changed in {len(steps)} updates; learning rate {steps[-1]['lr'][0]:.3g}"

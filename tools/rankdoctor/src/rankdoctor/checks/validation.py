@@ -55,6 +55,7 @@ def validation_counts(run: Run) -> Iterator[Finding]:
             continue  # every rank has all of them
         counts = Counter(number for event in parts.values() for number in run.numbers(event))
         trimmed = any(e["loader"].startswith(kind[0] + "#") for e in run.first.all("trimmed") if e["loader"])
+        trimmed = trimmed or _counts_once(run, kind[0], counts)
         if not trimmed and (twice := sum(count - 1 for count in counts.values())):
             text = f"{twice} of {size} validation samples count more than once (sampler: {kind[3]})"
             names = {name for name, _ in _collectives_after(run, kind[0]) or []}
@@ -139,20 +140,39 @@ def _collectives_after(run: Run, made_at: str) -> list[tuple[str, str]] | None:
 
     None: there are none, because the run ended before.
     """
-    began = False
     found: list[tuple[str, str]] = []
     # ZeroRedundancyOptimizer sends in its update, and Join in its own line
     joins = {e["at"] for e in run.first.all("join")}
-    for e in run.first.events:
-        if e["e"] == "forward":
-            if began and e["train"] and e["grad"]:
-                return found
-            began |= not e["grad"] and bool(e["loader"]) and e["loader"].startswith(made_at + "#")
-        elif began and (e["e"] == "functional" or (e["e"] == "collective" and e["name"] != "barrier")):
+    following, trains_again = _events_after(run, made_at)
+    for e in following:
+        if e["e"] == "functional" or (e["e"] == "collective" and e["name"] != "barrier"):
             if e.get("in_step") or (e["e"] == "collective" and e["at"] in joins):
                 continue
             found.append((e.get("name", "functional collective"), e["at"]))
-    return found if found or run.whole else None
+    return found if found or trains_again or run.whole else None
+
+
+def _events_after(run: Run, made_at: str) -> tuple[list[Event], bool]:
+    """Return rank 0's events from a validation until training goes on, and whether it goes on."""
+    found: list[Event] = []
+    began = False
+    for e in run.first.events:
+        if e["e"] == "forward":
+            if began and e["train"] and e["grad"]:
+                return found, True
+            began |= not e["grad"] and bool(e["loader"]) and e["loader"].startswith(made_at + "#")
+        elif began:
+            found.append(e)
+    return found, False
+
+
+def _counts_once(run: Run, made_at: str, counts: Counter[int]) -> bool:
+    """Return whether a sum over the ranks after a validation is the number of its samples, each counted once.
+
+    So it is if the script gives a weight of zero to the samples that fill up the shares of the ranks.
+    """
+    sums = {value for e in _events_after(run, made_at)[0] if e["e"] == "sum" for value in e["totals"]}
+    return len(counts) in sums and sum(counts.values()) not in sums
 
 
 @check("Validation runs in evaluation mode.")

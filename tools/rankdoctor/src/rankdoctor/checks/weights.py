@@ -4,7 +4,16 @@ from collections.abc import Iterator
 
 from ..events import Event, model_and_name
 from ..runs import Run
-from .apart import chosen_models, differing, equal, several_models, short_trainings, trains_several, why_apart
+from .apart import (
+    chosen_models,
+    differing,
+    equal,
+    saves_apart,
+    several_models,
+    short_trainings,
+    trains_several,
+    why_apart,
+)
 from .base import Finding, check, fault, hint, need, need_none, need_use, seen, some
 
 
@@ -45,7 +54,7 @@ def weights_agree(run: Run) -> Iterator[Finding]:
         mine = [events for events in steps if events[0]["optimizer"] == number]
         unequal = [bool(set(differing(events, "weights")) - parts) for events in mine]
         if any(unequal) and all(unequal[unequal.index(True) :]):  # what is equal again later was averaged
-            yield _cause_of_difference(run, mine[unequal.index(True)])
+            yield private_part(run, steps, names) or _cause_of_difference(run, mine[unequal.index(True)])
             return
     if len(steps) == 1 and differing(steps[0], "gradients") and not steps[0][0]["closure"]:
         yield _cause_of_difference(run, steps[0])
@@ -126,6 +135,22 @@ def joined_later(steps: list[tuple[Event, ...]]) -> set[str]:
         joined |= (before - now) & events[0]["weights"].keys()
         before |= now
     return joined if before - joined else set()
+
+
+def private_part(run: Run, steps: list[tuple[Event, ...]], names: set[str]) -> Finding | None:
+    """Return a question if some weights differ, all others are the same, and each rank saves a file of its own.
+
+    So it is in federated learning with a head, or with norms, of each site.
+    """
+    apart = {name for events in steps for name in differing(events, "weights")} & names
+    if not saves_apart(run) or len(apart) == len(names):
+        return None
+    return hint(
+        where_made(run) or steps[0][0]["at"],
+        f"{len(apart)} of {len(names)} weights differ between ranks ({some(sorted(map(_shown, apart)))}), the others "
+        "are the same, and each rank saves a file of its own",
+        "nothing, if each rank has a part of its own, such as the head of a site; if not, average these gradients too",
+    )
 
 
 def parts_of_ranks(run: Run, steps: list[tuple[Event, ...]], names: set[str]) -> set[str]:

@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 from ..trail import note, trail, user_line
 from . import branches
 from .common import (
+    in_transform,
     local,
     optimizers,
     quietly,
@@ -27,7 +28,7 @@ def wrap_loss(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         out = own(input, target, *args, **kwargs)
         is_new = "_rankdoctor_followed" not in out.__dict__  # the stand-in's mode lets torch call this function again
-        if state.training and not state.observing and out.requires_grad and is_new:
+        if state.training and not state.observing and out.requires_grad and is_new and not in_transform():
             out.__dict__["_rankdoctor_followed"] = True
             named = (
                 dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False))

@@ -41,6 +41,8 @@ NAMES = [
     "scatter_object_list",
 ]
 """of PyTorch 2.11 to 2.15; some versions lack some of them"""
+MOST_TOTALS = 8
+"""numbers in a sum over the ranks that is logged"""
 MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 FUNCTIONAL_NAMES = (
     "all_gather_single",
@@ -201,6 +203,7 @@ def _collective(name: str) -> Callable[[Callable], Callable]:
             if is_sum and not state.depth and not optimizers.depth:
                 note_reduced(tensors[0])
             if is_sum and not kwargs.get("async_op"):
+                note_sum(tensors[0])
                 totals.after(tensors[0], part, totals.world_of(kwargs, args), is_gradient(tensors[0]))
             if CONFIG.probe_gathers and name in GATHERS and state.training:
                 follow(args[0] if args else next(iter(kwargs.values())), user_line())
@@ -292,6 +295,14 @@ def note_reduced(tensor: torch.Tensor) -> None:
     """Remember the size of gradients that the script has added up over the ranks itself."""
     if is_gradient(tensor):
         optimizers.reduced += float(local(tensor).double().abs().sum())
+
+
+@quietly
+def note_sum(tensor: torch.Tensor) -> None:
+    """Log what a validation has added up, if it is only a few numbers: one may be the number of samples."""
+    is_result = not state.training and not optimizers.depth and not hasattr(tensor, "to_local")
+    if is_result and tensor.numel() <= MOST_TOTALS and not tensor.is_complex():
+        note("sum", at=user_line(), totals=tensor.detach().double().flatten().tolist())
 
 
 def is_gradient(tensor: torch.Tensor | None) -> bool:

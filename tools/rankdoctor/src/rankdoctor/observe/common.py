@@ -87,6 +87,11 @@ def patch(target: Any, name: str, wrap: Callable[[Callable], Callable], *others:
         setattr(place, name, new)
 
 
+def in_transform() -> bool:
+    """Return whether torch.func transforms what is being called, such as vmap: its tensors have no memory to read."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run ``function`` without observing it; log its errors instead of raising them in the script."""
 

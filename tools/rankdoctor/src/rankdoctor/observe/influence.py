@@ -15,7 +15,7 @@ from ..questions import verdicts
 from ..trail import note, user_line
 from ..verdicts import UNJUDGED, Verdict
 from . import copies
-from .common import CONFIG, patch, state
+from .common import CONFIG, in_transform, patch, state
 from .model import _is_model as has_weights
 
 MODELS = 3
@@ -69,7 +69,7 @@ def is_new(module: nn.Module) -> bool:
     """Return whether this is the first training call of a model, from outside of other models."""
     if state.depth or state.in_backward or state.observing or state.loading or len(Calls.seen) >= MODELS:
         return False
-    trains = module.training and torch.is_grad_enabled()
+    trains = module.training and torch.is_grad_enabled() and not in_transform()
     return trains and id(core_of(module)) not in Calls.seen and has_weights(module)
 
 
@@ -98,7 +98,7 @@ def remember(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 
 def _loss(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if Calls.waiting and not state.observing and len(Calls.waiting[-1].targets) < TARGETS:
+        if Calls.waiting and not (state.observing or in_transform()) and len(Calls.waiting[-1].targets) < TARGETS:
             with copies.aside():
                 Calls.waiting[-1].targets.append(copies.full(target))
         return own(input, target, *args, **kwargs)

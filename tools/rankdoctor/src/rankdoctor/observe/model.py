@@ -24,6 +24,7 @@ from .common import (
     bags,
     fingerprint,
     fingerprints,
+    in_transform,
     local,
     optimizers,
     patch,
@@ -162,7 +163,7 @@ def note_call(module: nn.Module, args: tuple, kwargs: dict, grad: bool, at: str)
         if any(any(leaves_that_are_no_weights(one)) for one in inputs if one.requires_grad):
             models.for_inputs = event["for_inputs"] = True
     models.calls += 1
-    if models.calls <= MOST_CALLS:
+    if models.calls <= MOST_CALLS and not in_transform():
         event |= _inputs(args, kwargs)
         if grad:
             models.lengths = {len(v) for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor) and v.dim()}

@@ -21,7 +21,7 @@ from ..gradients import from_outside
 from ..influence import random_state, restore_random, tensors_in
 from ..trail import note, user_line
 from . import copies
-from .common import CONFIG, local, optimizers, patch, state, sums
+from .common import CONFIG, in_transform, local, optimizers, patch, state, sums
 from .influence import core_of
 from .model import _is_model as has_weights
 from .model import is_synced_norm
@@ -106,7 +106,7 @@ def is_followed(module: nn.Module) -> bool:
     """Return whether this is a call of the first model, from outside of it, that leads to the first update."""
     if Reference.done or state.depth or state.in_backward or state.observing or state.loading:
         return False
-    if not (module.training and torch.is_grad_enabled() and has_weights(module)):
+    if not (module.training and torch.is_grad_enabled() and has_weights(module)) or in_transform():
         return False
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return False
