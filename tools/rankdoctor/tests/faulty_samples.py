@@ -85,6 +85,15 @@ def no_shuffling(run: Run) -> None:
     set_samples(run, "", list(range(0, SAMPLES, 2)), list(range(1, SAMPLES, 2)))
 
 
+@faulty("same_order", "FAULT", 42)
+def a_sampler_in_a_batch_sampler_is_never_told_the_epoch(run: Run) -> None:
+    """Each epoch has the same samples of a larger data set, in batches that come in another order."""
+    change(run, "dataset", size=64)
+    change(run, "pass", wanted={"loader": TRAIN}, epochs={"Draw": 0})
+    for rank in (0, 1):
+        run.samples[f"{rank}_1"] = run.samples[f"{rank}_0"][::-1]
+
+
 @faulty("held_out", "FAULT", 20)
 def unseeded_split(run: Run) -> None:
     change(run, "pass", base=7)

@@ -290,6 +290,25 @@ def what_enters_a_divided_layer_is_not_added_up_in_backward(run: Run) -> None:
     divided_layers(run, alike=False)
 
 
+def tied(run: Run, *, alike: bool) -> None:
+    """Two stages: one weight is their own, another one is sent to all; without ``alike`` that one drifts."""
+    add(run, "message", 41, overwrites=False)
+    for rank in run.ranks:
+        rank.events = [e for e in rank.events if e["e"] != "ddp"]
+        sent = {"e": "collective", "step": 0, "t": 0.0, "at": at(36), "name": "broadcast", "size": 30, "everyone": True}
+        rank.events.insert(2, sent)
+        for n, e in enumerate(rank.all("gradients")):
+            drift = 0.0 if alike else 0.1 * n * rank.number
+            e["weights"] = {NAMES[0]: [0.2, 3.0 + rank.number + n], NAMES[1]: [0.5, 2.0 + n + drift]}
+            e["gradients"] = {NAMES[0]: [0.2, 3.0 + rank.number], NAMES[1]: [0.5, 2.0 + drift]}
+    change(run, "forward", wanted={"loader": TRAIN}, rows=[1, 2], ddp=False, sync=False)
+
+
+@faulty("tied_agree", "FAULT", 36)
+def gradients_of_a_tied_embedding_are_not_added_up(run: Run) -> None:
+    tied(run, alike=False)
+
+
 def average(run: Run, stayed: int) -> None:
     for rank in run.ranks:
         seen = {"dtype": "bfloat16", "calls": 9, "apart": 900, "stayed": stayed}

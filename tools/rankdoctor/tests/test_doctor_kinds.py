@@ -43,6 +43,8 @@ def test_what_only_looks_like_a_fault_is_not_accused(doctor: Doctor, words: str)
         ("adapted", {}),
         ("chosen", {}),
         ("private", {}),
+        ("langevin", {}),
+        ("langevin,alone", {"weights_agree": "alone"}),
         ("chunks,own", {"messages_return": "own"}),
         ("teacher", {}),
         ("teacher,medians", {"same_validation": "medians"}),

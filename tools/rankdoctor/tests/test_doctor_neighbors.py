@@ -58,6 +58,7 @@ from faulty_weights import (
     divided_layers,
     divided_optimizer,
     kept,
+    tied,
     trained_copies,
     what_enters_a_divided_layer_is_not_added_up_in_backward,
 )
@@ -503,7 +504,27 @@ def padding_that_has_no_weight_in_validation(run: Run) -> None:
             rank.events.insert(rank.events.index(e) + 1, sums)
 
 
+def a_fixed_part_in_batches_of_another_order(run: Run) -> None:
+    """A sampler that has no epochs gives the same part of the data in each of them."""
+    change(run, "dataset", size=64)
+    for rank in (0, 1):
+        run.samples[f"{rank}_1"] = run.samples[f"{rank}_0"][::-1]
+
+
+def a_sampler_in_a_batch_sampler_that_is_told_the_epoch(run: Run) -> None:
+    a_fixed_part_in_batches_of_another_order(run)
+    for rank in run.ranks:
+        for epoch, e in enumerate(rank.all("pass", loader=TRAIN)):
+            e["epochs"] = {"Draw": epoch}
+
+
+def stages_with_a_tied_embedding(run: Run) -> None:
+    tied(run, alike=True)
+
+
 RIGHT = [
+    stages_with_a_tied_embedding,
+    a_fixed_part_in_batches_of_another_order, a_sampler_in_a_batch_sampler_that_is_told_the_epoch,
     padding_that_has_no_weight_in_validation,
     an_attack_on_validation_samples,
     samples_that_are_evaluated_before_they_are_trained_on, two_losses_in_one_line, copies_that_are_trained_on_each_rank,

@@ -15,7 +15,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
                 and name of the longest list in it), plain (it holds tensors and arrays only), content (a number for
                 what it holds)
     pass        a pass of a loader begins: loader, workers; if the samples have numbers: dataset, base (the data set
-                below all subsets), batches, file
+                below all subsets), batches, file, epochs (of shuffling samplers inside a batch sampler);
                 again (the script counts batches itself, and begins this pass in the middle of its epoch)
     batch       a loader gave a batch: loader, wait (seconds)
     pass_end    a stream ended: loader, batches, complete (false: it was cut, and its rest took too long to count); of
@@ -55,7 +55,7 @@ Each process writes one JSON object per event. All have ``e`` (the kind), ``step
     metric      a schedule is given the value that it goes by: cls, value
     gradients   before an update: optimizer, count, made and made_lr (line and learning rates of the optimizer when it
                 was made; at its first update), closure, gradients and weights (key of `weight_key`: sum, sum of
-                absolute values), unsharded (names of weights that are not, if others are), lr, state (number of
+                absolute values, norm), unsharded (names of weights that are not, if others are), lr, state (number of
                 entries), scaler (state of a GradScaler), dtypes, factor (size of the gradients, divided by the size
                 after backward; null: not all by the same number), others (sums of the weights of models that are in no
                 optimizer), kept (size of the gradients, divided by the size of what the script has added up over the
@@ -195,6 +195,7 @@ class Event(TypedDict, total=False):
     dataset: Any  # the number of a data set; in "loader" and "fetch" its class
     base: int
     batches: int
+    epochs: dict[str, int]
     again: bool
     file: Any  # a path, or None
     size: Any  # a number of samples or of values; None if it is not known

@@ -71,7 +71,8 @@ def run_all(options: argparse.Namespace, plan: Plan, folder: Path) -> Iterator[R
     if end := to_end_of_pass(plan, usual):
         yield run_once(end, folder / "run10")
     yield from run_provocations(list(provocations(options, plan, usual)), folder)
-    if (options.validation or options.thorough) and usual.world > 1 and evaluates(usual):
+    alone = not options.thorough or not sends_messages(usual)
+    if (options.validation or options.thorough) and alone and usual.world > 1 and evaluates(usual):
         yield from validate_on_one_rank(plan, usual, folder)
     if options.resume is not None or (options.thorough and writes_files(usual)):
         yield from stop_and_resume(options, plan, usual, folder / "run9")
@@ -244,6 +245,11 @@ def writes_files(run: Run) -> bool:
     return run.any("save") or run.any("write")
 
 
+def sends_messages(run: Run) -> bool:
+    """Return whether ranks send to each other, as stages of a pipeline do: one rank alone would wait for the others."""
+    return run.any("message") or run.any("inner", name="message")
+
+
 def left_out(options: argparse.Namespace, usual: Run) -> list[str]:
     """Return what --thorough leaves out because it could change nothing, and why."""
     if not options.thorough or not usual.any("update"):
@@ -253,6 +259,8 @@ def left_out(options: argparse.Namespace, usual: Run) -> list[str]:
         found += ["uneven data and other workers (no DataLoader was seen)"]
     if usual.world < 2:
         found += ["what needs several ranks"]
+    elif sends_messages(usual):
+        found += ["one rank (the ranks send to each other)"]
     if options.resume is None and not writes_files(usual):
         found += ["a stop and a restart (no file was written)"]
     return found
@@ -280,7 +288,7 @@ def provocations(options: argparse.Namespace, plan: Plan, usual: Run) -> Iterato
         for e in usual.first.all("branch")[:BRANCHES]:
             settings = {"branch": e["at"], "branch_body": e["body"], "branch_rank": 1}
             yield provoked("skip", f"with a batch that rank 1 skips at line {e['at'].rpartition(':')[2]}", settings)
-    if (options.one_rank or options.thorough) and several:
+    if (options.one_rank or (options.thorough and not sends_messages(usual))) and several:
         yield provoked("one_rank", "on one rank", compared="other_ranks", ranks=1, nodes=1)
     if options.workers or (options.thorough and has_loader):
         has_workers = has_loader and any(e["workers"] for e in usual.first.all("loader"))

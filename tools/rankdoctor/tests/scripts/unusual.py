@@ -1,7 +1,7 @@
 """Trainings that are right and unusual: gossip, critic, averaged, tables, teacher, chunks, adapted, chosen,
-private.
+private, langevin.
 
-"teacher,medians" validates in a wrong way, and "chunks,own" loses gradients.
+"teacher,medians" validates in a wrong way, "chunks,own" loses gradients, and "langevin,alone" exchanges none.
 """
 
 import copy
@@ -271,6 +271,23 @@ def private(data: TensorDataset) -> None:
         optimizer.step()
 
 
+def langevin(data: TensorDataset) -> None:
+    """Update the weights by hand, without an optimizer, and add the same noise on all ranks."""
+    world = dist.get_world_size()
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))  # LINE alone
+    noise = torch.Generator().manual_seed(5)
+    for x, y in epochs(data, 2):
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                if "alone" not in fault:
+                    dist.all_reduce(p.grad)
+                    p.grad /= world
+                p -= 0.1 * p.grad
+                p += 1e-3 * torch.randn(p.shape, generator=noise)
+
+
 class Lookup(nn.Module):
     """The tables of this rank."""
 
@@ -287,7 +304,7 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(640, 8, generator=torch.Generator().manual_seed(1))
     kinds = {"gossip": gossip, "critic": critic, "averaged": averaged, "tables": tables, "teacher": teacher}
-    kinds |= {"chunks": chunks, "adapted": adapted, "chosen": chosen, "private": private}
+    kinds |= {"chunks": chunks, "adapted": adapted, "chosen": chosen, "private": private, "langevin": langevin}
     kinds[how](TensorDataset(x, x[:, :3].argmax(1)))
     print("done")
     dist.destroy_process_group()

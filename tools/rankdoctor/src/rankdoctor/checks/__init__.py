@@ -7,6 +7,7 @@ from typing import Any
 from ..runs import Launch, Run
 from . import (
     apart,
+    divided,
     files,
     gathered,
     influence,
@@ -35,6 +36,7 @@ MODULES = (
     meanings,
     validation,
     weights,
+    divided,
     optimized,
     steps,
     updates,

@@ -166,6 +166,8 @@ def same_order(run: Run) -> Iterator[Finding]:
         judged += 1
         order = run.numbers(events[0])
         if order != run.numbers(events[1]):
+            if finding := _never_told(run, kind, events):
+                yield finding
             continue
         if sum(a > b for a, b in itertools.pairwise(order)) <= 1:
             text = f"the {len(order)} training samples come in the order of the data set in every epoch: no shuffling"
@@ -191,6 +193,21 @@ def same_order(run: Run) -> Iterator[Finding]:
                 yield fault(made["at"], text, fix if made["workers"] else "let the order follow from the epoch")
     need(judged, ONE_EPOCH)
     seen(judged, "loaders, of each the order of two passes")
+
+
+def _never_told(run: Run, kind: tuple, events: list[Event]) -> Finding | None:
+    """Return the finding if a sampler inside a batch sampler stays in one epoch, and gives the same samples again."""
+    sets = [frozenset(run.numbers(event)) for event in events]
+    epochs = [event.get("epochs") or {} for event in events]
+    untold = [name for name, epoch in epochs[0].items() if all(one.get(name) == epoch for one in epochs)]
+    if not untold or len(set(sets)) > 1:
+        return None
+    text = (
+        f"all {len(events)} passes have the same {len(sets[0])} of {kind[2]} samples: {untold[0]}, which the batch "
+        f"sampler has, is in epoch {epochs[0][untold[0]]} in each of them"
+    )
+    fix = f"call set_epoch(epoch) of the {untold[0]} itself before each epoch: loader.sampler is another one"
+    return fault(events[1]["at"], text, fix)
 
 
 @check("No validation sample is trained on.", exercise="held_out", after=("same_split",))

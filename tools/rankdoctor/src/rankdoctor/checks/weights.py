@@ -71,7 +71,7 @@ def unsharded_agree(run: Run) -> Iterator[Finding]:
         whole = set(events[0]["unsharded"])
         if names := [name for name in differing(events, "weights") if name in whole]:
             text = (
-                f"{len(names)} weights ({some(map(_shown, names))}) are in no group of fully_shard, so nobody averages "
+                f"{len(names)} weights ({some(map(shown, names))}) are in no group of fully_shard, so nobody averages "
                 f"their gradients; they differ between the ranks before update {events[0]['step'] + 1}"
             )
             yield fault(
@@ -83,42 +83,7 @@ def unsharded_agree(run: Run) -> Iterator[Finding]:
     seen(len(steps), f"updates compared, with {len(steps[0][0]['unsharded'])} weights that are not sharded", 2)
 
 
-@check("Weights that the ranks of divided layers share are the same on all ranks.", after=("clip_local",), ranks=True)
-def shared_agree(run: Run) -> Iterator[Finding]:
-    """Megatron's f and g: what enters a divided layer needs an all-reduce in backward, what leaves it one in forward.
-
-    Without the first, the gradient of the input is this rank's part, and so is that of every weight before the layer.
-    Weights that begin as the same random numbers on all ranks are shared; constant ones may be parts.
-    Source: Shoeybi et al., Megatron-LM, 2019, section 3.
-    """
-    need_use(run.divides_layers, "layers of its own that add up what they compute over the ranks")
-    need(run.launch.provocation not in ("nan", "outliers"), "the doctor changed the loss of one rank")
-    steps = run.aligned("gradients")
-    need(len(steps) > 1, "no two updates were seen on all ranks")
-    calls = run.training_calls[:12]
-    need(
-        calls and all(len({str(e.get("rows")) for e in events}) == 1 for events in calls),
-        "the ranks give such a model different inputs",
-    )
-    names = compared_weights(steps[:1])
-    shared = {n for n in names if _is_random(steps[0][0]["weights"][n])} - set(differing(steps[0], "weights"))
-    need(shared, "no weights begin as the same random numbers on all ranks")
-    layer = run.first.all("inner", sums=True)[0]
-    for events in steps[1:]:
-        if wrong := [name for name in differing(events, "weights") if name in shared]:
-            yield fault(
-                layer["at"],
-                f"layers that are divided add up their outputs here, but {len(wrong)} of {len(shared)} weights that "
-                f"all ranks share ({some(map(_shown, wrong))}) differ between ranks before update "
-                f"{events[0]['step'] + 1}: each rank has the gradient of its own part only",
-                "add up the gradients of the input of a divided layer, too: a torch.autograd.Function that returns its "
-                "input, and all-reduces the gradient in backward",
-            )
-            return
-    seen(len(steps), f"updates compared, with {len(shared)} weights that all ranks share")
-
-
-def _is_random(values: list[float] | None) -> bool:
+def is_random(values: list[float] | None) -> bool:
     """Return whether a weight with this sum, and sum of absolute values, has positive and negative numbers."""
     return values is not None and abs(values[0]) < 0.9 * values[1]
 
@@ -147,7 +112,7 @@ def private_part(run: Run, steps: list[tuple[Event, ...]], names: set[str]) -> F
         return None
     return hint(
         where_made(run) or steps[0][0]["at"],
-        f"{len(apart)} of {len(names)} weights differ between ranks ({some(sorted(map(_shown, apart)))}), the others "
+        f"{len(apart)} of {len(names)} weights differ between ranks ({some(sorted(map(shown, apart)))}), the others "
         "are the same, and each rank saves a file of its own",
         "nothing, if each rank has a part of its own, such as the head of a site; if not, average these gradients too",
     )
@@ -165,7 +130,7 @@ def parts_of_ranks(run: Run, steps: list[tuple[Event, ...]], names: set[str]) ->
     found = {name for events in firsts for name in differing(events, "weights")}
     gradients = {name for events in firsts for name in differing(events, "gradients")}
     others = [values for events in firsts for name, values in events[0]["weights"].items() if name in names - found]
-    are_random = any(map(_is_random, others))
+    are_random = any(map(is_random, others))
     mixed = any(
         found & events[0]["weights"].keys() and names & events[0]["weights"].keys() - found for events in firsts
     )
@@ -184,7 +149,7 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
     names, total = differing(events, "weights"), len(events[0]["weights"])
     first = run.aligned("gradients")[0]
     evidence = (
-        f"{len(names)} of {total} weights differ between ranks ({some(map(_shown, names))}), first seen before update "
+        f"{len(names)} of {total} weights differ between ranks ({some(map(shown, names))}), first seen before update "
         f"{events[0]['step'] + 1}"
     )
     if finding := _state_of_some_ranks(run, first, evidence):
@@ -232,7 +197,7 @@ def _cause_of_difference(run: Run, events: tuple[Event, ...]) -> Finding:
         names, at = mixed
         return fault(
             at or model_at,
-            f"only some ranks have a gradient of {some(map(_shown, names))} in a step, so what the script adds up over "
+            f"only some ranks have a gradient of {some(map(shown, names))} in a step, so what the script adds up over "
             f"the ranks one after the other are gradients of different weights: {evidence}",
             "give every weight a gradient on all ranks, of zeros if no sample needs it, or add them up by their names",
         )
@@ -297,7 +262,8 @@ def _gradients_of_some_ranks(run: Run, before: int) -> tuple[list[str], str] | N
     return None
 
 
-def _shown(key: str) -> str:
+def shown(key: str) -> str:
+    """Return the name of a weight in its model, from its key."""
     return model_and_name(key)[1]
 
 
@@ -312,7 +278,7 @@ def _outside_of_wrappers(run: Run, names: list[str], events: tuple[Event, ...]) 
     same = len(events[0]["weights"]) - len(names)
     return fault(
         models[0]["made"],
-        f"{some(map(_shown, names))} of {models[0]['cls']} are trained on every rank alone, because they belong to no "
+        f"{some(map(shown, names))} of {models[0]['cls']} are trained on every rank alone, because they belong to no "
         f"DistributedDataParallel; the other {same} weights are the same on all ranks",
         "make them part of the wrapped model, or all_reduce their gradients before step()",
     )
@@ -417,7 +383,7 @@ def buffers_agree(run: Run) -> Iterator[Finding]:
         )
         yield (hint if kept else fault)(
             where_made(run) or wrapped[0]["at"],
-            f"{len(apart)} buffers differ between the ranks in most updates ({some(map(_shown, apart))}); {what}",
+            f"{len(apart)} buffers differ between the ranks in most updates ({some(map(shown, apart))}); {what}",
             "all_reduce in forward what they are computed from, before they are updated",
         )
 

@@ -17,6 +17,7 @@ from ..overlay import own
 from ..trail import note, trail
 from . import (
     averages,
+    by_hand,
     collectives,
     contrast,
     data,
@@ -59,6 +60,7 @@ SUBJECTS = (
     averages,
     modes,
     works,
+    by_hand,
 )
 
 

@@ -128,12 +128,16 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def sums(tensor: torch.Tensor) -> list[float] | None:
-    """Return the sum of the values of this rank's shard, and the sum of their absolute values."""
+    """Return the sum of the values of this rank's shard, the sum of their absolute values, and their norm.
+
+    A cross-entropy leaves the sum of the last bias as it is, and if that has one sign, the absolute sum, too.
+    """
     part = local(tensor.detach())
     if part.is_meta:
         return None
     part = part.coalesce().values() if part.is_sparse else part
-    return [float(part.double().sum()), float(part.double().abs().sum())]
+    values = part.double()
+    return [float(values.sum()), float(values.abs().sum()), float(values.square().sum().sqrt())]
 
 
 def fingerprint(tensor: torch.Tensor) -> int:

@@ -20,6 +20,8 @@ from . import uneven
 from .common import CONFIG, bags, fingerprints, patch, quietly, state
 from .datasets import as_integers, below_subsets, content_of, known, number_of, plain_values, samples_of, store, varying
 
+MOST_SAMPLERS = 4
+"""samplers inside each other that are looked at"""
 LONGEST_PLAN = 200_000
 """batches of a pass that are looked at: a sampler can be endless"""
 LONGEST_DRAIN = 3.0
@@ -181,8 +183,26 @@ def note_pass(loader: data.DataLoader, plan: list | None = None, again: bool = F
             "again": again,
             "dataset": number_of(dataset),
             "base": number_of(base),
+            "epochs": epochs_of(loader),
         }
     note("pass", **what)
+
+
+def epochs_of(loader: data.DataLoader) -> dict[str, int]:
+    """Return the epochs that shuffling samplers with `set_epoch` inside a batch sampler are in, by their classes."""
+    found: dict[str, int] = {}
+    inside = [loader.batch_sampler]
+    for _ in range(MOST_SAMPLERS):
+        sampler = inside.pop() if inside else None
+        epoch = getattr(sampler, "epoch", None)
+        if (
+            callable(getattr(sampler, "set_epoch", None))
+            and isinstance(epoch, int)
+            and getattr(sampler, "shuffle", True)
+        ):
+            found[type(sampler).__name__] = epoch
+        inside += [part for part in getattr(sampler, "__dict__", {}).values() if isinstance(part, data.Sampler)]
+    return found
 
 
 def _iterator_init(own: Callable[..., None]) -> Callable[..., None]:

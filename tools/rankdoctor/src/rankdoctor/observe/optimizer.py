@@ -46,7 +46,8 @@ def install() -> None:
         patch(kind, "step", _scheduler_step)
 
 
-def _number_of(optimizer: Optimizer) -> int:
+def number_of(optimizer: Optimizer) -> int:
+    """Return the number of an optimizer: how many had made an update before it."""
     for number, known in optimizers.known.items():
         if known() is optimizer:
             return number
@@ -85,7 +86,7 @@ def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
 @quietly
 def note_before(optimizer: Optimizer, closure: bool) -> None:
     """Log gradients, weights and learning rates before an update: the first ones, every tenth, and after a save."""
-    number = _number_of(optimizer)
+    number = number_of(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizers.held |= {id(p) for p in parameters}
     if any(id(p) not in models.names for p in parameters):
@@ -155,11 +156,16 @@ def _after_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
     optimizers.depth = max(0, optimizers.depth - 1)
     if optimizers.depth == 0 and not only_makes_state():
         note_after(optimizer)
-        trail.step += 1
-        if 0 < CONFIG.stop_after <= trail.step or (CONFIG.stop_after == AFTER_A_SAVE and optimizers.went_on):
-            wait_for_the_end("stopped")
-        if trail.step >= CONFIG.steps:
-            wait_for_the_end("enough")
+        count_step()
+
+
+def count_step() -> None:
+    """Count an update, and end the run after as many as it should make."""
+    trail.step += 1
+    if 0 < CONFIG.stop_after <= trail.step or (CONFIG.stop_after == AFTER_A_SAVE and optimizers.went_on):
+        wait_for_the_end("stopped")
+    if trail.step >= CONFIG.steps:
+        wait_for_the_end("enough")
 
 
 @quietly
@@ -180,14 +186,14 @@ def note_after(optimizer: Optimizer) -> None:
         }
     note(
         "update",
-        optimizer=_number_of(optimizer),
+        optimizer=number_of(optimizer),
         at=user_line(),
         parameters=len(parameters),
         foreign=sum(id(p) not in models.names for p in parameters),
         backwards=models.backwards,
         losses=models.losses,
         of_terms=models.of_terms,
-        added=_number_of(optimizer) in models.added - models.zeroed,
+        added=number_of(optimizer) in models.added - models.zeroed,
         factors=models.factors,
         elements=models.elements[:50],
         waits=optimizers.waits,
@@ -203,8 +209,8 @@ def note_after(optimizer: Optimizer) -> None:
     models.backwards, models.losses, models.factors, models.elements, models.of_terms = [], [], [], [], []
     optimizers.waits, optimizers.copies = {}, []
     optimizers.scaled = False
-    models.zeroed.discard(_number_of(optimizer))
-    models.added.discard(_number_of(optimizer))
+    models.zeroed.discard(number_of(optimizer))
+    models.added.discard(number_of(optimizer))
 
 
 def wait_for_the_end(how: str) -> None:

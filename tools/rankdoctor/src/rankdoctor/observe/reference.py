@@ -421,7 +421,7 @@ def _after_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
 
 def note_parts(parameters: Iterable[tuple[str, torch.Tensor]], at: str) -> None:
     """Log the sums of this rank's part of each weight, and which part it is."""
-    parts = {name: [part_of(p), *(sums(p) or [])] for name, p in parameters if local(p).numel()}
+    parts = {name: [part_of(p), *(sums(p) or [])[:2]] for name, p in parameters if local(p).numel()}
     note("parts", at=at, parts=parts)
 
 
