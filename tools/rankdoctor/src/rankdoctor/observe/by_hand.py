@@ -41,6 +41,8 @@ class ByHand:
 
 watched: dict[int, Watched] = {}
 """by the ids of the models"""
+numbers: set[int] = set()
+"""of what the other observers take for optimizers"""
 
 
 def install() -> None:
@@ -59,8 +61,11 @@ def _call(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_optimizer() -> bool:
-    """Return whether an optimizer of torch has made an update."""
-    return any(isinstance(known(), Optimizer) for known in optimizers.known.values())
+    """Return whether an optimizer of torch has made an update, also one that is gone; then forget the models."""
+    if optimizers.known.keys() - numbers:
+        watched.clear()
+        return True
+    return False
 
 
 def look_for_update(model: nn.Module) -> None:
@@ -90,6 +95,7 @@ def note_change(model: nn.Module) -> int | None:
     name_parameters()
     by_hand = cast(Optimizer, last.optimizer)
     number = optimizer.number_of(by_hand)
+    numbers.add(number)
     count = optimizers.updates[number] = optimizers.updates.get(number, -1) + 1
     optimizers.held |= {id(p) for p in parameters}
     optimizers.became = {}
